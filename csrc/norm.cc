@@ -1,0 +1,104 @@
+// Operators of the norm family; the kernels are in norm_cpu.cc and norm_cuda.cu.
+#include "binding.h"
+
+#include <flashinfer/common/norm.h>
+
+namespace flashinfer::binding {
+namespace {
+
+void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double weight_offset, std::optional<bool> enable_pdl) {
+  const Check check("rmsnorm");
+  const View x(input, "input"), w(weight, "weight"), y(out, "out");
+  check.rank(x, 1, 16);
+  check.floating(x);
+  check.shape(w, {x.size(-1)});
+  check.same_shape(y, x);
+  for (const View* arg : {&w, &y}) {
+    check.same_dtype(*arg, x);
+    check.same_device(*arg, x);
+  }
+  for (const View* arg : {&x, &w, &y}) check.last_contiguous(*arg);
+  check.writable(y);
+  check.no_overlap(y, x, true);
+  check.no_overlap(y, w, false);
+  const RmsNormParams params{
+      .input = x.data, .residual = nullptr, .weight = w.data, .output = y.data,
+      .input_rows = check.rows(x), .residual_rows = {}, .output_rows = check.rows(y),
+      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
+      .eps = static_cast<float>(eps), .weight_offset = static_cast<float>(weight_offset), .dtype = x.dtype};
+  rms_norm(params, OnDevice(x, enable_pdl));
+}
+
+Tensor rmsnorm(Tensor input, Tensor weight, double eps, double weight_offset, std::optional<bool> enable_pdl) {
+  Tensor out = empty_like(View(input, "input"), input);
+  rmsnorm_out(out, input, weight, eps, weight_offset, enable_pdl);
+  return out;
+}
+
+void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps, double weight_offset,
+                       std::optional<bool> enable_pdl) {
+  const Check check("fused_add_rmsnorm");
+  const View x(input, "input"), r(residual, "residual"), w(weight, "weight");
+  check.rank(x, 1, 16);
+  check.floating(x);
+  check.shape(w, {x.size(-1)});
+  check.same_shape(r, x);
+  for (const View* arg : {&r, &w}) {
+    check.same_dtype(*arg, x);
+    check.same_device(*arg, x);
+  }
+  for (const View* arg : {&x, &r, &w}) check.last_contiguous(*arg);
+  for (const View* arg : {&x, &r}) {
+    check.writable(*arg);
+    check.no_overlap(*arg, w, false);
+  }
+  check.no_overlap(x, r, false);
+  const RmsNormParams params{
+      .input = x.data, .residual = r.data, .weight = w.data, .output = x.data,
+      .input_rows = check.rows(x), .residual_rows = check.rows(r), .output_rows = check.rows(x),
+      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
+      .eps = static_cast<float>(eps), .weight_offset = static_cast<float>(weight_offset), .dtype = x.dtype};
+  rms_norm(params, OnDevice(x, enable_pdl));
+}
+
+void layernorm_out(Tensor out, Tensor input, Tensor gemma, Tensor beta, double eps) {
+  const Check check("layernorm");
+  const View x(input, "input"), g(gemma, "gemma"), b(beta, "beta"), y(out, "out");
+  check.rank(x, 1, 16);
+  check.floating(x);
+  check.dtype(g, {DType::kFloat32, x.dtype});
+  check.same_dtype(b, g);
+  check.same_dtype(y, x);
+  check.same_shape(y, x);
+  for (const View* arg : {&g, &b}) {
+    check.shape(*arg, {x.size(-1)});
+    check.no_overlap(y, *arg, false);
+  }
+  for (const View* arg : {&g, &b, &y}) check.same_device(*arg, x);
+  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg);
+  check.writable(y);
+  check.no_overlap(y, x, true);
+  const LayerNormParams params{
+      .input = x.data, .gamma = g.data, .beta = b.data, .output = y.data,
+      .input_rows = check.rows(x), .output_rows = check.rows(y),
+      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
+      .eps = static_cast<float>(eps), .dtype = x.dtype, .affine_is_float32 = g.dtype == DType::kFloat32};
+  layer_norm(params, OnDevice(x));
+}
+
+Tensor layernorm(Tensor input, Tensor gemma, Tensor beta, double eps) {
+  Tensor out = empty_like(View(input, "input"), input);
+  layernorm_out(out, input, gemma, beta, eps);
+  return out;
+}
+
+FLASHINFER_LIBRARY(m) {
+  m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
+  m.impl("rmsnorm_out", TORCH_BOX(&rmsnorm_out));
+  m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm));
+  m.impl("layernorm", TORCH_BOX(&layernorm));
+  m.impl("layernorm_out", TORCH_BOX(&layernorm_out));
+}
+
+}  // namespace
+}  // namespace flashinfer::binding

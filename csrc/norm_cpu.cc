@@ -1,0 +1,17 @@
+// The norm family's CPU kernels for the element types of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/norm.h>
+
+#include "norm_config.h"
+
+namespace flashinfer {
+
+void rms_norm(const RmsNormParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, cpu::rms_norm<T>(params))
+}
+
+void layer_norm(const LayerNormParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, params.affine_is_float32 ? cpu::layer_norm<T, float>(params) : cpu::layer_norm<T, T>(params))
+}
+
+}  // namespace flashinfer

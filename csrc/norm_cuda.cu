@@ -1,0 +1,17 @@
+// The norm family's CUDA kernels for the element types of this module.
+#include <flashinfer/cuda/norm.cuh>
+
+#include "norm_config.h"
+
+namespace flashinfer {
+
+void rms_norm(const RmsNormParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::rms_norm<T>(params, where))
+}
+
+void layer_norm(const LayerNormParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T,
+                 params.affine_is_float32 ? cuda::layer_norm<T, float>(params, where) : cuda::layer_norm<T, T>(params, where))
+}
+
+}  // namespace flashinfer

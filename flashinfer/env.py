@@ -1,0 +1,219 @@
+"""Every environment variable of the project: one typed place, read when needed and never at import.
+
+``python -m flashinfer show-config --markdown`` prints :data:`VARIABLES` as the table of the README.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from .errors import EnvironmentValueError
+
+T = TypeVar("T")
+
+_PACKAGE = Path(__file__).resolve().parent
+
+VARIABLES: list[Variable] = []  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: its name, what it means, how its text is read and what holds without it."""
+
+    name: str
+    doc: str
+    wanted: str
+    parse: Callable[[str], T]
+    default: Callable[[], T]
+    default_doc: str
+
+    def __post_init__(self) -> None:
+        VARIABLES.append(self)
+
+    def get(self) -> T:
+        """The value now. Unset and empty mean the default; a malformed value is an error that names the variable."""
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError as err:
+            detail = f" ({err})" if str(err) else ""
+            raise EnvironmentValueError(self.name, text, self.wanted + detail) from None
+
+    @property
+    def is_set(self) -> bool:
+        return bool(os.environ.get(self.name, "").strip())
+
+
+def _boolean(text: str) -> bool:
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
+        raise ValueError
+    return values[text.lower()]
+
+
+def _flag(name: str, doc: str) -> Variable[bool]:
+    return Variable(name, doc, "one of 0, 1, false, true, no, yes, off, on", _boolean, lambda: False, "0")
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _words(text: str) -> tuple[str, ...]:
+    if "\n" in text:
+        raise ValueError("a newline cannot stand in a command")
+    return tuple(shlex.split(text))
+
+
+def _word_list(name: str, doc: str) -> Variable[tuple[str, ...]]:
+    return Variable(name, doc, "words quoted as for a shell", _words, lambda: (), "")
+
+
+def _path(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise ValueError("relative paths mean another directory in every process")
+    return path
+
+
+def _level(text: str) -> str:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError
+    return text.upper()
+
+
+_ARCH = re.compile(r"([1-9]\d*)\.(\d)([af]?)(\+PTX)?", re.IGNORECASE)
+
+
+def parse_cuda_archs(text: str) -> tuple[str, ...]:
+    """``"9.0a;8.0+PTX"`` -> ``("8.0+PTX", "9.0a")``: sorted, without repeats. ``;``, ``,`` and spaces separate."""
+    archs = set()
+    for word in re.split(r"[;,\s]+", text.strip()):
+        match = _ARCH.fullmatch(word)
+        if match is None:
+            raise ValueError(f"{word!r} is not an arch such as 9.0, 9.0a, 10.0f or 8.0+PTX")
+        major, minor, suffix, ptx = match.groups()
+        archs.add(f"{major}.{minor}{suffix.lower()}{'+PTX' if ptx else ''}")
+    return tuple(sorted(archs, key=lambda arch: [int(part) for part in re.findall(r"\d+", arch)] + [arch]))
+
+
+def _default_workspace() -> Path:
+    return (WORKSPACE_BASE.get() or Path.home()) / ".cache" / "flashinfer"
+
+
+def _default_jobs() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_ARCH_WANTED = "archs such as 9.0a, 8.0, 10.0f or 8.0+PTX, separated by ; , or spaces"
+
+WORKSPACE_DIR: Variable[Path] = Variable(
+    "FLASHINFER_WORKSPACE_DIR",
+    "Root of the cache: built modules, build directories, locks.",
+    "an absolute path",
+    _path,
+    _default_workspace,
+    "`~/.cache/flashinfer`",
+)
+WORKSPACE_BASE: Variable[Path | None] = Variable(
+    "FLASHINFER_WORKSPACE_BASE",
+    "Stands for the home directory in the default of `FLASHINFER_WORKSPACE_DIR`.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "the home directory",
+)
+AOT_DIR: Variable[tuple[Path, ...]] = Variable(
+    "FLASHINFER_AOT_DIR",
+    "More directories of prebuilt modules, read-only, looked at first, separated as in `PATH`.",
+    "absolute paths separated by " + os.pathsep,
+    lambda text: tuple(_path(part) for part in text.split(os.pathsep) if part),
+    lambda: (),
+    "",
+)
+CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
+    "FLASHINFER_CUDA_ARCH_LIST",
+    "GPU archs to compile for: `9.0a`, `8.0`, `10.0f`, `8.0+PTX`.",
+    _ARCH_WANTED,
+    parse_cuda_archs,
+    lambda: TORCH_CUDA_ARCH_LIST.get(),
+    "`TORCH_CUDA_ARCH_LIST`, then the visible GPUs",
+)
+TORCH_CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
+    "TORCH_CUDA_ARCH_LIST",
+    "Read where `FLASHINFER_CUDA_ARCH_LIST` is not set.",
+    _ARCH_WANTED,
+    parse_cuda_archs,
+    lambda: (),
+    "the visible GPUs",
+)
+CPU_ARCH: Variable[str | None] = Variable(
+    "FLASHINFER_CPU_ARCH",
+    "CPU level to compile for: `native`, `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`.",
+    "one of native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4",
+    lambda text: _one_of(text, ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")),
+    lambda: None,
+    "`native`; a prebuilt module of any level that this CPU has is used as it is",
+)
+DISABLE_JIT = _flag("FLASHINFER_DISABLE_JIT", "Never compile; every existing artifact, prebuilt or cached, is still used.")
+JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output. Changes output only.")
+JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks): different artifacts.")
+EXTRA_CFLAGS = _word_list("FLASHINFER_EXTRA_CFLAGS", "More flags for the C++ compiler.")
+EXTRA_CUDAFLAGS = _word_list("FLASHINFER_EXTRA_CUDAFLAGS", "More flags for nvcc.")
+EXTRA_LDFLAGS = _word_list("FLASHINFER_EXTRA_LDFLAGS", "More flags for the linker.")
+NVCC: Variable[str | None] = Variable(
+    "FLASHINFER_NVCC", "The nvcc to use.", "a program", str, lambda: None, "`CUDA_HOME/bin`, `PATH`, the pip package"
+)
+CXX: Variable[str | None] = Variable("CXX", "The C++ compiler.", "a program", str, lambda: None, "`g++` on `PATH`")
+CUDA_HOME: Variable[Path | None] = Variable(
+    "CUDA_HOME", "Where the CUDA toolkit is.", "an absolute path", _path, lambda: None, "where `nvcc` is"
+)
+NVCC_LAUNCHER = _word_list("FLASHINFER_NVCC_LAUNCHER", "Stands before every nvcc command (`ccache`, `sccache`).")
+CXX_LAUNCHER = _word_list("FLASHINFER_CXX_LAUNCHER", "Stands before every C++ compiler command.")
+MAX_JOBS: Variable[int] = Variable(
+    "MAX_JOBS", "Compilers run at once by one build.", "a positive number", _positive, _default_jobs, "the CPUs at hand"
+)
+LOGGING_LEVEL: Variable[str] = Variable(
+    "FLASHINFER_LOGGING_LEVEL",
+    "Level of the logger `flashinfer`.",
+    "one of debug, info, warning, error, critical",
+    _level,
+    lambda: "WARNING",
+    "`warning`",
+)
+
+
+def _one_of(text: str, values: tuple[str, ...]) -> str:
+    if text not in values:
+        raise ValueError
+    return text
+
+
+@cache
+def data_root() -> Path:
+    """The directory that holds ``csrc`` and ``include``: in the package when installed, else the checkout."""
+    installed = _PACKAGE / "data"
+    return installed if (installed / "csrc").is_dir() else _PACKAGE.parent
+
+
+def default_aot_dir() -> Path:
+    """Where ``scripts/build_aot.py`` publishes and where loaders look after ``FLASHINFER_AOT_DIR``."""
+    root = data_root()
+    return root / "aot" if root.name == "data" and root.parent == _PACKAGE else root / "data" / "aot"
+
+
+def aot_dirs() -> tuple[Path, ...]:
+    """Directories of prebuilt modules in the order in which they are searched."""
+    return (*AOT_DIR.get(), default_aot_dir())

@@ -1,0 +1,40 @@
+"""The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
+
+``spec`` -> ``closure`` -> ``store`` (find) -> ``target``, ``toolchain`` -> ``ninja`` -> ``build`` -> ``store``
+(publish) -> ``load``. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from .. import env
+from . import modules
+from .events import subscribe
+from .spec import JitSpec, gen_jit_spec
+
+if TYPE_CHECKING:
+    from .build import build_jit_specs
+
+__all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "gen_jit_spec", "subscribe"]
+
+
+def clear_cache_dir() -> None:
+    """Remove everything built into the workspace. Prebuilt modules stay, and so do modules already loaded."""
+    for part in ("artifacts", "build", "locks", "answers"):
+        shutil.rmtree(env.WORKSPACE_DIR.get() / part, ignore_errors=True)
+
+
+def __getattr__(name: str) -> Any:
+    # Building is imported when something is built, and each family's gen_*_module is found in its own file.
+    if name == "build_jit_specs":
+        from .build import build_jit_specs
+
+        return build_jit_specs
+    if name.startswith("gen_"):
+        for family in modules.families():
+            module = modules.family(family)
+            if name in vars(module):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

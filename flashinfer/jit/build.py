@@ -1,0 +1,316 @@
+"""Builds what is missing: locks, one ninja run over one graph, checks, publishes.
+
+The same path serves one module at run time and a whole matrix from ``scripts/build_aot.py``; they differ in the
+list of requests and in where the artifacts go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import env
+from ..errors import BuildError, FlashInferError, JitDisabledError, ToolchainError
+from . import store
+from .events import emit, say
+from .lock import held
+from .ninja import render_graph, render_spec, units
+from .spec import JitSpec
+from .store import Artifact
+from .target import Target, wanted_target
+from .template import render_config
+from .toolchain import Toolchain, find_toolchain
+from .workspace import workspace, write_atomically
+
+# Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
+_UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A module to build for a target, and the directory to publish it at (by default its place in the workspace)."""
+
+    spec: JitSpec
+    target: Target
+    toolchain: Toolchain
+    key: str
+    destination: Path
+
+    @property
+    def build_key(self) -> str:
+        return store.build_key(self.key, self.target, self.toolchain)
+
+    @property
+    def directory(self) -> str:
+        """Where the module is built, relative to the build directory: private to exactly this build."""
+        return f"{self.build_key[:16]}/{self.spec.name}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request. ``how``: ``built``, ``reused`` or ``failed``."""
+
+    request: Request
+    how: str
+    artifact: Artifact | None = None
+    error: BuildError | None = None
+
+
+@dataclass
+class Progress:
+    """What a display shows: edges done of all, modules that are being built, when it began."""
+
+    total: int = 0
+    done: int = 0
+    running: tuple[str, ...] = ()
+    started: float = field(default_factory=time.monotonic)
+
+
+Watch = Callable[[Progress], None]
+
+
+def make_request(spec: JitSpec, destination: Path | None = None) -> Request:
+    """Say what building ``spec`` here and now means."""
+    target, toolchain, key = wanted_target(spec.backend), find_toolchain(spec.backend), spec.key
+    if destination is None:
+        place = store.workspace_directory(workspace(), spec, key)
+        destination = place / store.build_key(key, target, toolchain)[:32]
+    return Request(spec, target, toolchain, key, destination)
+
+
+def build_jit_specs(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
+    """Artifacts of all specs, building those that are missing in one parallel run.
+
+    Args:
+        specs: modules, in any number.
+        verbose: show every command and its output.
+        skip_prebuilt: take artifacts of AOT directories as they are; ``False`` builds those too.
+
+    Raises:
+        BuildError: a module did not build (the first of them; the others are built all the same).
+        JitDisabledError, ToolchainError: something is missing and nothing may, or can, build it.
+    """
+    found: dict[JitSpec, Artifact] = {}
+    missing: list[Request] = []
+    for spec in dict.fromkeys(specs):
+        lookup = store.find(spec)
+        if lookup.artifact is not None and (skip_prebuilt or not _is_prebuilt(lookup.artifact)):
+            emit("hit", spec.name, path=lookup.artifact.path)
+            found[spec] = lookup.artifact
+            continue
+        emit("miss", spec.name, reason=lookup.reason)
+        if env.DISABLE_JIT.get():
+            raise JitDisabledError(
+                f"module {spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set; looked in "
+                f"{', '.join(str(path) for path in (*env.aot_dirs(), env.WORKSPACE_DIR.get()))}: {lookup.reason}"
+            )
+        missing.append(make_request(spec))
+    for outcome in run(missing, verbose=verbose):
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.artifact is not None
+        found[outcome.request.spec] = outcome.artifact
+    return [found[spec] for spec in specs]
+
+
+def _is_prebuilt(artifact: Artifact) -> bool:
+    return any(artifact.path.is_relative_to(directory) for directory in env.aot_dirs())
+
+
+def run(requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None) -> list[Outcome]:
+    """Build and publish all requests in one ninja run. One that fails does not stop the others."""
+    if not requests:
+        return []
+    outcomes: dict[Request, Outcome] = {}
+    root = workspace()
+    with ExitStack() as stack:
+        locks = {r: stack.enter_context(held(root / "locks" / f"{r.build_key[:16]}.lock", r.spec.name))
+                 for r in sorted(requests, key=lambda request: request.build_key)}  # fmt: skip
+        for request in requests:
+            already = _published(request)
+            if already is not None:
+                outcomes[request] = Outcome(request, "reused", already)
+        todo = [request for request in requests if request not in outcomes]
+        if todo:
+            run_ninja = _Run(root / "build", todo, outcomes, verbose or env.JIT_VERBOSE.get(), jobs or env.MAX_JOBS.get(), watch)
+            run_ninja(lambda request: locks[request].release())
+    return [outcomes[request] for request in requests]
+
+
+def _published(request: Request) -> Artifact | None:
+    """The very artifact that the request would give, at its destination or, copied from there, in the workspace."""
+    places = [request.destination]
+    places += [store.workspace_directory(root, request.spec, request.key) / request.build_key[:32] for root in store.roots()]
+    for place in places:
+        found = store.read(place, request.spec.name)
+        if (
+            isinstance(found, Artifact)
+            and found.manifest["build_key"] == request.build_key
+            and store.file_digest(found.path) == found.manifest["sha256"]
+        ):
+            return found if place == request.destination else store.publish(found.path, found.manifest, request.destination)
+    return None
+
+
+class _Run:
+    """One ninja process over one graph; calling it fills ``outcomes``."""
+
+    def __init__(
+        self, folder: Path, todo: list[Request], outcomes: dict[Request, Outcome], verbose: bool, jobs: int, watch: Watch | None
+    ) -> None:
+        self.folder, self.todo, self.outcomes, self.verbose, self.jobs, self.watch = folder, todo, outcomes, verbose, jobs, watch
+        self.by_module = {request.spec.name: request for request in todo}
+        if len(self.by_module) != len(todo):
+            raise ValueError("requests: got two modules of one name, wanted distinct names")
+        self.logs: dict[str, list[str]] = {name: [] for name in self.by_module}
+        self.progress = Progress(total=sum(len(request.spec.sources) + 1 for request in todo))
+
+    def __call__(self, release: Callable[[Request], None]) -> None:
+        toolchain = max((request.toolchain for request in self.todo), key=lambda tools: tools.nvcc is not None)
+        graph = self._write(toolchain)
+        if self.watch is None:
+            names = ", ".join(self.by_module)
+            say(f"building {names}: {self.progress.total - len(self.todo)} files, log in {self.folder / self.todo[0].directory}")
+        command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-j", str(self.jobs), "-k", "0"]
+        environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
+        environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
+        process = subprocess.Popen(
+            [*command, "-v"] if self.verbose else command,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace", env=environment,
+        )  # fmt: skip
+        rest: list[str] = []
+        try:
+            assert process.stdout is not None
+            module = ""
+            for line in process.stdout:
+                if self.verbose:
+                    say(line.rstrip())
+                module = self._take(line.rstrip("\n"), module, release) if line.strip() else module
+                if not module:
+                    rest.append(line.rstrip())
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        for request in self.todo:
+            if request not in self.outcomes:
+                self.outcomes[request] = Outcome(request, "failed", error=self._error(request, command, rest))
+                release(request)
+
+    def _write(self, toolchain: Toolchain) -> str:
+        """Write the graph, the spec files and the configuration headers; the name of the graph's file."""
+        for request in self.todo:
+            place = self.folder / request.directory
+            (place / f"{request.spec.name}.so").unlink(missing_ok=True)
+            text = render_spec(request.spec, request.target, request.toolchain, request.directory)
+            write_atomically(place / "build.ninja", text.encode())
+            if request.spec.template:
+                header = place / request.spec.config_header
+                config = render_config(request.spec).encode()
+                # Left alone where it is right: a resumed build then compiles only what is missing.
+                if not header.exists() or header.read_bytes() != config:
+                    write_atomically(header, config)
+        graph = f"{self.todo[0].directory}/graph.ninja"
+        text = render_graph({request.directory: request.spec for request in self.todo}, toolchain)
+        write_atomically(self.folder / graph, text.encode())
+        return graph
+
+    def _take(self, line: str, module: str, release: Callable[[Request], None]) -> str:
+        """One line of ninja's output: its status lines say which module the next lines belong to."""
+        status = re.match(r"\[(\d+)/(\d+)\] (.*)$", line)
+        if status is None:
+            if module in self.logs:
+                self.logs[module].append(line)
+            return module
+        self.progress.done, self.progress.total = int(status[1]), int(status[2])
+        module = self._module_of(status[3])
+        if module:
+            self.logs[module].append(line)
+            request = self.by_module[module]
+            library = self.folder / request.directory / f"{module}.so"
+            if library.exists() and request not in self.outcomes:
+                self.outcomes[request] = self._publish(request, library)
+                release(request)
+        if self.watch is not None:
+            self.progress.running = tuple(r.spec.name for r in self.todo if r not in self.outcomes)[: self.jobs]
+            self.watch(self.progress)
+        return module
+
+    def _module_of(self, text: str) -> str:
+        name = text.split(" ", 1)[0]
+        if name in self.by_module:
+            return name
+        # With -v the line is the command itself, which names the build directory of the module.
+        return next((n for n, request in self.by_module.items() if f"{request.directory}/" in text), "")
+
+    def _publish(self, request: Request, library: Path) -> Outcome:
+        seconds = time.monotonic() - self.progress.started
+        try:
+            check_dependencies(request.spec, self.folder, request.directory)
+            if request.spec.key != request.key:
+                raise BuildError(request.spec.name, "a source or header changed while it was compiled; build again")
+            manifest = store.make_manifest(request.spec, request.key, request.target, request.toolchain, library, time.time(), seconds)
+            artifact = store.publish(library, manifest, request.destination)
+        except BuildError as err:
+            return Outcome(request, "failed", error=err)
+        except (OSError, FlashInferError) as err:
+            return Outcome(request, "failed", error=BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}"))
+        emit("compile", request.spec.name, seconds=round(seconds, 3))
+        shutil.rmtree(library.parent.parent, ignore_errors=True)
+        return Outcome(request, "built", artifact)
+
+    def _error(self, request: Request, command: list[str], rest: list[str]) -> BuildError:
+        lines = self.logs[request.spec.name] or rest
+        log = self.folder / request.directory / "build.log"
+        write_atomically(log, "\n".join(lines).encode() + b"\n")
+        failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
+        if failed is None:
+            return BuildError(request.spec.name, _first_error(lines) or "ninja failed", " ".join(command), "\n".join(lines), log)
+        output = [line for line in lines[failed + 2 :] if not line.startswith("ninja: ")]
+        first = _first_error(output)
+        start = next((number for number, line in enumerate(output) if line == first), 0)
+        return BuildError(request.spec.name, first or lines[failed], lines[failed + 1], "\n".join(output[start:]), log)
+
+
+def _first_error(lines: Iterable[str]) -> str:
+    ordered = [line for line in lines if line.strip()]
+    pattern = re.compile(r"\berror\b[: #]|undefined reference|ninja: error|fatal|not found|cannot find", re.IGNORECASE)
+    return next((line for line in ordered if pattern.search(line)), ordered[0] if ordered else "")
+
+
+def check_dependencies(spec: JitSpec, folder: Path, directory: str) -> None:
+    """Every own header that the compiler says it read must be one that the key covers.
+
+    Raises:
+        BuildError: one is not, for example because its name in the ``#include`` is a macro.
+    """
+    covered = {os.path.realpath(path) for path in store.covered_files(spec)}
+    own = [os.path.realpath(path) for path in (*(p.parent for p in spec.source_paths()), *spec.include_dirs)]
+    for _, _, made in units(spec, directory):
+        for name in read_depfile((folder / f"{made}.d").read_text()):
+            path = os.path.realpath(folder / name)
+            if path == os.path.realpath(folder / directory / spec.config_header) or path in covered:
+                continue
+            if any(path.startswith(root + os.sep) for root in own):
+                raise BuildError(
+                    spec.name,
+                    f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"
+                    ' #include "name" so that a change of it is noticed',
+                )
+
+
+def read_depfile(text: str) -> list[str]:
+    """The prerequisites in a depfile of gcc or nvcc, unescaped."""
+    _, _, names = text.replace("\\\n", " ").partition(": ")
+    return [re.sub(r"\\([ #\\])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|[^\s\\])+", names)]
+
+
+__all__ = ["BuildError", "Outcome", "Progress", "Request", "ToolchainError", "build_jit_specs", "make_request", "run"]

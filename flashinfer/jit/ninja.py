@@ -1,0 +1,111 @@
+"""Turns specs into the text of ninja files: pure functions, one file per spec and one that pulls them in.
+
+Paths in the files are relative to the build directory where ninja runs, or absolute. Facts of ninja that shape
+them: only the top file may say ``default``; rules of the top file are visible in every child; two specs with
+one output abort the graph; a newline cannot be escaped.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .spec import TORCH_ABI, JitSpec
+from .target import Target
+from .toolchain import Toolchain
+
+
+def escape(path: str) -> str:
+    """A path as ninja reads it in a build line."""
+    if "\n" in path or "\0" in path:
+        raise ValueError(f"path: got a newline or NUL in {path!r}, wanted none")
+    return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def words(command: Iterable[str]) -> str:
+    """Words as one shell-quoted command in which ninja expands nothing."""
+    text = " ".join(shlex.quote(word) for word in command)
+    if "\n" in text or "\0" in text:
+        raise ValueError(f"command: got a newline or NUL in {text!r}, wanted none")
+    return text.replace("$", "$$")
+
+
+def units(spec: JitSpec, directory: str) -> list[tuple[str, Path, str]]:
+    """``(rule, source, object)`` of every file to compile, in the order of the sources."""
+    return [
+        ("nvcc" if source.suffix == ".cu" else "cxx", source, f"{directory}/{source.stem}.o")
+        for source in spec.source_paths()
+    ]
+
+
+def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
+    """The ninja file of one spec: an edge per source, and one that links them to ``<directory>/<name>.so``."""
+    directory = directory or spec.name
+    includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
+    defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
+    # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information.
+    roots = dict.fromkeys([*(str(path.parent) for path in spec.include_dirs), directory])
+    cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]
+    lines = [
+        f"# {spec.name}: {spec.backend}, {' '.join(target.archs)}",
+        f"cflags = {words([*cxx_flags, *defines, *includes, *(f'-ffile-prefix-map={root}=.' for root in roots)])}",
+    ]
+    if spec.backend == "cuda":
+        lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
+    lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
+    objects = []
+    for rule, source, made in units(spec, directory):
+        lines += [f"build {escape(made)}: {rule} {escape(str(source))}", f"  module = {spec.name}"]
+        objects.append(escape(made))
+    order = ""
+    if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
+        stub = escape(f"{directory}/libtorch_cuda.so")
+        lines += [f"build {stub}: stub", f"  module = {spec.name}"]
+        order = f" || {stub}"
+    library = escape(f"{directory}/{spec.name}.so")
+    lines += [f"build {library}: link_{spec.backend} {' '.join(objects)}{order}", f"  module = {spec.name}"]
+    return "\n".join(lines) + "\n"
+
+
+def render_graph(directories: Mapping[str, JitSpec], toolchain: Toolchain) -> str:
+    """The top-level file: the rules, and one ``subninja`` line per spec (``directory -> spec``)."""
+    lines = ["ninja_required_version = 1.5", *_cxx_rules(toolchain)]
+    if toolchain.nvcc:
+        lines += _cuda_rules(toolchain, toolchain.nvcc)
+    lines += [f"subninja {escape(directory)}/build.ninja" for directory in directories]
+    lines += ["default " + " ".join(escape(f"{directory}/{spec.name}.so") for directory, spec in directories.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _rule(name: str, command: str, description: str, *more: str) -> list[str]:
+    return [f"rule {name}", f"  command = {command}", f"  description = $module {description}", *more]
+
+
+def _common_flags(toolchain: Toolchain) -> list[str]:
+    abi = f"{TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"
+    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.cxx11_abi)}", f"-DTORCH_TARGET_VERSION={abi}"]
+
+
+def _cxx_rules(toolchain: Toolchain) -> list[str]:
+    cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
+    flags = [*_common_flags(toolchain), "-isystem", str(toolchain.torch_dir / "include")]
+    link = [toolchain.cxx, "-shared", f"-L{toolchain.torch_dir / 'lib'}", "-Wl,--no-as-needed"]
+    return [
+        *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "compile $in", "  depfile = $out.d"),
+        *_rule("link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags", "link $out"),
+    ]
+
+
+def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
+    compiler = [nvcc_path, "-ccbin", toolchain.cxx]
+    nvcc = [*toolchain.nvcc_launcher, *compiler, "-MMD", "-MF"]
+    link = [*compiler, "-shared", "-cudart", "static", f"-L{toolchain.torch_dir / 'lib'}", "-Xlinker", "--no-as-needed"]
+    # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
+    stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
+    flags = words(_common_flags(toolchain))
+    return [
+        *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "compile $in", "  depfile = $out.d"),
+        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags", "link $out"),
+        *_rule("stub", f"{words(stub)} $out", "stub $out"),
+    ]

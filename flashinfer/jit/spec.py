@@ -1,0 +1,242 @@
+"""``JitSpec``: everything needed to build a module, and nothing else.
+
+A spec is a value: frozen, hashable, printable, made without a compiler, a GPU or a disk write. Its ``key`` is a
+hash of an injective encoding of all that changes a byte of the result and that any machine can know: name,
+backend, configuration, flags, torch ABI target and the contents of the sources and own headers. The target
+(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``store.build_key``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import env
+from .closure import closure, digest_and_includes
+
+if TYPE_CHECKING:
+    from .store import Artifact
+
+Scalar = str | int | bool
+TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding.h
+FORMAT = 1  # of the key and of the manifest: raise it when either changes its meaning
+BACKENDS = ("cpu", "cuda")
+DTYPES = ("float32", "float16", "bfloat16")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=return-type")
+_OPTIMISE = ("-O3",)
+_DEBUG = ("-O0", "-g", "-DFLASHINFER_DEBUG=1")
+
+
+@dataclass(frozen=True)
+class JitSpec:
+    """Describes one module. Use :func:`gen_jit_spec` or a family's ``gen_*_module`` to make one.
+
+    ``config`` holds constants and ``coverage`` the sets of values among which the module chooses at run time
+    (``{"dtype": ("float16", "bfloat16")}``); both are rendered by ``template`` into ``config_header``.
+    ``namespace`` is the ``torch.ops`` namespace that the module registers its operators in.
+    """
+
+    name: str
+    backend: str
+    sources: tuple[str, ...]
+    namespace: str
+    config: tuple[tuple[str, Scalar], ...] = ()
+    coverage: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    template: str = ""
+    config_header: str = ""
+    cflags: tuple[str, ...] = ()
+    cuda_cflags: tuple[str, ...] = ()
+    ldflags: tuple[str, ...] = ()
+    include_paths: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name: got {self.name!r}, wanted letters, digits and any of _ . + - (at most 128)")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend: got {self.backend!r}, wanted one of {', '.join(BACKENDS)}")
+        if not self.sources:
+            raise ValueError(f"sources of {self.name!r}: got none, wanted at least one file")
+        units = [Path(source).stem for source in self.sources]
+        if len(set(units)) != len(units):
+            raise ValueError(f"sources of {self.name!r}: got two files with one stem in {units}, wanted distinct stems")
+        for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags, *self.include_paths, *self.sources):
+            if "\n" in flag or "\0" in flag:
+                raise ValueError(f"flags and paths of {self.name!r}: got a newline or NUL in {flag!r}, wanted none")
+
+    @property
+    def include_dirs(self) -> tuple[Path, ...]:
+        root = env.data_root()
+        return (*(Path(path) for path in self.include_paths), root / "include", root / "csrc")
+
+    def source_paths(self) -> tuple[Path, ...]:
+        """Sources as absolute paths; names without a leading ``/`` are relative to the data root."""
+        return tuple(env.data_root() / source for source in self.sources)
+
+    def files(self) -> dict[str, str]:
+        """Every file the module is made of -> SHA-256, named relative to the data root or to the user's own root."""
+        named = {self._name_of(path): digest for path, digest in closure(self.source_paths(), self.include_dirs).items()}
+        if self.template:
+            named[self.template] = digest_and_includes(env.data_root() / self.template)[0]
+        return named
+
+    def _name_of(self, path: Path) -> str:
+        # Absolute paths differ between machines; the same tree elsewhere must have the same names.
+        roots = [env.data_root(), *(source.parent for source in self.source_paths()), *self.include_dirs]
+        for number, root in enumerate(roots):
+            if path.is_relative_to(root):
+                relative = path.relative_to(root).as_posix()
+                return relative if number == 0 else f"<{number}>/{relative}"
+        common = os.path.commonpath([roots[1], path])
+        return f"<outside>/{os.path.relpath(path, common)}"
+
+    def fields(self) -> dict[str, Any]:
+        """What the key is made of, as plain JSON values: also what a manifest records for comparison."""
+        root = str(env.data_root())
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "backend": self.backend,
+            "namespace": self.namespace,
+            "sources": [source if not os.path.isabs(source) else Path(source).name for source in self.sources],
+            "config": [list(item) for item in self.config],
+            "coverage": {axis: list(values) for axis, values in self.coverage},
+            "config_header": self.config_header,
+            "cflags": [flag.replace(root, "<root>") for flag in self.cflags],
+            "cuda_cflags": [flag.replace(root, "<root>") for flag in self.cuda_cflags],
+            "ldflags": list(self.ldflags),
+            "torch_abi": list(TORCH_ABI),
+            "files": self.files(),
+        }
+
+    @property
+    def key(self) -> str:
+        """Hex digest of :meth:`fields`: equal keys mean equal sources, configuration and flags."""
+        return digest(self.fields())
+
+    def covering(self, coverage: Mapping[str, Iterable[str]]) -> JitSpec:
+        """This spec with another set of values to choose from at run time."""
+        return replace(self, coverage=_coverage(coverage))
+
+    def find(self) -> Artifact | None:
+        """The artifact that a load would take now, or ``None``."""
+        from .store import find
+
+        return find(self).artifact
+
+    def build(self, verbose: bool = False) -> Artifact:
+        """The artifact of this module, built if there is none yet."""
+        from .build import build_jit_specs
+
+        return build_jit_specs([self], verbose=verbose)[0]
+
+    def build_and_load(self) -> Any:
+        """Load the module, building it if there is none yet, and return its ``torch.ops`` namespace."""
+        from .load import load
+
+        return load(self)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the sorted JSON encoding of plain values, which tells apart everything JSON can tell apart."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _coverage(coverage: Mapping[str, Iterable[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    result = tuple((axis, tuple(sorted(set(values)))) for axis, values in sorted(coverage.items()))
+    for axis, values in result:
+        if not values:
+            raise ValueError(f"{axis}: got no value, wanted at least one")
+        if axis == "dtype" and not set(values) <= set(DTYPES):
+            raise ValueError(f"dtypes: got {', '.join(values)}, wanted a subset of {', '.join(DTYPES)}")
+    return result
+
+
+def gen_jit_spec(
+    name: str,
+    sources: Sequence[str | Path],
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Sequence[str | Path] | None = None,
+    *,
+    backend: str | None = None,
+    config: Mapping[str, Scalar] | None = None,
+    coverage: Mapping[str, Iterable[str]] | None = None,
+    template: str = "",
+    config_header: str = "",
+    namespace: str | None = None,
+) -> JitSpec:
+    """Describe a module of native code.
+
+    Args:
+        name: of the module, its directory and its ``.so``.
+        sources: C++ (``.cc``, ``.cpp``) and CUDA (``.cu``) files, absolute or relative to the directory that
+            holds ``csrc``.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's own and the environment's.
+        extra_include_paths: directories searched before the project's own.
+        backend: ``"cpu"`` or ``"cuda"``; by default ``"cuda"`` where a source ends in ``.cu``.
+        config, coverage, template, config_header: see :class:`JitSpec`.
+        namespace: of ``torch.ops``; by default the name.
+
+    Raises:
+        ValueError: a name, backend, flag, path or set of values that cannot be.
+    """
+    debug = env.JIT_DEBUG.get()
+    optimise = _DEBUG if debug else _OPTIMISE
+    if backend is None:
+        backend = "cuda" if any(str(source).endswith(".cu") for source in sources) else "cpu"
+    host_only = tuple(flag for flag in _BASE_CFLAGS if flag != "-std=c++17")
+    return JitSpec(
+        name=name,
+        backend=backend,
+        sources=tuple(str(source) for source in sources),
+        namespace=name if namespace is None else namespace,
+        config=tuple(sorted((config or {}).items())),
+        coverage=_coverage(coverage or {}),
+        template=template,
+        config_header=config_header,
+        cflags=(*_BASE_CFLAGS, *optimise, *(extra_cflags or ()), *env.EXTRA_CFLAGS.get()),
+        cuda_cflags=()
+        if backend == "cpu"
+        else (
+            "-std=c++17",
+            *(("-O0", "-g", "-G", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)),
+            f"-Xcompiler={','.join(host_only)}",
+            *(extra_cuda_cflags or ()),
+            *env.EXTRA_CUDAFLAGS.get(),
+        ),
+        ldflags=(*(extra_ldflags or ()), *env.EXTRA_LDFLAGS.get()),
+        include_paths=tuple(str(Path(path).resolve()) for path in extra_include_paths or ()),
+    )
+
+
+def family_spec(
+    family: str,
+    backend: str,
+    *,
+    variant: str = "",
+    config: Mapping[str, Scalar] | None = None,
+    coverage: Mapping[str, Iterable[str]] | None = None,
+) -> JitSpec:
+    """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels beside it."""
+    kernels = {"cpu": f"csrc/{family}_cpu.cc", "cuda": f"csrc/{family}_cuda.cu"}
+    if backend not in kernels:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+    return gen_jit_spec(
+        "_".join(part for part in (family, variant, backend) if part),
+        [f"csrc/{family}.cc", kernels[backend]],
+        backend=backend,
+        config=config,
+        coverage=coverage,
+        template="csrc/config.h.jinja",
+        config_header=f"{family}_config.h",
+        namespace="flashinfer",
+    )

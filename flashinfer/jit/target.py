@@ -1,0 +1,161 @@
+"""What a module is compiled for and what this machine can run: CPU levels and GPU archs.
+
+No compiler and no CUDA context is involved: CPU features come from the kernel, GPUs from NVML.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .. import env
+from ..errors import ToolchainError
+
+# Features of each x86-64 psABI level in /proc/cpuinfo's spelling; each level has those of the one before.
+_LEVEL_FEATURES = {
+    "x86-64": (),
+    "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
+    "x86-64-v3": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
+    "x86-64-v4": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """``archs`` a module is compiled for: one CPU level, or GPU archs. ``explicit``: somebody asked for these."""
+
+    backend: str
+    archs: tuple[str, ...]
+    explicit: bool
+
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags: ``-march`` of the C++ compiler (cpu) or ``-gencode`` of nvcc (cuda)."""
+        if self.backend == "cpu":
+            return tuple(f"-march={arch}" for arch in self.archs if arch != "generic")
+        return tuple(flag for arch in self.archs for flag in _gencode(arch))
+
+
+def _gencode(arch: str) -> Iterable[str]:
+    number = arch.removesuffix("+PTX").replace(".", "")
+    yield f"-gencode=arch=compute_{number},code=sm_{number}"
+    if arch.endswith("+PTX"):
+        yield f"-gencode=arch=compute_{number},code=compute_{number}"
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """What the kernel says this CPU can do, in /proc/cpuinfo's spelling."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+def level_features(level: str) -> tuple[str, ...]:
+    """CPU features that code compiled for ``level`` may use."""
+    levels = list(_LEVEL_FEATURES)
+    if level not in levels:
+        return ()
+    return tuple(sorted(f for lower in levels[: levels.index(level) + 1] for f in _LEVEL_FEATURES[lower]))
+
+
+@cache
+def native_level() -> str:
+    """The highest level this CPU has; named, so that the same CPU elsewhere finds the same artifact."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return "generic"
+    return [level for level in _LEVEL_FEATURES if set(level_features(level)) <= cpu_features()][-1]
+
+
+@cache
+def visible_gpus() -> tuple[tuple[int, int], ...]:
+    """Compute capabilities of the visible GPUs, sorted, without repeats, without creating a CUDA context.
+
+    NVML needs no ``cuInit``, after which a fork would be left with a broken CUDA.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if nvml.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count, capabilities = ctypes.c_uint(), set()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for index in _visible_indices(count.value):
+            handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+                capabilities.add((major.value, minor.value))
+        return tuple(sorted(capabilities))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible_indices(count: int) -> list[int]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(range(count))
+    words = [word.strip() for word in visible.split(",")]
+    if all(word.isdecimal() for word in words):
+        return [int(word) for word in words if int(word) < count]
+    # UUIDs and MIG names: any GPU of the machine may be meant. Empty and -1 hide all.
+    return list(range(count)) if words[0][:3] in ("GPU", "MIG") else []
+
+
+def wanted_target(backend: str) -> Target:
+    """What to compile for now: the environment's word, else this machine.
+
+    Raises:
+        ToolchainError: a CUDA module is wanted, no GPU is visible and no arch is named.
+    """
+    if backend == "cpu":
+        level = env.CPU_ARCH.get()
+        return Target("cpu", (native_level() if level in (None, "native") else str(level),), level is not None)
+    archs = env.CUDA_ARCH_LIST.get()
+    if archs:
+        return Target("cuda", archs, True)
+    if not visible_gpus():
+        raise ToolchainError(
+            "no GPU is visible and no arch is named: to compile CUDA modules here, name the archs to compile for,"
+            ' for example FLASHINFER_CUDA_ARCH_LIST="9.0a 8.0"'
+        )
+    # From Hopper on the features that matter (wgmma, TMA variants) are arch-specific: the "a" targets.
+    return Target("cuda", tuple(f"{major}.{minor}{'a' if major >= 9 else ''}" for major, minor in visible_gpus()), False)
+
+
+def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
+    """Why this machine cannot run code compiled for ``archs``, or ``None`` if it can.
+
+    Without a visible GPU a CUDA artifact is taken as runnable: nothing will be launched.
+    """
+    if backend == "cpu":
+        for level in archs:
+            missing = sorted(set(level_features(level)) - cpu_features())
+            if missing:
+                return f"compiled for {level}, this CPU lacks {', '.join(missing)}"
+            if (level == "generic") != (native_level() == "generic"):
+                return f"compiled for {level}, this machine is {platform.machine()}"
+        return None
+    for capability in visible_gpus():
+        if not any(_runs_on(arch, capability) for arch in archs):
+            return f"compiled for {', '.join(archs)}, this machine has a GPU of {capability[0]}.{capability[1]}"
+    return None
+
+
+def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    number = arch.removesuffix("+PTX")
+    major, minor = (int(part) for part in number.rstrip("af").split("."))
+    if number.endswith("a"):
+        return (major, minor) == capability
+    if arch.endswith("+PTX") and (major, minor) <= capability:
+        return True
+    return major == capability[0] and minor <= capability[1]

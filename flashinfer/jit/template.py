@@ -1,0 +1,23 @@
+"""Renders the configuration header of a module (DESIGN: one source for every configuration)."""
+
+from __future__ import annotations
+
+from .. import env
+from .spec import JitSpec
+
+
+def render_config(spec: JitSpec) -> str:
+    """The text of ``spec.config_header``. The same spec gives the same text everywhere."""
+    # Imported here: a module that is found needs no template, and importing jinja2 takes longer than loading it.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(env.data_root()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    template = environment.get_template(spec.template)
+    return template.render(name=spec.name, config=dict(spec.config), coverage=dict(spec.coverage))

@@ -1,0 +1,192 @@
+"""Finds the tools of a build and says what they are, without running a compiler twice for one answer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .. import env
+from ..errors import ToolchainError
+from .workspace import workspace, write_atomically
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The tools for one backend. Paths and launchers steer a build; only ``identity`` enters a key."""
+
+    cxx: str
+    cxx_version: str
+    ninja: str
+    torch_dir: Path
+    cxx11_abi: bool
+    nvcc: str | None = None
+    nvcc_version: str | None = None
+    cxx_launcher: tuple[str, ...] = ()
+    nvcc_launcher: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, str | bool | None]:
+        """What of the tools changes a byte of the result: versions, never paths."""
+        return {"cxx": self.cxx_version, "nvcc": self.nvcc_version, "cxx11_abi": self.cxx11_abi}
+
+    @property
+    def torch_cuda_is_missing(self) -> bool:
+        """A CPU build of torch: modules link against a stub that has the soname of libtorch_cuda."""
+        return not (self.torch_dir / "lib" / "libtorch_cuda.so").exists()
+
+
+def find_toolchain(backend: str) -> Toolchain:
+    """The tools that modules of ``backend`` are built with.
+
+    Raises:
+        ToolchainError: one is missing: what was looked for, where, and what to install.
+    """
+    cxx = find_cxx()
+    nvcc = find_nvcc() if backend == "cuda" else None
+    torch_dir = find_torch()
+    return Toolchain(
+        cxx=cxx,
+        cxx_version=version_of(cxx),
+        ninja=find_ninja(),
+        torch_dir=torch_dir,
+        cxx11_abi=_cxx11_abi(torch_dir),
+        nvcc=nvcc,
+        nvcc_version=version_of(nvcc) if nvcc else None,
+        cxx_launcher=env.CXX_LAUNCHER.get(),
+        nvcc_launcher=env.NVCC_LAUNCHER.get(),
+    )
+
+
+def find_cxx() -> str:
+    """The C++ compiler: ``CXX``, else ``g++``, else ``c++`` on ``PATH``."""
+    asked = env.CXX.get()
+    if asked and " " in asked and not Path(asked).exists():
+        raise ToolchainError(f"CXX={asked!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER")
+    return _find("a C++ compiler", "CXX", asked, _on_path("g++", "c++"), "g++ 11 or newer (Debian, Ubuntu: apt install g++)")
+
+
+def find_nvcc() -> str:
+    """nvcc: ``FLASHINFER_NVCC``, ``CUDA_HOME``, ``PATH``, the pip package, the usual folder."""
+    home = env.CUDA_HOME.get()
+    if env.NVCC.get() is None and home is not None:
+        return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), iter(()), "a CUDA toolkit there")
+    where = iter((*_on_path("nvcc"), *_in_pip_packages("nvcc"), "/usr/local/cuda/bin/nvcc"))
+    return _find("nvcc", "FLASHINFER_NVCC", env.NVCC.get(), where, "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc")
+
+
+def find_ninja() -> str:
+    """ninja: of the ``ninja`` package beside this interpreter (also when its venv is not on ``PATH``), else ``PATH``."""
+    folders = dict.fromkeys([os.path.dirname(sys.executable), sysconfig.get_path("scripts")])
+    where = iter((*(os.path.join(folder, "ninja") for folder in folders), *_on_path("ninja")))
+    return _find("ninja", "", None, where, "ninja (pip install ninja)")
+
+
+@cache
+def find_torch() -> Path:
+    """The directory of the torch package, found without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ToolchainError("torch is not installed: its headers are needed to compile modules (pip install 'torch>=2.10')")
+    return Path(spec.origin).parent
+
+
+def _on_path(*names: str) -> Iterator[str]:
+    return (found for name in names if (found := shutil.which(name)))
+
+
+def _in_pip_packages(name: str) -> Iterator[str]:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from (str(path) for path in sorted(Path(folder).glob(f"*/bin/{name}"), reverse=True))
+
+
+def _find(what: str, variable: str, asked: str | None, where: Iterator[str], install: str) -> str:
+    if asked is not None:
+        found = shutil.which(asked)
+        if found is None:
+            raise ToolchainError(f"{variable}: {asked!r} is not a program that can be run; unset it or install {install}")
+        return found
+    looked = list(where)
+    for path in looked:
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    places = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
+    hint = f" or set {variable}" if variable else ""
+    raise ToolchainError(f"cannot find {what}: looked in {places}; install {install}{hint}")
+
+
+def version_of(program: str) -> str:
+    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one compiler.
+
+    The answer is kept beside the cache under what the file is on disk, so the compiler runs once per version.
+    """
+    return _remembered(program, "version", lambda: _ask_version(program))
+
+
+def _ask_version(program: str) -> str:
+    command = [program, "--version"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"})
+    except (OSError, subprocess.SubprocessError) as err:
+        detail = getattr(err, "stderr", "") or str(err)
+        raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
+    lines = [line.strip() for line in run.stdout.splitlines() if line.strip()]
+    release = [line for line in lines if line.startswith("Cuda compilation tools")]
+    # nvcc tells its version near the end, g++ and clang++ in the first line behind their name.
+    return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
+
+
+def _cxx11_abi(torch_dir: Path) -> bool:
+    """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
+    library = torch_dir / "lib" / "libc10.so"
+    return _remembered(str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes())) == "True"
+
+
+_answers: dict[tuple[str, str], str] = {}
+
+
+def _remembered(path: str, question: str, ask: Callable[[], str]) -> str:
+    try:
+        key = (_fingerprint(path), question)
+    except OSError:
+        return ask()
+    if key not in _answers:
+        folder = workspace(create=False) / "answers"
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        try:
+            _answers[key] = (folder / name).read_text()
+        except OSError:
+            _answers[key] = ask()
+            try:
+                write_atomically(workspace() / "answers" / name, _answers[key].encode())
+            except OSError:
+                pass  # the answer is right all the same, the next process asks again
+    return _answers[key]
+
+
+def _fingerprint(path: str) -> str:
+    """What a program is on disk. A script that starts another program stands for that one too."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    parts = [f"{real}:{status.st_size}:{status.st_mtime_ns}"]
+    if status.st_size < 65536:
+        text = Path(real).read_bytes()
+        parts.append(hashlib.sha256(text).hexdigest())
+        if text.startswith(b"#!"):
+            for word in sorted(set(re.findall(rb"/[\w./+-]+", text))):
+                named = os.fsdecode(word)
+                if os.path.isfile(named):
+                    inner = os.stat(named)
+                    parts.append(f"{named}:{inner.st_size}:{inner.st_mtime_ns}")
+    return "|".join(parts)

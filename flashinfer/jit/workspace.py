@@ -1,0 +1,75 @@
+"""The workspace: the writable cache that modules are built in and found in again."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+from .. import env
+
+_fallbacks: dict[Path, Path] = {}
+
+
+def workspace(create: bool = True) -> Path:
+    """The root of the cache. With ``create`` it exists and can be written.
+
+    Where it cannot be written, a private temporary directory takes its place for the life of this process,
+    with a warning: built modules then serve this process alone.
+    """
+    root = env.WORKSPACE_DIR.get()
+    if not create:
+        return root
+    if root not in _fallbacks:
+        reason = _why_not_writable(root)
+        if reason is None:
+            return root
+        _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
+        atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
+        warnings.warn(
+            f"the flashinfer workspace {root} cannot be written ({reason}): modules built now go to {_fallbacks[root]}"
+            " and are lost when this process ends; set FLASHINFER_WORKSPACE_DIR to a directory that can be written",
+            stacklevel=2,
+        )
+    return _fallbacks[root]
+
+
+def roots() -> tuple[Path, ...]:
+    """Every directory that may hold cached artifacts of this process, in the order of search."""
+    root = env.WORKSPACE_DIR.get()
+    return (root, _fallbacks[root]) if root in _fallbacks else (root,)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a small file so that nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _why_not_writable(root: Path) -> str | None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # access(2) says yes to root on a read-only mount's parent and no to nothing; only a file tells.
+        handle, probe = tempfile.mkstemp(dir=root, prefix=".probe.")
+        os.close(handle)
+        os.unlink(probe)
+    except OSError as err:
+        return err.strerror or str(err)
+    return None
+
+
+def _remove_if_ours(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child leaves its parent's directory alone
+        shutil.rmtree(path, ignore_errors=True)

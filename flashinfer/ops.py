@@ -1,0 +1,84 @@
+"""Operators that load themselves.
+
+An operator is declared here once: schema, fake implementation, and one Python kernel for every device, which loads
+the module of the tensors' device and calls the operator again. The module registers its C++ kernel at that
+device's key, which wins from then on: after the first call no Python is left on the path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from .jit.load import load
+from .jit.spec import BACKENDS, DTYPES, JitSpec
+
+_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
+_DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
+_KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+
+OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
+
+
+def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare ``flashinfer::<schema>`` and return a function that calls it.
+
+    Args:
+        schema: in torch's language, with exact mutation annotations.
+        module: backend -> the spec of the module that registers the operator's kernel.
+        fake: what the operator returns, as tensors without data.
+
+    The function returned raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
+    """
+    name = schema[: schema.index("(")]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"flashinfer::{name}", fake, lib=_LIBRARY)
+    operator = getattr(torch.ops.flashinfer, name).default
+
+    def load_and_call_again(*args: Any) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        backend = tensors[0].device.type
+        if backend not in BACKENDS:
+            raise ValueError(f"{name}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
+        if any(tensor.device != tensors[0].device for tensor in tensors):
+            devices = ", ".join(str(tensor.device) for tensor in tensors)
+            raise ValueError(f"{name}: got tensors on {devices}, wanted one device for all")
+        dtype = next((_DTYPE_NAMES[tensor.dtype] for tensor in tensors if tensor.dtype in _DTYPE_NAMES), None)
+        spec = module(backend)
+        if not _has_kernel(name, backend):
+            load(spec, {"dtype": (dtype,)} if dtype and "dtype" in dict(spec.coverage) else {})
+        if not _has_kernel(name, backend):
+            raise RuntimeError(f"module {spec.name!r} is loaded and registers no kernel for flashinfer::{name}")
+        return operator(*args)
+
+    _LIBRARY.impl(name, load_and_call_again, "CompositeExplicitAutograd")
+    OPERATORS[name] = operator
+
+    def call(*args: Any) -> Any:
+        try:
+            return operator(*args)
+        except RuntimeError as err:
+            _raise_as_callers_mistake(err)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _has_kernel(name: str, backend: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"flashinfer::{name}", backend.upper())
+
+
+def _raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
+    """Bindings write the exception's name in front of a mistake of the caller's; torch's parser says it in its way."""
+    text = str(err)
+    kind, _, message = text.partition(": ")
+    if kind in _KINDS:
+        raise _KINDS[kind](message.split("\nException raised from")[0]) from None
+    wrong_type = re.match(r"flashinfer::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'", text)
+    if wrong_type is not None:
+        op, wanted, argument, got = wrong_type.groups()
+        raise TypeError(f"{op}: {argument}: got {got}, wanted {wanted}") from None
+    raise err

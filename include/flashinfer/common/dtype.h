@@ -1,0 +1,36 @@
+// Element types as values that travel from a binding to a kernel's dispatch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashinfer {
+
+enum class DType : int32_t { kOther, kFloat32, kFloat16, kBFloat16, kInt32, kInt64, kUInt8, kBool };
+
+constexpr const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat16: return "float16";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
+    case DType::kUInt8: return "uint8";
+    case DType::kBool: return "bool";
+    case DType::kOther: break;
+  }
+  return "another dtype";
+}
+
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16: return 2;
+    case DType::kInt64: return 8;
+    default: return 1;
+  }
+}
+
+}  // namespace flashinfer

@@ -1,0 +1,42 @@
+// What the norm family computes: parameters shared by the binding and by the kernels of every backend.
+#pragma once
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+// y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset), along the last dimension.
+// With `residual`, x is input + residual, and is written back to `residual` rounded to the element type.
+struct RmsNormParams {
+  const void* input;
+  void* residual;  // null without the fused addition
+  const void* weight;
+  void* output;
+  Rows input_rows, residual_rows, output_rows;
+  int64_t num_rows;
+  int64_t hidden_size;
+  float eps;
+  float weight_offset;  // 1 for Gemma
+  DType dtype;
+};
+
+// y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta; gamma and beta are float32 or of x's type.
+struct LayerNormParams {
+  const void* input;
+  const void* gamma;
+  const void* beta;
+  void* output;
+  Rows input_rows, output_rows;
+  int64_t num_rows;
+  int64_t hidden_size;
+  float eps;
+  DType dtype;
+  bool affine_is_float32;
+};
+
+struct Launch;
+void rms_norm(const RmsNormParams& params, const Launch& launch);
+void layer_norm(const LayerNormParams& params, const Launch& launch);
+
+}  // namespace flashinfer

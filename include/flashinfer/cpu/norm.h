@@ -1,0 +1,88 @@
+// RMSNorm and LayerNorm on the CPU: a row at a time per thread, two passes of which the second hits the L1 cache.
+#pragma once
+
+#include <cmath>
+
+#include <flashinfer/common/norm.h>
+#include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/vec.h>
+
+namespace flashinfer::cpu {
+
+// Sum of f(i, count) over a row: four independent chains, gathered every 4096 elements, so that the rounding error of a
+// sum stays that of a short one however long the row is.
+template <typename F>
+inline double row_sum(int64_t n, const F& f) {
+  double total = 0;
+  for (int64_t start = 0; start < n; start += 4096) {
+    const int64_t end = n - start < 4096 ? n : start + 4096;
+    vfloat chain[4] = {};
+    int64_t i = start;
+    for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
+      for (int c = 0; c < 4; ++c) chain[c] += f(i + c * kLanes, kLanes);
+    }
+    for (; i < end; i += kLanes) chain[0] += f(i, static_cast<int>(end - i < kLanes ? end - i : kLanes));
+    total += sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+  }
+  return total;
+}
+
+inline float inverse_root(double squares, int64_t n, float eps) {
+  return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
+}
+
+template <typename T>
+void rms_norm(const RmsNormParams& p) {
+  const T* weight = static_cast<const T*>(p.weight);
+  const int64_t n = p.hidden_size;
+  const int arrays = p.residual ? 4 : 2;
+  parallel_rows(p.num_rows, arrays * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
+      T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
+      T* res = p.residual ? static_cast<T*>(p.residual) + p.residual_rows.offset(row) : nullptr;
+      const double squares = row_sum(n, [&](int64_t i, int count) {
+        vfloat x = load(in + i, count);
+        if (res) x += load(res + i, count);
+        return x * x;
+      });
+      const vfloat scale = splat(inverse_root(squares, n, p.eps));
+      for_lanes(n, [&](int64_t i, int count) {
+        vfloat x = load(in + i, count);
+        if (res) {
+          x += load(res + i, count);
+          store(res + i, x, count);
+        }
+        store(out + i, x * scale * (load(weight + i, count) + p.weight_offset), count);
+      });
+    }
+  });
+}
+
+template <typename T, typename W>
+void layer_norm(const LayerNormParams& p) {
+  const W* gamma = static_cast<const W*>(p.gamma);
+  const W* beta = static_cast<const W*>(p.beta);
+  const int64_t n = p.hidden_size;
+  parallel_rows(p.num_rows, 2 * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
+      T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
+      const double total = row_sum(n, [&](int64_t i, int count) { return load(in + i, count); });
+      const float mean = static_cast<float>(total / static_cast<double>(n));
+      // Squares of deviations, not the difference of two large sums: a row far from zero keeps its digits.
+      const double squares = row_sum(n, [&](int64_t i, int count) {
+        vfloat deviation = load(in + i, count) - mean;
+        for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
+        return deviation * deviation;
+      });
+      const float scale = inverse_root(squares, n, p.eps);
+      for_lanes(n, [&](int64_t i, int count) {
+        const vfloat y = (load(in + i, count) - mean) * scale;
+        store(out + i, y * load(gamma + i, count) + load(beta + i, count), count);
+      });
+    }
+  });
+}
+
+}  // namespace flashinfer::cpu

@@ -1,0 +1,32 @@
+// Threads of the caller's framework: torch's own pool and thread count, through one function of its stable C ABI.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
+                                      void (*body)(int64_t begin, int64_t end, void* context), void* context);
+
+namespace flashinfer::cpu {
+
+// A thread is worth starting for about this many bytes.
+constexpr int64_t kGrainBytes = 32 * 1024;
+
+// Calls body(first, last) on disjoint ranges that make up [0, count), `grain` items at least in each but one.
+template <typename Body>
+void parallel_for(int64_t count, int64_t grain, const Body& body) {
+  if (count <= 0) return;
+  auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const Body*>(context))(begin, end); };
+  void* context = const_cast<void*>(static_cast<const void*>(&body));
+  if (torch_parallel_for(0, count, grain < 1 ? 1 : grain, call, context) != 0) {
+    throw std::runtime_error("torch_parallel_for failed");
+  }
+}
+
+// The same over rows of which each touches `bytes` bytes.
+template <typename Body>
+void parallel_rows(int64_t rows, int64_t bytes, const Body& body) {
+  parallel_for(rows, bytes < 1 ? rows : kGrainBytes / bytes, body);
+}
+
+}  // namespace flashinfer::cpu

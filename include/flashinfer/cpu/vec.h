@@ -1,0 +1,196 @@
+// Vectors of float as wide as the CPU level has registers, loaded from and stored to float32, float16 and bfloat16.
+//
+// GCC's and Clang's vector extensions write the arithmetic; intrinsics stand only where those have no word for an
+// instruction (conversion of float16). Rounding is to nearest, ties to even, everywhere.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace flashinfer {
+
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat16_t {
+  uint16_t bits;
+};
+
+namespace cpu {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(4 * kLanes)));
+typedef int32_t vint __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t vuint __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t vushort __attribute__((vector_size(2 * kLanes)));
+
+inline vfloat splat(float value) { return vfloat{} + value; }
+
+template <typename V, typename P>
+inline V load_raw(const P* from) {
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+
+template <typename To, typename From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast keeps every bit: the two types must have one size");
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// ---- one element -------------------------------------------------------------------------------------------------
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bfloat16_t value) { return bit_cast<float>(uint32_t{value.bits} << 16); }
+
+inline float to_float(half_t value) {
+#if defined(__F16C__)
+  return _cvtsh_ss(value.bits);
+#else
+  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16, magnitude = value.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  // Shifted into a float whose exponent is 112 too small; the exact product with 2^112 also rights denormals.
+  return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(magnitude << 13) * 0x1p112f));
+#endif
+}
+
+template <typename T>
+T from_float(float value);
+
+template <>
+inline float from_float<float>(float value) {
+  return value;
+}
+
+template <>
+inline bfloat16_t from_float<bfloat16_t>(float value) {
+  const uint32_t bits = bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40u)};
+  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+
+template <>
+inline half_t from_float<half_t>(float value) {
+#if defined(__F16C__)
+  return {static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#else
+  const uint32_t bits = bit_cast<uint32_t>(value), sign = bits >> 16 & 0x8000u;
+  const float magnitude = std::fabs(value);
+  if (!(magnitude <= 0x1.ffcp15f)) {  // too large, infinite or NaN
+    if (magnitude != magnitude) return {static_cast<uint16_t>(sign | 0x7e00u)};
+    return {static_cast<uint16_t>(sign | (magnitude < 0x1.ffep15f ? 0x7bffu : 0x7c00u))};
+  }
+  // Adding a power of two whose last bit is the result's last bit makes the hardware round to it.
+  const uint32_t exponent = bit_cast<uint32_t>(magnitude) >> 23;
+  const uint32_t kept = exponent < 113u ? 113u : exponent;
+  const float anchor = bit_cast<float>((kept + 13u) << 23);
+  const uint32_t rounded = bit_cast<uint32_t>(magnitude + anchor) - bit_cast<uint32_t>(anchor);
+  return {static_cast<uint16_t>(sign | (((kept - 113u) << 10) + rounded))};
+#endif
+}
+
+// ---- kLanes elements ---------------------------------------------------------------------------------------------
+
+inline vfloat load(const float* from) { return load_raw<vfloat>(from); }
+
+inline vfloat load(const bfloat16_t* from) {
+  return bit_cast<vfloat>(__builtin_convertvector(load_raw<vushort>(from), vuint) << 16);
+}
+
+inline vfloat load(const half_t* from) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_cvtph_ps(load_raw<__m256i>(from));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return (vfloat)_mm256_cvtph_ps(load_raw<__m128i>(from));
+#else
+  vfloat value;
+  for (int lane = 0; lane < kLanes; ++lane) value[lane] = to_float(from[lane]);
+  return value;
+#endif
+}
+
+inline void store(float* to, vfloat value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline void store(bfloat16_t* to, vfloat value) {
+  const vuint bits = bit_cast<vuint>(value);
+  const vuint rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const vuint quiet = bits >> 16 | 0x40u;
+  const vuint is_nan = bit_cast<vuint>(value != value);
+  const vushort result = __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), vushort);
+  std::memcpy(to, &result, sizeof(result));
+}
+
+inline void store(half_t* to, vfloat value) {
+#if defined(__AVX512F__)
+  const __m256i result = _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &result, sizeof(result));
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m128i result = _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &result, sizeof(result));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) to[lane] = from_float<half_t>(value[lane]);
+#endif
+}
+
+// The first `count` < kLanes elements; the other lanes are zero.
+template <typename T>
+inline vfloat load_some(const T* from, int64_t count) {
+  T padded[kLanes] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+
+template <typename T>
+inline void store_some(T* to, vfloat value, int64_t count) {
+  T padded[kLanes];
+  store(padded, value);
+  std::memcpy(to, padded, count * sizeof(T));
+}
+
+inline float sum(vfloat value) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
+  return total;
+}
+
+// Lanes where `mask` is set from `yes`, the others from `no`.
+inline vfloat select(vint mask, vfloat yes, vfloat no) {
+  return bit_cast<vfloat>((bit_cast<vint>(yes) & mask) | (bit_cast<vint>(no) & ~mask));
+}
+
+// Calls body(i, count) over [0, n): whole vectors first (count == kLanes), then what is left.
+template <typename Body>
+inline void for_lanes(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+template <typename T>
+inline vfloat load(const T* from, int count) {
+  return count == kLanes ? load(from) : load_some(from, count);
+}
+
+template <typename T>
+inline void store(T* to, vfloat value, int count) {
+  count == kLanes ? store(to, value) : store_some(to, value, count);
+}
+
+}  // namespace cpu
+}  // namespace flashinfer

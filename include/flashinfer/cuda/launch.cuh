@@ -1,0 +1,74 @@
+// Launching a kernel: on the given stream, checked, with programmatic dependent launch where it is wanted.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include <flashinfer/common/launch.h>
+
+namespace flashinfer::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+inline int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+struct DeviceInfo {
+  int major, num_sms, max_threads_per_sm;
+};
+
+// Read once per device: two attribute calls cost as much as a launch.
+inline const DeviceInfo& device_info(int device) {
+  constexpr int kMaxDevices = 64;
+  static DeviceInfo infos[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("device index out of range: " + std::to_string(device));
+  DeviceInfo& info = infos[device];
+  if (info.major == 0) {
+    info.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
+    info.max_threads_per_sm = attribute(cudaDevAttrMaxThreadsPerMultiProcessor, device);
+    info.major = attribute(cudaDevAttrComputeCapabilityMajor, device);  // last: it says that the others are there
+  }
+  return info;
+}
+
+// Launches kernel(args...). With PDL the kernel may start while the one before it ends; it must call wait_for_inputs()
+// before it touches memory.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, const Launch& where, Args&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  cudaLaunchAttribute pdl[1];
+  pdl[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl[0].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = smem_bytes;
+  config.stream = static_cast<cudaStream_t>(where.stream);
+  config.attrs = pdl;
+  config.numAttrs = where.pdl != 0 && device_info(where.device).major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
+}
+
+// Waits until the memory written by the kernel before this one can be read (nothing to do without PDL).
+__device__ __forceinline__ void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel be scheduled; it waits for this one's end before it reads memory.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace flashinfer::cuda

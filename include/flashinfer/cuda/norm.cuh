@@ -1,0 +1,221 @@
+// RMSNorm and LayerNorm on CUDA. A row is held by a group of threads of one block, each thread keeping its part in
+// registers between the sum and the result: memory is read once and written once. Rows too long or not aligned for
+// that are read twice by a whole block, element by element.
+#pragma once
+
+#include <initializer_list>
+
+#include <flashinfer/common/norm.h>
+#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kVecsPerThread = 4;  // independent 16-byte loads of each thread in flight
+constexpr int kMaxThreads = 1024;
+
+// Sum over the threads of a row: threadIdx.x counts the threads of a row, a power of two, threadIdx.y the rows.
+__device__ __forceinline__ float row_sum(float value, float* partial) {
+  const int threads = blockDim.x;
+  for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
+  if (threads <= 32) return value;
+  const int warps = threads / 32;
+  float* mine = partial + threadIdx.y * 32;
+  __syncthreads();  // the sum before may still be read
+  if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0;
+  for (int warp = 0; warp < warps; ++warp) total += mine[warp];
+  return total;
+}
+
+template <typename T, bool kWithResidual>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
+  constexpr int kN = kVecBytes / sizeof(T);
+  using V = Vec<T, kN>;
+  __shared__ float partial[32 * 32];
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const bool active = row < p.num_rows;
+  const int num_vecs = active ? p.hidden_size / kN : 0;
+  const T* in = static_cast<const T*>(p.input) + (active ? p.input_rows.offset(row) : 0);
+  T* res = kWithResidual ? static_cast<T*>(p.residual) + (active ? p.residual_rows.offset(row) : 0) : nullptr;
+  T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
+  const T* weight = static_cast<const T*>(p.weight);
+
+  wait_for_inputs();
+  V x[kVecsPerThread], r[kVecsPerThread];
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec < num_vecs) {
+      x[i] = load_vec<T, kN>(in + vec * kN);
+      if constexpr (kWithResidual) r[i] = load_vec<T, kN>(res + vec * kN);
+    }
+  }
+  float kept[kWithResidual ? kVecsPerThread : 1][kN];  // the sum of input and residual, not yet rounded
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= num_vecs) continue;
+    float values[kN];
+    x[i].to_floats(values);
+    if constexpr (kWithResidual) {
+      float other[kN];
+      r[i].to_floats(other);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) kept[i][j] = values[j] = values[j] + other[j];
+      store_vec(res + vec * kN, V::from_floats(values));
+    }
+#pragma unroll
+    for (int j = 0; j < kN; ++j) squares += values[j] * values[j];
+  }
+  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= num_vecs) continue;
+    float values[kN], w[kN];
+    load_vec<T, kN>(weight + vec * kN).to_floats(w);
+    if constexpr (!kWithResidual) x[i].to_floats(values);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + p.weight_offset);
+    store_vec(out + vec * kN, V::from_floats(values));
+  }
+  let_next_start();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNormParams p) {
+  __shared__ float partial[32];
+  const int64_t row = blockIdx.x;
+  const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
+  T* res = p.residual ? static_cast<T*>(p.residual) + p.residual_rows.offset(row) : nullptr;
+  T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
+  const T* weight = static_cast<const T*>(p.weight);
+
+  wait_for_inputs();
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
+    const float x = to_float(in[i]) + (res ? to_float(res[i]) : 0.0f);
+    squares += x * x;
+  }
+  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
+    float x = to_float(in[i]);
+    if (res) {
+      x += to_float(res[i]);
+      res[i] = from_float<T>(x);
+    }
+    out[i] = from_float<T>(x * scale * (to_float(weight[i]) + p.weight_offset));
+  }
+  let_next_start();
+}
+
+template <typename T, typename W>
+__global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNormParams p) {
+  constexpr int kN = kVecBytes / sizeof(T);
+  using V = Vec<T, kN>;
+  __shared__ float partial[32 * 32];
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const bool active = row < p.num_rows;
+  const int num_vecs = active ? p.hidden_size / kN : 0;
+  const T* in = static_cast<const T*>(p.input) + (active ? p.input_rows.offset(row) : 0);
+  T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
+
+  wait_for_inputs();
+  float x[kVecsPerThread][kN];
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= num_vecs) continue;
+    load_vec<T, kN>(in + vec * kN).to_floats(x[i]);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) total += x[i][j];
+  }
+  const float mean = row_sum(total, partial) / p.hidden_size;
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    if (threadIdx.x + i * blockDim.x >= num_vecs) continue;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) squares += (x[i][j] - mean) * (x[i][j] - mean);
+  }
+  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+#pragma unroll
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    const int vec = threadIdx.x + i * blockDim.x;
+    if (vec >= num_vecs) continue;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      const float gamma = to_float(static_cast<const W*>(p.gamma)[vec * kN + j]);
+      const float beta = to_float(static_cast<const W*>(p.beta)[vec * kN + j]);
+      x[i][j] = (x[i][j] - mean) * scale * gamma + beta;
+    }
+    store_vec(out + vec * kN, V::from_floats(x[i]));
+  }
+  let_next_start();
+}
+
+template <typename T, typename W>
+__global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const LayerNormParams p) {
+  __shared__ float partial[32];
+  const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(blockIdx.x);
+  T* out = static_cast<T*>(p.output) + p.output_rows.offset(blockIdx.x);
+
+  wait_for_inputs();
+  float total = 0;
+  for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) total += to_float(in[i]);
+  const float mean = row_sum(total, partial) / p.hidden_size;
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
+    const float deviation = to_float(in[i]) - mean;
+    squares += deviation * deviation;
+  }
+  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
+    const float gamma = to_float(static_cast<const W*>(p.gamma)[i]), beta = to_float(static_cast<const W*>(p.beta)[i]);
+    out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma + beta);
+  }
+  let_next_start();
+}
+
+// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most kVecsPerThread vectors.
+inline dim3 row_block(int64_t num_vecs) {
+  unsigned threads = 1;
+  while (threads * kVecsPerThread < num_vecs) threads *= 2;
+  constexpr unsigned kBlock = 128;
+  return dim3(threads, threads < kBlock ? kBlock / threads : 1);
+}
+
+// Picks the vector kernel where every row starts on a vector boundary and fits into registers, else the other one.
+template <typename T, typename Params, typename... Strides>
+void launch_rows(void (*vector_kernel)(Params), void (*any_kernel)(Params), const Params& p, const Launch& where,
+                 std::initializer_list<const void*> pointers, Strides... strides) {
+  const int64_t num_vecs = p.hidden_size * static_cast<int64_t>(sizeof(T)) / kVecBytes;
+  const bool aligned = fits_vectors<T>(pointers, p.hidden_size, strides...);
+  if (aligned && num_vecs <= kMaxThreads * kVecsPerThread) {
+    const dim3 block = row_block(num_vecs);
+    launch(vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
+  } else {
+    launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), 0, where, p);
+  }
+}
+
+template <typename T>
+void rms_norm(const RmsNormParams& p, const Launch& where) {
+  launch_rows<T>(p.residual ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, rms_norm_any_kernel<T>, p, where,
+                 {p.input, p.residual, p.weight, p.output}, p.input_rows.outer_stride, p.input_rows.inner_stride,
+                 p.residual_rows.outer_stride, p.residual_rows.inner_stride, p.output_rows.outer_stride,
+                 p.output_rows.inner_stride);
+}
+
+template <typename T, typename W>
+void layer_norm(const LayerNormParams& p, const Launch& where) {
+  launch_rows<T>(layer_norm_kernel<T, W>, layer_norm_any_kernel<T, W>, p, where, {p.input, p.output},
+                 p.input_rows.outer_stride, p.input_rows.inner_stride, p.output_rows.outer_stride,
+                 p.output_rows.inner_stride);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,32 @@
+"""One test body serves every device this machine has."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def fresh_seed(record_property: pytest.FixtureRequest) -> int:
+    """Inputs are new in every run; the seed is printed with a failure and FLASHINFER_TEST_SEED repeats it."""
+    seed = int(os.environ.get("FLASHINFER_TEST_SEED", random.SystemRandom().randrange(2**31)))
+    print(f"FLASHINFER_TEST_SEED={seed}")
+    torch.manual_seed(seed)
+    random.seed(seed)
+    return seed

@@ -1,0 +1,66 @@
+"""What tests compare with: errors in units in the last place, and buffers that show a write in the wrong place."""
+
+from __future__ import annotations
+
+import torch
+
+
+def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance of neighbouring numbers of ``dtype`` at the magnitude of each (float64) value."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(values.abs())
+    size = torch.ldexp(torch.full_like(values, info.eps), exponent - 1)
+    return size.clamp(min=info.smallest_normal * info.eps)
+
+
+def max_ulps(dtype: torch.dtype) -> float:
+    """What the project promises: 2 ulp of the half types, 4 of float32."""
+    return 4.0 if dtype == torch.float32 else 2.0
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor | None = None, ulps: float | None = None) -> None:
+    """``got`` is within the promised ulps of the float64 oracle ``want``; NaN never passes.
+
+    ``scale`` is the magnitude of the terms that a result is the sum of: where they cancel, an error is measured
+    against them.
+    """
+    assert want.dtype == torch.float64 and got.shape == want.shape, (got.shape, want.shape)
+    want = want.to(got.device)
+    magnitude = want.abs() if scale is None else torch.maximum(want.abs(), scale.to(got.device).abs())
+    same = got.double() == want  # infinities too
+    error = torch.where(same, 0.0, (got.double() - want).abs() / ulp(magnitude, got.dtype))
+    limit = max_ulps(got.dtype) if ulps is None else ulps
+    bad = ~(error <= limit)
+    if bad.any():
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        raise AssertionError(f"{int(bad.sum())} of {bad.numel()} differ, first at {where}: got {got[where].item()}, "
+                             f"wanted {want[where].item()}, {error[where].item():.2f} ulp, limit {limit}")  # fmt: skip
+
+
+class Guarded:
+    """A tensor of a shape inside a larger buffer full of a sentinel: ``padded`` rows, or the buffer itself.
+
+    ``check()`` fails where anything outside the tensor was written. The tensor starts out as NaN (as 123 for
+    integers), so an element never written shows.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool) -> None:
+        *leading, last = shape
+        self.sentinel = float("nan") if dtype.is_floating_point else 123
+        pad = 16 if padded else 0
+        self.buffer = torch.full((*leading, last + 2 * pad), self.sentinel, dtype=dtype, device=device)
+        self.tensor = self.buffer[..., pad : pad + last]
+        self.pad = pad
+
+    def check(self) -> None:
+        last = self.tensor.shape[-1]
+        for margin in (self.buffer[..., : self.pad], self.buffer[..., self.pad + last :]):
+            untouched = margin.isnan() if self.buffer.is_floating_point() else margin == self.sentinel
+            assert bool(untouched.all()), "something was written outside the tensor"
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool, scale: float = 1.0) -> torch.Tensor:
+    """Fresh normal values, with strides as :class:`Guarded` makes them (the margins are NaN)."""
+    tensor = Guarded(shape, dtype, device, padded).tensor
+    tensor.copy_(torch.randn(shape, dtype=torch.float32).mul_(scale).to(dtype))
+    return tensor
