@@ -27,7 +27,7 @@ from .store import Artifact
 from .target import Target, wanted_target
 from .template import render_config
 from .toolchain import Toolchain, find_toolchain
-from .workspace import workspace, write_atomically
+from .workspace import roots, workspace, write_atomically
 
 # Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
 _UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -76,9 +76,13 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-def make_request(spec: JitSpec, destination: Path | None = None) -> Request:
-    """Say what building ``spec`` here and now means."""
-    target, toolchain, key = wanted_target(spec.backend), find_toolchain(spec.backend), spec.key
+def make_request(spec: JitSpec, destination: Path | None = None, target: Target | None = None) -> Request:
+    """Say what building ``spec`` here and now means: for what, by which tools, to be published where.
+
+    Raises:
+        ToolchainError: a tool is missing, or nothing says what to compile for.
+    """
+    target, toolchain, key = target or wanted_target(spec.backend), find_toolchain(spec.backend), spec.key
     if destination is None:
         place = store.workspace_directory(workspace(), spec, key)
         destination = place / store.build_key(key, target, toolchain)[:32]
@@ -134,8 +138,10 @@ def run(requests: Sequence[Request], verbose: bool = False, jobs: int | None = N
         locks = {r: stack.enter_context(held(root / "locks" / f"{r.build_key[:16]}.lock", r.spec.name))
                  for r in sorted(requests, key=lambda request: request.build_key)}  # fmt: skip
         for request in requests:
-            already = _published(request)
+            already = finished(request)
             if already is not None:
+                if already.directory != request.destination:
+                    already = store.publish(already.path, already.manifest, request.destination)
                 outcomes[request] = Outcome(request, "reused", already)
         todo = [request for request in requests if request not in outcomes]
         if todo:
@@ -144,18 +150,17 @@ def run(requests: Sequence[Request], verbose: bool = False, jobs: int | None = N
     return [outcomes[request] for request in requests]
 
 
-def _published(request: Request) -> Artifact | None:
-    """The very artifact that the request would give, at its destination or, copied from there, in the workspace."""
-    places = [request.destination]
-    places += [store.workspace_directory(root, request.spec, request.key) / request.build_key[:32] for root in store.roots()]
-    for place in places:
+def finished(request: Request) -> Artifact | None:
+    """The very artifact that the request would give: at its destination, or in the workspace to be copied there."""
+    in_workspace = [store.workspace_directory(root, request.spec, request.key) / request.build_key[:32] for root in roots()]
+    for place in dict.fromkeys([request.destination, *in_workspace]):
         found = store.read(place, request.spec.name)
         if (
             isinstance(found, Artifact)
             and found.manifest["build_key"] == request.build_key
             and store.file_digest(found.path) == found.manifest["sha256"]
         ):
-            return found if place == request.destination else store.publish(found.path, found.manifest, request.destination)
+            return found
     return None
 
 
@@ -252,7 +257,7 @@ class _Run:
         return next((n for n, request in self.by_module.items() if f"{request.directory}/" in text), "")
 
     def _publish(self, request: Request, library: Path) -> Outcome:
-        seconds = time.monotonic() - self.progress.started
+        seconds = self._compile_seconds(request)
         try:
             check_dependencies(request.spec, self.folder, request.directory)
             if request.spec.key != request.key:
@@ -266,6 +271,15 @@ class _Run:
         emit("compile", request.spec.name, seconds=round(seconds, 3))
         shutil.rmtree(library.parent.parent, ignore_errors=True)
         return Outcome(request, "built", artifact)
+
+    def _compile_seconds(self, request: Request) -> float:
+        """What ninja's log says the module's files took, added up."""
+        took = {}
+        for line in (self.folder / ".ninja_log").read_text().splitlines():
+            entry = line.split("\t")
+            if len(entry) == 5 and entry[3].startswith(request.directory):
+                took[entry[3]] = int(entry[1]) - int(entry[0])
+        return sum(took.values()) / 1000
 
     def _error(self, request: Request, command: list[str], rest: list[str]) -> BuildError:
         lines = self.logs[request.spec.name] or rest

@@ -128,7 +128,7 @@ def read(directory: Path, name: str) -> Artifact | str | None:
     except (OSError, ValueError) as err:
         return f"{directory}: unreadable ({err})"
     wanted = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list,
-              "coverage": dict, "requires": dict, "toolchain": dict}  # fmt: skip
+              "coverage": dict, "requires": dict, "toolchain": dict, "files": dict}  # fmt: skip
     if not isinstance(manifest, dict) or any(not isinstance(manifest.get(k), t) for k, t in wanted.items()):
         return f"{directory}: the manifest lacks fields"
     if manifest["format"] != FORMAT or manifest["name"] != name:
@@ -174,6 +174,14 @@ def _asked_archs(backend: str) -> tuple[str, ...]:
     except ToolchainError:
         return ()
     return target.archs if target.explicit else ()
+
+
+def differences(found: Artifact, spec: JitSpec) -> list[str]:
+    """What an artifact was built from and what ``spec`` says now, field by field where they differ."""
+    was, now = found.manifest, spec.fields()
+    files = sorted(name for name in {*was["files"], *now["files"]} if was["files"].get(name) != now["files"].get(name))
+    fields = [f"{name}: {was.get(name)} -> {value}" for name, value in now.items() if name != "files" and was.get(name) != value]
+    return fields + [f"changed: {', '.join(files)}"] * bool(files)
 
 
 def _runtime_too_old(requires: Mapping[str, str]) -> str | None:

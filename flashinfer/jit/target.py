@@ -24,6 +24,7 @@ _LEVEL_FEATURES = {
     "x86-64-v3": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
     "x86-64-v4": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
 }
+CPU_LEVELS = tuple(_LEVEL_FEATURES)
 
 
 @dataclass(frozen=True)
