@@ -202,16 +202,16 @@ def _one_of(text: str, values: tuple[str, ...]) -> str:
 
 
 @cache
-def data_root() -> Path:
+def data_root() -> str:
     """The directory that holds ``csrc`` and ``include``: in the package when installed, else the checkout."""
     installed = _PACKAGE / "data"
-    return installed if (installed / "csrc").is_dir() else _PACKAGE.parent
+    return str(installed if (installed / "csrc").is_dir() else _PACKAGE.parent)
 
 
 def default_aot_dir() -> Path:
     """Where ``scripts/build_aot.py`` publishes and where loaders look after ``FLASHINFER_AOT_DIR``."""
-    root = data_root()
-    return root / "aot" if root.name == "data" and root.parent == _PACKAGE else root / "data" / "aot"
+    root = Path(data_root())
+    return root / "aot" if root.parent == _PACKAGE else root / "data" / "aot"
 
 
 def aot_dirs() -> tuple[Path, ...]:

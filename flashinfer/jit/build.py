@@ -45,7 +45,7 @@ class Request:
 
     @property
     def build_key(self) -> str:
-        return store.build_key(self.key, self.target, self.toolchain)
+        return store.build_key(self.key, self.target, self.toolchain.identity)
 
     @property
     def directory(self) -> str:
@@ -85,7 +85,7 @@ def make_request(spec: JitSpec, destination: Path | None = None, target: Target 
     target, toolchain, key = target or wanted_target(spec.backend), find_toolchain(spec.backend), spec.key
     if destination is None:
         place = store.workspace_directory(workspace(), spec, key)
-        destination = place / store.build_key(key, target, toolchain)[:32]
+        destination = place / store.build_key(key, target, toolchain.identity)[:32]
     return Request(spec, target, toolchain, key, destination)
 
 
@@ -182,29 +182,27 @@ class _Run:
         graph = self._write(toolchain)
         if self.watch is None:
             names = ", ".join(self.by_module)
-            say(f"building {names}: {self.progress.total - len(self.todo)} files, log in {self.folder / self.todo[0].directory}")
+            say(f"building {names} ({self.progress.total - len(self.todo)} source files), log in {self.folder / self.todo[0].directory}")
         command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-j", str(self.jobs), "-k", "0"]
         environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
         environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-        process = subprocess.Popen(
+        rest: list[str] = []
+        with subprocess.Popen(
             [*command, "-v"] if self.verbose else command,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace", env=environment,
-        )  # fmt: skip
-        rest: list[str] = []
-        try:
+        ) as process:  # fmt: skip
             assert process.stdout is not None
             module = ""
-            for line in process.stdout:
-                if self.verbose:
-                    say(line.rstrip())
-                module = self._take(line.rstrip("\n"), module, release) if line.strip() else module
-                if not module:
-                    rest.append(line.rstrip())
-            process.wait()
-        finally:
-            if process.poll() is None:
+            try:
+                for line in process.stdout:
+                    if self.verbose:
+                        say(line.rstrip())
+                    module = self._take(line.rstrip("\n"), module, release) if line.strip() else module
+                    if not module:
+                        rest.append(line.rstrip())
+            except BaseException:
                 process.terminate()
-                process.wait()
+                raise
         for request in self.todo:
             if request not in self.outcomes:
                 self.outcomes[request] = Outcome(request, "failed", error=self._error(request, command, rest))
@@ -307,7 +305,7 @@ def check_dependencies(spec: JitSpec, folder: Path, directory: str) -> None:
         BuildError: one is not, for example because its name in the ``#include`` is a macro.
     """
     covered = {os.path.realpath(path) for path in store.covered_files(spec)}
-    own = [os.path.realpath(path) for path in (*(p.parent for p in spec.source_paths()), *spec.include_dirs)]
+    own = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
     for _, _, made in units(spec, directory):
         for name in read_depfile((folder / f"{made}.d").read_text()):
             path = os.path.realpath(folder / name)

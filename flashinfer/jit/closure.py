@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
@@ -20,27 +19,28 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULT
 _seen: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 
 
-def digest_and_includes(path: Path) -> tuple[str, tuple[str, ...]]:
+def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
     """SHA-256 of a file's bytes and the names it includes, read again only when the file changed."""
     status = os.stat(path)
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _seen.get(str(path))
+    known = _seen.get(path)
     if known is not None and known[0] == stamp:
         return known[1], known[2]
-    text = path.read_bytes()
+    with open(path, "rb") as file:
+        text = file.read()
     includes = tuple(os.fsdecode(name) for name in _INCLUDE.findall(text.replace(b"\\\n", b"")))
     result = hashlib.sha256(text).hexdigest(), includes
-    _seen[str(path)] = (stamp, *result)
+    _seen[path] = (stamp, *result)
     return result
 
 
-def closure(sources: Iterable[Path], include_dirs: Sequence[Path]) -> dict[Path, str]:
+def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
     """Every own file reachable from ``sources`` -> its digest.
 
     A name is looked up as a compiler does: beside the file that includes it, then in ``include_dirs`` in order.
     A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.
     """
-    digests: dict[Path, str] = {}
+    digests: dict[str, str] = {}
     todo = list(sources)
     while todo:
         path = todo.pop()
@@ -48,9 +48,9 @@ def closure(sources: Iterable[Path], include_dirs: Sequence[Path]) -> dict[Path,
             continue
         digests[path], names = digest_and_includes(path)
         for name in names:
-            for directory in (path.parent, *include_dirs):
-                found = os.path.normpath(directory / name)
-                if os.path.isfile(found):
-                    todo.append(Path(found))
+            for directory in (os.path.dirname(path), *include_dirs):
+                found = os.path.normpath(f"{directory}/{name}")
+                if found in digests or os.path.isfile(found):
+                    todo.append(found)
                     break
     return digests

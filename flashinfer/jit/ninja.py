@@ -7,13 +7,14 @@ one output abort the graph; a newline cannot be escaped.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 
 from .spec import TORCH_ABI, JitSpec
 from .target import Target
-from .toolchain import Toolchain
+from .toolchain import Toolchain, cxx11_abi
 
 
 def escape(path: str) -> str:
@@ -31,10 +32,10 @@ def words(command: Iterable[str]) -> str:
     return text.replace("$", "$$")
 
 
-def units(spec: JitSpec, directory: str) -> list[tuple[str, Path, str]]:
+def units(spec: JitSpec, directory: str) -> list[tuple[str, str, str]]:
     """``(rule, source, object)`` of every file to compile, in the order of the sources."""
     return [
-        ("nvcc" if source.suffix == ".cu" else "cxx", source, f"{directory}/{source.stem}.o")
+        ("nvcc" if source.endswith(".cu") else "cxx", source, f"{directory}/{PurePath(source).stem}.o")
         for source in spec.source_paths()
     ]
 
@@ -45,7 +46,7 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
     defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
     # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information.
-    roots = dict.fromkeys([*(str(path.parent) for path in spec.include_dirs), directory])
+    roots = dict.fromkeys([*(os.path.dirname(path) for path in spec.include_dirs), directory])
     cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]
     lines = [
         f"# {spec.name}: {spec.backend}, {' '.join(target.archs)}",
@@ -56,7 +57,7 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
     objects = []
     for rule, source, made in units(spec, directory):
-        lines += [f"build {escape(made)}: {rule} {escape(str(source))}", f"  module = {spec.name}"]
+        lines += [f"build {escape(made)}: {rule} {escape(source)}", f"  module = {spec.name}"]
         objects.append(escape(made))
     order = ""
     if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
@@ -84,7 +85,7 @@ def _rule(name: str, command: str, description: str, *more: str) -> list[str]:
 
 def _common_flags(toolchain: Toolchain) -> list[str]:
     abi = f"{TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"
-    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(toolchain.cxx11_abi)}", f"-DTORCH_TARGET_VERSION={abi}"]
+    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi(toolchain.torch_dir))}", f"-DTORCH_TARGET_VERSION={abi}"]
 
 
 def _cxx_rules(toolchain: Toolchain) -> list[str]:

@@ -72,34 +72,32 @@ class JitSpec:
                 raise ValueError(f"flags and paths of {self.name!r}: got a newline or NUL in {flag!r}, wanted none")
 
     @property
-    def include_dirs(self) -> tuple[Path, ...]:
+    def include_dirs(self) -> tuple[str, ...]:
         root = env.data_root()
-        return (*(Path(path) for path in self.include_paths), root / "include", root / "csrc")
+        return (*self.include_paths, f"{root}/include", f"{root}/csrc")
 
-    def source_paths(self) -> tuple[Path, ...]:
+    def source_paths(self) -> tuple[str, ...]:
         """Sources as absolute paths; names without a leading ``/`` are relative to the data root."""
-        return tuple(env.data_root() / source for source in self.sources)
+        return tuple(os.path.join(env.data_root(), source) for source in self.sources)
 
     def files(self) -> dict[str, str]:
         """Every file the module is made of -> SHA-256, named relative to the data root or to the user's own root."""
-        named = {self._name_of(path): digest for path, digest in closure(self.source_paths(), self.include_dirs).items()}
-        if self.template:
-            named[self.template] = digest_and_includes(env.data_root() / self.template)[0]
-        return named
-
-    def _name_of(self, path: Path) -> str:
         # Absolute paths differ between machines; the same tree elsewhere must have the same names.
-        roots = [env.data_root(), *(source.parent for source in self.source_paths()), *self.include_dirs]
-        for number, root in enumerate(roots):
-            if path.is_relative_to(root):
-                relative = path.relative_to(root).as_posix()
-                return relative if number == 0 else f"<{number}>/{relative}"
-        common = os.path.commonpath([roots[1], path])
-        return f"<outside>/{os.path.relpath(path, common)}"
+        sources = self.source_paths()
+        roots = {f"{env.data_root()}/": ""}
+        for number, root in enumerate((*(os.path.dirname(source) for source in sources), *self.include_paths)):
+            roots.setdefault(f"{root}/", f"<{number}>/")
+        named = {}
+        for path, content in closure(sources, self.include_dirs).items():
+            root = next((root for root in roots if path.startswith(root)), "")
+            named[roots.get(root, "<outside>/") + os.path.relpath(path, root or os.path.dirname(sources[0]))] = content
+        if self.template:
+            named[self.template] = digest_and_includes(f"{env.data_root()}/{self.template}")[0]
+        return named
 
     def fields(self) -> dict[str, Any]:
         """What the key is made of, as plain JSON values: also what a manifest records for comparison."""
-        root = str(env.data_root())
+        root = env.data_root()
         return {
             "format": FORMAT,
             "name": self.name,

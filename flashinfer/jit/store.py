@@ -28,7 +28,7 @@ from ..errors import ToolchainError
 from .closure import closure
 from .spec import FORMAT, JitSpec, digest
 from .target import Target, wanted_target, why_not_runnable
-from .toolchain import Toolchain, find_toolchain
+from .toolchain import Identity, Toolchain, toolchain_identity
 from .workspace import roots
 
 MANIFEST = "manifest.json"
@@ -64,9 +64,9 @@ class Lookup:
         return "; ".join(self.reasons) or "no artifact of that name exists"
 
 
-def build_key(spec_key: str, target: Target, toolchain: Toolchain) -> str:
+def build_key(spec_key: str, target: Target, identity: Identity) -> str:
     """The full identity of a build: what the spec says, what for, and by which versions of the tools."""
-    return digest([spec_key, target.archs, toolchain.identity])
+    return digest([spec_key, target.archs, identity])
 
 
 def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
@@ -113,7 +113,7 @@ def _in_workspace(spec: JitSpec, key: str) -> Iterator[Artifact]:
 def _exact_build_key(backend: str, key: str) -> str | None:
     """The build key that this machine would give, or ``None`` if it cannot build at all."""
     try:
-        return build_key(key, wanted_target(backend), find_toolchain(backend))
+        return build_key(key, wanted_target(backend), toolchain_identity(backend))
     except ToolchainError:
         return None
 
@@ -204,7 +204,7 @@ def file_digest(path: Path) -> str:
         return ""
 
 
-def covered_files(spec: JitSpec) -> Iterator[Path]:
+def covered_files(spec: JitSpec) -> Iterator[str]:
     """The files whose contents the key of ``spec`` covers."""
     yield from closure(spec.source_paths(), spec.include_dirs)
 
@@ -233,7 +233,7 @@ def make_manifest(spec: JitSpec, key: str, target: Target, toolchain: Toolchain,
         "format": FORMAT,
         "name": spec.name,
         "key": key,
-        "build_key": build_key(key, target, toolchain),
+        "build_key": build_key(key, target, toolchain.identity),
         "archs": list(target.archs),
         "toolchain": toolchain.identity,
         "requires": elf_requirements(so),

@@ -21,24 +21,25 @@ from ..errors import ToolchainError
 from .workspace import workspace, write_atomically
 
 
+Identity = dict[str, str | bool | None]
+
+
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools for one backend. Paths and launchers steer a build; only ``identity`` enters a key."""
+    """The tools for one backend. Paths and launchers steer a build; only their versions enter a key."""
 
+    backend: str
     cxx: str
-    cxx_version: str
+    nvcc: str | None
     ninja: str
     torch_dir: Path
-    cxx11_abi: bool
-    nvcc: str | None = None
-    nvcc_version: str | None = None
     cxx_launcher: tuple[str, ...] = ()
     nvcc_launcher: tuple[str, ...] = ()
 
     @property
-    def identity(self) -> dict[str, str | bool | None]:
+    def identity(self) -> Identity:
         """What of the tools changes a byte of the result: versions, never paths."""
-        return {"cxx": self.cxx_version, "nvcc": self.nvcc_version, "cxx11_abi": self.cxx11_abi}
+        return _identity(self.cxx, self.nvcc, self.torch_dir)
 
     @property
     def torch_cuda_is_missing(self) -> bool:
@@ -52,20 +53,24 @@ def find_toolchain(backend: str) -> Toolchain:
     Raises:
         ToolchainError: one is missing: what was looked for, where, and what to install.
     """
-    cxx = find_cxx()
-    nvcc = find_nvcc() if backend == "cuda" else None
-    torch_dir = find_torch()
     return Toolchain(
-        cxx=cxx,
-        cxx_version=version_of(cxx),
+        backend=backend,
+        cxx=find_cxx(),
+        nvcc=find_nvcc() if backend == "cuda" else None,
         ninja=find_ninja(),
-        torch_dir=torch_dir,
-        cxx11_abi=_cxx11_abi(torch_dir),
-        nvcc=nvcc,
-        nvcc_version=version_of(nvcc) if nvcc else None,
+        torch_dir=find_torch(),
         cxx_launcher=env.CXX_LAUNCHER.get(),
         nvcc_launcher=env.NVCC_LAUNCHER.get(),
     )
+
+
+def toolchain_identity(backend: str) -> Identity:
+    """The identity of the tools that would build here, without looking for those that leave no trace in the result."""
+    return _identity(find_cxx(), find_nvcc() if backend == "cuda" else None, find_torch())
+
+
+def _identity(cxx: str, nvcc: str | None, torch_dir: Path) -> Identity:
+    return {"cxx": version_of(cxx), "nvcc": version_of(nvcc) if nvcc else None, "cxx11_abi": cxx11_abi(torch_dir)}
 
 
 def find_cxx() -> str:
@@ -147,7 +152,7 @@ def _ask_version(program: str) -> str:
     return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
 
 
-def _cxx11_abi(torch_dir: Path) -> bool:
+def cxx11_abi(torch_dir: Path) -> bool:
     """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
     library = torch_dir / "lib" / "libc10.so"
     return _remembered(str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes())) == "True"
@@ -186,7 +191,7 @@ def _fingerprint(path: str) -> str:
         if text.startswith(b"#!"):
             for word in sorted(set(re.findall(rb"/[\w./+-]+", text))):
                 named = os.fsdecode(word)
-                if os.path.isfile(named):
+                if os.path.isfile(named) and os.access(named, os.X_OK):
                     inner = os.stat(named)
                     parts.append(f"{named}:{inner.st_size}:{inner.st_mtime_ns}")
     return "|".join(parts)

@@ -1,0 +1,71 @@
+"""A workspace of its own for every test, no prebuilt modules, and small sources that compile in a moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit import JitSpec, gen_jit_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith("FLASHINFER_") or name in ("CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
+    monkeypatch.setattr("flashinfer.env.default_aot_dir", lambda: tmp_path / "aot")
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def make_spec(tmp_path: Path) -> Callable[..., JitSpec]:
+    """Writes files (name -> text) into a folder and describes them as a module."""
+
+    def make(name: str = "tiny", files: dict[str, str] | None = None, **options: object) -> JitSpec:
+        folder = tmp_path / "src" / name
+        files = files or {"unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n', "unit.h": "#define ANSWER 42\n"}
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        sources = [folder / file for file in files if file.endswith((".cc", ".cu"))]
+        return gen_jit_spec(name, sources, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def compilers_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Counts compilers through a launcher, which is not part of a module's identity."""
+    log = tmp_path / "compilers"
+    launcher = tmp_path / "count"
+    launcher.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    monkeypatch.setenv("FLASHINFER_NVCC_LAUNCHER", str(launcher))
+    return lambda: len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a program in a process of its own, with this test's workspace."""
+
+    def run(program: str, *arguments: str, check: bool = True, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}}
+        for name, value in variables.items():
+            if value is None:
+                environment.pop(name, None)
+        command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+        assert not check or result.returncode == 0, result.stdout + result.stderr
+        return result
+
+    return run

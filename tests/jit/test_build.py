@@ -1,0 +1,282 @@
+"""Building: once, whole, checked, with errors a person can act on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import BuildError, JitDisabledError, ModuleLoadError, ToolchainError
+from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
+from flashinfer.jit.lock import held
+
+FIRST_CALL = """
+    import sys, torch, flashinfer
+    started = []
+    sys.addaudithook(lambda event, args: started.append(args[0]) if event == "subprocess.Popen" else None)
+    locks = []
+    sys.addaudithook(lambda event, args: locks.append(args) if event in ("fcntl.flock", "fcntl.lockf") else None)
+    x, w = torch.randn(5, 64), torch.randn(64)
+    y = flashinfer.rmsnorm(x, w)
+    want = torch.nn.functional.rms_norm(x.double(), (64,), w.double(), 1e-6)
+    assert (y - want).abs().max() < 1e-5
+    print(len(started), len(locks), "filelock" in sys.modules, "jinja2" in sys.modules)
+"""
+
+
+def test_a_built_module_is_never_built_again(make_spec, compilers_started):
+    spec = make_spec()
+    first = spec.build()
+    assert compilers_started() == 1
+    assert spec.build() == first and build_jit_specs([spec, spec]) == [first, first]
+    assert compilers_started() == 1
+
+
+def test_a_batch_reuses_a_single_build_and_the_reverse(make_spec, compilers_started):
+    one, two = make_spec("one"), make_spec("two")
+    one.build()
+    build_jit_specs([one, two])
+    assert compilers_started() == 2
+    two.build()
+    assert compilers_started() == 2
+
+
+def test_first_call_builds_with_one_line_and_the_next_process_starts_nothing(python):
+    """The real thing: an operator, a cold workspace, two processes."""
+    nowhere = {"FLASHINFER_AOT_DIR": None}
+    first = python(FIRST_CALL, **nowhere) if not _prebuilt("norm_cpu") else python(FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT))
+    lines = [line for line in first.stderr.splitlines() if line.startswith("flashinfer:")]
+    assert len(lines) == 1 and lines[0].startswith("flashinfer: building norm_cpu (2 source files)"), first.stderr
+    second = python(FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT))
+    assert second.stdout.split() == ["0", "0", "False", "False"] and "flashinfer:" not in second.stderr
+
+
+HIDE_AOT = """import sys, torch, flashinfer, pathlib
+    flashinfer.jit.env.default_aot_dir = lambda: pathlib.Path("/nowhere")"""
+
+
+def _prebuilt(name: str) -> bool:
+    return (Path(__file__).parents[2] / "data" / "aot" / name).exists()
+
+
+def test_without_a_toolchain_and_read_only(python, make_spec, workspace):
+    """Everything built is used by another user, on a read-only tree, with nothing to build with on PATH."""
+    python(FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT))
+    os.system(f"chmod -R a-w {workspace}")
+    try:
+        program = FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT)
+        if os.getuid() == 0:  # root writes anywhere: become somebody else, who can read this test's folder
+            program = program.replace("flashinfer.jit.env", "import os; os.setgid(12345); os.setuid(12345)\n    flashinfer.jit.env")
+            for folder in [workspace, *workspace.parents][:-1]:
+                folder.chmod(folder.stat().st_mode | 0o055)
+        result = python(program, PATH="/nowhere", CXX=None, HOME="/nowhere")
+        assert result.stdout.split()[:2] == ["0", "0"]
+    finally:
+        os.system(f"chmod -R u+w {workspace}")
+
+
+def test_a_compile_error(make_spec, workspace):
+    spec = make_spec("broken", {"unit.cc": "int good;\nint bad = no_such_name;\nint worse = other_name;\n"})
+    with pytest.raises(BuildError) as caught:
+        spec.build()
+    error, text = caught.value, str(caught.value)
+    assert error.name == "broken" and "'no_such_name' was not declared" in error.reason
+    assert "unit.cc:2:11: error:" in error.reason, "the user's file and line"
+    assert "-c" in error.command and "unit.cc" in error.command and error.log.read_text().count("error:") == 2
+    assert any("no_such_name" in line for line in text.splitlines()[-20:]) and "broken" in text.splitlines()[0]
+    spec = make_spec("broken", {"unit.cc": "int good;\n"})
+    assert spec.build().path.exists(), "nothing left behind blocks the next try"
+
+
+def test_a_link_error(make_spec):
+    spec = make_spec("unlinked", extra_ldflags=["-lno_such_library"])
+    with pytest.raises(BuildError, match="cannot find -lno_such_library"):
+        spec.build()
+
+
+def test_one_broken_module_does_not_stop_the_others(make_spec):
+    good, bad = make_spec("good"), make_spec("bad", {"unit.cc": "#error on purpose\n"})
+    with pytest.raises(BuildError, match="on purpose"):
+        build_jit_specs([bad, good])
+    assert good.find() is not None and bad.find() is None
+
+
+def test_a_header_behind_a_macro_is_a_build_error(make_spec):
+    spec = make_spec("hidden", {"unit.cc": '#define NAME "x.h"\n#include NAME\n', "x.h": ""})
+    with pytest.raises(BuildError, match=r"the compiler read .*x\.h, which the module's key does not cover"):
+        spec.build()
+    assert spec.find() is None
+
+
+def test_a_source_that_changes_while_it_is_compiled(make_spec, tmp_path, monkeypatch):
+    spec = make_spec()
+    launcher = tmp_path / "meddle"
+    launcher.write_text(f'#!/bin/sh\n"$@"\necho "// later" >> {spec.source_paths()[0]}\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    with pytest.raises(BuildError, match="changed while it was compiled"):
+        spec.build()
+
+
+def test_an_edited_header_is_built_again(make_spec, compilers_started):
+    first = make_spec().build()
+    spec = make_spec(files={"unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n', "unit.h": "#define ANSWER 43\n"})
+    assert spec.build().path != first.path and compilers_started() == 2
+
+
+def test_no_compiler(make_spec, monkeypatch):
+    spec = make_spec()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ToolchainError, match=r"cannot find a C\+\+ compiler"):
+        spec.build()
+
+
+def test_no_gpu_and_no_arch(make_spec, monkeypatch):
+    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    with pytest.raises(ToolchainError, match="FLASHINFER_CUDA_ARCH_LIST"):
+        make_spec("gpu", {"unit.cu": ""}).build()
+
+
+def test_disabled(make_spec, monkeypatch):
+    spec = make_spec()
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    with pytest.raises(JitDisabledError, match="module 'tiny' is not built and FLASHINFER_DISABLE_JIT is set; looked in"):
+        spec.build()
+    monkeypatch.delenv("FLASHINFER_DISABLE_JIT")
+    built = spec.build()
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    assert spec.build() == built
+
+
+def test_an_unwritable_workspace(make_spec, monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(blocked / "workspace"))
+    spec = make_spec()
+    with pytest.warns(UserWarning, match="cannot be written .* set FLASHINFER_WORKSPACE_DIR"):
+        artifact = spec.build()
+    assert artifact.path.exists() and not artifact.path.is_relative_to(tmp_path)
+    assert spec.find() == artifact, "found again by this process"
+
+
+def test_unkeyed_variables_do_not_reach_the_compiler(make_spec, tmp_path, monkeypatch):
+    (tmp_path / "sneaky").mkdir()
+    (tmp_path / "sneaky" / "extra.h").write_text("")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(tmp_path / "sneaky"))
+    with pytest.raises(BuildError, match="extra.h: No such file"):
+        make_spec("s", {"unit.cc": "#include <extra.h>\n"}).build()
+
+
+def test_same_sources_elsewhere_give_the_same_bytes(make_spec, tmp_path, monkeypatch):
+    first = make_spec().build().manifest
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "another workspace"))
+    second = make_spec().build().manifest
+    assert first["build_key"] == second["build_key"] and first["sha256"] == second["sha256"]
+
+
+def test_eight_threads_want_one_module(make_spec, compilers_started):
+    spec, found = make_spec(), []
+    threads = [threading.Thread(target=lambda: found.append(spec.build())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and len(found) == 8 and compilers_started() == 1
+
+
+def test_four_processes_want_one_module(python, make_spec, compilers_started, tmp_path):
+    spec = make_spec()
+    program = f"""
+        from flashinfer.jit import gen_jit_spec
+        print(gen_jit_spec("tiny", [{spec.source_paths()[0]!r}]).build().path)
+    """
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(python(program))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({result.stdout for result in results}) == 1 and compilers_started() == 1
+
+
+def test_a_wait_speaks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("flashinfer.jit.lock.FIRST_WORD", 0.2)
+    monkeypatch.setattr("flashinfer.jit.lock.NEXT_WORDS", 0.2)
+    program = (
+        "import sys, time, pathlib; from flashinfer.jit.lock import held\n"
+        "with held(pathlib.Path(sys.argv[1]), 'slow'): print('held', flush=True); time.sleep(1)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = tmp_path / "a.lock"
+    owner = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, env=environment)
+    assert owner.stdout.readline() == b"held\n"
+    events = []
+    end = subscribe(events.append)
+    with held(path, "slow"):
+        pass
+    end()
+    owner.wait()
+    owner.stdout.close()
+    said = capsys.readouterr().err
+    assert re.search(rf"waiting for slow, which pid {owner.pid} on \S+ is building: \d+ s", said)
+    assert events and events[0].kind == "wait" and str(owner.pid) in events[0].detail["owner"]
+
+
+def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
+    """Killed between two files: the next build compiles only the other one."""
+    files = {"a.cc": "int a;\n", "b.cc": "int b;\n"}
+    spec = make_spec("two", files)
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\necho >> "$0.count"\ncase "$*" in *b.cc*) test -e "$0.waiting" || { touch "$0.waiting"; sleep 60; } ;; esac\nexec "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(slow))
+    program = f"from flashinfer.jit import gen_jit_spec; gen_jit_spec('two', {list(spec.source_paths())!r}).build()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MAX_JOBS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not Path(f"{slow}.waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, 9)
+    process.wait()
+    assert spec.find() is None
+    spec.build()
+    assert len(Path(f"{slow}.count").read_text().splitlines()) == 3, "a.cc once, b.cc twice"
+
+
+def test_events(make_spec):
+    events = []
+    end = subscribe(events.append)
+    spec = make_spec()
+    spec.build()
+    spec.build()
+    end()
+    assert [event.kind for event in events] == ["miss", "compile", "hit"]
+    assert "no artifact" in events[0].detail["reason"] and events[1].detail["seconds"] > 0
+
+
+def test_load(make_spec, python):
+    spec = make_spec("loadable_tiny")
+    spec.build_and_load()
+    spec.build_and_load()
+    changed = make_spec("loadable_tiny", {"unit.cc": "int other;\n"})
+    with pytest.raises(ModuleLoadError, match="changed since"):
+        changed.build_and_load()
+
+
+def test_a_library_that_does_not_load(make_spec):
+    spec = make_spec("unresolved", {"unit.cc": "int missing(); int use = missing();\n"})
+    with pytest.raises(ModuleLoadError, match=r"module 'unresolved' at .* does not load: .*missing"):
+        spec.build_and_load()
+
+
+def test_clear_cache_dir(make_spec):
+    spec = make_spec()
+    spec.build()
+    clear_cache_dir()
+    assert spec.find() is None

@@ -1,0 +1,42 @@
+"""The header scan sees what a compiler would, and more rather than less."""
+
+from __future__ import annotations
+
+from flashinfer.jit.closure import closure
+
+
+def reach(tmp_path, files: dict[str, str], *include_dirs: str) -> set[str]:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = closure([f"{tmp_path}/a.cc"], [f"{tmp_path}/{name}" for name in include_dirs])
+    return {path.removeprefix(f"{tmp_path}/") for path in found}
+
+
+def test_quotes_brackets_and_spaces(tmp_path):
+    files = {"a.cc": '#include "b.h"\n  #  include <inc/c.h> // why\n#include <vector>\n', "b.h": "", "inc/c.h": "", "d.h": ""}
+    assert reach(tmp_path, files, ".") == {"a.cc", "b.h", "inc/c.h"}
+
+
+def test_beside_the_including_file_first(tmp_path):
+    files = {"a.cc": '#include "x/b.h"\n', "x/b.h": '#include "c.h"\n', "x/c.h": "", "inc/c.h": ""}
+    assert reach(tmp_path, files, "inc") == {"a.cc", "x/b.h", "x/c.h"}
+
+
+def test_both_sides_of_a_conditional(tmp_path):
+    files = {"a.cc": '#if A\n#include "b.h"\n#else\n#include "c.h"\n#endif\n', "b.h": "", "c.h": ""}
+    assert reach(tmp_path, files) == {"a.cc", "b.h", "c.h"}
+
+
+def test_cycles_and_parents(tmp_path):
+    files = {"a.cc": '#include "x/b.h"\n', "x/b.h": '#include "../c.h"\n', "c.h": '#include "x/b.h"\n'}
+    assert reach(tmp_path, files) == {"a.cc", "x/b.h", "c.h"}
+
+
+def test_a_continued_line(tmp_path):
+    assert reach(tmp_path, {"a.cc": '#include \\\n "b.h"\n', "b.h": ""}) == {"a.cc", "b.h"}
+
+
+def test_a_changed_header_is_read_again(tmp_path):
+    assert reach(tmp_path, {"a.cc": '#include "b.h"\n', "b.h": "", "c.h": ""}) == {"a.cc", "b.h"}
+    assert reach(tmp_path, {"b.h": '#include "c.h"\n'}) == {"a.cc", "b.h", "c.h"}

@@ -1,0 +1,114 @@
+"""The text of ninja files, word by word, and what ninja makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer import env
+from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.ninja import escape, render_graph, render_spec, words
+from flashinfer.jit.target import Target
+from flashinfer.jit.toolchain import Toolchain, find_ninja
+
+CPU = Target("cpu", ("x86-64-v3",), True)
+CUDA = Target("cuda", ("8.0+PTX", "9.0a"), True)
+
+
+def tools(backend: str, torch: Path, launcher: tuple[str, ...] = ()) -> Toolchain:
+    nvcc = "/cuda/bin/nvcc" if backend == "cuda" else None
+    return Toolchain(backend, "/usr/bin/g++", nvcc, "/bin/ninja", torch, launcher, launcher)
+
+
+@pytest.fixture
+def torch(tmp_path, monkeypatch):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "lib" / "libc10.so").write_bytes(b"__cxx1112basic_string")
+    return tmp_path / "torch"
+
+
+def test_spec_file_cpu(torch):
+    root = env.data_root()
+    assert render_spec(gen_norm_module("cpu"), CPU, tools("cpu", torch)) == (
+        "# norm_cpu: cpu, x86-64-v3\n"
+        "cflags = -std=c++17 -fPIC -fvisibility=hidden -Wall -Wextra -Werror=return-type -O3 -march=x86-64-v3"
+        f" -DFLASHINFER_MODULE=norm_cpu -DFLASHINFER_CPU=1 -Inorm_cpu -I{root}/include -I{root}/csrc"
+        f" -ffile-prefix-map={root}=. -ffile-prefix-map=norm_cpu=.\n"
+        "ldflags = -Lnorm_cpu\n"
+        "\n"
+        f"build norm_cpu/norm.o: cxx {root}/csrc/norm.cc\n"
+        "  module = norm_cpu\n"
+        f"build norm_cpu/norm_cpu.o: cxx {root}/csrc/norm_cpu.cc\n"
+        "  module = norm_cpu\n"
+        "build norm_cpu/norm_cpu.so: link_cpu norm_cpu/norm.o norm_cpu/norm_cpu.o\n"
+        "  module = norm_cpu\n"
+    )
+
+
+def test_spec_file_cuda(torch):
+    text = render_spec(gen_norm_module("cuda"), CUDA, tools("cuda", torch), "key/norm_cuda")
+    assert "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80 -gencode=arch=compute_90a,code=sm_90a" in text
+    assert f"build key/norm_cuda/norm_cuda.o: nvcc {env.data_root()}/csrc/norm_cuda.cu" in text
+    assert "build key/norm_cuda/libtorch_cuda.so: stub" in text
+    assert "build key/norm_cuda/norm_cuda.so: link_cuda key/norm_cuda/norm.o key/norm_cuda/norm_cuda.o || key/norm_cuda/libtorch_cuda.so" in text
+    (torch / "lib" / "libtorch_cuda.so").touch()
+    assert "stub" not in render_spec(gen_norm_module("cuda"), CUDA, tools("cuda", torch))
+
+
+def test_graph_file(torch):
+    spec = gen_norm_module("cpu")
+    assert render_graph({"one/norm_cpu": spec, "two/norm_cpu": spec}, tools("cpu", torch, ("ccache",))) == (
+        "ninja_required_version = 1.5\n"
+        "rule cxx\n"
+        "  command = ccache /usr/bin/g++ -MMD -MF $out.d -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_TARGET_VERSION=0x020a000000000000"
+        f" -isystem {torch}/include $cflags -c $in -o $out\n"
+        "  description = $module compile $in\n"
+        "  depfile = $out.d\n"
+        "rule link_cpu\n"
+        f"  command = /usr/bin/g++ -shared -L{torch}/lib -Wl,--no-as-needed -o $out $in -ltorch_cpu $ldflags\n"
+        "  description = $module link $out\n"
+        "subninja one/norm_cpu/build.ninja\n"
+        "subninja two/norm_cpu/build.ninja\n"
+        "default one/norm_cpu/norm_cpu.so two/norm_cpu/norm_cpu.so\n"
+    )
+    cuda = render_graph({"norm_cuda": gen_norm_module("cuda")}, tools("cuda", torch))
+    assert "rule nvcc\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -MMD -MF $out.d" in cuda
+    assert "rule link_cuda\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -shared -cudart static" in cuda
+    assert "-Wl,-soname,libtorch_cuda.so" in cuda
+
+
+def test_same_in_same_out(torch):
+    texts = {render_spec(gen_norm_module("cpu"), CPU, tools("cpu", torch)) for _ in range(3)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("path", ["plain", "with space", "a:b", "a$b", "a b$c:d", "umläut"])
+def test_escaped_paths_survive_ninja(path, tmp_path):
+    folder = tmp_path / path
+    folder.mkdir()
+    (folder / "in put").write_text("x")
+    source, made = folder / "in put", folder / "out$put"
+    (tmp_path / "build.ninja").write_text(
+        f"rule copy\n  command = cp $in $out\nbuild {escape(str(made))}: copy {escape(str(source))}\n"
+    )
+    subprocess.run([find_ninja(), "-C", str(tmp_path)], check=True, capture_output=True)
+    assert made.read_text() == "x"
+
+
+@pytest.mark.parametrize("word", ["plain", "two words", "$HOME", "it's", 'a"b', "a;b&c|d", "$(touch x)", "*"])
+def test_words_reach_the_command_unchanged(word, tmp_path):
+    (tmp_path / "build.ninja").write_text(
+        f"rule show\n  command = {words(['printf', '%s', word])} > $out\nbuild out: show\n"
+    )
+    subprocess.run([find_ninja(), "-C", str(tmp_path)], check=True, capture_output=True)
+    assert (tmp_path / "out").read_text() == word
+    assert sorted(os.listdir(tmp_path)) == [".ninja_log", "build.ninja", "out"] or word == "plain"
+
+
+@pytest.mark.parametrize("function, argument", [(escape, "a\nb"), (words, ["a\nb"]), (escape, "a\0b")])
+def test_newlines_are_refused(function, argument):
+    with pytest.raises(ValueError, match="newline"):
+        function(argument)

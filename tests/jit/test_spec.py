@@ -1,0 +1,134 @@
+"""Specs are values, and their key covers every byte that matters."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer.jit import gen_jit_spec
+from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.spec import JitSpec, digest, family_spec
+
+
+def test_a_spec_is_a_value():
+    first, second = gen_norm_module("cpu"), gen_norm_module("cpu")
+    assert first == second and hash(first) == hash(second) and first.key == second.key
+    assert "norm_cpu" in repr(first)
+    with pytest.raises(AttributeError):
+        first.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(name="norm2_cpu"),
+        dict(backend="cuda"),
+        dict(namespace="other"),
+        dict(config=(("A", 1),)),
+        dict(coverage=(("dtype", ("float32",)),)),
+        dict(cflags=("-O2",)),
+        dict(ldflags=("-lm",)),
+        dict(sources=("csrc/norm_cpu.cc",)),
+        dict(config_header="other.h"),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_field_changes_the_key(change):
+    spec = gen_norm_module("cpu")
+    changed = JitSpec(**{**{name: getattr(spec, name) for name in spec.__dataclass_fields__}, **change})
+    assert changed.key != spec.key
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [("FLASHINFER_EXTRA_CFLAGS", "-DX=1"), ("FLASHINFER_EXTRA_LDFLAGS", "-lm"), ("FLASHINFER_JIT_DEBUG", "1")],
+)
+def test_flags_of_the_environment_change_the_key(variable, value, monkeypatch):
+    before = gen_norm_module("cpu").key
+    monkeypatch.setenv(variable, value)
+    assert gen_norm_module("cpu").key != before
+
+
+@pytest.mark.parametrize(
+    "variable, value",
+    [("FLASHINFER_JIT_VERBOSE", "1"), ("MAX_JOBS", "7"), ("FLASHINFER_CXX_LAUNCHER", "ccache"), ("HOME", "/nowhere"),
+     ("FLASHINFER_WORKSPACE_DIR", "/nowhere")],
+)  # fmt: skip
+def test_what_changes_no_byte_changes_no_key(variable, value, monkeypatch):
+    before = gen_norm_module("cpu").key
+    monkeypatch.setenv(variable, value)
+    assert gen_norm_module("cpu").key == before
+
+
+def test_contents_count_and_times_do_not(make_spec):
+    spec = make_spec()
+    before = spec.key
+    header = spec.source_paths()[0].replace("unit.cc", "unit.h")
+    status = os.stat(header)
+    os.utime(header, (0, 0))
+    assert spec.key == before
+    with open(header, "w") as file:
+        file.write("#define ANSWER 43\n")
+    os.utime(header, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert spec.key != before, "an edit of the same length with a restored time must be seen"
+
+
+def test_the_place_of_the_sources_does_not_count(make_spec, tmp_path):
+    key = make_spec().key
+    os.rename(tmp_path / "src", tmp_path / "moved")
+    moved = gen_jit_spec("tiny", [tmp_path / "moved" / "tiny" / "unit.cc"])
+    assert moved.key == key and set(moved.files()) == {"<0>/unit.cc", "<0>/unit.h"}
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=12,
+)
+
+
+def _same(first: object, second: object) -> bool:
+    """Equality that tells True from 1."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(first[k], second[k]) for k in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return first == second
+
+
+@given(PLAIN, PLAIN)
+def test_two_values_never_encode_alike(first, second):
+    assert (digest(first) == digest(second)) == _same(first, second)
+
+
+def test_neighbouring_words_do_not_run_together():
+    assert digest(["a", "strb"]) != digest(["astr", "b"]) != digest(["astrb"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(name="a/b"), "name: got 'a/b'"),
+        (dict(name=""), "name: got ''"),
+        (dict(name="a", sources=[]), "got none, wanted at least one file"),
+        (dict(name="a", sources=["x/u.cc", "y/u.cu"]), "two files with one stem"),
+        (dict(name="a", backend="tpu"), "backend: got 'tpu', wanted one of cpu, cuda"),
+        (dict(name="a", extra_cflags=["-DA\n-DB"]), "newline or NUL"),
+        (dict(name="a", sources=["x\n.cc"]), "newline or NUL"),
+        (dict(name="a", coverage={"dtype": ["int7"]}), "dtypes: got int7, wanted a subset of float32"),
+        (dict(name="a", coverage={"dtype": []}), "dtype: got no value"),
+    ],
+)
+def test_bad_specs(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gen_jit_spec(**{"sources": ["a.cc"], **arguments})
+
+
+def test_unknown_backend_of_a_family():
+    with pytest.raises(ValueError, match="backend: got 'rocm', wanted one of cpu, cuda"):
+        family_spec("norm", "rocm")

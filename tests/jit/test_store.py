@@ -1,0 +1,216 @@
+"""Artifacts: whole or not at all, found when they fit, refused with a reason when they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+
+import pytest
+
+from flashinfer.jit import build, store, target
+from flashinfer.jit.target import Target, level_features, why_not_runnable
+
+
+@pytest.fixture
+def built(make_spec):
+    """A spec and its artifact in the workspace."""
+    spec = make_spec()
+    return spec, spec.build()
+
+
+def to_aot(artifact, tmp_path, **changes):
+    """A copy of an artifact in the AOT directory, with parts of its manifest changed."""
+    shutil.copytree(artifact.directory, tmp_path / "aot" / artifact.name, dirs_exist_ok=True)
+    path = tmp_path / "aot" / artifact.name / store.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return path.parent
+
+
+def test_layout_and_manifest(built):
+    spec, artifact = built
+    manifest = json.loads((artifact.directory / "manifest.json").read_text())
+    assert artifact.path.name == "tiny.so" and manifest["name"] == "tiny" and manifest["key"] == spec.key
+    assert manifest["sha256"] == store.file_digest(artifact.path) and manifest["size"] == artifact.path.stat().st_size
+    assert set(manifest["files"]) == {"<0>/unit.cc", "<0>/unit.h"} and manifest["seconds"] > 0
+    assert sorted(os.listdir(artifact.directory)) == ["manifest.json", "tiny.so"]
+
+
+def test_found_in_the_workspace(built):
+    spec, artifact = built
+    assert spec.find() == artifact
+
+
+def test_aot_comes_first(built, tmp_path):
+    spec, artifact = built
+    directory = to_aot(artifact, tmp_path)
+    assert spec.find().directory == directory
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (lambda d: (d / "tiny.so").write_bytes((d / "tiny.so").read_bytes()[:-1]), "bytes, its manifest says"),
+        (lambda d: flip(d / "tiny.so"), "damaged"),
+        (lambda d: (d / "manifest.json").write_text("{"), "unreadable"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "lacks fields"),
+        (lambda d: (d / "manifest.json").write_text("{}"), "lacks fields"),
+        (lambda d: (d / "manifest.json").unlink(), "incomplete"),
+        (lambda d: (d / "tiny.so").unlink(), "incomplete"),
+    ],
+)
+def test_a_damaged_artifact_is_refused_and_replaced(built, damage, reason, tmp_path):
+    spec, artifact = built
+    directory = to_aot(artifact, tmp_path)
+    shutil.rmtree(artifact.directory)
+    damage(directory)
+    lookup = store.find(spec)
+    assert lookup.artifact is None and reason in lookup.reason
+    assert spec.build().path.exists()
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
+    spec, artifact = built
+    flip(artifact.path)
+    assert "damaged" in store.find(spec).reason
+    again = spec.build()
+    assert again.path == artifact.path and store.file_digest(again.path) == again.manifest["sha256"]
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (dict(key="0" * 64), "other sources"),
+        (dict(format=99), "format 99"),
+        (dict(name="other"), "is for 'other'"),
+        (dict(requires={"GLIBC": "9.99"}), "needs glibc 9.99"),
+        (dict(archs=["9.9"], backend="cpu"), None),
+    ],
+)
+def test_a_manifest_that_does_not_fit(built, changes, reason, tmp_path):
+    spec, artifact = built
+    to_aot(artifact, tmp_path, **changes)
+    shutil.rmtree(artifact.directory)
+    lookup = store.find(spec)
+    if reason is None:  # a level nobody knows needs no feature anybody could check
+        return
+    assert lookup.artifact is None and reason in lookup.reason
+
+
+def test_a_cpu_that_lacks_a_feature_skips_the_artifact(built, tmp_path, monkeypatch):
+    spec, artifact = built
+    to_aot(artifact, tmp_path, archs=["x86-64-v4"])
+    shutil.rmtree(artifact.directory)
+    monkeypatch.setattr(target, "cpu_features", lambda: frozenset(level_features("x86-64-v3")))
+    lookup = store.find(spec)
+    assert lookup.artifact is None and "this CPU lacks avx512bw" in lookup.reason
+
+
+@pytest.mark.parametrize(
+    "archs, capability, runs",
+    [
+        (["9.0a"], (9, 0), True),
+        (["8.0"], (9, 0), False),
+        (["8.0+PTX"], (9, 0), True),
+        (["8.0"], (8, 9), True),
+        (["8.9"], (8, 0), False),
+        (["9.0a"], (10, 0), False),
+        (["8.0", "9.0a"], (9, 0), True),
+        (["10.0f"], (10, 3), True),
+        (["10.0a"], (10, 3), False),
+    ],
+)
+def test_gpus(archs, capability, runs, monkeypatch):
+    monkeypatch.setattr(target, "visible_gpus", lambda: (capability,))
+    assert (why_not_runnable("cuda", archs) is None) == runs
+
+
+def test_an_asked_arch_must_be_there(built, tmp_path, monkeypatch):
+    spec, artifact = built
+    to_aot(artifact, tmp_path, archs=["x86-64"])
+    shutil.rmtree(artifact.directory)
+    assert spec.find() is not None, "any level that this CPU has is taken where none is asked for"
+    monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
+    assert "built for x86-64, asked for x86-64-v2" in store.find(spec).reason
+
+
+def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):
+    spec, artifact = built
+    monkeypatch.setattr(store, "toolchain_identity", lambda backend: {"cxx": "99", "nvcc": None, "cxx11_abi": True})
+    assert "by other tools" in store.find(spec).reason
+    to_aot(artifact, tmp_path)
+    assert spec.find() is not None
+
+
+def test_no_tools_at_all(built, monkeypatch):
+    spec, artifact = built
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    assert spec.find() == artifact
+
+
+def test_fewer_values_serve_those_who_need_no_more(make_spec, tmp_path):
+    wide = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
+    narrow = wide.covering({"dtype": ["bfloat16"]})
+    artifact = narrow.build()
+    to_aot(artifact, tmp_path)
+    assert wide.key != narrow.key
+    assert store.find(wide, {"dtype": ["bfloat16"]}).artifact is not None
+    refused = store.find(wide, {"dtype": ["float16"]})
+    assert refused.artifact is None and "built without dtype float16" in refused.reason
+    assert store.find(wide).artifact is None
+
+
+def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
+    """A reader that looks all the time sees one artifact or the other, and now and then none."""
+    artifacts = [make_spec(f"m{number}").build() for number in range(2)]
+    place, stop, seen = tmp_path / "aot" / "same", threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            found = store.read(place, "same")
+            if isinstance(found, store.Artifact):
+                seen.append(found.manifest["sha256"])
+
+    libraries = [(a.path, {**a.manifest, "name": "same"}) for a in artifacts]
+    reader = threading.Thread(target=look)
+    reader.start()
+    for _ in range(50):
+        for library, manifest in libraries:
+            store.publish(library, manifest, place)
+    stop.set()
+    reader.join()
+    assert set(seen) <= {a.manifest["sha256"] for a in artifacts}
+    assert os.listdir(place.parent) == ["same"], "nothing private is left behind"
+    assert store.file_digest(place / "same.so") == libraries[1][1]["sha256"]
+
+
+def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
+    _, artifact = built
+    before = artifact.path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_sync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        store.publish(artifact.path, artifact.manifest, artifact.directory)
+    assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1
+
+
+def test_elf_requirements(built):
+    _, artifact = built
+    assert store.elf_requirements(artifact.path).keys() <= {"GLIBC", "GLIBCXX", "CXXABI", "GCC"}
+
+
+def test_target_flags():
+    assert Target("cpu", ("x86-64-v3",), True).flags() == ("-march=x86-64-v3",)
+    assert Target("cuda", ("10.0f",), True).flags() == ("-gencode=arch=compute_100f,code=sm_100f",)
+    assert build.read_depfile("a.o: b.h \\\n c\\ d.h $$e.h\n") == ["b.h", "c d.h", "$e.h"]

@@ -1,0 +1,134 @@
+"""Tools are found where they are, asked once, and missed with one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer.errors import ToolchainError
+from flashinfer.jit import toolchain
+from flashinfer.jit.toolchain import cxx11_abi, find_cxx, find_ninja, find_nvcc, find_torch, version_of
+
+
+def fake(path: Path, says: str, log: Path | None = None) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho started >> {log or '/dev/null'}\nprintf '%s\\n' '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_cxx_is_what_CXX_says(tmp_path, monkeypatch):
+    mine = fake(tmp_path / "mine", "mine 1.0")
+    assert Path(find_cxx()).name in ("g++", "c++")
+    monkeypatch.setenv("CXX", mine)
+    assert find_cxx() == mine
+
+
+@pytest.mark.parametrize("variable, find", [("CXX", find_cxx), ("FLASHINFER_NVCC", find_nvcc)])
+def test_a_named_tool_that_is_not_there_is_an_error(variable, find, monkeypatch):
+    monkeypatch.setenv(variable, "/nowhere/tool")
+    with pytest.raises(ToolchainError, match=f"{variable}: '/nowhere/tool' is not a program"):
+        find()
+
+
+def test_a_launcher_in_CXX(monkeypatch):
+    monkeypatch.setenv("CXX", "ccache g++")
+    with pytest.raises(ToolchainError, match="FLASHINFER_CXX_LAUNCHER"):
+        find_cxx()
+
+
+def test_no_compiler_anywhere(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ToolchainError, match=r"cannot find a C\+\+ compiler: looked in PATH=/nowhere; install g\+\+ 11 .* or set CXX"):
+        find_cxx()
+
+
+def test_nvcc_of_CUDA_HOME_then_path(tmp_path, monkeypatch):
+    home = fake(tmp_path / "home/bin/nvcc", "x")
+    path = fake(tmp_path / "path/nvcc", "x")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
+    assert find_nvcc() == path
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert find_nvcc() == home
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(ToolchainError, match="CUDA_HOME: .* is not a program"):
+        find_nvcc()
+
+
+def test_nvcc_of_a_pip_package(tmp_path, monkeypatch):
+    found = fake(tmp_path / "site/nvidia/cu13/bin/nvcc", "x")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for name in [name for name in sys.modules if name == "nvidia" or name.startswith("nvidia.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_nvcc() == found
+
+
+def test_ninja_beside_the_interpreter_without_a_path(monkeypatch):
+    if not (Path(sys.executable).parent / "ninja").exists():
+        pytest.skip("this interpreter's environment has no ninja package")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Path(find_ninja()).parent == Path(sys.executable).parent
+
+
+def test_no_ninja(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"cannot find ninja: looked in .*; install ninja \(pip install ninja\)"):
+        find_ninja()
+
+
+def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    compiler = fake(tmp_path / "cc", "cc (vendor) 1.0", log)
+    for _ in range(3):
+        monkeypatch.setattr(toolchain, "_answers", {})  # what a new process starts with
+        assert version_of(compiler) == "(vendor) 1.0"
+    assert len(log.read_text().splitlines()) == 1
+    fake(tmp_path / "cc", "cc (vendor) 2.0", log)
+    assert version_of(compiler) == "(vendor) 2.0"
+
+
+def test_a_script_stands_for_what_it_starts(tmp_path):
+    inner = fake(tmp_path / "real/cc", "cc 1.0")
+    outer = tmp_path / "cc"
+    outer.write_text(f'#!/bin/sh\nexec {inner} "$@"\n')
+    outer.chmod(0o755)
+    assert version_of(str(outer)) == "1.0"
+    fake(tmp_path / "real/cc", "cc 2.0.0")
+    assert version_of(str(outer)) == "2.0.0"
+
+
+def test_names_do_not_count(tmp_path):
+    assert version_of(fake(tmp_path / "a", "g++ (X) 12.2")) == version_of(fake(tmp_path / "b", "c++ (X) 12.2"))
+    assert version_of(fake(tmp_path / "n", "nvcc: NVIDIA\nCuda compilation tools, release 13.0, V13.0.88\nBuild x")).startswith("Cuda comp")
+
+
+def test_a_compiler_that_fails(tmp_path):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(ToolchainError, match="--version does not answer: broken"):
+        version_of(str(broken))
+
+
+def test_the_abi_flag_follows_torch():
+    assert cxx11_abi(find_torch()) == torch.compiled_with_cxx11_abi()
+
+
+def test_torch_is_found_without_importing_it():
+    assert find_torch() == Path(torch.__file__).parent
+
+
+def test_no_torch(monkeypatch):
+    find_torch.cache_clear()
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="torch is not installed"):
+        find_torch()
+    find_torch.cache_clear()
+
