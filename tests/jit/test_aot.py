@@ -1,0 +1,141 @@
+"""scripts/build_aot.py: everything ahead of time, in one run, and nothing twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+from flashinfer.jit.modules import Matrix, families, family, matrix_specs
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "build_aot.py"
+
+
+@pytest.fixture
+def aot():
+    """The script as a module, so that a test can give it small modules to build."""
+    spec = importlib.util.spec_from_file_location("build_aot", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["build_aot"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def two_modules(aot, make_spec, monkeypatch):
+    specs = [make_spec("one"), make_spec("two")]
+    monkeypatch.setattr(aot, "matrix_specs", lambda matrix, names: specs)
+    return specs
+
+
+def rows(capsys) -> dict[str, dict]:
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_builds_then_reuses(aot, two_modules, tmp_path, compilers_started, capsys):
+    out = tmp_path / "out"
+    assert aot.main(["--out-dir", str(out), "--json"]) == 0
+    first = rows(capsys)
+    assert {row["how"] for row in first.values()} == {"built"} and compilers_started() == 2
+    assert (out / "one" / "one.so").exists() and first["one"]["size"] > 0 and first["one"]["seconds"] > 0
+    assert aot.main(["--out-dir", str(out), "--json"]) == 0
+    assert {row["how"] for row in rows(capsys).values()} == {"reused"} and compilers_started() == 2
+
+
+def test_what_the_jit_built_is_copied(aot, two_modules, tmp_path, compilers_started, capsys):
+    two_modules[0].build()
+    out = tmp_path / "aot"
+    assert aot.main(["--out-dir", str(out), "--dry-run", "--json"]) == 0
+    assert {name: row["how"] for name, row in rows(capsys).items()} == {"one": "copy", "two": "build"}
+    assert not out.exists() and compilers_started() == 1, "a dry run builds nothing and writes nothing"
+    assert aot.main(["--out-dir", str(out)]) == 0
+    assert compilers_started() == 2 and two_modules[1].find().directory == out / "two"
+    two_modules[1].build()
+    assert compilers_started() == 2, "what was built ahead of time is not built again"
+
+
+def test_dry_run_says_why(aot, make_spec, monkeypatch, tmp_path, capsys):
+    spec = make_spec()
+    monkeypatch.setattr(aot, "matrix_specs", lambda matrix, names: [spec])
+    aot.main(["--out-dir", str(tmp_path / "out")])
+    capsys.readouterr()
+
+    def why() -> str:
+        aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run", "--json"])
+        return rows(capsys)["tiny"]["why"]
+
+    assert why() == "up to date"
+    Path(spec.source_paths()[0]).with_name("unit.h").write_text("#define ANSWER 7\n")
+    assert why() == "changed: <0>/unit.h"
+    Path(spec.source_paths()[0]).with_name("unit.h").write_text("#define ANSWER 42\n")
+    aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run", "--cpu-arch", "x86-64", "--json"])
+    assert "target: ('x86-64-v" in rows(capsys)["tiny"]["why"]
+
+
+def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
+    specs = [make_spec("bad", {"unit.cc": "#error on purpose\n"}), make_spec("good")]
+    monkeypatch.setattr(aot, "matrix_specs", lambda matrix, names: specs)
+    assert aot.main(["--out-dir", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr()
+    assert "FAILED bad:" in printed.err.splitlines()[-1] and "on purpose" in printed.err.splitlines()[-1]
+    assert (tmp_path / "out" / "good" / "good.so").exists() and not (tmp_path / "out" / "bad").exists()
+    assert "failed" in printed.out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--families", "nothing"], "got nothing, wanted some of"),
+        (["--backend", "tpu"], "got tpu, wanted some of cpu, cuda"),
+        (["--cuda-arch", "sm_90"], "'sm_90' is not an arch"),
+        (["--cpu-arch", "i386"], "invalid choice"),
+        (["--dtypes", "int8"], "got int8, wanted some of"),
+        (["--head-dims", "x"], "wanted positive numbers"),
+        (["--jobs", "0"], "wanted a positive number"),
+    ],
+)
+def test_bad_arguments(aot, arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        aot.main(arguments)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(aot, "visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    assert aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert '--cuda-arch "9.0a 8.0"' in capsys.readouterr().err
+    assert aot.main(["--out-dir", str(tmp_path / "out"), "--backend", "cuda"]) == 2
+    assert "FLASHINFER_CUDA_ARCH_LIST" in capsys.readouterr().err
+
+
+def test_the_matrix():
+    specs = matrix_specs(Matrix())
+    names = [spec.name for spec in specs]
+    assert names == sorted(set(names)), "names are unique"
+    assert {spec.name.rsplit("_", 1)[1] for spec in specs} == {"cpu", "cuda"}
+    assert matrix_specs(Matrix(dtypes=("bfloat16",)), ["norm"])[0].coverage == (("dtype", ("bfloat16",)),)
+    assert all(name.split("_")[0] in {f.split("_")[0] for f in families()} for name in names)
+    with pytest.raises(ValueError, match="family: got 'nothing', wanted one of"):
+        family("nothing")
+
+
+def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_started):
+    """The whole script in a process of its own, over a real family, twice."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
+    command = [sys.executable, str(SCRIPT), "--families", "norm", "--backend", "cpu", "--out-dir", str(tmp_path / "out")]
+    first = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert first.returncode == 0 and compilers_started() == 2, first.stderr
+    second = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert second.returncode == 0 and "reused" in second.stdout and compilers_started() == 2
+    imported = {line.rsplit("|", 1)[1].strip() for line in second.stderr.splitlines() if line.startswith("import time")}
+    assert "flashinfer.jit.build" in imported and not {"torch", "jinja2", "rich"} & imported
+
+
