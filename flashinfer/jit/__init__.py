@@ -13,6 +13,7 @@ from .. import env
 from . import modules
 from .events import subscribe
 from .spec import JitSpec, gen_jit_spec
+from .workspace import PARTS
 
 if TYPE_CHECKING:
     from .build import build_jit_specs
@@ -22,7 +23,7 @@ __all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "gen_jit_spec
 
 def clear_cache_dir() -> None:
     """Remove everything built into the workspace. Prebuilt modules stay, and so do modules already loaded."""
-    for part in ("artifacts", "build", "locks", "answers"):
+    for part in PARTS:
         shutil.rmtree(env.WORKSPACE_DIR.get() / part, ignore_errors=True)
 
 

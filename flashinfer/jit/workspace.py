@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .. import env
 
+PARTS = ("artifacts", "build", "locks", "answers")  # what the project makes in the workspace, and may remove
+
 _fallbacks: dict[Path, Path] = {}
 
 
