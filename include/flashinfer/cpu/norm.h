@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include <flashinfer/common/norm.h>
 #include <flashinfer/cpu/parallel.h>
@@ -37,6 +38,8 @@ void rms_norm(const RmsNormParams& p) {
   const int64_t n = p.hidden_size;
   const int arrays = p.residual ? 4 : 2;
   parallel_rows(p.num_rows, arrays * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
+    std::vector<float> factor(n);  // converted once for all rows of this thread
+    for_lanes(n, [&](int64_t i, int count) { store(&factor[i], load(weight + i, count) + p.weight_offset, count); });
     for (int64_t row = first; row < last; ++row) {
       const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
@@ -53,7 +56,7 @@ void rms_norm(const RmsNormParams& p) {
           x += load(res + i, count);
           store(res + i, x, count);
         }
-        store(out + i, x * scale * (load(weight + i, count) + p.weight_offset), count);
+        store(out + i, x * scale * load(&factor[i], count), count);
       });
     }
   });

@@ -1,0 +1,105 @@
+"""Timing: medians of many runs over several input sets, so that no cache holds what the next run reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Call = Callable[[int], object]  # runs the thing on input set number i
+
+
+def seconds(call: Call, sets: int, device: str, budget: float = 0.4) -> float:
+    """Median time of one call. CUDA: replays of a graph over all sets, timed by events. CPU: the wall clock."""
+    return _cuda_seconds(call, sets, budget) if device == "cuda" else _cpu_seconds(call, sets, budget)
+
+
+def _cpu_seconds(call: Call, sets: int, budget: float) -> float:
+    for number in range(sets):
+        call(number)
+    taken: list[float] = []
+    end = time.perf_counter() + budget
+    while len(taken) < 7 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call(len(taken) % sets)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def _cuda_seconds(call: Call, sets: int, budget: float) -> float:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for number in range(sets):
+            call(number)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    repeats = max(1, 12 // sets)
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(sets * repeats):
+            call(number % sets)
+    graph.replay()
+    torch.cuda.synchronize()
+    taken: list[float] = []
+    end = time.perf_counter() + budget
+    while len(taken) < 10 or time.perf_counter() < end:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        taken.append(start.elapsed_time(stop) * 1e-3 / (sets * repeats))
+    return statistics.median(taken)
+
+
+def host_seconds(call: Callable[[], object], device: str, count: int = 300) -> float:
+    """Median host time of a call: on CUDA the launches queue up and nobody waits for the GPU."""
+    samples = []
+    for _ in range(15):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        samples.append((time.perf_counter() - start) / count)
+    return statistics.median(samples)
+
+
+def sets_for(total_bytes: int, device: str) -> int:
+    """Input sets that together outgrow the caches."""
+    cache = 4 * 60e6 if device == "cuda" else 0
+    return max(2, min(24, int(cache / max(total_bytes, 1)) + 1))
+
+
+class Report:
+    """Rows of a benchmark, printed as they come and kept as JSON with where and when they were measured."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.rows = title, []  # type: ignore[var-annotated]
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+        print("  ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()), flush=True)
+
+    def write(self, path: str | None) -> None:
+        if path is None:
+            return
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        about = {"title": self.title, "date": time.strftime("%Y-%m-%d"), "gpu": gpu, "torch": torch.__version__, "commit": commit,
+                 "threads": torch.get_num_threads()}  # fmt: skip
+        Path(path).write_text(json.dumps({**about, "rows": self.rows}, indent=1) + "\n")
+
+
+def arguments(description: str, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    return parser.parse_args()
