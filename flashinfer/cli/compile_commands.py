@@ -1,0 +1,141 @@
+"""``export-compile-commands``: the commands of a build, as clangd wants to read them.
+
+They come from the files that a build would run, through ``ninja -t compdb``. Headers get the command of the first
+source that reaches them; nvcc's commands are said again in clang's words. Configuration headers are rendered into
+``<workspace>/build/ide``, where the commands look for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import env
+from ..errors import ToolchainError
+from ..jit.closure import closure
+from ..jit.modules import Matrix, matrix_specs
+from ..jit.ninja import render_graph, render_spec
+from ..jit.spec import BACKENDS, JitSpec
+from ..jit.target import Target, native_level, wanted_target
+from ..jit.template import render_config
+from ..jit.toolchain import Toolchain, find_toolchain
+from ..jit.workspace import workspace, write_atomically
+from .output import show
+
+_DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all that the kernels use
+# nvcc's options that clang has no word for: the number of words each takes with it.
+_DROP = {"-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
+
+
+def export(output: Path | None, as_json: bool) -> int:
+    place = output or Path(env.data_root()) / "compile_commands.json"
+    folder = workspace() / "build" / "ide"
+    entries: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for backend in BACKENDS:
+        try:
+            toolchain = find_toolchain(backend)
+        except ToolchainError as err:
+            print(f"note: {backend} sources are left out: {err}", file=sys.stderr)
+            continue
+        specs = matrix_specs(Matrix(backends=(backend,)))
+        commands = _commands(folder, specs, _target(backend), toolchain)
+        entries += commands
+        rows += [{"file": entry["file"], "backend": backend} for entry in commands]
+    entries += _header_entries(entries)
+    write_atomically(place, json.dumps(entries, indent=1).encode())
+    place.chmod(0o644)
+    show(rows, as_json)
+    print(f"{place}: {len(entries)} files", file=sys.stderr)
+    return 0
+
+
+def _target(backend: str) -> Target:
+    try:
+        if backend == "cpu":
+            return Target("cpu", (native_level(),), True)
+        return Target("cuda", wanted_target("cuda").archs[-1:], True)  # clang parses for one
+    except ToolchainError:
+        return Target("cuda", (_DEFAULT_ARCH,), True)
+
+
+def _commands(folder: Path, specs: list[JitSpec], target: Target, toolchain: Toolchain) -> list[dict[str, Any]]:
+    for spec in specs:
+        write_atomically(folder / spec.name / "build.ninja", render_spec(spec, target, toolchain).encode())
+        if spec.template:
+            write_atomically(folder / spec.name / spec.config_header, render_config(spec).encode())
+    graph = f"{target.backend}.ninja"
+    write_atomically(folder / graph, render_graph({spec.name: spec for spec in specs}, toolchain).encode())
+    rules = ["cxx", *(["nvcc"] if toolchain.nvcc else [])]
+    command = [toolchain.ninja, "-C", str(folder), "-f", graph, "-t", "compdb", *rules]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    cuda = _toolkit(toolchain.nvcc) if toolchain.nvcc else ""
+    stubs = _stubs(folder, cuda) if cuda else []
+    entries = []
+    for entry in json.loads(text[text.index("[") :]):
+        words = shlex.split(entry["command"])
+        launcher = toolchain.nvcc_launcher if toolchain.nvcc in words else toolchain.cxx_launcher
+        words = words[len(launcher) :]
+        if words[0] == toolchain.nvcc:
+            words = in_clangs_words(words, cuda)
+            words[1:1] = stubs
+        entries.append({"directory": entry["directory"], "file": entry["file"], "arguments": words})
+    return entries
+
+
+def _toolkit(nvcc: str) -> str:
+    """The directory of the toolkit as nvcc itself names it: the program on ``PATH`` may be a script."""
+    command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", "none.o"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    return os.path.normpath(top[1]) if top else str(Path(nvcc).resolve().parent.parent)
+
+
+def _stubs(folder: Path, cuda: str) -> list[str]:
+    """Clang puts a header of cuRAND in front of every CUDA file; a toolkit without cuRAND gets an empty one."""
+    name = "curand_mtgp32_kernel.h"
+    if os.path.exists(f"{cuda}/include/{name}"):
+        return []
+    write_atomically(folder / "stubs" / name, b"#pragma once\n")
+    return ["-isystem", str(folder / "stubs")]
+
+
+def in_clangs_words(words: list[str], cuda: str) -> list[str]:
+    """An nvcc command that compiles one file, as clang spells it; ``cuda`` is the toolkit's directory."""
+    result = ["clang++", "-x", "cuda", f"--cuda-path={cuda}", "-Wno-unknown-cuda-version"]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _DROP:
+            for _ in range(_DROP[word] - 1):
+                next(rest)
+        elif word.startswith("-gencode="):
+            arch = re.search(r"code=(sm_\w+)", word)
+            result += [f"--cuda-gpu-arch={arch[1]}"] if arch else []
+        elif word.startswith("-Xcompiler="):
+            result += word.removeprefix("-Xcompiler=").split(",")
+        elif word != "-G":
+            result.append(word)
+    return result
+
+
+def _header_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An entry for every own header: the command of a kernel of its backend that reaches it, or else of any source."""
+    root = env.data_root()
+    headers: dict[str, dict[str, Any]] = {}
+    # A kernel before a binding: bindings see torch, and common headers must be read as kernels read them.
+    for entry in sorted(entries, key=lambda entry: not re.search(r"_(cpu|cuda)\.\w+$", entry["file"])):
+        for path in closure([entry["file"]], [f"{root}/include", f"{root}/csrc"]):
+            if str(path) == entry["file"] or str(path) in headers:
+                continue
+            words = list(entry["arguments"])
+            if "cuda" not in words:
+                words[1:1] = ["-x", "c++-header"]
+            words = [str(path) if word == entry["file"] else word for word in words]
+            headers[str(path)] = {"directory": entry["directory"], "file": str(path), "arguments": words}
+    return [headers[path] for path in sorted(headers)]

@@ -1,0 +1,47 @@
+"""``show-config``: the environment as the library reads it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import env
+from ..errors import EnvironmentValueError
+from .output import Row, show
+
+
+def show_config(as_json: bool, markdown: bool) -> int:
+    if markdown:
+        print(markdown_table())
+        return 0
+    rows, code = [], 0
+    for variable in env.VARIABLES:
+        try:
+            value = _plain(variable.get())
+        except EnvironmentValueError as err:
+            value, code = f"error: {err}", 2
+        row: Row = {
+            "variable": variable.name,
+            "value": value,
+            "set": variable.is_set,
+            "default": variable.default_doc.replace("`", ""),
+        }
+        rows.append(row)
+    show(rows, as_json, {"set": lambda is_set: "set" if is_set else ""})
+    return code
+
+
+def markdown_table() -> str:
+    """The table of README.md; a test holds the two together."""
+    lines = ["| variable | meaning | default |", "| --- | --- | --- |"]
+    lines += [f"| `{v.name}` | {v.doc} | {v.default_doc} |".replace("|  |", "| |") for v in env.VARIABLES]
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return os.fspath(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,225 @@
+"""``doctor``: what this machine has of all that modules need, and the command that gets the rest.
+
+Exit code 1 if CPU modules can be neither built nor used here; what CUDA lacks is said and is no failure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import env
+from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
+from ..jit import store
+from ..jit.modules import Matrix, matrix_specs
+from ..jit.spec import TORCH_ABI
+from ..jit.target import native_level, visible_gpus
+from ..jit.toolchain import find_cxx, find_ninja, find_nvcc, version_of
+from .output import show, size
+
+LEAST_GCC, LEAST_CUDA = 11, (12, 4)
+LEAST_DISK = 1 << 30
+TO_BUILD = {"jinja2": "jinja2", "filelock": "filelock", "elftools": "pyelftools"}  # module -> distribution
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``state``: ``ok``, ``note`` (something is less than it could be) or ``missing``."""
+
+    check: str
+    state: str
+    detail: str
+    fix: str = ""
+
+
+def doctor(as_json: bool) -> int:
+    findings: list[Finding] = []
+    for variable in env.VARIABLES:
+        try:
+            variable.get()
+        except EnvironmentValueError as err:
+            findings.append(Finding("environment", "missing", str(err), f"unset {variable.name}"))
+    if findings:  # nothing below can be answered
+        show([asdict(finding) for finding in findings], as_json)
+        return 1
+    torch = _torch()
+    cpu_tools = [_compiler(), _ninja(), _packages()]
+    findings = [torch, *cpu_tools, *_cuda_tools(), _gpus(), *_directories()]
+    usable, modules = _cpu_modules([finding for finding in cpu_tools if finding.state == "missing"])
+    findings.append(modules)
+    show([asdict(finding) for finding in findings], as_json)
+    return 0 if usable and torch.state != "missing" else 1
+
+
+def _torch() -> Finding:
+    wanted = ".".join(map(str, TORCH_ABI))
+    fix = f"pip install 'torch>={wanted}'"
+    # In a process of its own: a torch that crashes or starts CUDA does so there.
+    program = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
+    try:
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.SubprocessError) as err:
+        return Finding("torch", "missing", str(err), fix)
+    if run.returncode != 0:
+        return Finding("torch", "missing", (run.stderr.strip().splitlines() or ["torch cannot be imported"])[-1], fix)
+    version, cuda, works = run.stdout.split()[-3:]
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < TORCH_ABI:
+        return Finding("torch", "missing", f"{version}: wanted {wanted} or newer", fix)
+    detail = f"{version}, Python {platform.python_version()}, " + (f"CUDA {cuda}" if cuda != "None" else "without CUDA")
+    if visible_gpus() and works != "True":
+        return Finding(
+            "torch", "note", f"{detail}: it cannot use the GPU of this machine", "install a CUDA build of torch"
+        )
+    return Finding("torch", "ok", detail)
+
+
+def _compiler() -> Finding:
+    fix = "apt install g++ (or the compiler of your distribution; CXX names another one)"
+    try:
+        program = find_cxx()
+        version = version_of(program)
+    except ToolchainError as err:
+        return Finding("C++ compiler", "missing", str(err), fix)
+    is_gcc = "g++" in os.path.basename(program)
+    number = re.search(r"(\d+)\.\d+\.\d+", version)
+    if is_gcc and number and int(number[1]) < LEAST_GCC:
+        return Finding("C++ compiler", "missing", f"{program} {version}: wanted {LEAST_GCC} or newer", fix)
+    level = native_level()
+    flags = ["-std=c++17", "-fPIC", "-shared", *([f"-march={level}"] if level != "generic" else [])]
+    problem = _compile([program, *flags, "-x", "c++"], "#include <string>\nstd::string text;\n")
+    if problem:
+        return Finding("C++ compiler", "missing", f"{program} cannot build a shared library: {problem}", fix)
+    return Finding("C++ compiler", "ok", f"{program} {version}, for {level}")
+
+
+def _compile(command: list[str], source: str) -> str:
+    """The first error of compiling a few lines; empty if there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "probe"
+        file.write_text(source)
+        try:
+            full = [*command, str(file), "-o", f"{folder}/out"]
+            run = subprocess.run(full, capture_output=True, text=True, timeout=120, check=False)
+        except (OSError, subprocess.SubprocessError) as err:
+            return str(err)
+    lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]
+    first = next(
+        (line for line in lines if "error" in line.lower()), lines[0] if lines else f"exit code {run.returncode}"
+    )
+    return first if run.returncode else ""
+
+
+def _ninja() -> Finding:
+    try:
+        return Finding("ninja", "ok", find_ninja())
+    except ToolchainError as err:
+        return Finding("ninja", "missing", str(err), "pip install ninja")
+
+
+def _packages() -> Finding:
+    absent = [package for module, package in TO_BUILD.items() if importlib.util.find_spec(module) is None]
+    if absent:
+        return Finding(
+            "Python packages", "missing", f"{', '.join(absent)} not installed", f"pip install {' '.join(absent)}"
+        )
+    return Finding("Python packages", "ok", ", ".join(TO_BUILD.values()))
+
+
+def _cuda_tools() -> Iterator[Finding]:
+    fix = "pip install nvidia-cuda-nvcc (or a CUDA toolkit; FLASHINFER_NVCC or CUDA_HOME name it)"
+    try:
+        program = find_nvcc()
+        version = version_of(program)
+    except ToolchainError as err:
+        yield Finding("nvcc", "note", f"CUDA modules cannot be built: {err}", fix)
+        return
+    release = re.search(r"release (\d+)\.(\d+)", version)
+    if release and (int(release[1]), int(release[2])) < LEAST_CUDA:
+        yield Finding("nvcc", "note", f"{program} {version}: wanted {'.'.join(map(str, LEAST_CUDA))} or newer", fix)
+        return
+    try:
+        host = ["-ccbin", find_cxx()]
+    except ToolchainError:
+        host = []
+    problem = _compile([program, *host, "-std=c++17", "-E", "-x", "cu"], "#include <cuda_runtime.h>\n")
+    if problem:
+        yield Finding(
+            "nvcc", "note", f"{program} cannot compile: {problem}", "FLASHINFER_NVCC, CUDA_HOME or CXX name others"
+        )
+        return
+    yield Finding("nvcc", "ok", f"{program} {version}")
+
+
+def _gpus() -> Finding:
+    gpus = visible_gpus()
+    if not gpus:
+        return Finding(
+            "GPU", "note", "none is visible", 'to build for GPUs elsewhere: FLASHINFER_CUDA_ARCH_LIST="9.0a"'
+        )
+    return Finding("GPU", "ok", f"compute capability {', '.join(f'{a}.{b}' for a, b in gpus)}, driver {_driver()}")
+
+
+def _driver() -> str:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text, cuda = ctypes.create_string_buffer(96), ctypes.c_int()
+        if nvml.nvmlInit_v2() != 0:
+            return "unknown"
+        nvml.nvmlSystemGetDriverVersion(text, len(text))
+        nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):
+        return "unknown"
+    return f"{text.value.decode()} (CUDA {cuda.value // 1000}.{cuda.value % 1000 // 10})"
+
+
+def _directories() -> Iterator[Finding]:
+    for directory in env.aot_dirs():
+        if not directory.is_dir():
+            yield Finding("prebuilt modules", "note", f"{directory} does not exist", "python scripts/build_aot.py")
+        elif not os.access(directory, os.R_OK | os.X_OK):
+            yield Finding("prebuilt modules", "note", f"{directory} cannot be read", f"chmod -R a+rX {directory}")
+        else:
+            count = sum((directory / name / store.MANIFEST).exists() for name in os.listdir(directory))
+            yield Finding("prebuilt modules", "ok", f"{directory}: {count}")
+    root = env.WORKSPACE_DIR.get()
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        detail = f"{root} cannot be written: what is built is lost when a process ends"
+        yield Finding("workspace", "note", detail, "export FLASHINFER_WORKSPACE_DIR=/a/directory/of/yours")
+        return
+    free = shutil.disk_usage(existing).free
+    if free < LEAST_DISK:
+        yield Finding("workspace", "note", f"{root}: {size(free)} free on its disk", "python -m flashinfer clean --yes")
+        return
+    yield Finding("workspace", "ok", f"{root}: {size(free)} free")
+
+
+def _cpu_modules(lacking: list[Finding]) -> tuple[bool, Finding]:
+    """Whether every CPU module can be had here, and how."""
+    try:
+        specs = matrix_specs(Matrix(backends=("cpu",)))
+        missing = [spec.name for spec in specs if store.find(spec).artifact is None]
+    except FlashInferError as err:
+        return False, Finding("CPU modules", "missing", str(err))
+    detail = f"{len(specs) - len(missing)} of {len(specs)} are built"
+    if not missing:
+        return True, Finding("CPU modules", "ok", detail)
+    if env.DISABLE_JIT.get():
+        return False, Finding(
+            "CPU modules", "missing", f"{detail}, and building is off", "unset FLASHINFER_DISABLE_JIT"
+        )
+    if lacking:
+        names = ", ".join(finding.check for finding in lacking)
+        return False, Finding("CPU modules", "missing", f"{detail}, and building needs: {names}", lacking[0].fix)
+    return True, Finding("CPU modules", "ok", f"{detail}, the others are built when they are first used")

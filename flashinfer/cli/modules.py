@@ -1,0 +1,172 @@
+"""``list``, ``status``, ``build``, ``clean``: modules, their artifacts and the workspace."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import env, jit
+from ..errors import BuildError, JitDisabledError
+from ..jit import store
+from ..jit.modules import Matrix, matrix_specs
+from ..jit.spec import JitSpec
+from ..jit.store import Artifact
+from ..jit.workspace import PARTS
+from .main import UsageError
+from .output import age, show, size
+
+
+def list_modules(as_json: bool) -> int:
+    rows = [
+        {
+            "name": spec.name,
+            "backend": spec.backend,
+            "config": dict(spec.config),
+            "coverage": {axis: list(values) for axis, values in spec.coverage},
+            "key": spec.key,
+        }
+        for spec in matrix_specs(Matrix())
+    ]
+    show(rows, as_json, {"key": lambda key: key[:16]})
+    return 0
+
+
+def status(as_json: bool) -> int:
+    """States: ``ready`` (a load takes it), ``shadowed`` (a load takes one that is found earlier), ``refused`` (a load
+    passes it over), ``stale`` (made from other sources or flags), ``broken``, ``other`` (of no module of the matrix)
+    and ``missing`` (a module of the matrix that a load would have to build)."""
+    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
+    looked_up = {name: store.find(spec) for name, spec in specs.items()}
+    rows: list[dict[str, Any]] = []
+    for name, directory in _artifact_directories():
+        found = store.read(directory, name)
+        if isinstance(found, Artifact):
+            state, why = _state(found, specs.get(name), looked_up.get(name))
+            built, archs, length = found.manifest.get("built"), list(found.archs), found.manifest["size"]
+        else:
+            state, why, built, archs, length = "broken", found or "empty", None, [], None
+        rows.append(
+            {
+                "name": name,
+                "state": state,
+                "archs": archs,
+                "size": length,
+                "built": built,
+                "why": why,
+                "where": directory,
+            }
+        )
+    for name, lookup in looked_up.items():
+        if lookup.artifact is None:
+            rows.append({"name": name, "state": "missing", "archs": [], "size": None, "built": None})
+            rows[-1] |= {"why": lookup.reason if lookup.reasons else "", "where": None}
+    rows.sort(key=lambda row: row["name"])
+    if as_json:
+        show(rows, as_json)
+    else:
+        show(
+            [{"age" if key == "built" else key: row[key] for key in row} for row in rows],
+            False,
+            {"size": size, "age": age},
+        )
+    return 0
+
+
+def _artifact_directories() -> Iterator[tuple[str, Path]]:
+    for directory in env.aot_dirs():
+        for entry in _entries(directory):
+            yield entry.name, entry
+    for module in _entries(env.WORKSPACE_DIR.get() / "artifacts"):
+        for key in _entries(module):
+            for build in _entries(key):
+                yield module.name, build
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Directories in a directory, without the private ones of a publication that is under way."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _state(found: Artifact, spec: JitSpec | None, lookup: store.Lookup | None) -> tuple[str, str]:
+    if spec is None or lookup is None:
+        return "other", ""
+    if lookup.artifact is not None and lookup.artifact.path == found.path:
+        return "ready", ""
+    refusal = next((reason for reason in lookup.reasons if reason.startswith(f"{found.directory}: ")), None)
+    differences = "; ".join(store.differences(found, spec))
+    if refusal is not None:
+        return ("stale", differences) if differences else ("refused", refusal.removeprefix(f"{found.directory}: "))
+    return ("stale", differences) if differences else ("shadowed", "")
+
+
+def build_modules(names: Sequence[str], verbose: bool, as_json: bool) -> int:
+    from ..jit.build import make_request, run
+
+    rows: list[dict[str, Any]] = []
+    errors: list[BuildError] = []
+    requests = []
+    for spec in named(names):
+        lookup = store.find(spec)
+        if lookup.artifact is not None:
+            rows.append(_built(spec.name, "ready", lookup.artifact))
+        elif env.DISABLE_JIT.get():
+            raise JitDisabledError(
+                f"module {spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set: {lookup.reason}"
+            )
+        else:
+            requests.append(make_request(spec))
+    for outcome in run(requests, verbose=verbose):
+        rows.append(_built(outcome.request.spec.name, outcome.how, outcome.artifact))
+        if outcome.error is not None:
+            errors.append(outcome.error)
+    show(sorted(rows, key=lambda row: str(row["name"])), as_json, {"size": size})
+    for error in errors:
+        print(f"\nerror: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def named(names: Sequence[str]) -> list[JitSpec]:
+    """The specs of modules of the matrix.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
+    for name in names:
+        if name not in specs:
+            close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
+            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
+    return [specs[name] for name in dict.fromkeys(names)]
+
+
+def _built(name: str, how: str, artifact: Artifact | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "how": how,
+        "archs": list(artifact.archs) if artifact else [],
+        "size": artifact.manifest["size"] if artifact else None,
+        "path": artifact.path if artifact else None,
+    }
+
+
+def clean(yes: bool, as_json: bool) -> int:
+    rows: list[dict[str, Any]] = []
+    for part in (env.WORKSPACE_DIR.get() / name for name in PARTS):
+        if part.is_dir():
+            files = [os.path.join(folder, name) for folder, _, names in os.walk(part) for name in names]
+            rows.append({"what": part, "files": len(files), "size": sum(os.lstat(file).st_size for file in files)})
+    if yes:
+        jit.clear_cache_dir()
+    rows = [row | {"removed": not row["what"].exists()} for row in rows]
+    show(rows, as_json, {"size": size, "removed": lambda removed: "yes" if removed else "no"})
+    if rows and not yes:
+        print("nothing is removed yet: add --yes", file=sys.stderr)
+    return 1 if yes and any(not row["removed"] for row in rows) else 0
