@@ -34,7 +34,9 @@ for spec in matrix_specs(Matrix(backends=({device!r},))):
 
 def run(program: str, workspace: str) -> list[list[str]]:
     environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     return [line.split() for line in done.stdout.splitlines()]
 
 
@@ -46,8 +48,17 @@ def main() -> None:
             report.add(name=f"cold {name}", seconds=float(taken), cpus=len(os.sched_getaffinity(0)))
         warm = [tuple(map(float, run(FIRST_CALL.format(device=options.device), workspace)[0])) for _ in range(7)]
         report.add(name="import flashinfer after torch", ms=statistics.median(first for first, _ in warm) * 1e3)
-        report.add(name="warm first call of norm in a new process", ms=statistics.median(second for _, second in warm) * 1e3)
-        aot = [sys.executable, str(ROOT / "scripts" / "build_aot.py"), "--backend", options.device, "--out-dir", f"{workspace}/aot"]
+        report.add(
+            name="warm first call of norm in a new process", ms=statistics.median(second for _, second in warm) * 1e3
+        )
+        aot = [
+            sys.executable,
+            str(ROOT / "scripts" / "build_aot.py"),
+            "--backend",
+            options.device,
+            "--out-dir",
+            f"{workspace}/aot",
+        ]
         environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": str(ROOT)}
         for name in ("AOT run that copies", "AOT run with nothing to do"):
             start = time.perf_counter()

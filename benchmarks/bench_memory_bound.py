@@ -73,7 +73,10 @@ def gelu_and_mul(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) 
 def rope(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
     """q of cols/128 heads and k of a quarter of them, in place, by positions."""
     heads, dim = cols // 128, 128
-    q, k = tensors(n, tokens, heads, dim, dtype=dtype, device=device), tensors(n, tokens, heads // 4, dim, dtype=dtype, device=device)
+    q, k = (
+        tensors(n, tokens, heads, dim, dtype=dtype, device=device),
+        tensors(n, tokens, heads // 4, dim, dtype=dtype, device=device),
+    )
     pos = torch.randint(0, 32768, (tokens,), dtype=torch.int32, device=device)
     inv = 1e4 ** -(torch.arange(0, dim, 2, device=device) / dim)
     angle = pos[:, None] * inv
@@ -93,12 +96,18 @@ def append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> t
     heads, dim, page, batch = cols // 128, 128, 16, 64
     each = tokens // batch
     pages = batch * ((each + page - 1) // page)
-    key, value = tensors(n, tokens, heads, dim, dtype=dtype, device=device), tensors(n, tokens, heads, dim, dtype=dtype, device=device)
+    key, value = (
+        tensors(n, tokens, heads, dim, dtype=dtype, device=device),
+        tensors(n, tokens, heads, dim, dtype=dtype, device=device),
+    )
     cache = tensors(n, pages, 2, page, heads, dim, dtype=dtype, device=device)
     indptr = torch.arange(batch + 1, dtype=torch.int32, device=device) * (pages // batch)
     indices = torch.randperm(pages, device=device).int()
     last = torch.full((batch,), (each - 1) % page + 1, dtype=torch.int32, device=device)
-    where = torch.arange(batch, device=device).repeat_interleave(each).int(), torch.arange(each, device=device).repeat(batch).int()
+    where = (
+        torch.arange(batch, device=device).repeat_interleave(each).int(),
+        torch.arange(each, device=device).repeat(batch).int(),
+    )
     slot = (indices[(indptr[where[0].long()] + where[1] // page).long()].long(), (where[1] % page).long())
 
     def torch_way(i: int) -> None:
@@ -112,7 +121,24 @@ def append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> t
     )
 
 
-OPERATORS: list[Callable[..., tuple[int, Call, Call]]] = [rmsnorm, fused_add_rmsnorm, layernorm, silu_and_mul, gelu_and_mul, rope, append]
+def copy_speed(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> float:
+    """Bytes read and written a second by torch's copy of one matrix to another."""
+    source, target = (
+        tensors(n, rows, cols, dtype=dtype, device=device),
+        tensors(n, rows, cols, dtype=dtype, device=device),
+    )
+    return 2 * rows * cols * dtype.itemsize / seconds(lambda i: target[i].copy_(source[i]), n, device)
+
+
+OPERATORS: list[Callable[..., tuple[int, Call, Call]]] = [
+    rmsnorm,
+    fused_add_rmsnorm,
+    layernorm,
+    silu_and_mul,
+    gelu_and_mul,
+    rope,
+    append,
+]
 SHAPES = {"cpu": [(4096, 4096)], "cuda": [(4096, 4096), (16384, 8192)]}
 
 
@@ -125,10 +151,8 @@ def main() -> None:
             if device == "cuda" and name != "bfloat16":
                 continue
             n = sets_for(2 * rows * cols * dtype.itemsize, device)
-            source, target = tensors(n, rows, cols, dtype=dtype, device=device), tensors(n, rows, cols, dtype=dtype, device=device)
-            copy = 2 * rows * cols * dtype.itemsize / seconds(lambda i: target[i].copy_(source[i]), n, device)  # noqa: B023
+            copy = copy_speed(rows, cols, dtype, device, n)
             report.add(name="copy", rows=rows, cols=cols, dtype=name, TBps=copy / 1e12)
-            del source, target
             for operator in OPERATORS:
                 if options.only not in operator.__name__:
                     continue

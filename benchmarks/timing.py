@@ -85,7 +85,12 @@ class Report:
 
     def add(self, **row: Any) -> None:
         self.rows.append(row)
-        print("  ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()), flush=True)
+        print(
+            "  ".join(
+                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()
+            ),
+            flush=True,
+        )
 
     def write(self, path: str | None) -> None:
         if path is None:

@@ -167,7 +167,9 @@ CPU_ARCH: Variable[str | None] = Variable(
     lambda: None,
     "`native`; a prebuilt module of any level that this CPU has is used as it is",
 )
-DISABLE_JIT = _flag("FLASHINFER_DISABLE_JIT", "Never compile; every existing artifact, prebuilt or cached, is still used.")
+DISABLE_JIT = _flag(
+    "FLASHINFER_DISABLE_JIT", "Never compile; every existing artifact, prebuilt or cached, is still used."
+)
 JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output. Changes output only.")
 JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks): different artifacts.")
 EXTRA_CFLAGS = _word_list("FLASHINFER_EXTRA_CFLAGS", "More flags for the C++ compiler.")

@@ -43,7 +43,9 @@ _fused_add_rmsnorm = define(
     gen_norm_module,
     _nothing,
 )
-_layernorm = define("layernorm(Tensor input, Tensor gemma, Tensor beta, float eps) -> Tensor", gen_norm_module, _like_input)
+_layernorm = define(
+    "layernorm(Tensor input, Tensor gemma, Tensor beta, float eps) -> Tensor", gen_norm_module, _like_input
+)
 _layernorm_out = define(
     "layernorm_out(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float eps) -> ()", gen_norm_module, _nothing
 )

@@ -77,7 +77,10 @@ def _raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
     kind, _, message = text.partition(": ")
     if kind in _KINDS:
         raise _KINDS[kind](message.split("\nException raised from")[0]) from None
-    wrong_type = re.match(r"flashinfer::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'", text)
+    wrong_type = re.match(
+        r"flashinfer::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'",
+        text,
+    )
     if wrong_type is not None:
         op, wanted, argument, got = wrong_type.groups()
         raise TypeError(f"{op}: {argument}: got {got}, wanted {wanted}") from None

@@ -35,7 +35,9 @@ def comma_list(allowed: tuple[str, ...]) -> Any:
         values = tuple(value for value in text.replace(",", " ").split())
         unknown = [value for value in values if value not in allowed]
         if unknown or not values:
-            raise argparse.ArgumentTypeError(f"got {', '.join(unknown) or 'nothing'}, wanted some of {', '.join(allowed)}")
+            raise argparse.ArgumentTypeError(
+                f"got {', '.join(unknown) or 'nothing'}, wanted some of {', '.join(allowed)}"
+            )
         return tuple(dict.fromkeys(values))
 
     return parse
@@ -64,16 +66,46 @@ def positive(text: str) -> int:
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--backend", type=comma_list(BACKENDS), metavar="LIST", help="cpu, cuda or both; by default cpu, and cuda where it can be")
-    add("--cuda-arch", type=cuda_archs, metavar="LIST", help='GPU archs, such as "9.0a 8.0+PTX"; by default the visible GPUs')
+    add(
+        "--backend",
+        type=comma_list(BACKENDS),
+        metavar="LIST",
+        help="cpu, cuda or both; by default cpu, and cuda where it can be",
+    )
+    add(
+        "--cuda-arch",
+        type=cuda_archs,
+        metavar="LIST",
+        help='GPU archs, such as "9.0a 8.0+PTX"; by default the visible GPUs',
+    )
     add("--cpu-arch", choices=("native", *CPU_LEVELS), default=None, help="CPU level; by default native")
-    add("--dtypes", type=comma_list(DTYPES), default=DTYPES, metavar="LIST", help=f"element types; by default {','.join(DTYPES)}")
-    add("--head-dims", type=head_dims, default=Matrix.head_dims, metavar="LIST", help="for families that are specialised on them")
-    add("--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}")
+    add(
+        "--dtypes",
+        type=comma_list(DTYPES),
+        default=DTYPES,
+        metavar="LIST",
+        help=f"element types; by default {','.join(DTYPES)}",
+    )
+    add(
+        "--head-dims",
+        type=head_dims,
+        default=Matrix.head_dims,
+        metavar="LIST",
+        help="for families that are specialised on them",
+    )
+    add(
+        "--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}"
+    )
     add("--out-dir", type=Path, default=env.default_aot_dir(), metavar="DIR", help="by default data/aot")
     add("--jobs", type=positive, metavar="N", help="compilers at once; by default MAX_JOBS or the CPUs at hand")
     add("--dry-run", action="store_true", help="print what would be built and why, build nothing")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write the table as JSON to FILE (- or nothing: standard output)")
+    add(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the table as JSON to FILE (- or nothing: standard output)",
+    )
     add("--verbose", action="store_true", help="show every command and its output")
     return parser.parse_args(arguments)
 
@@ -111,7 +143,9 @@ def plan(request: build.Request) -> Row:
     if found is not None:
         if found.directory == request.destination:
             return Row(name, archs, "reuse", "up to date", found.manifest["size"], 0.0, str(found.path))
-        return Row(name, archs, "copy", f"built already at {found.directory}", found.manifest["size"], 0.0, str(found.path))
+        return Row(
+            name, archs, "copy", f"built already at {found.directory}", found.manifest["size"], 0.0, str(found.path)
+        )
     present = store.read(request.destination, name)
     if not isinstance(present, store.Artifact):
         return Row(name, archs, "build", present or "not there yet")
@@ -135,9 +169,22 @@ class Display:
     def __enter__(self) -> Display:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+            )
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.bar.start()
             self.task = self.bar.add_task("starting", total=None)
@@ -148,25 +195,34 @@ class Display:
             self.bar.stop()
 
     def __call__(self, progress: build.Progress) -> None:
-        running = ", ".join(progress.running) or "done"
+        left = ", ".join(progress.left[:4]) + (", ..." if len(progress.left) > 4 else "") or "done"
         if self.bar is not None:
-            self.bar.update(self.task, total=progress.total, completed=progress.done, description=running)
+            self.bar.update(self.task, total=progress.total, completed=progress.done, description=left)
             return
         now = time.monotonic()
         if now - self.last >= 5 or progress.done == progress.total:
             self.last, elapsed = now, now - progress.started
-            left = elapsed / max(progress.done, 1) * (progress.total - progress.done)
-            print(f"{progress.done}/{progress.total} steps, {elapsed:.0f} s, about {left:.0f} s left: {running}", file=sys.stderr, flush=True)
+            to_go = elapsed / max(progress.done, 1) * (progress.total - progress.done)
+            print(
+                f"{progress.done}/{progress.total} steps, {elapsed:.0f} s, about {to_go:.0f} s to go: {left}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def print_table(rows: list[Row], out: Any) -> None:
     cells = [("module", "arch", "size", "seconds", "", "")]
     for row in rows:
         size = f"{row.size / 1024:.0f} KiB" if row.size else ""
-        cells.append((row.name, " ".join(row.archs), size, f"{row.seconds:.1f}" if row.seconds else "", row.how, row.why))
+        cells.append(
+            (row.name, " ".join(row.archs), size, f"{row.seconds:.1f}" if row.seconds else "", row.how, row.why)
+        )
     widths = [max(len(cell[column]) for cell in cells) for column in range(5)]
     for cell in cells:
-        numbers = (f"{text:>{width}}" if column in (2, 3) else f"{text:<{width}}" for column, (text, width) in enumerate(zip(cell, widths)))
+        numbers = (
+            f"{text:>{width}}" if column in (2, 3) else f"{text:<{width}}"
+            for column, (text, width) in enumerate(zip(cell, widths, strict=False))
+        )
         print("  ".join((*numbers, cell[5])).rstrip(), file=out)
 
 
@@ -181,7 +237,9 @@ def main(arguments: list[str] | None = None) -> int:
     except FlashInferError as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
-    if options.head_dims != Matrix.head_dims and not any(hasattr(family(name), "HEAD_DIMS") for name in options.families or families()):
+    if options.head_dims != Matrix.head_dims and not any(
+        hasattr(family(name), "HEAD_DIMS") for name in options.families or families()
+    ):
         print("note: none of these families is specialised on --head-dims", file=sys.stderr)
 
     outcomes = []

@@ -18,7 +18,9 @@ def max_ulps(dtype: torch.dtype) -> float:
     return 4.0 if dtype == torch.float32 else 2.0
 
 
-def assert_close(got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor | None = None, ulps: float | None = None) -> None:
+def assert_close(
+    got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor | None = None, ulps: float | None = None
+) -> None:
     """``got`` is within the promised ulps of the float64 oracle ``want``; NaN never passes.
 
     ``scale`` is the magnitude of the terms that a result is the sum of: where they cancel, an error is measured

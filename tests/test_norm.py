@@ -9,7 +9,20 @@ import flashinfer
 
 from .oracle import Guarded, assert_close, filled
 
-SHAPES = [(1, 1), (3, 5), (7, 128), (2, 3, 64), (5, 1000), (4, 4096), (3, 8192), (1, 40000), (33, 257), (0, 64), (3, 4, 0), (9,)]
+SHAPES = [
+    (1, 1),
+    (3, 5),
+    (7, 128),
+    (2, 3, 64),
+    (5, 1000),
+    (4, 4096),
+    (3, 8192),
+    (1, 40000),
+    (33, 257),
+    (0, 64),
+    (3, 4, 0),
+    (9,),
+]
 
 
 def rms_norm_oracle(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
@@ -19,7 +32,9 @@ def rms_norm_oracle(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: f
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["dense", "padded"])
-@pytest.mark.parametrize("function, offset", [(flashinfer.rmsnorm, 0.0), (flashinfer.gemma_rmsnorm, 1.0)], ids=["plain", "gemma"])
+@pytest.mark.parametrize(
+    "function, offset", [(flashinfer.rmsnorm, 0.0), (flashinfer.gemma_rmsnorm, 1.0)], ids=["plain", "gemma"]
+)
 def test_rmsnorm(shape, padded, function, offset, dtype, device):
     x = filled(shape, dtype, device, padded, scale=3.0)
     weight = filled(shape[-1:], dtype, device, False)
@@ -52,7 +67,9 @@ def test_fused_add_rmsnorm(shape, padded, gemma, dtype, device):
     ratio = torch.where(total == 0, 0.0, want / total)
     function(x.tensor, residual.tensor, weight)
     assert_close(residual.tensor, total)
-    assert_close(x.tensor, want, torch.maximum((terms * ratio).abs(), rms_norm_oracle(total, weight.abs(), 1e-6, float(gemma))))
+    assert_close(
+        x.tensor, want, torch.maximum((terms * ratio).abs(), rms_norm_oracle(total, weight.abs(), 1e-6, float(gemma)))
+    )
     x.check()
     residual.check()
 
@@ -113,7 +130,9 @@ def test_large_and_tiny_values_do_not_overflow_the_sum(device):
 )
 def test_bad_input(change, error, message, device):
     good = dict(input=torch.ones(4, 8), weight=torch.ones(8), out=torch.full((4, 8), 7.0))
-    arguments = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in (good | change).items()}
+    arguments = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in (good | change).items()
+    }
     with pytest.raises(error, match=message):
         flashinfer.rmsnorm(**arguments)
     if "out" not in change:
@@ -122,7 +141,11 @@ def test_bad_input(change, error, message, device):
 
 def test_an_output_that_shares_memory_with_itself(device):
     with pytest.raises(ValueError, match="out: has elements that share memory"):
-        flashinfer.rmsnorm(torch.ones(4, 8, device=device), torch.ones(8, device=device), out=torch.ones(1, 8, device=device).expand(4, 8))
+        flashinfer.rmsnorm(
+            torch.ones(4, 8, device=device),
+            torch.ones(8, device=device),
+            out=torch.ones(1, 8, device=device).expand(4, 8),
+        )
 
 
 def test_overlapping_output(device):

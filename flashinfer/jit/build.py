@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import env
-from ..errors import BuildError, FlashInferError, JitDisabledError, ToolchainError
+from ..errors import BuildError, FlashInferError, JitDisabledError
 from . import store
 from .events import emit, say
 from .lock import held
@@ -65,11 +65,11 @@ class Outcome:
 
 @dataclass
 class Progress:
-    """What a display shows: edges done of all, modules that are being built, when it began."""
+    """What a display shows: edges done of all, modules not finished yet, when it began."""
 
     total: int = 0
     done: int = 0
-    running: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     started: float = field(default_factory=time.monotonic)
 
 
@@ -128,7 +128,9 @@ def _is_prebuilt(artifact: Artifact) -> bool:
     return any(artifact.path.is_relative_to(directory) for directory in env.aot_dirs())
 
 
-def run(requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None) -> list[Outcome]:
+def run(
+    requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None
+) -> list[Outcome]:
     """Build and publish all requests in one ninja run. One that fails does not stop the others."""
     if not requests:
         return []
@@ -145,14 +147,20 @@ def run(requests: Sequence[Request], verbose: bool = False, jobs: int | None = N
                 outcomes[request] = Outcome(request, "reused", already)
         todo = [request for request in requests if request not in outcomes]
         if todo:
-            run_ninja = _Run(root / "build", todo, outcomes, verbose or env.JIT_VERBOSE.get(), jobs or env.MAX_JOBS.get(), watch)
-            run_ninja(lambda request: locks[request].release())
+            if watch is None:
+                files = sum(len(request.spec.sources) for request in todo)
+                names = ", ".join(request.spec.name for request in todo)
+                say(f"building {names} ({files} source files) in {root / 'build' / todo[0].directory}")
+            ninja = _Run(todo, outcomes, lambda request: locks[request].release())
+            ninja(verbose or env.JIT_VERBOSE.get(), jobs or env.MAX_JOBS.get(), watch)
     return [outcomes[request] for request in requests]
 
 
 def finished(request: Request) -> Artifact | None:
     """The very artifact that the request would give: at its destination, or in the workspace to be copied there."""
-    in_workspace = [store.workspace_directory(root, request.spec, request.key) / request.build_key[:32] for root in roots()]
+    in_workspace = [
+        store.workspace_directory(root, request.spec, request.key) / request.build_key[:32] for root in roots()
+    ]
     for place in dict.fromkeys([request.destination, *in_workspace]):
         found = store.read(place, request.spec.name)
         if (
@@ -165,48 +173,38 @@ def finished(request: Request) -> Artifact | None:
 
 
 class _Run:
-    """One ninja process over one graph; calling it fills ``outcomes``."""
+    """One ninja process over one graph; calling it fills ``outcomes`` and lets go of each request's lock."""
 
     def __init__(
-        self, folder: Path, todo: list[Request], outcomes: dict[Request, Outcome], verbose: bool, jobs: int, watch: Watch | None
+        self, todo: list[Request], outcomes: dict[Request, Outcome], release: Callable[[Request], None]
     ) -> None:
-        self.folder, self.todo, self.outcomes, self.verbose, self.jobs, self.watch = folder, todo, outcomes, verbose, jobs, watch
+        self.folder, self.todo, self.outcomes, self.release = workspace() / "build", todo, outcomes, release
         self.by_module = {request.spec.name: request for request in todo}
         if len(self.by_module) != len(todo):
             raise ValueError("requests: got two modules of one name, wanted distinct names")
-        self.logs: dict[str, list[str]] = {name: [] for name in self.by_module}
+        self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
         self.progress = Progress(total=sum(len(request.spec.sources) + 1 for request in todo))
 
-    def __call__(self, release: Callable[[Request], None]) -> None:
+    def __call__(self, verbose: bool, jobs: int, watch: Watch | None) -> None:
         toolchain = max((request.toolchain for request in self.todo), key=lambda tools: tools.nvcc is not None)
         graph = self._write(toolchain)
-        if self.watch is None:
-            names = ", ".join(self.by_module)
-            say(f"building {names} ({self.progress.total - len(self.todo)} source files), log in {self.folder / self.todo[0].directory}")
-        command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-j", str(self.jobs), "-k", "0"]
+        command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-j", str(jobs), "-k", "0"]
         environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
         environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-        rest: list[str] = []
-        with subprocess.Popen(
-            [*command, "-v"] if self.verbose else command,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace", env=environment,
-        ) as process:  # fmt: skip
-            assert process.stdout is not None
-            module = ""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **pipes, text=True, errors="replace", env=environment) as process:  # type: ignore[call-overload]
             try:
+                module = ""
                 for line in process.stdout:
-                    if self.verbose:
+                    if verbose:
                         say(line.rstrip())
-                    module = self._take(line.rstrip("\n"), module, release) if line.strip() else module
-                    if not module:
-                        rest.append(line.rstrip())
+                    module = self._take(line.rstrip(), module, watch)
             except BaseException:
                 process.terminate()
                 raise
         for request in self.todo:
             if request not in self.outcomes:
-                self.outcomes[request] = Outcome(request, "failed", error=self._error(request, command, rest))
-                release(request)
+                self._finish(request, Outcome(request, "failed", error=self._error(request, command)))
 
     def _write(self, toolchain: Toolchain) -> str:
         """Write the graph, the spec files and the configuration headers; the name of the graph's file."""
@@ -216,8 +214,7 @@ class _Run:
             text = render_spec(request.spec, request.target, request.toolchain, request.directory)
             write_atomically(place / "build.ninja", text.encode())
             if request.spec.template:
-                header = place / request.spec.config_header
-                config = render_config(request.spec).encode()
+                header, config = place / request.spec.config_header, render_config(request.spec).encode()
                 # Left alone where it is right: a resumed build then compiles only what is missing.
                 if not header.exists() or header.read_bytes() != config:
                     write_atomically(header, config)
@@ -226,47 +223,45 @@ class _Run:
         write_atomically(self.folder / graph, text.encode())
         return graph
 
-    def _take(self, line: str, module: str, release: Callable[[Request], None]) -> str:
-        """One line of ninja's output: its status lines say which module the next lines belong to."""
-        status = re.match(r"\[(\d+)/(\d+)\] (.*)$", line)
-        if status is None:
-            if module in self.logs:
-                self.logs[module].append(line)
-            return module
-        self.progress.done, self.progress.total = int(status[1]), int(status[2])
-        module = self._module_of(status[3])
-        if module:
+    def _take(self, line: str, module: str, watch: Watch | None) -> str:
+        """One line of ninja's output. A status line names the module that it and the lines after it belong to."""
+        status = re.match(r"\[(\d+)/(\d+)\] (\S+)", line)
+        if status is not None:
+            module = status[3] if status[3] in self.by_module else ""
+        if line:
             self.logs[module].append(line)
+        if status is not None and module:
             request = self.by_module[module]
             library = self.folder / request.directory / f"{module}.so"
+            # Removed before the run, and by a linker that fails: where it is there, this run has linked it.
             if library.exists() and request not in self.outcomes:
-                self.outcomes[request] = self._publish(request, library)
-                release(request)
-        if self.watch is not None:
-            self.progress.running = tuple(r.spec.name for r in self.todo if r not in self.outcomes)[: self.jobs]
-            self.watch(self.progress)
+                self._finish(request, self._publish(request, library))
+        if status is not None and watch is not None:
+            self.progress.done, self.progress.total = int(status[1]), int(status[2])
+            self.progress.left = tuple(request.spec.name for request in self.todo if request not in self.outcomes)
+            watch(self.progress)
         return module
 
-    def _module_of(self, text: str) -> str:
-        name = text.split(" ", 1)[0]
-        if name in self.by_module:
-            return name
-        # With -v the line is the command itself, which names the build directory of the module.
-        return next((n for n, request in self.by_module.items() if f"{request.directory}/" in text), "")
+    def _finish(self, request: Request, outcome: Outcome) -> None:
+        self.outcomes[request] = outcome
+        self.release(request)
 
     def _publish(self, request: Request, library: Path) -> Outcome:
-        seconds = self._compile_seconds(request)
+        spec, seconds = request.spec, self._compile_seconds(request)
         try:
-            check_dependencies(request.spec, self.folder, request.directory)
-            if request.spec.key != request.key:
-                raise BuildError(request.spec.name, "a source or header changed while it was compiled; build again")
-            manifest = store.make_manifest(request.spec, request.key, request.target, request.toolchain, library, time.time(), seconds)
+            check_dependencies(spec, self.folder, request.directory)
+            if spec.key != request.key:
+                raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
+            manifest = store.make_manifest(
+                spec, request.key, request.target, request.toolchain, library, time.time(), seconds
+            )
             artifact = store.publish(library, manifest, request.destination)
         except BuildError as err:
             return Outcome(request, "failed", error=err)
         except (OSError, FlashInferError) as err:
-            return Outcome(request, "failed", error=BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}"))
-        emit("compile", request.spec.name, seconds=round(seconds, 3))
+            reason = f"cannot publish at {request.destination}: {err}"
+            return Outcome(request, "failed", error=BuildError(spec.name, reason))
+        emit("compile", spec.name, seconds=seconds)
         shutil.rmtree(library.parent.parent, ignore_errors=True)
         return Outcome(request, "built", artifact)
 
@@ -277,24 +272,25 @@ class _Run:
             entry = line.split("\t")
             if len(entry) == 5 and entry[3].startswith(request.directory):
                 took[entry[3]] = int(entry[1]) - int(entry[0])
-        return sum(took.values()) / 1000
+        return round(sum(took.values()) / 1000, 3)
 
-    def _error(self, request: Request, command: list[str], rest: list[str]) -> BuildError:
-        lines = self.logs[request.spec.name] or rest
+    def _error(self, request: Request, command: list[str]) -> BuildError:
+        """What a person needs of the output: the failed command and the compiler's words from the first error on."""
+        name, lines = request.spec.name, self.logs[request.spec.name] or self.logs[""]
         log = self.folder / request.directory / "build.log"
         write_atomically(log, "\n".join(lines).encode() + b"\n")
         failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
-        if failed is None:
-            return BuildError(request.spec.name, _first_error(lines) or "ninja failed", " ".join(command), "\n".join(lines), log)
-        output = [line for line in lines[failed + 2 :] if not line.startswith("ninja: ")]
+        output = lines if failed is None else lines[failed + 2 :]
         first = _first_error(output)
-        start = next((number for number, line in enumerate(output) if line == first), 0)
-        return BuildError(request.spec.name, first or lines[failed], lines[failed + 1], "\n".join(output[start:]), log)
+        text = "\n".join(output[output.index(first) :] if first in output else output)
+        return BuildError(
+            name, first or "ninja failed", " ".join(command) if failed is None else lines[failed + 1], text, log
+        )
 
 
 def _first_error(lines: Iterable[str]) -> str:
     ordered = [line for line in lines if line.strip()]
-    pattern = re.compile(r"\berror\b[: #]|undefined reference|ninja: error|fatal|not found|cannot find", re.IGNORECASE)
+    pattern = re.compile(r"\berror\b[: #]|undefined reference|fatal|cannot find", re.IGNORECASE)
     return next((line for line in ordered if pattern.search(line)), ordered[0] if ordered else "")
 
 
@@ -323,6 +319,3 @@ def read_depfile(text: str) -> list[str]:
     """The prerequisites in a depfile of gcc or nvcc, unescaped."""
     _, _, names = text.replace("\\\n", " ").partition(": ")
     return [re.sub(r"\\([ #\\])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|[^\s\\])+", names)]
-
-
-__all__ = ["BuildError", "Outcome", "Progress", "Request", "ToolchainError", "build_jit_specs", "make_request", "run"]

@@ -79,8 +79,9 @@ def render_graph(directories: Mapping[str, JitSpec], toolchain: Toolchain) -> st
     return "\n".join(lines) + "\n"
 
 
-def _rule(name: str, command: str, description: str, *more: str) -> list[str]:
-    return [f"rule {name}", f"  command = {command}", f"  description = $module {description}", *more]
+def _rule(name: str, command: str, *more: str) -> list[str]:
+    # The description is what ninja prints: first the module's name, by which the builder tells whose line it is.
+    return [f"rule {name}", f"  command = {command}", "  description = $module $command", *more]
 
 
 def _common_flags(toolchain: Toolchain) -> list[str]:
@@ -93,8 +94,8 @@ def _cxx_rules(toolchain: Toolchain) -> list[str]:
     flags = [*_common_flags(toolchain), "-isystem", str(toolchain.torch_dir / "include")]
     link = [toolchain.cxx, "-shared", f"-L{toolchain.torch_dir / 'lib'}", "-Wl,--no-as-needed"]
     return [
-        *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "compile $in", "  depfile = $out.d"),
-        *_rule("link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags", "link $out"),
+        *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "  depfile = $out.d"),
+        *_rule("link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags"),
     ]
 
 
@@ -106,7 +107,7 @@ def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
     flags = words(_common_flags(toolchain))
     return [
-        *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "compile $in", "  depfile = $out.d"),
-        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags", "link $out"),
-        *_rule("stub", f"{words(stub)} $out", "stub $out"),
+        *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
+        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags"),
+        *_rule("stub", f"{words(stub)} $out"),
     ]

@@ -19,6 +19,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def find(spec: JitSpec, needs: Needs | None = None) -> Lookup:
     for fewer values serves if it has those. Nothing is written and no lock is taken.
     """
     key = spec.key
-    reasons = []
+    reasons: list[str] = []
     for directory in env.aot_dirs():
         found = read(directory / spec.name, spec.name)
         if isinstance(found, Artifact):
@@ -145,7 +146,9 @@ def _key_differs(found: Artifact, spec: JitSpec, key: str, needs: Needs | None) 
     has = found.manifest["coverage"]
     wanted = {axis: set(values) for axis, values in (needs or dict(spec.coverage)).items()}
     if any(not values <= set(has.get(axis, ())) for axis, values in wanted.items()):
-        lacking = ", ".join(f"{axis} {' '.join(sorted(values - set(has.get(axis, ()))))}" for axis, values in wanted.items())
+        lacking = ", ".join(
+            f"{axis} {' '.join(sorted(values - set(has.get(axis, ()))))}" for axis, values in wanted.items()
+        )
         return f"built without {lacking}"
     try:
         if has.keys() == dict(spec.coverage).keys() and spec.covering(has).key == found.manifest["key"]:
@@ -180,7 +183,11 @@ def differences(found: Artifact, spec: JitSpec) -> list[str]:
     """What an artifact was built from and what ``spec`` says now, field by field where they differ."""
     was, now = found.manifest, spec.fields()
     files = sorted(name for name in {*was["files"], *now["files"]} if was["files"].get(name) != now["files"].get(name))
-    fields = [f"{name}: {was.get(name)} -> {value}" for name, value in now.items() if name != "files" and was.get(name) != value]
+    fields = [
+        f"{name}: {was.get(name)} -> {value}"
+        for name, value in now.items()
+        if name != "files" and was.get(name) != value
+    ]
     return fields + [f"changed: {', '.join(files)}"] * bool(files)
 
 
@@ -226,7 +233,9 @@ def elf_requirements(path: Path) -> dict[str, str]:
     return newest
 
 
-def make_manifest(spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, when: float, seconds: float) -> dict[str, Any]:
+def make_manifest(
+    spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, when: float, seconds: float
+) -> dict[str, Any]:
     """What an artifact says of itself. ``built`` is a time, ``seconds`` what compiling took."""
     return {
         **spec.fields(),
@@ -288,10 +297,8 @@ def _replace_directory(new: Path, place: Path) -> None:
             return  # ``new`` now holds the old artifact; the caller removes it
         # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
         retired = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
-        try:
+        with suppress(FileNotFoundError):  # somebody else retired it
             os.rename(place, retired)
-        except FileNotFoundError:
-            pass  # somebody else retired it
         shutil.rmtree(retired, ignore_errors=True)
     raise OSError(f"{place}: replaced by other processes again and again")
 

@@ -131,7 +131,9 @@ def wanted_target(backend: str) -> Target:
             ' for example FLASHINFER_CUDA_ARCH_LIST="9.0a 8.0"'
         )
     # From Hopper on the features that matter (wgmma, TMA variants) are arch-specific: the "a" targets.
-    return Target("cuda", tuple(f"{major}.{minor}{'a' if major >= 9 else ''}" for major, minor in visible_gpus()), False)
+    return Target(
+        "cuda", tuple(f"{major}.{minor}{'a' if major >= 9 else ''}" for major, minor in visible_gpus()), False
+    )
 
 
 def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:

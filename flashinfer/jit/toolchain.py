@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,6 @@ from pathlib import Path
 from .. import env
 from ..errors import ToolchainError
 from .workspace import workspace, write_atomically
-
 
 Identity = dict[str, str | bool | None]
 
@@ -77,8 +77,12 @@ def find_cxx() -> str:
     """The C++ compiler: ``CXX``, else ``g++``, else ``c++`` on ``PATH``."""
     asked = env.CXX.get()
     if asked and " " in asked and not Path(asked).exists():
-        raise ToolchainError(f"CXX={asked!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER")
-    return _find("a C++ compiler", "CXX", asked, _on_path("g++", "c++"), "g++ 11 or newer (Debian, Ubuntu: apt install g++)")
+        raise ToolchainError(
+            f"CXX={asked!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER"
+        )
+    return _find(
+        "a C++ compiler", "CXX", asked, _on_path("g++", "c++"), "g++ 11 or newer (Debian, Ubuntu: apt install g++)"
+    )
 
 
 def find_nvcc() -> str:
@@ -87,7 +91,13 @@ def find_nvcc() -> str:
     if env.NVCC.get() is None and home is not None:
         return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), iter(()), "a CUDA toolkit there")
     where = iter((*_on_path("nvcc"), *_in_pip_packages("nvcc"), "/usr/local/cuda/bin/nvcc"))
-    return _find("nvcc", "FLASHINFER_NVCC", env.NVCC.get(), where, "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc")
+    return _find(
+        "nvcc",
+        "FLASHINFER_NVCC",
+        env.NVCC.get(),
+        where,
+        "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc",
+    )
 
 
 def find_ninja() -> str:
@@ -102,7 +112,9 @@ def find_torch() -> Path:
     """The directory of the torch package, found without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ToolchainError("torch is not installed: its headers are needed to compile modules (pip install 'torch>=2.10')")
+        raise ToolchainError(
+            "torch is not installed: its headers are needed to compile modules (pip install 'torch>=2.10')"
+        )
     return Path(spec.origin).parent
 
 
@@ -120,7 +132,9 @@ def _find(what: str, variable: str, asked: str | None, where: Iterator[str], ins
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
-            raise ToolchainError(f"{variable}: {asked!r} is not a program that can be run; unset it or install {install}")
+            raise ToolchainError(
+                f"{variable}: {asked!r} is not a program that can be run; unset it or install {install}"
+            )
         return found
     looked = list(where)
     for path in looked:
@@ -142,7 +156,9 @@ def version_of(program: str) -> str:
 def _ask_version(program: str) -> str:
     command = [program, "--version"]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"})
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"}
+        )
     except (OSError, subprocess.SubprocessError) as err:
         detail = getattr(err, "stderr", "") or str(err)
         raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
@@ -155,7 +171,9 @@ def _ask_version(program: str) -> str:
 def cxx11_abi(torch_dir: Path) -> bool:
     """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
     library = torch_dir / "lib" / "libc10.so"
-    return _remembered(str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes())) == "True"
+    return (
+        _remembered(str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes())) == "True"
+    )
 
 
 _answers: dict[tuple[str, str], str] = {}
@@ -173,10 +191,8 @@ def _remembered(path: str, question: str, ask: Callable[[], str]) -> str:
             _answers[key] = (folder / name).read_text()
         except OSError:
             _answers[key] = ask()
-            try:
+            with suppress(OSError):  # the answer is right all the same; the next process asks again
                 write_atomically(workspace() / "answers" / name, _answers[key].encode())
-            except OSError:
-                pass  # the answer is right all the same, the next process asks again
     return _answers[key]
 
 

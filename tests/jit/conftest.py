@@ -32,7 +32,10 @@ def make_spec(tmp_path: Path) -> Callable[..., JitSpec]:
 
     def make(name: str = "tiny", files: dict[str, str] | None = None, **options: object) -> JitSpec:
         folder = tmp_path / "src" / name
-        files = files or {"unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n', "unit.h": "#define ANSWER 42\n"}
+        files = files or {
+            "unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n',
+            "unit.h": "#define ANSWER 42\n",
+        }
         for file, text in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
@@ -58,7 +61,9 @@ def compilers_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a program in a process of its own, with this test's workspace."""
 
-    def run(program: str, *arguments: str, check: bool = True, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    def run(
+        program: str, *arguments: str, check: bool = True, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}}
         for name, value in variables.items():
             if value is None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,12 +129,19 @@ def test_the_matrix():
 def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_started):
     """The whole script in a process of its own, over a real family, twice."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
-    command = [sys.executable, str(SCRIPT), "--families", "norm", "--backend", "cpu", "--out-dir", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--families",
+        "norm",
+        "--backend",
+        "cpu",
+        "--out-dir",
+        str(tmp_path / "out"),
+    ]
     first = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert first.returncode == 0 and compilers_started() == 2, first.stderr
     second = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert second.returncode == 0 and "reused" in second.stdout and compilers_started() == 2
     imported = {line.rsplit("|", 1)[1].strip() for line in second.stderr.splitlines() if line.startswith("import time")}
     assert "flashinfer.jit.build" in imported and not {"torch", "jinja2", "rich"} & imported
-
-

@@ -14,7 +14,12 @@ def reach(tmp_path, files: dict[str, str], *include_dirs: str) -> set[str]:
 
 
 def test_quotes_brackets_and_spaces(tmp_path):
-    files = {"a.cc": '#include "b.h"\n  #  include <inc/c.h> // why\n#include <vector>\n', "b.h": "", "inc/c.h": "", "d.h": ""}
+    files = {
+        "a.cc": '#include "b.h"\n  #  include <inc/c.h> // why\n#include <vector>\n',
+        "b.h": "",
+        "inc/c.h": "",
+        "d.h": "",
+    }
     assert reach(tmp_path, files, ".") == {"a.cc", "b.h", "inc/c.h"}
 
 

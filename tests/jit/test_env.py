@@ -33,7 +33,9 @@ def test_a_bad_value_names_the_variable(name, value, message, monkeypatch):
     variable = next(variable for variable in env.VARIABLES if variable.name == name)
     with pytest.raises(EnvironmentValueError, match=message) as caught:
         variable.get()
-    assert name in str(caught.value) and isinstance(caught.value, FlashInferError) and isinstance(caught.value, ValueError)
+    assert (
+        name in str(caught.value) and isinstance(caught.value, FlashInferError) and isinstance(caught.value, ValueError)
+    )
 
 
 @pytest.mark.parametrize("text", ["9.0a 8.0", "8.0;9.0a", "9.0A,8.0,8.0", " 8.0 ; 9.0a "])

@@ -50,10 +50,16 @@ def test_spec_file_cpu(torch):
 
 def test_spec_file_cuda(torch):
     text = render_spec(gen_norm_module("cuda"), CUDA, tools("cuda", torch), "key/norm_cuda")
-    assert "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80 -gencode=arch=compute_90a,code=sm_90a" in text
+    assert (
+        "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_80,code=compute_80 -gencode=arch=compute_90a,code=sm_90a"
+        in text
+    )
     assert f"build key/norm_cuda/norm_cuda.o: nvcc {env.data_root()}/csrc/norm_cuda.cu" in text
     assert "build key/norm_cuda/libtorch_cuda.so: stub" in text
-    assert "build key/norm_cuda/norm_cuda.so: link_cuda key/norm_cuda/norm.o key/norm_cuda/norm_cuda.o || key/norm_cuda/libtorch_cuda.so" in text
+    assert (
+        "build key/norm_cuda/norm_cuda.so: link_cuda key/norm_cuda/norm.o key/norm_cuda/norm_cuda.o || key/norm_cuda/libtorch_cuda.so"
+        in text
+    )
     (torch / "lib" / "libtorch_cuda.so").touch()
     assert "stub" not in render_spec(gen_norm_module("cuda"), CUDA, tools("cuda", torch))
 
@@ -65,11 +71,11 @@ def test_graph_file(torch):
         "rule cxx\n"
         "  command = ccache /usr/bin/g++ -MMD -MF $out.d -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_TARGET_VERSION=0x020a000000000000"
         f" -isystem {torch}/include $cflags -c $in -o $out\n"
-        "  description = $module compile $in\n"
+        "  description = $module $command\n"
         "  depfile = $out.d\n"
         "rule link_cpu\n"
         f"  command = /usr/bin/g++ -shared -L{torch}/lib -Wl,--no-as-needed -o $out $in -ltorch_cpu $ldflags\n"
-        "  description = $module link $out\n"
+        "  description = $module $command\n"
         "subninja one/norm_cpu/build.ninja\n"
         "subninja two/norm_cpu/build.ninja\n"
         "default one/norm_cpu/norm_cpu.so two/norm_cpu/norm_cpu.so\n"

@@ -43,7 +43,9 @@ def test_a_launcher_in_CXX(monkeypatch):
 
 def test_no_compiler_anywhere(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolchainError, match=r"cannot find a C\+\+ compiler: looked in PATH=/nowhere; install g\+\+ 11 .* or set CXX"):
+    with pytest.raises(
+        ToolchainError, match=r"cannot find a C\+\+ compiler: looked in PATH=/nowhere; install g\+\+ 11 .* or set CXX"
+    ):
         find_cxx()
 
 
@@ -106,7 +108,9 @@ def test_a_script_stands_for_what_it_starts(tmp_path):
 
 def test_names_do_not_count(tmp_path):
     assert version_of(fake(tmp_path / "a", "g++ (X) 12.2")) == version_of(fake(tmp_path / "b", "c++ (X) 12.2"))
-    assert version_of(fake(tmp_path / "n", "nvcc: NVIDIA\nCuda compilation tools, release 13.0, V13.0.88\nBuild x")).startswith("Cuda comp")
+    assert version_of(
+        fake(tmp_path / "n", "nvcc: NVIDIA\nCuda compilation tools, release 13.0, V13.0.88\nBuild x")
+    ).startswith("Cuda comp")
 
 
 def test_a_compiler_that_fails(tmp_path):
@@ -131,4 +135,3 @@ def test_no_torch(monkeypatch):
     with pytest.raises(ToolchainError, match="torch is not installed"):
         find_torch()
     find_torch.cache_clear()
-
