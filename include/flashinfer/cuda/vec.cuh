@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace flashinfer {
 
@@ -51,9 +52,26 @@ __device__ __forceinline__ Vec<T, N> load_vec(const T* from) {
   return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
+// Registers of a vector's size.
+template <int kBytes>
+struct RawVec;
+template <>
+struct RawVec<16> { using Type = uint4; };
+template <>
+struct RawVec<8> { using Type = uint2; };
+template <>
+struct RawVec<4> { using Type = unsigned int; };
+template <>
+struct RawVec<2> { using Type = unsigned short; };
+
+// To global memory. Assigned as a struct, a Vec may be taken apart and stored element by element (nvcc 13.0 does so in
+// some kernels, whatever the struct's alignment); the intrinsic is one instruction always.
 template <typename T, int N>
 __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
-  *reinterpret_cast<Vec<T, N>*>(to) = vec;
+  using Raw = typename RawVec<sizeof(T) * N>::Type;
+  Raw raw;
+  memcpy(&raw, &vec, sizeof(raw));
+  __stwb(reinterpret_cast<Raw*>(to), raw);
 }
 
 // Elements per widest access that a pointer and every given stride (in elements) allow: the full width or one.
