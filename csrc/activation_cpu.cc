@@ -1,0 +1,13 @@
+// The activation family's CPU kernel for one function and the element types of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/activation.h>
+
+#include "activation_config.h"
+
+namespace flashinfer {
+
+void act_and_mul(const ActAndMulParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, cpu::act_and_mul<T, ACTIVATION>(params))
+}
+
+}  // namespace flashinfer

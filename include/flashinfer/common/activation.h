@@ -1,0 +1,126 @@
+// What the activation family computes: parameters shared by the binding and by the kernels of every backend, and the
+// activation functions themselves, written once for every backend.
+#pragma once
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+// out = act(input[..., :n]) * input[..., n:], n = out_size.
+struct ActAndMulParams {
+  const void* input;
+  void* output;
+  Rows input_rows, output_rows;
+  int64_t num_rows;
+  int64_t out_size;
+  DType dtype;
+};
+
+struct Launch;
+void act_and_mul(const ActAndMulParams& params, const Launch& launch);
+
+// The functions are templates over `Math`, a backend's arithmetic on one number or on a vector of them:
+//   Math::V                 the number; Math::S its scalar type
+//   exp(x)                  for x in [-kMaxHalfExponent, 0]
+//   divide(a, b)            for b from 1 to 10
+//   select(a < b, yes, no)  as Math::select_less(a, b, yes, no): the third where a < b, the fourth where not (or NaN)
+//   abs(x)
+//   kMaxHalfExponent        the largest x for which exp(-x) is a normal number (or far smaller than any float32)
+//
+// A tail like silu(-100) = -100 e^-100 is smaller than the type's smallest number long before its product with a large
+// factor is. So the exponential is taken of half the exponent, and multiplied twice, the second time after the factor.
+// Arguments below the range of that are held at its end, where every result is zero: act(-inf) is -0, not NaN.
+
+template <typename Math>
+struct ActivationBase {
+  using V = typename Math::V;
+  using S = typename Math::S;
+
+  static FLASHINFER_HD V constant(double value) { return V{} + static_cast<S>(value); }
+  static FLASHINFER_HD V at_least(V x, double bound) { return Math::select_less(x, constant(bound), constant(bound), x); }
+  static FLASHINFER_HD V at_most(V x, double bound) { return Math::select_less(x, constant(bound), x, constant(bound)); }
+
+  // x * sigmoid(v) * factor, for v with the sign of x.
+  static FLASHINFER_HD V sigmoid_gate(V x, V v, V factor) {
+    const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
+    const V kept = Math::select_less(x, V{}, root, constant(1.0));  // e^v / (1 + e^v) where v < 0, 1 / (1 + e^-v) elsewhere
+    return Math::divide(x * kept, root * root + static_cast<S>(1)) * factor * kept;
+  }
+};
+
+// x / (1 + e^-x)
+template <typename Math>
+struct Silu : ActivationBase<Math> {
+  using Base = ActivationBase<Math>;
+  using V = typename Math::V;
+
+  static FLASHINFER_HD V apply(V x, V factor) {
+    x = Base::at_least(x, -2.0 * Math::kMaxHalfExponent);
+    return Base::sigmoid_gate(x, x, factor);
+  }
+};
+
+// x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3); which is x * sigmoid(2 u).
+template <typename Math>
+struct GeluTanh : ActivationBase<Math> {
+  using Base = ActivationBase<Math>;
+  using V = typename Math::V;
+  using S = typename Math::S;
+
+  static FLASHINFER_HD V apply(V x, V factor) {
+    constexpr double kScale = 1.5957691216057308;  // 2 sqrt(2 / pi)
+    x = Base::at_least(x, Math::kMaxHalfExponent > 100 ? -20.0 : -13.0);  // 2 u is -602 and -177 there
+    const V v = x * (x * x * static_cast<S>(kScale * 0.044715) + static_cast<S>(kScale));
+    return Base::sigmoid_gate(x, v, factor);
+  }
+};
+
+// x * Phi(x), Phi the normal distribution function: x / 2 * erfc(-x / sqrt(2)).
+//
+// For negative x, Phi(x) = e^(-x^2 / 2) * tail(-x) without cancellation; tail(z) = erfc(z / sqrt(2)) e^(z^2 / 2) / 2
+// falls from 1/2 to 1 / (z sqrt(2 pi)) and is t P(t) with t = 1 / (1 + c z). The P below interpolate it at Chebyshev
+// nodes: relative error 3e-6 for z <= 18.5 (half types), 5e-9 for z <= 27 (float32).
+template <typename Math>
+struct Gelu : ActivationBase<Math> {
+  using Base = ActivationBase<Math>;
+  using V = typename Math::V;
+  using S = typename Math::S;
+
+  static FLASHINFER_HD V apply(V x, V factor) {
+    constexpr bool kWide = sizeof(S) == 8;
+    constexpr double kEnd = kWide ? 27.0 : 18.5;
+    x = Base::at_least(x, -kEnd);
+    const V z = Base::at_most(Math::abs(x), kEnd);
+    const V root = Math::exp(z * z * static_cast<S>(-0.25));
+    const V tail = root * upper_tail(z);
+    const V one = Base::constant(1.0);
+    return x * Math::select_less(x, V{}, tail, one - root * tail) * factor * Math::select_less(x, V{}, root, one);
+  }
+
+ private:
+  static FLASHINFER_HD V upper_tail(V z) {
+    if constexpr (sizeof(S) == 8) {
+      constexpr S kP[] = {0.11170425626589513, 0.11169196467708935, 0.10308046647861858, 0.084683980700147196,
+                          0.063028080276682497, 0.035998500112958243, -0.012793488977664601, 0.062770588662775406,
+                          -0.11314466458476992, 0.066495147737893584, -0.013514832527129629};
+      return polynomial(kP, z * static_cast<S>(0.28) + static_cast<S>(1));
+    } else {
+      constexpr S kP[] = {0.151607371f, 0.15126261f, 0.134029346f, 0.0593136552f, 0.115332374f, -0.160655311f, 0.0491111494f};
+      return polynomial(kP, z * static_cast<S>(0.38) + static_cast<S>(1));
+    }
+  }
+
+  template <int kSize>
+  static FLASHINFER_HD V polynomial(const S (&coefficients)[kSize], V inverse) {
+    const V t = Math::divide(Base::constant(1.0), inverse);
+    V sum = V{} + coefficients[kSize - 1];
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = kSize - 2; i >= 0; --i) sum = sum * t + coefficients[i];
+    return sum * t;
+  }
+};
+
+}  // namespace flashinfer

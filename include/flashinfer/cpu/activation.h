@@ -1,0 +1,54 @@
+// act(x) * y on the CPU: one pass over memory, a row at a time per thread, rows cut where there are few of them.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/common/activation.h>
+#include <flashinfer/cpu/math.h>
+#include <flashinfer/cpu/parallel.h>
+
+namespace flashinfer::cpu {
+
+template <typename Vector, typename Scalar>
+struct VectorMath {
+  using V = Vector;
+  using S = Scalar;
+  static constexpr double kMaxHalfExponent = sizeof(S) == 8 ? 300.0 : 86.0;
+
+  static V exp(V x) { return cpu::exp(x); }
+  static V divide(V a, V b) { return a / b; }
+  static V abs(V x) { return cpu::abs(x); }
+  static V select_less(V a, V b, V yes, V no) { return a < b ? yes : no; }
+};
+
+// float32 is computed in double, half types in float.
+template <typename T, template <typename> class Act>
+inline vfloat act_and_mul(vfloat x, vfloat y) {
+  if constexpr (std::is_same_v<T, float>) {
+    using Function = Act<VectorMath<vdouble, double>>;
+    const Wide a = widen(x), b = widen(y);
+    return narrow({Function::apply(a.low, b.low), Function::apply(a.high, b.high)});
+  } else {
+    return Act<VectorMath<vfloat, float>>::apply(x, y);
+  }
+}
+
+template <typename T, template <typename> class Act>
+void act_and_mul(const ActAndMulParams& p) {
+  // Pieces of a row, so that one long row is the work of many threads.
+  constexpr int64_t kPiece = 4096;
+  const int64_t n = p.out_size, pieces = (n + kPiece - 1) / kPiece;
+  const int64_t bytes = 3 * (n < kPiece ? n : kPiece) * static_cast<int64_t>(sizeof(T));
+  parallel_rows(p.num_rows * pieces, bytes, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t row = item / pieces, start = item % pieces * kPiece;
+      const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row) + start;
+      T* out = static_cast<T*>(p.output) + p.output_rows.offset(row) + start;
+      for_lanes(n - start < kPiece ? n - start : kPiece, [&](int64_t i, int count) {
+        store(out + i, act_and_mul<T, Act>(load(in + i, count), load(in + n + i, count)), count);
+      });
+    }
+  });
+}
+
+}  // namespace flashinfer::cpu

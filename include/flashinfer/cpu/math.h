@@ -1,0 +1,92 @@
+// Elementary functions of vectors, in float for half types and in double where a float32 result must be good to its
+// last bits: exponentials multiply the error of their argument by the argument itself.
+#pragma once
+
+#include <initializer_list>
+
+#include <flashinfer/cpu/vec.h>
+
+namespace flashinfer::cpu {
+
+// Half as many doubles as a vfloat has floats: one register.
+constexpr int kWideLanes = kLanes / 2;
+typedef double vdouble __attribute__((vector_size(8 * kWideLanes)));
+typedef int64_t vlong __attribute__((vector_size(8 * kWideLanes)));
+typedef float vfloat_narrow __attribute__((vector_size(4 * kWideLanes)));
+
+// A vfloat's values as doubles.
+struct Wide {
+  vdouble low, high;
+};
+
+inline Wide widen(vfloat value) {
+  struct Halves {
+    vfloat_narrow low, high;
+  };
+  const Halves halves = bit_cast<Halves>(value);
+  return {__builtin_convertvector(halves.low, vdouble), __builtin_convertvector(halves.high, vdouble)};
+}
+
+inline vfloat narrow(Wide value) {
+  struct Halves {
+    vfloat_narrow low, high;
+  };
+  return bit_cast<vfloat>(
+      Halves{__builtin_convertvector(value.low, vfloat_narrow), __builtin_convertvector(value.high, vfloat_narrow)});
+}
+
+inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }
+inline vdouble abs(vdouble x) { return bit_cast<vdouble>(bit_cast<vlong>(x) & INT64_MAX); }
+
+// Added and subtracted, these leave the nearest integer (ties to even); after the addition alone it stands in the low
+// bits. For |x| below 2^22 and 2^51.
+constexpr float kToInteger = 0x1.8p23f;
+constexpr double kToIntegerWide = 0x1.8p52;
+
+inline vdouble round(vdouble x) { return (x + kToIntegerWide) - kToIntegerWide; }
+
+// e^x for x in [-87, 88]: 2^k e^r, k integer and |r| <= ln(2) / 2, by the series of e^r to r^7 / 7! (1 ulp).
+inline vfloat exp(vfloat x) {
+  const vfloat shifted = x * 1.44269504f + kToInteger, k = shifted - kToInteger;
+  const vfloat r = (x - k * 0.693359375f) - k * -2.12194440e-4f;  // ln(2) in two parts, the first of few bits
+  vfloat sum = splat(1.0f / 5040);
+  for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = sum * r + term;
+  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // what kToInteger has above k is shifted out
+  return sum * bit_cast<vfloat>(power);
+}
+
+// e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
+inline vdouble exp(vdouble x) {
+  const vdouble shifted = x * 1.4426950408889634 + kToIntegerWide, k = shifted - kToIntegerWide;
+  const vdouble r = x - k * 0.6931471805599453;
+  vdouble sum = vdouble{} + 1.0 / 40320;
+  for (double term : {1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0}) sum = sum * r + term;
+  const vlong power = (bit_cast<vlong>(shifted) + 1023) << 52;
+  return sum * bit_cast<vdouble>(power);
+}
+
+struct SinCos {
+  vfloat sin, cos;
+};
+
+// Sine and cosine of angles in quarter turns. The angle is reduced in double, so that a large one costs no digits; the
+// series for |angle| <= pi / 4 are good to 1 ulp.
+inline SinCos sincos_quarters(Wide quarters) {
+  const vdouble low = round(quarters.low), high = round(quarters.high);
+  constexpr double kQuarter = 1.5707963267948966;
+  const vfloat x = narrow({(quarters.low - low) * kQuarter, (quarters.high - high) * kQuarter});
+  // The number of quarters modulo 4, as -2 ... 2, exact in float.
+  const vfloat turn = narrow({low - 4.0 * round(low * 0.25), high - 4.0 * round(high * 0.25)});
+  const vint n = __builtin_convertvector(turn, vint);
+  const vfloat xx = x * x;
+  vfloat s = splat(1.0f / 362880), c = splat(-1.0f / 3628800);
+  for (float term : {-1.0f / 5040, 1.0f / 120, -1.0f / 6}) s = s * xx + term;
+  for (float term : {1.0f / 40320, -1.0f / 720, 1.0f / 24, -0.5f, 1.0f}) c = c * xx + term;
+  s = s * (xx * x) + x;
+  const vint odd = (n & 1) != 0;
+  const vint sin_sign = (n & 2) << 30, cos_sign = ((n + 1) & 2) << 30;
+  return {bit_cast<vfloat>(bit_cast<vint>(select(odd, c, s)) ^ sin_sign),
+          bit_cast<vfloat>(bit_cast<vint>(select(odd, s, c)) ^ cos_sign)};
+}
+
+}  // namespace flashinfer::cpu
