@@ -56,8 +56,11 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
     objects = []
-    for rule, source, made in units(spec, directory):
+    more = dict(spec.source_cflags)
+    for (rule, source, made), name in zip(units(spec, directory), spec.sources, strict=True):
         lines += [f"build {escape(made)}: {rule} {escape(source)}", f"  module = {spec.name}"]
+        if name in more:
+            lines.append(f"  cflags = $cflags {words([more[name]])}")
         objects.append(escape(made))
     order = ""
     if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:

@@ -41,6 +41,7 @@ def test_spec_file_cpu(torch):
         "\n"
         f"build norm_cpu/norm.o: cxx {root}/csrc/norm.cc\n"
         "  module = norm_cpu\n"
+        "  cflags = $cflags -O1\n"
         f"build norm_cpu/norm_cpu.o: cxx {root}/csrc/norm_cpu.cc\n"
         "  module = norm_cpu\n"
         "build norm_cpu/norm_cpu.so: link_cpu norm_cpu/norm.o norm_cpu/norm_cpu.o\n"

@@ -31,6 +31,8 @@ def test_a_spec_is_a_value():
         dict(coverage=(("dtype", ("float32",)),)),
         dict(cflags=("-O2",)),
         dict(ldflags=("-lm",)),
+        dict(source_cflags=()),
+        dict(include_paths=("/nowhere",), cuda_cflags=("-g",)),
         dict(sources=("csrc/norm_cpu.cc",)),
         dict(config_header="other.h"),
     ],
