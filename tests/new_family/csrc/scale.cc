@@ -1,0 +1,28 @@
+// Operators of the scale family; the kernels are in scale_cpu.cc and scale_cuda.cu.
+#include "binding.h"
+
+#include <flashinfer/common/scale.h>
+
+namespace flashinfer::binding {
+namespace {
+
+Tensor scaled(Tensor input, double factor) {
+  const Check check("scaled");
+  const View x(input, "input");
+  check.floating(x);
+  check.contiguous(x);
+  Tensor output = empty_like(x, input);
+  const View y(output, "output");
+  const ScaleParams params{.input = x.data,
+                           .output = y.data,
+                           .count = x.numel,
+                           .factor = static_cast<float>(factor),
+                           .dtype = x.dtype};
+  scale(params, OnDevice(x));
+  return output;
+}
+
+FLASHINFER_LIBRARY(m) { m.impl("scaled", TORCH_BOX(&scaled)); }
+
+}  // namespace
+}  // namespace flashinfer::binding

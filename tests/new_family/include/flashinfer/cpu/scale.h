@@ -1,0 +1,19 @@
+// Scaling on the CPU.
+#pragma once
+
+#include <flashinfer/common/scale.h>
+#include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/vec.h>
+
+namespace flashinfer::cpu {
+
+template <typename T>
+void scale(const ScaleParams& p) {
+  const T* in = static_cast<const T*>(p.input);
+  T* out = static_cast<T*>(p.output);
+  parallel_rows(p.count, sizeof(T), [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) out[i] = from_float<T>(to_float(in[i]) * p.factor);
+  });
+}
+
+}  // namespace flashinfer::cpu
