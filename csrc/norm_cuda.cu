@@ -10,8 +10,7 @@ void rms_norm(const RmsNormParams& params, const Launch& where) {
 }
 
 void layer_norm(const LayerNormParams& params, const Launch& where) {
-  DISPATCH_dtype(params.dtype, T,
-                 params.affine_is_float32 ? cuda::layer_norm<T, float>(params, where) : cuda::layer_norm<T, T>(params, where))
+  DISPATCH_dtype(params.dtype, T, cuda::layer_norm<T>(params, where))
 }
 
 }  // namespace flashinfer

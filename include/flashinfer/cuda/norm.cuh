@@ -112,7 +112,14 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
   let_next_start();
 }
 
-template <typename T, typename W>
+// gamma and beta are float32 or of the element type: read once a row from the cache, so the choice is made at run time
+// and saves a second set of kernels.
+template <typename T>
+__device__ __forceinline__ float affine(const void* values, bool is_float32, int64_t i) {
+  return is_float32 ? static_cast<const float*>(values)[i] : to_float(static_cast<const T*>(values)[i]);
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNormParams p) {
   constexpr int kN = kVecBytes / sizeof(T);
   using V = Vec<T, kN>;
@@ -149,8 +156,8 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
     if (vec >= num_vecs) continue;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const float gamma = to_float(static_cast<const W*>(p.gamma)[vec * kN + j]);
-      const float beta = to_float(static_cast<const W*>(p.beta)[vec * kN + j]);
+      const float gamma = affine<T>(p.gamma, p.affine_is_float32, vec * kN + j);
+      const float beta = affine<T>(p.beta, p.affine_is_float32, vec * kN + j);
       x[i][j] = (x[i][j] - mean) * scale * gamma + beta;
     }
     store_vec(out + vec * kN, V::from_floats(x[i]));
@@ -158,7 +165,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
   let_next_start();
 }
 
-template <typename T, typename W>
+template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const LayerNormParams p) {
   __shared__ float partial[32];
   const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(blockIdx.x);
@@ -175,7 +182,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
   }
   const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    const float gamma = to_float(static_cast<const W*>(p.gamma)[i]), beta = to_float(static_cast<const W*>(p.beta)[i]);
+    const float gamma = affine<T>(p.gamma, p.affine_is_float32, i), beta = affine<T>(p.beta, p.affine_is_float32, i);
     out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma + beta);
   }
   let_next_start();
@@ -211,9 +218,9 @@ void rms_norm(const RmsNormParams& p, const Launch& where) {
                  p.output_rows.inner_stride);
 }
 
-template <typename T, typename W>
+template <typename T>
 void layer_norm(const LayerNormParams& p, const Launch& where) {
-  launch_rows<T>(layer_norm_kernel<T, W>, layer_norm_any_kernel<T, W>, p, where, {p.input, p.output},
+  launch_rows<T>(layer_norm_kernel<T>, layer_norm_any_kernel<T>, p, where, {p.input, p.output},
                  p.input_rows.outer_stride, p.input_rows.inner_stride, p.output_rows.outer_stride,
                  p.output_rows.inner_stride);
 }
