@@ -6,7 +6,8 @@
 namespace flashinfer::binding {
 namespace {
 
-void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double weight_offset, std::optional<bool> enable_pdl) {
+void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double weight_offset,
+                 std::optional<bool> enable_pdl) {
   const Check check("rmsnorm");
   const View x(input, "input"), w(weight, "weight"), y(out, "out");
   check.rank(x, 1, 16);
@@ -21,11 +22,18 @@ void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double wei
   check.writable(y);
   check.no_overlap(y, x, true);
   check.no_overlap(y, w, false);
-  const RmsNormParams params{
-      .input = x.data, .residual = nullptr, .weight = w.data, .output = y.data,
-      .input_rows = check.rows(x), .residual_rows = {}, .output_rows = check.rows(y),
-      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
-      .eps = static_cast<float>(eps), .weight_offset = static_cast<float>(weight_offset), .dtype = x.dtype};
+  const RmsNormParams params{.input = x.data,
+                             .residual = nullptr,
+                             .weight = w.data,
+                             .output = y.data,
+                             .input_rows = check.rows(x),
+                             .residual_rows = {},
+                             .output_rows = check.rows(y),
+                             .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                             .hidden_size = x.size(-1),
+                             .eps = static_cast<float>(eps),
+                             .weight_offset = static_cast<float>(weight_offset),
+                             .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
 
@@ -53,11 +61,18 @@ void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps,
     check.no_overlap(*arg, w, false);
   }
   check.no_overlap(x, r, false);
-  const RmsNormParams params{
-      .input = x.data, .residual = r.data, .weight = w.data, .output = x.data,
-      .input_rows = check.rows(x), .residual_rows = check.rows(r), .output_rows = check.rows(x),
-      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
-      .eps = static_cast<float>(eps), .weight_offset = static_cast<float>(weight_offset), .dtype = x.dtype};
+  const RmsNormParams params{.input = x.data,
+                             .residual = r.data,
+                             .weight = w.data,
+                             .output = x.data,
+                             .input_rows = check.rows(x),
+                             .residual_rows = check.rows(r),
+                             .output_rows = check.rows(x),
+                             .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                             .hidden_size = x.size(-1),
+                             .eps = static_cast<float>(eps),
+                             .weight_offset = static_cast<float>(weight_offset),
+                             .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
 
@@ -78,11 +93,17 @@ void layernorm_out(Tensor out, Tensor input, Tensor gemma, Tensor beta, double e
   for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg);
   check.writable(y);
   check.no_overlap(y, x, true);
-  const LayerNormParams params{
-      .input = x.data, .gamma = g.data, .beta = b.data, .output = y.data,
-      .input_rows = check.rows(x), .output_rows = check.rows(y),
-      .num_rows = x.numel ? x.numel / x.size(-1) : 0, .hidden_size = x.size(-1),
-      .eps = static_cast<float>(eps), .dtype = x.dtype, .affine_is_float32 = g.dtype == DType::kFloat32};
+  const LayerNormParams params{.input = x.data,
+                               .gamma = g.data,
+                               .beta = b.data,
+                               .output = y.data,
+                               .input_rows = check.rows(x),
+                               .output_rows = check.rows(y),
+                               .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                               .hidden_size = x.size(-1),
+                               .eps = static_cast<float>(eps),
+                               .dtype = x.dtype,
+                               .affine_is_float32 = g.dtype == DType::kFloat32};
   layer_norm(params, OnDevice(x));
 }
 

@@ -6,12 +6,11 @@
 
 namespace flashinfer {
 
-void rms_norm(const RmsNormParams& params, const Launch&) {
-  DISPATCH_dtype(params.dtype, T, cpu::rms_norm<T>(params))
-}
+void rms_norm(const RmsNormParams& params, const Launch&) { DISPATCH_dtype(params.dtype, T, cpu::rms_norm<T>(params)) }
 
 void layer_norm(const LayerNormParams& params, const Launch&) {
-  DISPATCH_dtype(params.dtype, T, params.affine_is_float32 ? cpu::layer_norm<T, float>(params) : cpu::layer_norm<T, T>(params))
+  DISPATCH_dtype(params.dtype, T,
+                 params.affine_is_float32 ? cpu::layer_norm<T, float>(params) : cpu::layer_norm<T, T>(params))
 }
 
 }  // namespace flashinfer

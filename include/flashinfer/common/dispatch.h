@@ -10,9 +10,7 @@
 namespace flashinfer {
 
 // The caller's mistake: the Python boundary turns the word in front into the exception of that name.
-[[noreturn]] inline void throw_value_error(const std::string& text) {
-  throw std::runtime_error("ValueError: " + text);
-}
+[[noreturn]] inline void throw_value_error(const std::string& text) { throw std::runtime_error("ValueError: " + text); }
 
 [[noreturn]] inline void throw_not_covered(const char* axis, const std::string& got, const char* built_for) {
   throw_value_error(std::string(axis) + ": got " + got + ", this module was built for " + built_for);

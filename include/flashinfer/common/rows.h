@@ -12,12 +12,10 @@
 namespace flashinfer {
 
 struct Rows {
-  int64_t inner;  // rows per step of the outer dimension
+  int64_t inner;                       // rows per step of the outer dimension
   int64_t outer_stride, inner_stride;  // in elements
 
-  FLASHINFER_HD int64_t offset(int64_t row) const {
-    return row / inner * outer_stride + row % inner * inner_stride;
-  }
+  FLASHINFER_HD int64_t offset(int64_t row) const { return row / inner * outer_stride + row % inner * inner_stride; }
 };
 
 }  // namespace flashinfer

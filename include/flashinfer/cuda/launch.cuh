@@ -29,7 +29,8 @@ struct DeviceInfo {
 inline const DeviceInfo& device_info(int device) {
   constexpr int kMaxDevices = 64;
   static DeviceInfo infos[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("device index out of range: " + std::to_string(device));
+  if (device < 0 || device >= kMaxDevices)
+    throw std::runtime_error("device index out of range: " + std::to_string(device));
   DeviceInfo& info = infos[device];
   if (info.major == 0) {
     info.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);

@@ -17,7 +17,8 @@ constexpr int kMaxThreads = 1024;
 // Sum over the threads of a row: threadIdx.x counts the threads of a row, a power of two, threadIdx.y the rows.
 __device__ __forceinline__ float row_sum(float value, float* partial) {
   const int threads = blockDim.x;
-  for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
+  for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, lane);
   if (threads <= 32) return value;
   const int warps = threads / 32;
   float* mine = partial + threadIdx.y * 32;
@@ -79,7 +80,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
     load_vec<T, kN>(weight + vec * kN).to_floats(w);
     if constexpr (!kWithResidual) x[i].to_floats(values);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + p.weight_offset);
+    for (int j = 0; j < kN; ++j)
+      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + p.weight_offset);
     store_vec(out + vec * kN, V::from_floats(values));
   }
   let_next_start();
@@ -188,7 +190,8 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
   let_next_start();
 }
 
-// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most kVecsPerThread vectors.
+// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most kVecsPerThread
+// vectors.
 inline dim3 row_block(int64_t num_vecs) {
   unsigned threads = 1;
   while (threads * kVecsPerThread < num_vecs) threads *= 2;

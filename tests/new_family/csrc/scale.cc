@@ -13,11 +13,8 @@ Tensor scaled(Tensor input, double factor) {
   check.contiguous(x);
   Tensor output = empty_like(x, input);
   const View y(output, "output");
-  const ScaleParams params{.input = x.data,
-                           .output = y.data,
-                           .count = x.numel,
-                           .factor = static_cast<float>(factor),
-                           .dtype = x.dtype};
+  const ScaleParams params{
+      .input = x.data, .output = y.data, .count = x.numel, .factor = static_cast<float>(factor), .dtype = x.dtype};
   scale(params, OnDevice(x));
   return output;
 }
