@@ -40,7 +40,6 @@ CONDITIONALS = {
     "__CUDA_ARCH__": "8.0 and 9.0a",
     "__F16C__": "x86-64 and x86-64-v3",
     "FLASHINFER_CUDA": "bindings of both backends",
-    "FLASHINFER_DEBUG": "FLASHINFER_JIT_DEBUG=1 and without",
 }
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
