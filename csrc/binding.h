@@ -49,6 +49,9 @@ struct View {
   const int64_t* strides;  // in elements
 
   View(const Tensor& tensor, const char* argument) : name(argument) {
+    // torch passes None as a tensor that is none.
+    if (!tensor.defined())
+      throw std::runtime_error(std::string("TypeError: ") + argument + ": got None, wanted Tensor");
     AtenTensorHandle handle = tensor.get();
     int32_t type, kind, index;
     int64_t *shape, *steps;
@@ -218,19 +221,46 @@ class Check {
     return {low, high + size_of(arg.dtype)};
   }
 
-  // Two column ranges of one wider matrix (halves of a fused projection) interleave without sharing an element.
+  // Views of one larger tensor (column ranges of a fused projection, K and V of one paged cache) cross in memory
+  // without sharing an element. With equal strides, an element is shared where sum((i - j) * stride) == `apart` has a
+  // solution.
   static bool interleaved(const View& a, const View& b) {
-    if (a.ndim != b.ndim || a.ndim < 2) return false;
-    int64_t step = 0;
-    for (int64_t i = 0; i + 1 < a.ndim; ++i) {
-      if (a.sizes[i] != b.sizes[i] || (a.sizes[i] > 1 && a.strides[i] != b.strides[i])) return false;
-      if (a.sizes[i] > 1 && (step == 0 || a.strides[i] < step)) step = a.strides[i];
+    const int64_t width = size_of(a.dtype), apart = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
+    if (a.ndim != b.ndim || a.ndim > 16 || size_of(b.dtype) != width || apart % width != 0) return false;
+    Step steps[16];
+    int count = 0;
+    for (int64_t i = 0; i < a.ndim; ++i) {
+      if (a.sizes[i] > 1 && b.sizes[i] > 1 && a.strides[i] != b.strides[i]) return false;
+      const int64_t stride = a.sizes[i] > 1 ? a.strides[i] : b.strides[i];
+      if ((a.sizes[i] == 1 && b.sizes[i] == 1) || stride == 0) continue;
+      int at = count++;
+      for (; at > 0 && steps[at - 1].stride > stride; --at) steps[at] = steps[at - 1];
+      steps[at] = {stride, a.sizes[i] - 1, b.sizes[i] - 1};
     }
-    const int64_t width = size_of(a.dtype);
-    if (step == 0 || size_of(b.dtype) != width) return false;
-    const int64_t apart = (static_cast<const char*>(b.data) - static_cast<const char*>(a.data)) / width;
-    const int64_t phase = ((apart % step) + step) % step;
-    return phase >= a.size(-1) && phase + b.size(-1) <= step;
+    return !meet(steps, count, apart / width);
+  }
+
+  struct Step {
+    int64_t stride, forward, back;  // the index's difference is in [-back, forward]
+  };
+
+  // Whether some differences of the first `count` steps (rising strides) lead `apart`; yes where that is hard to tell.
+  static bool meet(const Step* steps, int count, int64_t apart) {
+    if (count == 0) return apart == 0;
+    const Step& step = steps[count - 1];
+    int64_t forward = 0, back = 0;  // as far as the smaller steps reach
+    for (int i = 0; i + 1 < count; ++i)
+      forward += steps[i].forward * steps[i].stride, back += steps[i].back * steps[i].stride;
+    constexpr int64_t kTries = 4;
+    int64_t first = (apart - forward) / step.stride - 1, last = (apart + back) / step.stride + 1;
+    if (first < -step.back) first = -step.back;
+    if (last > step.forward) last = step.forward;
+    if (last - first > kTries) return true;
+    for (int64_t by = first; by <= last; ++by) {
+      const int64_t rest = apart - by * step.stride;
+      if (rest <= forward && rest >= -back && meet(steps, count - 1, rest)) return true;
+    }
+    return false;
   }
 
   const char* op_;
