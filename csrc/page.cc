@@ -1,0 +1,234 @@
+// Operators of the page family; the kernels are in page_cpu.cc and page_cuda.cu.
+#include "binding.h"
+
+#include <tuple>
+
+#include <flashinfer/common/page.h>
+
+namespace flashinfer::binding {
+namespace {
+
+// A tensor whose elements are moved without being looked at: torch's own number of the type tells apart what DType does
+// not.
+struct Moved {
+  View view;
+  int32_t type;
+
+  Moved(const Check& check, const Tensor& tensor, const char* name) : view(tensor, name) {
+    require(aoti_torch_get_dtype(tensor.get(), &type), "the dtype");
+    const int64_t width = aoti_torch_dtype_element_size(type);
+    if (width == size_of(view.dtype) && width <= 4) return;
+    check.fail(
+        name,
+        "got a dtype of " + std::to_string(width) + " bytes, wanted float32, float16, bfloat16, int32 or one of 1 byte",
+        "TypeError");
+  }
+};
+
+void same_type(const Check& check, const Moved& arg, const Moved& like) {
+  check.same_dtype(arg.view, like.view);
+  if (arg.type != like.type)
+    check.fail(arg.view.name, std::string("got another dtype than ") + like.view.name + " has", "TypeError");
+}
+
+void index(const Check& check, const View& arg, const View& like, int64_t size) {
+  check.dtype(arg, {DType::kInt32});
+  check.shape(arg, {size});
+  check.same_device(arg, like);
+  check.contiguous(arg);
+  check.aligned(arg);
+}
+
+const int32_t* ints(const View& arg) { return static_cast<const int32_t*>(arg.data); }
+
+// Which dimension of a cache is which; -1 where there is none.
+struct Axes {
+  int64_t page, slot, head;
+};
+
+PagedStream stream(const View& tokens, const View& cache, Axes axes, int64_t offset) {
+  const int64_t width = size_of(tokens.dtype);
+  PagedStream s{.tokens = static_cast<const char*>(tokens.data),
+                .cache = static_cast<char*>(cache.data) + offset * width,
+                .token_stride = tokens.stride(0) * width,
+                .token_head_stride = axes.head < 0 ? 0 : tokens.stride(1) * width,
+                .page_stride = cache.stride(axes.page) * width,
+                .slot_stride = cache.stride(axes.slot) * width,
+                .head_stride = axes.head < 0 ? 0 : cache.stride(axes.head) * width,
+                .num_heads = axes.head < 0 ? 1 : tokens.size(1),
+                .row_bytes = tokens.size(-1) * width};
+  const bool dense = s.token_head_stride == s.row_bytes && s.head_stride == s.row_bytes;
+  if (s.num_heads == 1 || dense) s.row_bytes *= s.num_heads, s.num_heads = 1, s.token_head_stride = s.head_stride = 0;
+  return s;
+}
+
+// Everything about the indices, and what holds for tokens and caches of any rank.
+AppendParams append_params(const Check& check, const char* op, const View* const (&tokens)[2],
+                           std::initializer_list<const View*> caches, int64_t num_pages, int64_t page_size,
+                           const View& batch_indices, const View& positions, const View& kv_indices,
+                           const View& kv_indptr, const View& kv_last_page_len) {
+  const View& first = *tokens[0];
+  const int64_t num_tokens = first.size(0);
+  check.rank(kv_indptr, 1, 1);
+  if (kv_indptr.size(0) < 1) check.fail(kv_indptr, "got shape [0], wanted [batch_size + 1]");
+  index(check, batch_indices, first, num_tokens);
+  index(check, positions, first, num_tokens);
+  index(check, kv_indices, first, -1);
+  index(check, kv_indptr, first, -1);
+  index(check, kv_last_page_len, first, kv_indptr.size(0) - 1);
+  for (const View* arg : tokens) check.same_device(*arg, first), check.last_contiguous(*arg), check.aligned(*arg);
+  for (const View* cache : caches) {
+    check.same_device(*cache, first);
+    check.last_contiguous(*cache);
+    check.writable(*cache);
+    for (const View* arg : {tokens[0], tokens[1], &batch_indices, &positions, &kv_indices, &kv_indptr})
+      check.no_overlap(*cache, *arg, false);
+  }
+  if (page_size < 1 || page_size > INT32_MAX)
+    check.fail(**caches.begin(), "got page_size " + std::to_string(page_size) + ", wanted 1 or more");
+  return {.streams = {},
+          .batch_indices = ints(batch_indices),
+          .positions = ints(positions),
+          .kv_indices = ints(kv_indices),
+          .kv_indptr = ints(kv_indptr),
+          .num_tokens = num_tokens,
+          .num_indices = kv_indices.size(0),
+          .num_pages = num_pages,
+          .batch_size = kv_indptr.size(0) - 1,
+          .page_size = static_cast<int32_t>(page_size),
+          .op = op};
+}
+
+void append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions,
+                           Tensor paged_kv_cache, std::optional<Tensor> paged_v_cache, Tensor kv_indices,
+                           Tensor kv_indptr, Tensor kv_last_page_len, bool heads_first) {
+  constexpr const char* kOp = "append_paged_kv_cache";
+  const Check check(kOp);
+  const bool separate = paged_v_cache.has_value();
+  const Moved key(check, append_key, "append_key"), value(check, append_value, "append_value");
+  const Moved k(check, paged_kv_cache, separate ? "paged_kv_cache[0]" : "paged_kv_cache");
+  const Moved v(check, separate ? *paged_v_cache : paged_kv_cache, separate ? "paged_kv_cache[1]" : "paged_kv_cache");
+  for (const Moved* arg : {&value, &k, &v}) same_type(check, *arg, key);
+  check.rank(key.view, 3, 3);
+  const int64_t heads = key.view.size(1), dim = key.view.size(2);
+  check.shape(value.view, {key.view.size(0), heads, separate ? -1 : dim});
+  check.rank(k.view, separate ? 4 : 5, separate ? 4 : 5);
+  check.rank(v.view, separate ? 4 : 5, separate ? 4 : 5);
+  const int64_t rest = separate ? 1 : 2;  // the first dimension behind the pages and the pair of K and V
+  const Axes axes{.page = 0, .slot = heads_first ? rest + 1 : rest, .head = heads_first ? rest : rest + 1};
+  const int64_t pages = k.view.size(0), page_size = k.view.size(axes.slot);
+  const int64_t at_rest = heads_first ? heads : page_size, behind = heads_first ? page_size : heads;
+  if (separate) {
+    check.shape(k.view, {pages, at_rest, behind, dim});
+    check.shape(v.view, {pages, at_rest, behind, value.view.size(2)});
+    check.no_overlap(k.view, v.view, false);
+  } else {
+    check.shape(k.view, {pages, 2, at_rest, behind, dim});
+  }
+  AppendParams params =
+      append_params(check, kOp, {&key.view, &value.view}, {&k.view, &v.view}, pages, page_size,
+                    View(batch_indices, "batch_indices"), View(positions, "positions"), View(kv_indices, "kv_indices"),
+                    View(kv_indptr, "kv_indptr"), View(kv_last_page_len, "kv_last_page_len"));
+  params.streams[0] = stream(key.view, k.view, axes, 0);
+  params.streams[1] = stream(value.view, v.view, axes, separate ? 0 : v.view.stride(1));
+  append_paged(params, OnDevice(key.view));
+}
+
+void append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,
+                               Tensor ckv_cache, Tensor kpe_cache, Tensor kv_indices, Tensor kv_indptr,
+                               Tensor kv_last_page_len) {
+  constexpr const char* kOp = "append_paged_mla_kv_cache";
+  const Check check(kOp);
+  const Moved ckv(check, append_ckv, "append_ckv"), kpe(check, append_kpe, "append_kpe");
+  const Moved to_ckv(check, ckv_cache, "ckv_cache"), to_kpe(check, kpe_cache, "kpe_cache");
+  for (const Moved* arg : {&kpe, &to_ckv, &to_kpe}) same_type(check, *arg, ckv);
+  check.rank(ckv.view, 2, 2);
+  check.shape(kpe.view, {ckv.view.size(0), -1});
+  check.shape(to_ckv.view, {-1, -1, ckv.view.size(1)});
+  const int64_t pages = to_ckv.view.size(0), page_size = to_ckv.view.size(1);
+  check.shape(to_kpe.view, {pages, page_size, kpe.view.size(1)});
+  check.no_overlap(to_ckv.view, to_kpe.view, false);
+  AppendParams params =
+      append_params(check, kOp, {&ckv.view, &kpe.view}, {&to_ckv.view, &to_kpe.view}, pages, page_size,
+                    View(batch_indices, "batch_indices"), View(positions, "positions"), View(kv_indices, "kv_indices"),
+                    View(kv_indptr, "kv_indptr"), View(kv_last_page_len, "kv_last_page_len"));
+  const Axes axes{.page = 0, .slot = 1, .head = -1};
+  params.streams[0] = stream(ckv.view, to_ckv.view, axes, 0);
+  params.streams[1] = stream(kpe.view, to_kpe.view, axes, 0);
+  append_paged(params, OnDevice(ckv.view));
+}
+
+std::tuple<Tensor, Tensor> get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, int64_t nnz) {
+  const Check check("get_batch_indices_positions");
+  const View indptr(append_indptr, "append_indptr"), lens(seq_lens, "seq_lens");
+  check.rank(lens, 1, 1);
+  index(check, lens, indptr, -1);
+  index(check, indptr, lens, lens.size(0) + 1);
+  if (nnz < 0) check.fail("nnz", "got " + std::to_string(nnz) + ", wanted 0 or more");
+  Tensor batch_indices = empty(&nnz, 1, append_indptr), positions = empty(&nnz, 1, append_indptr);
+  const PositionsParams params{.append_indptr = ints(indptr),
+                               .seq_lens = ints(lens),
+                               .batch_indices = static_cast<int32_t*>(View(batch_indices, "batch_indices").data),
+                               .positions = static_cast<int32_t*>(View(positions, "positions").data),
+                               .num_tokens = nnz,
+                               .batch_size = lens.size(0)};
+  flashinfer::batch_indices_positions(params, OnDevice(indptr));
+  return {batch_indices, positions};
+}
+
+Tensor get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int64_t page_size) {
+  const Check check("get_seq_lens");
+  const View indptr(kv_indptr, "kv_indptr"), last(kv_last_page_len, "kv_last_page_len");
+  check.rank(last, 1, 1);
+  index(check, last, indptr, -1);
+  index(check, indptr, last, last.size(0) + 1);
+  if (page_size < 1) check.fail("page_size", "got " + std::to_string(page_size) + ", wanted 1 or more");
+  Tensor lens = empty_like(last, kv_last_page_len);
+  const SeqLensParams params{.kv_indptr = ints(indptr),
+                             .kv_last_page_len = ints(last),
+                             .seq_lens = static_cast<int32_t*>(View(lens, "seq_lens").data),
+                             .batch_size = last.size(0),
+                             .page_size = page_size};
+  flashinfer::seq_lens(params, OnDevice(last));
+  return lens;
+}
+
+void block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,
+                                                   Tensor vector_sparse_offsets, Tensor vector_sparse_indptr,
+                                                   Tensor kv_lens, int64_t stride_block, int64_t stride_n,
+                                                   int64_t block_size) {
+  const Check check("block_sparse_indices_to_vector_sparse_offsets");
+  const View indices(block_sparse_indices, "block_sparse_indices"), indptr(block_sparse_indptr, "block_sparse_indptr");
+  const View offsets(vector_sparse_offsets, "vector_sparse_offsets"),
+      starts(vector_sparse_indptr, "vector_sparse_indptr");
+  const View lens(kv_lens, "kv_lens");
+  check.rank(lens, 1, 1);
+  for (const View* arg : {&indices, &offsets, &lens}) index(check, *arg, indices, -1);
+  for (const View* arg : {&indptr, &starts}) index(check, *arg, indices, lens.size(0) + 1);
+  check.writable(offsets);
+  for (const View* arg : {&indices, &indptr, &starts, &lens}) check.no_overlap(offsets, *arg, false);
+  if (block_size < 1) check.fail("block_size", "got " + std::to_string(block_size) + ", wanted 1 or more");
+  const BlockOffsetsParams params{.block_indices = ints(indices),
+                                  .block_indptr = ints(indptr),
+                                  .indptr = ints(starts),
+                                  .kv_lens = ints(lens),
+                                  .offsets = static_cast<int32_t*>(offsets.data),
+                                  .num_indices = indices.size(0),
+                                  .num_offsets = offsets.size(0),
+                                  .batch_size = lens.size(0),
+                                  .stride_block = stride_block,
+                                  .stride_n = stride_n,
+                                  .block_size = block_size};
+  flashinfer::block_offsets(params, OnDevice(indices));
+}
+
+FLASHINFER_LIBRARY(m) {
+  m.impl("append_paged_kv_cache", TORCH_BOX(&append_paged_kv_cache));
+  m.impl("append_paged_mla_kv_cache", TORCH_BOX(&append_paged_mla_kv_cache));
+  m.impl("get_batch_indices_positions", TORCH_BOX(&get_batch_indices_positions));
+  m.impl("get_seq_lens", TORCH_BOX(&get_seq_lens));
+  m.impl("block_sparse_indices_to_vector_sparse_offsets", TORCH_BOX(&block_sparse_indices_to_vector_sparse_offsets));
+}
+
+}  // namespace
+}  // namespace flashinfer::binding

@@ -1,0 +1,15 @@
+// The page family's CPU kernels. They move bytes: no element type is chosen.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/page.h>
+
+namespace flashinfer {
+
+void append_paged(const AppendParams& params, const Launch&) { cpu::append_paged(params); }
+
+void batch_indices_positions(const PositionsParams& params, const Launch&) { cpu::batch_indices_positions(params); }
+
+void seq_lens(const SeqLensParams& params, const Launch&) { cpu::seq_lens(params); }
+
+void block_offsets(const BlockOffsetsParams& params, const Launch&) { cpu::block_offsets(params); }
+
+}  // namespace flashinfer

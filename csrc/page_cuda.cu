@@ -1,0 +1,16 @@
+// The page family's CUDA kernels. They move bytes: no element type is chosen.
+#include <flashinfer/cuda/page.cuh>
+
+namespace flashinfer {
+
+void append_paged(const AppendParams& params, const Launch& where) { cuda::append_paged(params, where); }
+
+void batch_indices_positions(const PositionsParams& params, const Launch& where) {
+  cuda::batch_indices_positions(params, where);
+}
+
+void seq_lens(const SeqLensParams& params, const Launch& where) { cuda::seq_lens(params, where); }
+
+void block_offsets(const BlockOffsetsParams& params, const Launch& where) { cuda::block_offsets(params, where); }
+
+}  // namespace flashinfer

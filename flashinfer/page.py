@@ -1,0 +1,223 @@
+"""Paged key-value caches: appending tokens, and the indices that say where they go.
+
+On the CPU an index that leads outside of the cache is a ``ValueError`` before anything is written. On CUDA no tensor
+is read on the host, so nothing is raised: a token whose request, position or page does not exist is left out, and
+nothing outside of the cache is ever written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .jit.modules.page import gen_page_module
+from .ops import define
+
+__all__ = [
+    "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
+    "block_sparse_indices_to_vector_sparse_offsets",
+    "gen_page_module",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+]
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _positions_like(append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return append_indptr.new_empty((nnz,)), append_indptr.new_empty((nnz,))
+
+
+def _like_last_page_len(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+    return torch.empty_like(kv_last_page_len)
+
+
+_append_paged_kv_cache = define(
+    "append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions,"
+    " Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len,"
+    " bool heads_first) -> ()",
+    gen_page_module,
+    _nothing,
+)
+_append_paged_mla_kv_cache = define(
+    "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
+    " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
+    gen_page_module,
+    _nothing,
+)
+_get_batch_indices_positions = define(
+    "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",
+    gen_page_module,
+    _positions_like,
+)
+_get_seq_lens = define(
+    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size) -> Tensor",
+    gen_page_module,
+    _like_last_page_len,
+)
+_block_sparse_offsets = define(
+    "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
+    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, int stride_block, int stride_n, int block_size) -> ()",
+    gen_page_module,
+    _nothing,
+)
+
+
+def append_paged_kv_cache(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    paged_kv_cache: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Write keys and values of new tokens into a paged cache.
+
+    Token ``t`` goes to position ``positions[t]`` of request ``b = batch_indices[t]``: into entry
+    ``positions[t] % page_size`` of page ``kv_indices[kv_indptr[b] + positions[t] // page_size]``.
+
+    Args:
+        append_key, append_value: ``[nnz, num_kv_heads, head_dim]`` (float32, float16, bfloat16, int32 or any dtype of one
+            byte, which are moved as they are); strides are free but for the last dimension, which is contiguous.
+        batch_indices, positions: ``[nnz]`` int32, see :func:`get_batch_indices_positions`.
+        paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
+            ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` tuple of tensors
+            without the dimension of 2 (the values may then have a head_dim of their own); same dtype as ``append_key``,
+            strides as free as its. Written in place.
+        kv_indices: ``[num_pages]`` int32, the pages of all requests.
+        kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``kv_indices``.
+        kv_last_page_len: ``[batch_size]`` int32, entries of each request's last page; its values are not needed here.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+
+    Raises:
+        ValueError: shapes, strides, devices or a layout that do not fit, arguments that overlap; on the CPU also a token
+            whose request, position or page does not exist. On CUDA such a token is left out.
+        TypeError: dtypes that do not fit.
+
+    Two tokens of one place leave either of the two there.
+    """
+    if kv_layout not in ("NHD", "HND"):
+        raise ValueError(f"append_paged_kv_cache: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
+    k_cache: Any = paged_kv_cache
+    v_cache = None
+    if isinstance(paged_kv_cache, tuple | list):
+        if len(paged_kv_cache) != 2:
+            raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
+        k_cache, v_cache = paged_kv_cache
+    _append_paged_kv_cache(
+        append_key, append_value, batch_indices, positions, k_cache, v_cache,
+        kv_indices, kv_indptr, kv_last_page_len, kv_layout == "HND",
+    )  # fmt: skip
+
+
+def append_paged_mla_kv_cache(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+) -> None:
+    """Write compressed KV and rotary keys of new tokens into the two paged caches of multi-head latent attention.
+
+    Args:
+        append_ckv, append_kpe: ``[nnz, head_dim_ckv]`` and ``[nnz, head_dim_kpe]``, usually 512 and 64 wide.
+        ckv_cache, kpe_cache: ``[max_num_pages, page_size, head_dim_ckv]`` and ``[max_num_pages, page_size, head_dim_kpe]``,
+            same dtype. Written in place.
+        batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len: as for :func:`append_paged_kv_cache`.
+
+    Places, dtypes, strides and errors are those of :func:`append_paged_kv_cache`.
+    Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
+    """
+    _append_paged_mla_kv_cache(
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
+    )
+
+
+def get_batch_indices_positions(
+    append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Request and position of each appended token: those of request ``i`` are the last of its ``seq_lens[i]`` positions.
+
+    Args:
+        append_indptr: ``[batch_size + 1]`` int32, where each request's tokens begin among those appended.
+        seq_lens: ``[batch_size]`` int32, lengths of the requests with the new tokens, see :func:`get_seq_lens`.
+        nnz: number of appended tokens, ``append_indptr[-1]``.
+
+    Returns:
+        ``(batch_indices, positions)``, ``[nnz]`` int32 each.
+
+    Raises:
+        ValueError: shapes or devices that do not fit; on the CPU also an ``append_indptr`` that does not rise from 0 to
+            ``nnz`` or a request shorter than what is appended to it. On CUDA a token that no request has gets -1 and -1,
+            which :func:`append_paged_kv_cache` leaves out there.
+        TypeError: dtypes other than int32.
+    """
+    return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
+
+
+def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Lengths of requests in a paged cache: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
+
+    Args:
+        kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin.
+        kv_last_page_len: ``[batch_size]`` int32, entries of each request's last page (0 for a request without pages).
+        page_size: entries of a page.
+
+    Returns:
+        ``[batch_size]`` int32.
+
+    Raises:
+        ValueError: shapes, devices or a page size that do not fit.
+        TypeError: dtypes other than int32.
+    """
+    return _get_seq_lens(kv_indptr, kv_last_page_len, page_size)  # type: ignore[no-any-return]
+
+
+def block_sparse_indices_to_vector_sparse_offsets(
+    block_sparse_indices: torch.Tensor,
+    block_sparse_indptr: torch.Tensor,
+    vector_sparse_offsets: torch.Tensor,
+    vector_sparse_indptr: torch.Tensor,
+    kv_lens: torch.Tensor,
+    stride_block: int,
+    stride_n: int,
+    block_size: int,
+) -> torch.Tensor:
+    """Offsets of single entries from indices of whole blocks.
+
+    Entry ``i < kv_lens[b]`` of request ``b`` gets
+    ``block_sparse_indices[block_sparse_indptr[b] + i // block_size] * stride_block + i % block_size * stride_n``,
+    written to ``vector_sparse_offsets[vector_sparse_indptr[b] + i]``.
+
+    Args:
+        block_sparse_indices: ``[num_blocks]`` int32.
+        block_sparse_indptr, vector_sparse_indptr: ``[batch_size + 1]`` int32.
+        vector_sparse_offsets: ``[n]`` int32, written in place; entries of no request stay as they are.
+        kv_lens: ``[batch_size]`` int32, entries of each request.
+        stride_block, stride_n: what a block and an entry of it add, in elements.
+        block_size: entries of a block.
+
+    Returns:
+        ``vector_sparse_offsets``.
+
+    Raises:
+        ValueError: shapes or devices that do not fit, arguments that overlap; on the CPU also an index out of range or an
+            offset that is no int32. On CUDA such an entry is left out.
+        TypeError: dtypes other than int32.
+    """
+    _block_sparse_offsets(
+        block_sparse_indices, block_sparse_indptr, vector_sparse_offsets, vector_sparse_indptr, kv_lens,
+        stride_block, stride_n, block_size,
+    )  # fmt: skip
+    return vector_sparse_offsets
