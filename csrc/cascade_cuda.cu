@@ -1,0 +1,16 @@
+// The cascade family's CUDA kernels for the element types of this module.
+#include <flashinfer/cuda/cascade.cuh>
+
+#include "cascade_config.h"
+
+namespace flashinfer {
+
+void merge_state(const MergeStateParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::merge_state<T>(params, where))
+}
+
+void merge_states(const MergeStatesParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::merge_states<T>(params, where))
+}
+
+}  // namespace flashinfer

@@ -1,0 +1,18 @@
+"""Modules of the cascade family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..spec import DTYPES, JitSpec, family_spec
+from . import Matrix
+
+
+def gen_cascade_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """Merging attention states, for the element types ``dtypes``."""
+    return family_spec("cascade", backend, coverage={"dtype": dtypes})
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix.backends:
+        yield gen_cascade_module(backend, matrix.dtypes)
