@@ -1,0 +1,73 @@
+// Operators of the quantization family; the kernels are in quantization_cpu.cc and quantization_cuda.cu.
+#include "binding.h"
+
+#include <tuple>
+
+#include <flashinfer/common/quantization.h>
+
+namespace flashinfer::binding {
+namespace {
+
+Tensor empty_bytes(int64_t size, const View& like) {
+  constexpr int64_t kStride = 1;
+  AtenTensorHandle handle;
+  require(
+      aoti_torch_empty_strided(1, &size, &kStride, aoti_torch_dtype_uint8(), like.device_type, like.device, &handle),
+      "memory for an output");
+  return Tensor(handle);
+}
+
+void check_booleans(const Check& check, const View& x) {
+  check.rank(x, 1, 1);
+  check.dtype(x, {DType::kBool, DType::kUInt8});
+  check.contiguous(x);
+}
+
+PackParams pack_params(const View& x, const View& packed, bool little) {
+  return {.x = static_cast<const uint8_t*>(x.data),
+          .packed = static_cast<uint8_t*>(packed.data),
+          .n = x.numel,
+          .room = packed.numel,
+          .factor = little ? kLittleFactor : kBigFactor};
+}
+
+Tensor packbits(Tensor x, bool little) {
+  const Check check("packbits");
+  const View booleans(x, "x");
+  check_booleans(check, booleans);
+  Tensor packed = empty_bytes((booleans.numel + 7) / 8, booleans);
+  flashinfer::pack_bits(pack_params(booleans, View(packed, "packed"), little), OnDevice(booleans));
+  return packed;
+}
+
+std::tuple<Tensor, Tensor> segment_packbits(Tensor x, Tensor indptr, bool little) {
+  const Check check("segment_packbits");
+  const View booleans(x, "x"), starts(indptr, "indptr");
+  check_booleans(check, booleans);
+  check.rank(starts, 1, 1);
+  check.dtype(starts, {DType::kInt32});
+  check.same_device(starts, booleans);
+  check.contiguous(starts);
+  check.aligned(starts);
+  if (starts.numel < 1) check.fail(starts, "got shape [0], wanted [num_segments + 1]");
+  if (booleans.numel > INT32_MAX) check.fail(booleans, "got more than 2147483647 elements");
+  // Room for the worst case, in which every segment begins a byte for one boolean: the sizes themselves are on the
+  // device.
+  const int64_t num_segments = starts.numel - 1;
+  Tensor packed = empty_bytes((booleans.numel + 7 * num_segments) / 8, booleans),
+         packed_indptr = empty_like(starts, indptr);
+  const SegmentPackParams params{.pack = pack_params(booleans, View(packed, "packed"), little),
+                                 .indptr = static_cast<const int32_t*>(starts.data),
+                                 .packed_indptr = static_cast<int32_t*>(View(packed_indptr, "packed_indptr").data),
+                                 .num_segments = num_segments};
+  flashinfer::segment_pack_bits(params, OnDevice(booleans));
+  return {packed, packed_indptr};
+}
+
+FLASHINFER_LIBRARY(m) {
+  m.impl("packbits", TORCH_BOX(&packbits));
+  m.impl("segment_packbits", TORCH_BOX(&segment_packbits));
+}
+
+}  // namespace
+}  // namespace flashinfer::binding

@@ -1,0 +1,18 @@
+"""Modules of the quantization family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..spec import JitSpec, family_spec
+from . import Matrix
+
+
+def gen_quantization_module(backend: str = "cuda") -> JitSpec:
+    """Packing booleans into bits."""
+    return family_spec("quantization", backend)
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix.backends:
+        yield gen_quantization_module(backend)

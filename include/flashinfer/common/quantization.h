@@ -1,0 +1,45 @@
+// Packing booleans into bits: parameters shared by the binding and by the kernels of every backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+// Eight booleans, one in each byte (not zero: true), as eight bits of one byte.
+//
+// Every byte becomes 0 or 1, and one product moves them all: the factor has one bit for every byte, which shifts it to
+// its place in the topmost byte. No two of the 64 partial products meet, so nothing carries.
+FLASHINFER_HD uint8_t pack8(uint64_t bytes, uint64_t factor) {
+  constexpr uint64_t kLow7 = 0x7f7f7f7f7f7f7f7full;
+  const uint64_t ones = (((bytes & kLow7) + kLow7) | bytes) >> 7 & 0x0101010101010101ull;
+  return static_cast<uint8_t>(ones * factor >> 56);
+}
+
+constexpr uint64_t kBigFactor = 0x8040201008040201ull;     // the first boolean is the highest bit
+constexpr uint64_t kLittleFactor = 0x0102040810204080ull;  // the first boolean is the lowest bit
+
+struct PackParams {
+  const uint8_t* x;
+  uint8_t* packed;
+  int64_t n;     // booleans
+  int64_t room;  // bytes of `packed`
+  uint64_t factor;
+};
+
+// Segments [indptr[i], indptr[i + 1]) of x, each padded to whole bytes. packed_indptr is written too; what of `packed`
+// no segment needs becomes 0.
+struct SegmentPackParams {
+  PackParams pack;
+  const int32_t* indptr;   // [num_segments + 1]
+  int32_t* packed_indptr;  // [num_segments + 1]
+  int64_t num_segments;
+};
+
+struct Launch;
+void pack_bits(const PackParams& params, const Launch& launch);
+void segment_pack_bits(const SegmentPackParams& params, const Launch& launch);
+
+}  // namespace flashinfer
