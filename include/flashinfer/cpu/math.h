@@ -12,6 +12,7 @@ namespace flashinfer::cpu {
 constexpr int kWideLanes = kLanes / 2;
 typedef double vdouble __attribute__((vector_size(8 * kWideLanes)));
 typedef int64_t vlong __attribute__((vector_size(8 * kWideLanes)));
+typedef uint64_t vulong __attribute__((vector_size(8 * kWideLanes)));
 typedef float vfloat_narrow __attribute__((vector_size(4 * kWideLanes)));
 
 // A vfloat's values as doubles.
@@ -37,6 +38,12 @@ inline vfloat narrow(Wide value) {
 
 inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }
 inline vdouble abs(vdouble x) { return bit_cast<vdouble>(bit_cast<vlong>(x) & INT64_MAX); }
+
+// Elements 1, 0, 3, 2, ...
+inline vfloat swap_pairs(vfloat x) {
+  const vulong pairs = bit_cast<vulong>(x);
+  return bit_cast<vfloat>(pairs << 32 | pairs >> 32);
+}
 
 // Added and subtracted, these leave the nearest integer (ties to even); after the addition alone it stands in the low
 // bits. For |x| below 2^22 and 2^51.

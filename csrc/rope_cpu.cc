@@ -1,0 +1,11 @@
+// The rope family's CPU kernel for the element types of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/rope.h>
+
+#include "rope_config.h"
+
+namespace flashinfer {
+
+void rope(const RopeParams& params, const Launch&) { DISPATCH_dtype(params.dtype, T, cpu::rope<T>(params)) }
+
+}  // namespace flashinfer

@@ -1,0 +1,18 @@
+"""Modules of the rope family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..spec import DTYPES, JitSpec, family_spec
+from . import Matrix
+
+
+def gen_rope_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """Rotary embedding, its Llama 3.1 form and that with a cos/sin cache for the element types ``dtypes``."""
+    return family_spec("rope", backend, coverage={"dtype": dtypes})
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix.backends:
+        yield gen_rope_module(backend, matrix.dtypes)

@@ -1,0 +1,304 @@
+"""Rotary position embedding of queries and keys.
+
+A pair ``(a, b)`` of a head's elements is rotated by an angle that grows with the token's position:
+``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles reduced in float64, so that
+positions up to a million and beyond cost no accuracy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .jit.modules.rope import gen_rope_module
+from .ops import define
+
+__all__ = [
+    "apply_llama31_rope",
+    "apply_llama31_rope_inplace",
+    "apply_llama31_rope_pos_ids",
+    "apply_llama31_rope_pos_ids_inplace",
+    "apply_rope",
+    "apply_rope_inplace",
+    "apply_rope_pos_ids",
+    "apply_rope_pos_ids_inplace",
+    "apply_rope_with_cos_sin_cache",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "gen_rope_module",
+]
+
+
+def _like_q_and_k(q: torch.Tensor, k: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _like_query_and_key(_: Any, query: torch.Tensor, key: torch.Tensor, *__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+_ANGLES = (
+    "int? rotary_dim, bool interleave, float rope_scale, float rope_theta,"
+    " bool llama31, float low_freq_factor, float high_freq_factor, int old_context_len"
+)
+_rope = define(
+    f"apply_rope(Tensor q, Tensor k, Tensor indptr, Tensor offsets, {_ANGLES}) -> (Tensor, Tensor)",
+    gen_rope_module,
+    _like_q_and_k,
+)
+_rope_inplace = define(
+    f"apply_rope_inplace(Tensor(a!) q, Tensor(b!) k, Tensor indptr, Tensor offsets, {_ANGLES}) -> ()",
+    gen_rope_module,
+    _nothing,
+)
+_rope_pos_ids = define(
+    f"apply_rope_pos_ids(Tensor q, Tensor k, Tensor pos_ids, {_ANGLES}) -> (Tensor, Tensor)",
+    gen_rope_module,
+    _like_q_and_k,
+)
+_rope_pos_ids_inplace = define(
+    f"apply_rope_pos_ids_inplace(Tensor(a!) q, Tensor(b!) k, Tensor pos_ids, {_ANGLES}) -> ()",
+    gen_rope_module,
+    _nothing,
+)
+_rope_with_cache = define(
+    "apply_rope_with_cos_sin_cache(Tensor positions, Tensor query, Tensor key, int head_size, Tensor cos_sin_cache,"
+    " bool is_neox) -> (Tensor, Tensor)",
+    gen_rope_module,
+    _like_query_and_key,
+)
+_rope_with_cache_inplace = define(
+    "apply_rope_with_cos_sin_cache_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size,"
+    " Tensor cos_sin_cache, bool is_neox) -> ()",
+    gen_rope_module,
+    _nothing,
+)
+
+_PLAIN = (False, 0.0, 0.0, 0)  # no Llama 3.1
+
+
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate the queries and keys of a batch of requests whose tokens follow one another.
+
+    Pair ``i`` is rotated by ``position / rope_scale * rope_theta ** (-2 * i / rotary_dim)`` radians. Token ``j`` of
+    request ``r``, which is row ``indptr[r] + j`` of ``q`` and ``k``, has position ``offsets[r] + j``. Rows from
+    ``indptr[-1]`` on have position 0.
+
+    Args:
+        q: ``[nnz, num_qo_heads, head_dim]`` (float32, float16, bfloat16); any strides of tokens and heads.
+        k: ``[nnz, num_kv_heads, head_dim]``, same dtype.
+        indptr: ``[batch_size + 1]`` (int32 or int64), where each request starts; from 0, not falling.
+        offsets: ``[batch_size]`` (int32 or int64), the position of each request's first token.
+        rotary_dim: how many elements of a head are rotated, the first ones; even, at most 512; by default all. The
+            others are copied.
+        interleave: pairs are elements ``(2 * i, 2 * i + 1)`` of a head; by default ``(i, i + rotary_dim / 2)``.
+        rope_scale: divides positions.
+        rope_theta: base of the frequencies.
+
+    Returns:
+        The rotated ``q`` and ``k``, new and contiguous.
+
+    Raises:
+        ValueError: shapes, strides, devices or numbers that do not fit. The values of ``indptr`` are checked on the
+            CPU only: on CUDA that would have to wait for the GPU.
+        TypeError: dtypes that do not fit.
+
+    Source: Su et al.: RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
+    """
+    return _rope(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)  # type: ignore[no-any-return]
+
+
+def apply_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> None:
+    """:func:`apply_rope` into ``q`` and ``k`` themselves.
+
+    Raises:
+        ValueError, TypeError: as :func:`apply_rope`; ``ValueError`` too where ``q`` and ``k`` share elements. They may
+            be parts of one fused projection.
+    """
+    _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
+
+
+def apply_rope_pos_ids(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope` with the position of every token given.
+
+    Args:
+        pos_ids: ``[nnz]`` (int32 or int64), of either sign, within 32 bits.
+        q, k, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, as are result and errors.
+    """
+    return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)  # type: ignore[no-any-return]
+
+
+def apply_rope_pos_ids_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> None:
+    """:func:`apply_rope_pos_ids` into ``q`` and ``k`` themselves; errors are those of :func:`apply_rope_inplace`."""
+    _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
+
+
+def apply_llama31_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope` with the frequencies of Llama 3.1, of which only the low ones are divided by ``rope_scale``.
+
+    A frequency that turns ``n = old_context_len * frequency / (2 * pi)`` times in the old context is kept where ``n``
+    is at least ``high_freq_factor``, divided by ``rope_scale`` where it is at most ``low_freq_factor``, and blended
+    linearly in ``n`` between the two.
+
+    Args:
+        low_freq_factor, high_freq_factor: in turns; positive, the second not below the first.
+        old_context_len: in tokens, what the model was trained for before its context was extended.
+        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, as are
+            result and errors.
+
+    Source: the reference implementation of Llama 3.1, 2024.
+    """
+    llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
+    return _rope(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *llama31)  # type: ignore[no-any-return]
+
+
+def apply_llama31_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> None:
+    """:func:`apply_llama31_rope` into ``q`` and ``k`` themselves; errors are those of :func:`apply_rope_inplace`."""
+    llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
+    _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
+
+
+def apply_llama31_rope_pos_ids(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_llama31_rope` with the position of every token given, as in :func:`apply_rope_pos_ids`."""
+    llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
+    return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)  # type: ignore[no-any-return]
+
+
+def apply_llama31_rope_pos_ids_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+) -> None:
+    """:func:`apply_llama31_rope_pos_ids` into ``q`` and ``k`` themselves; errors as :func:`apply_rope_inplace`."""
+    llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
+    _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
+
+
+def apply_rope_with_cos_sin_cache(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys by angles whose cosines and sines are given for every position.
+
+    Args:
+        positions: ``[nnz]`` (int32 or int64), rows of the cache.
+        query: ``[nnz, num_qo_heads * head_size]`` or ``[nnz, num_qo_heads, head_size]`` (float32, float16, bfloat16);
+            any strides of tokens and heads.
+        key: the same with ``num_kv_heads``, same dtype.
+        head_size: elements of a head; the first ``rotary_dim`` of them are rotated, the others copied.
+        cos_sin_cache: ``[max_position, rotary_dim]`` (float32), the cosines first, then the sines; ``rotary_dim`` is
+            even and at most 512.
+        is_neox: pairs are elements ``(i, i + rotary_dim / 2)`` of a head, otherwise ``(2 * i, 2 * i + 1)``.
+
+    Returns:
+        The rotated ``query`` and ``key``, new, contiguous, of the shapes given.
+
+    Raises:
+        ValueError: shapes, strides or devices that do not fit, or on the CPU a position outside the cache. On CUDA,
+            where the host cannot look at positions without waiting, a token with such a position is not rotated.
+        TypeError: dtypes that do not fit.
+
+    Source: as :func:`apply_rope`.
+    """
+    return _rope_with_cache(positions, query, key, head_size, cos_sin_cache, is_neox)  # type: ignore[no-any-return]
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> None:
+    """:func:`apply_rope_with_cos_sin_cache` into ``query`` and ``key`` themselves.
+
+    Raises:
+        ValueError, TypeError: as that function; ``ValueError`` too where ``query`` and ``key`` share elements. They
+            may be parts of one fused projection.
+    """
+    _rope_with_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)

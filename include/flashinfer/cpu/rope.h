@@ -1,0 +1,103 @@
+// Rotary embedding on the CPU: a token at a time per thread, its cosines and sines computed once for all heads.
+#pragma once
+
+#include <string>
+
+#include <flashinfer/common/dispatch.h>
+#include <flashinfer/common/rope.h>
+#include <flashinfer/cpu/math.h>
+#include <flashinfer/cpu/parallel.h>
+
+namespace flashinfer::cpu {
+
+// What only the values of the index tensors show; everything is checked before anything is written.
+inline void check_positions(const RopeParams& p) {
+  if (p.with_cache) {
+    for (int64_t token = 0; token < p.num_tokens; ++token) {
+      const int64_t position = p.pos_ids[token];
+      if (position >= 0 && position < p.cache_size) continue;
+      throw_value_error("apply_rope_with_cos_sin_cache: positions: got " + std::to_string(position) + " for token " +
+                        std::to_string(token) + ", wanted one below the cache's size of " +
+                        std::to_string(p.cache_size));
+    }
+  } else if (p.with_requests) {
+    int64_t last = 0;
+    for (int64_t request = 0; request <= p.num_requests; ++request) {
+      const int64_t start = p.indptr[request];
+      if ((request == 0 ? start == 0 : start >= last) && start <= p.num_tokens) {
+        last = start;
+        continue;
+      }
+      throw_value_error("apply_rope: indptr: got " + std::to_string(start) + " at " + std::to_string(request) +
+                        ", wanted 0 first, no fall, and at most the number of tokens, " + std::to_string(p.num_tokens));
+    }
+  }
+}
+
+// Cosines and sines of one token. Interleaved, each stands twice, the sine first negative: as the elements of a pair
+// need them.
+struct Angles {
+  float cos[2 * kMaxRotaryPairs], sin[2 * kMaxRotaryPairs];
+
+  Angles(const RopeParams& p, int64_t token) {
+    const int64_t pairs = p.rotary_dim / 2, position = p.position(token);
+    if (p.with_cache) {
+      const float* row = p.cos_sin_cache + position * p.cache_stride;
+      std::memcpy(cos, row, pairs * sizeof(float));
+      std::memcpy(sin, row + pairs, pairs * sizeof(float));
+    } else {
+      static_assert(kMaxRotaryPairs % kLanes == 0, "the table holds whole vectors");
+      const double where = static_cast<double>(position);
+      for (int64_t i = 0; i < pairs; i += kLanes) {
+        const SinCos both = sincos_quarters(
+            {load_raw<vdouble>(p.quarters + i) * where, load_raw<vdouble>(p.quarters + i + kWideLanes) * where});
+        store(cos + i, both.cos);
+        store(sin + i, both.sin);
+      }
+    }
+    for (int64_t i = p.interleave ? pairs - 1 : -1; i >= 0; --i) {
+      cos[2 * i + 1] = cos[2 * i] = cos[i];
+      const float value = sin[i];
+      sin[2 * i + 1] = value, sin[2 * i] = -value;
+    }
+  }
+};
+
+template <typename T>
+void rotate(const RopeParams& p, const Angles& angles, const T* in, T* out) {
+  const int64_t pairs = p.rotary_dim / 2;
+  if (p.interleave) {
+    for_lanes(p.rotary_dim, [&](int64_t i, int count) {
+      const vfloat x = load(in + i, count);
+      store(out + i, x * load(angles.cos + i, count) + swap_pairs(x) * load(angles.sin + i, count), count);
+    });
+  } else {
+    for_lanes(pairs, [&](int64_t i, int count) {
+      const vfloat a = load(in + i, count), b = load(in + pairs + i, count);
+      const vfloat c = load(angles.cos + i, count), s = load(angles.sin + i, count);
+      store(out + i, a * c - b * s, count);
+      store(out + pairs + i, b * c + a * s, count);
+    });
+  }
+  if (!p.in_place) std::memcpy(out + p.rotary_dim, in + p.rotary_dim, (p.head_dim - p.rotary_dim) * sizeof(T));
+}
+
+template <typename T>
+void rope(const RopeParams& p) {
+  check_positions(p);
+  const int64_t bytes = 2 * (p.q.heads + p.k.heads) * p.head_dim * static_cast<int64_t>(sizeof(T));
+  parallel_rows(p.num_tokens, bytes, [&](int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; ++token) {
+      const Angles angles(p, token);
+      for (const RopeHeads* side : {&p.q, &p.k}) {
+        const T* in = static_cast<const T*>(side->input) + token * side->input_token_stride;
+        T* out = static_cast<T*>(side->output) + token * side->output_token_stride;
+        for (int64_t head = 0; head < side->heads; ++head) {
+          rotate(p, angles, in + head * side->input_head_stride, out + head * side->output_head_stride);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace flashinfer::cpu
