@@ -27,7 +27,8 @@ View checked_input(const Check& check, const Tensor& input) {
   const View x(input, "input");
   check.rank(x, 1, 16);
   check.floating(x);
-  if (x.size(-1) % 2 != 0) check.fail(x, "got a last dimension of " + std::to_string(x.size(-1)) + ", wanted an even one");
+  if (x.size(-1) % 2 != 0)
+    check.fail(x, "got a last dimension of " + std::to_string(x.size(-1)) + ", wanted an even one");
   return x;
 }
 
@@ -44,8 +45,13 @@ void act_and_mul_out(Tensor out, Tensor input, std::optional<bool> enable_pdl) {
   check.writable(y);
   check.no_overlap(y, gate.view, true);
   check.no_overlap(y, factor.view, false);
-  const ActAndMulParams params{.input = x.data, .output = y.data, .input_rows = check.rows(x), .output_rows = check.rows(y),
-                               .num_rows = y.numel ? y.numel / y.size(-1) : 0, .out_size = y.size(-1), .dtype = x.dtype};
+  const ActAndMulParams params{.input = x.data,
+                               .output = y.data,
+                               .input_rows = check.rows(x),
+                               .output_rows = check.rows(y),
+                               .num_rows = y.numel ? y.numel / y.size(-1) : 0,
+                               .out_size = y.size(-1),
+                               .dtype = x.dtype};
   act_and_mul(params, OnDevice(x, enable_pdl));
 }
 

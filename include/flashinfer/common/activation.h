@@ -38,13 +38,18 @@ struct ActivationBase {
   using S = typename Math::S;
 
   static FLASHINFER_HD V constant(double value) { return V{} + static_cast<S>(value); }
-  static FLASHINFER_HD V at_least(V x, double bound) { return Math::select_less(x, constant(bound), constant(bound), x); }
-  static FLASHINFER_HD V at_most(V x, double bound) { return Math::select_less(x, constant(bound), x, constant(bound)); }
+  static FLASHINFER_HD V at_least(V x, double bound) {
+    return Math::select_less(x, constant(bound), constant(bound), x);
+  }
+  static FLASHINFER_HD V at_most(V x, double bound) {
+    return Math::select_less(x, constant(bound), x, constant(bound));
+  }
 
   // x * sigmoid(v) * factor, for v with the sign of x.
   static FLASHINFER_HD V sigmoid_gate(V x, V v, V factor) {
     const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
-    const V kept = Math::select_less(x, V{}, root, constant(1.0));  // e^v / (1 + e^v) where v < 0, 1 / (1 + e^-v) elsewhere
+    const V kept =
+        Math::select_less(x, V{}, root, constant(1.0));  // e^v / (1 + e^v) where v < 0, 1 / (1 + e^-v) elsewhere
     return Math::divide(x * kept, root * root + static_cast<S>(1)) * factor * kept;
   }
 };
@@ -69,7 +74,7 @@ struct GeluTanh : ActivationBase<Math> {
   using S = typename Math::S;
 
   static FLASHINFER_HD V apply(V x, V factor) {
-    constexpr double kScale = 1.5957691216057308;  // 2 sqrt(2 / pi)
+    constexpr double kScale = 1.5957691216057308;                         // 2 sqrt(2 / pi)
     x = Base::at_least(x, Math::kMaxHalfExponent > 100 ? -20.0 : -13.0);  // 2 u is -602 and -177 there
     const V v = x * (x * x * static_cast<S>(kScale * 0.044715) + static_cast<S>(kScale));
     return Base::sigmoid_gate(x, v, factor);
@@ -101,12 +106,13 @@ struct Gelu : ActivationBase<Math> {
  private:
   static FLASHINFER_HD V upper_tail(V z) {
     if constexpr (sizeof(S) == 8) {
-      constexpr S kP[] = {0.11170425626589513, 0.11169196467708935, 0.10308046647861858, 0.084683980700147196,
+      constexpr S kP[] = {0.11170425626589513,  0.11169196467708935,  0.10308046647861858,   0.084683980700147196,
                           0.063028080276682497, 0.035998500112958243, -0.012793488977664601, 0.062770588662775406,
                           -0.11314466458476992, 0.066495147737893584, -0.013514832527129629};
       return polynomial(kP, z * static_cast<S>(0.28) + static_cast<S>(1));
     } else {
-      constexpr S kP[] = {0.151607371f, 0.15126261f, 0.134029346f, 0.0593136552f, 0.115332374f, -0.160655311f, 0.0491111494f};
+      constexpr S kP[] = {0.151607371f, 0.15126261f,   0.134029346f, 0.0593136552f,
+                          0.115332374f, -0.160655311f, 0.0491111494f};
       return polynomial(kP, z * static_cast<S>(0.38) + static_cast<S>(1));
     }
   }

@@ -24,7 +24,9 @@ struct FloatMath {
   static __device__ __forceinline__ float exp(float x) { return ptx::ex2_approx(x * 1.44269504f); }
   static __device__ __forceinline__ float divide(float a, float b) { return a * ptx::rcp_approx(b); }
   static __device__ __forceinline__ float abs(float x) { return fabsf(x); }
-  static __device__ __forceinline__ float select_less(float a, float b, float yes, float no) { return a < b ? yes : no; }
+  static __device__ __forceinline__ float select_less(float a, float b, float yes, float no) {
+    return a < b ? yes : no;
+  }
 };
 
 // For float32.
@@ -36,7 +38,9 @@ struct DoubleMath {
   static __device__ __forceinline__ double exp(double x) { return ::exp(x); }
   static __device__ __forceinline__ double divide(double a, double b) { return a / b; }
   static __device__ __forceinline__ double abs(double x) { return fabs(x); }
-  static __device__ __forceinline__ double select_less(double a, double b, double yes, double no) { return a < b ? yes : no; }
+  static __device__ __forceinline__ double select_less(double a, double b, double yes, double no) {
+    return a < b ? yes : no;
+  }
 };
 
 template <typename T, int kN, template <typename> class Act>
@@ -78,8 +82,9 @@ template <typename T, template <typename> class Act>
 void act_and_mul(const ActAndMulParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / sizeof(T);
   if (p.num_rows == 0) return;
-  const bool aligned = fits_vectors<T>({p.input, p.output}, p.out_size, p.input_rows.outer_stride, p.input_rows.inner_stride,
-                                       p.output_rows.outer_stride, p.output_rows.inner_stride);
+  const bool aligned =
+      fits_vectors<T>({p.input, p.output}, p.out_size, p.input_rows.outer_stride, p.input_rows.inner_stride,
+                      p.output_rows.outer_stride, p.output_rows.inner_stride);
   const int64_t steps = p.out_size / (aligned ? kN : 1);
   unsigned threads = 1;
   while (threads < kActThreads && threads * kPairsPerThread < steps) threads *= 2;
