@@ -12,13 +12,28 @@ namespace flashinfer::cuda {
 
 constexpr int kMergeThreads = 128;
 
+// 2^x for x in [-126, 0], to 0.6 units in the last place; exp2f is good to two.
+__device__ __forceinline__ float exact_exp2(float x) {
+  const float k = rintf(x), f = x - k;
+  float sum = 1.5252734e-5f;  // powers of ln(2) over factorials
+  sum = fmaf(sum, f, 1.5403530e-4f);
+  sum = fmaf(sum, f, 1.3333558e-3f);
+  sum = fmaf(sum, f, 9.6181291e-3f);
+  sum = fmaf(sum, f, 5.5504109e-2f);
+  sum = fmaf(sum, f, 2.4022651e-1f);
+  sum = fmaf(sum, f, 6.9314718e-1f);
+  sum = fmaf(sum, f, 1.0f);
+  return sum * __int_as_float((static_cast<int>(k) + 127) << 23);
+}
+
 // 2^(s - top), and 0 for an empty state, also where all are. The subtraction's rounding error is put back: for a
 // difference of 20 it would be worth seven units in the last place of the weight.
 __device__ __forceinline__ float weight_of(float s, float top) {
   if (s == -INFINITY) return 0.0f;
   if (s == top) return 1.0f;
-  const float high = s - top, weight = exp2f(high);
-  if (!(high > -256.0f)) return weight;  // 0, or NaN
+  const float high = s - top;
+  if (!(high > -126.0f)) return exp2f(high);  // next to nothing, or NaN
+  const float weight = exact_exp2(high);
   const float back = high - s, low = (s - (high - back)) - (top + back);
   return fmaf(weight, 0.69314718f * low, weight);
 }

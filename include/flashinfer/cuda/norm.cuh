@@ -30,6 +30,13 @@ __device__ __forceinline__ float row_sum(float value, float* partial) {
   return total;
 }
 
+// 1 / sqrt(squares / n + eps). A float32 result has no digits to spare for the division, the root and the quotient.
+template <typename T>
+__device__ __forceinline__ float inverse_root(float squares, int64_t n, float eps) {
+  if constexpr (sizeof(T) == sizeof(float)) return static_cast<float>(1.0 / sqrt(static_cast<double>(squares) / n + eps));
+  return 1.0f / sqrtf(squares / n + eps);
+}
+
 template <typename T, bool kWithResidual>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
   constexpr int kN = kVecBytes / sizeof(T);
@@ -71,7 +78,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
 #pragma unroll
     for (int j = 0; j < kN; ++j) squares += values[j] * values[j];
   }
-  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -102,7 +109,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
     const float x = to_float(in[i]) + (res ? to_float(res[i]) : 0.0f);
     squares += x * x;
   }
-  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     float x = to_float(in[i]);
     if (res) {
@@ -114,11 +121,21 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
   let_next_start();
 }
 
-// gamma and beta are float32 or of the element type: read once a row from the cache, so the choice is made at run time
-// and saves a second set of kernels.
-template <typename T>
-__device__ __forceinline__ float affine(const void* values, bool is_float32, int64_t i) {
-  return is_float32 ? static_cast<const float*>(values)[i] : to_float(static_cast<const T*>(values)[i]);
+// gamma or beta, which are float32 or of the element type. The choice is made at run time: a row reads them from the
+// cache, and a second set of kernels would have to be compiled.
+template <typename T, int kN>
+__device__ __forceinline__ void load_affine(const void* values, bool is_float32, int64_t at, float (&out)[kN]) {
+  if (!is_float32) {
+    load_vec<T, kN>(static_cast<const T*>(values) + at).to_floats(out);
+    return;
+  }
+  constexpr int kStep = kN < 4 ? kN : 4;
+#pragma unroll
+  for (int i = 0; i < kN; i += kStep) {
+    const auto part = load_vec<float, kStep>(static_cast<const float*>(values) + at + i);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) out[i + j] = part.at[j];
+  }
 }
 
 template <typename T>
@@ -133,36 +150,43 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
   T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
 
   wait_for_inputs();
-  float x[kVecsPerThread][kN];
-  float total = 0;
+  V x[kVecsPerThread];  // unpacked where it is needed: packed it takes half the registers
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
-    if (vec >= num_vecs) continue;
-    load_vec<T, kN>(in + vec * kN).to_floats(x[i]);
+    if (vec < num_vecs) x[i] = load_vec<T, kN>(in + vec * kN);
+  }
+  float total = 0;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) total += x[i][j];
+  for (int i = 0; i < kVecsPerThread; ++i) {
+    if (threadIdx.x + i * blockDim.x >= num_vecs) continue;
+    float values[kN];
+    x[i].to_floats(values);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) total += values[j];
   }
   const float mean = row_sum(total, partial) / p.hidden_size;
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     if (threadIdx.x + i * blockDim.x >= num_vecs) continue;
+    float values[kN];
+    x[i].to_floats(values);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) squares += (x[i][j] - mean) * (x[i][j] - mean);
+    for (int j = 0; j < kN; ++j) squares += (values[j] - mean) * (values[j] - mean);
   }
-  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= num_vecs) continue;
+    float values[kN], gamma[kN], beta[kN];
+    x[i].to_floats(values);
+    load_affine<T>(p.gamma, p.affine_is_float32, vec * kN, gamma);
+    load_affine<T>(p.beta, p.affine_is_float32, vec * kN, beta);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      const float gamma = affine<T>(p.gamma, p.affine_is_float32, vec * kN + j);
-      const float beta = affine<T>(p.beta, p.affine_is_float32, vec * kN + j);
-      x[i][j] = (x[i][j] - mean) * scale * gamma + beta;
-    }
-    store_vec(out + vec * kN, V::from_floats(x[i]));
+    for (int j = 0; j < kN; ++j) values[j] = (values[j] - mean) * scale * gamma[j] + beta[j];
+    store_vec(out + vec * kN, V::from_floats(values));
   }
   let_next_start();
 }
@@ -182,10 +206,12 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
     const float deviation = to_float(in[i]) - mean;
     squares += deviation * deviation;
   }
-  const float scale = 1.0f / sqrtf(row_sum(squares, partial) / p.hidden_size + p.eps);
+  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    const float gamma = affine<T>(p.gamma, p.affine_is_float32, i), beta = affine<T>(p.beta, p.affine_is_float32, i);
-    out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma + beta);
+    float gamma[1], beta[1];
+    load_affine<T>(p.gamma, p.affine_is_float32, i, gamma);
+    load_affine<T>(p.beta, p.affine_is_float32, i, beta);
+    out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma[0] + beta[0]);
   }
   let_next_start();
 }
@@ -223,7 +249,7 @@ void rms_norm(const RmsNormParams& p, const Launch& where) {
 
 template <typename T>
 void layer_norm(const LayerNormParams& p, const Launch& where) {
-  launch_rows<T>(layer_norm_kernel<T>, layer_norm_any_kernel<T>, p, where, {p.input, p.output},
+  launch_rows<T>(layer_norm_kernel<T>, layer_norm_any_kernel<T>, p, where, {p.input, p.gamma, p.beta, p.output},
                  p.input_rows.outer_stride, p.input_rows.inner_stride, p.output_rows.outer_stride,
                  p.output_rows.inner_stride);
 }
