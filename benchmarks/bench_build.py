@@ -14,6 +14,7 @@ import torch
 from timing import Report, arguments
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 FIRST_CALL = """
 import time, torch
 x, w = torch.randn(8, 1024, device={device!r}).bfloat16(), torch.ones(1024, device={device!r}).bfloat16()
@@ -33,7 +34,7 @@ for spec in matrix_specs(Matrix(backends=({device!r},))):
 
 
 def run(program: str, workspace: str) -> list[list[str]]:
-    environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": PATHS}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -59,7 +60,7 @@ def main() -> None:
             "--out-dir",
             f"{workspace}/aot",
         ]
-        environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "FLASHINFER_WORKSPACE_DIR": workspace, "PYTHONPATH": PATHS}
         for name in ("AOT run that copies", "AOT run with nothing to do"):
             start = time.perf_counter()
             subprocess.run(aot, env=environment, check=True, capture_output=True)

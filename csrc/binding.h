@@ -141,7 +141,8 @@ class Check {
 
   void same_dtype(const View& arg, const View& like) const {
     if (arg.dtype == like.dtype) return;
-    fail(arg.name, std::string("got ") + to_string(arg.dtype) + ", wanted " + to_string(like.dtype) + " as " + like.name + " has",
+    fail(arg.name,
+         std::string("got ") + to_string(arg.dtype) + ", wanted " + to_string(like.dtype) + " as " + like.name + " has",
          "TypeError");
   }
 
@@ -158,7 +159,8 @@ class Check {
   void contiguous(const View& arg) const {
     int64_t expected = 1;
     for (int64_t dim = arg.ndim - 1; dim >= 0 && arg.numel > 0; --dim) {
-      if (arg.sizes[dim] > 1 && arg.strides[dim] != expected) fail(arg, "is not contiguous, wanted a contiguous tensor");
+      if (arg.sizes[dim] > 1 && arg.strides[dim] != expected)
+        fail(arg, "is not contiguous, wanted a contiguous tensor");
       expected *= arg.sizes[dim];
     }
   }
@@ -173,7 +175,8 @@ class Check {
   void writable(const View& arg) const {
     aligned(arg);
     for (int64_t dim = 0; dim < arg.ndim; ++dim) {
-      if (arg.sizes[dim] > 1 && arg.strides[dim] == 0 && arg.numel > 0) fail(arg, "has elements that share memory (stride 0)");
+      if (arg.sizes[dim] > 1 && arg.strides[dim] == 0 && arg.numel > 0)
+        fail(arg, "has elements that share memory (stride 0)");
     }
   }
 
@@ -185,7 +188,8 @@ class Check {
     if (out_high <= in_low || in_high <= out_low) return;
     if (in_place_is_fine && out.data == in.data && out.ndim == in.ndim) {
       bool same = true;
-      for (int64_t i = 0; i < out.ndim; ++i) same = same && out.sizes[i] == in.sizes[i] && (out.sizes[i] <= 1 || out.strides[i] == in.strides[i]);
+      for (int64_t i = 0; i < out.ndim; ++i)
+        same = same && out.sizes[i] == in.sizes[i] && (out.sizes[i] <= 1 || out.strides[i] == in.strides[i]);
       if (same) return;
     }
     if (interleaved(out, in)) return;

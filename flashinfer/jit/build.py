@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -267,8 +267,10 @@ class _Run:
 
     def _compile_seconds(self, request: Request) -> float:
         """What ninja's log says the module's files took, added up."""
-        took = {}
-        for line in (self.folder / ".ninja_log").read_text().splitlines():
+        took, text = {}, ""
+        with suppress(OSError):
+            text = (self.folder / ".ninja_log").read_text()
+        for line in text.splitlines():
             entry = line.split("\t")
             if len(entry) == 5 and entry[3].startswith(request.directory):
                 took[entry[3]] = int(entry[1]) - int(entry[0])

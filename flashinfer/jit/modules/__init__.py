@@ -43,4 +43,6 @@ def family(name: str) -> ModuleType:
 
 def matrix_specs(matrix: Matrix, names: Iterable[str] = ()) -> list[JitSpec]:
     """The specs of the named families (of all, where none is named) for a matrix, sorted by name."""
-    return sorted((spec for name in names or families() for spec in family(name).aot_specs(matrix)), key=lambda s: s.name)
+    return sorted(
+        (spec for name in names or families() for spec in family(name).aot_specs(matrix)), key=lambda s: s.name
+    )

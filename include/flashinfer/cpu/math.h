@@ -13,27 +13,43 @@ constexpr int kWideLanes = kLanes / 2;
 typedef double vdouble __attribute__((vector_size(8 * kWideLanes)));
 typedef int64_t vlong __attribute__((vector_size(8 * kWideLanes)));
 typedef uint64_t vulong __attribute__((vector_size(8 * kWideLanes)));
-typedef float vfloat_narrow __attribute__((vector_size(4 * kWideLanes)));
 
 // A vfloat's values as doubles.
 struct Wide {
   vdouble low, high;
 };
 
+#if defined(__AVX512F__)
+// GCC 12 warns that the unmasked forms of its own headers use an uninitialised value (bug 105593).
+constexpr __mmask8 kAll = 0xff;
+#endif
+
+// Written out where there are instructions for it: GCC 12 takes conversions of vectors apart, and a cast of halves goes
+// through memory.
 inline Wide widen(vfloat value) {
-  struct Halves {
-    vfloat_narrow low, high;
-  };
-  const Halves halves = bit_cast<Halves>(value);
-  return {__builtin_convertvector(halves.low, vdouble), __builtin_convertvector(halves.high, vdouble)};
+#if defined(__AVX512F__)
+  const __m512d both = (__m512d)value;
+  return {(vdouble)_mm512_maskz_cvtps_pd(kAll, (__m256)_mm512_maskz_extractf64x4_pd(kAll, both, 0)),
+          (vdouble)_mm512_maskz_cvtps_pd(kAll, (__m256)_mm512_maskz_extractf64x4_pd(kAll, both, 1))};
+#elif defined(__AVX2__)
+  return {(vdouble)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)value)),
+          (vdouble)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)value, 1))};
+#else
+  return {vdouble{value[0], value[1]}, vdouble{value[2], value[3]}};
+#endif
 }
 
 inline vfloat narrow(Wide value) {
-  struct Halves {
-    vfloat_narrow low, high;
-  };
-  return bit_cast<vfloat>(
-      Halves{__builtin_convertvector(value.low, vfloat_narrow), __builtin_convertvector(value.high, vfloat_narrow)});
+#if defined(__AVX512F__)
+  const __m256d low = (__m256d)_mm512_maskz_cvtpd_ps(kAll, (__m512d)value.low);
+  const __m256d high = (__m256d)_mm512_maskz_cvtpd_ps(kAll, (__m512d)value.high);
+  return (vfloat)_mm512_maskz_insertf64x4(kAll, _mm512_castpd256_pd512(low), high, 1);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)value.high), _mm256_cvtpd_ps((__m256d)value.low));
+#else
+  return vfloat{static_cast<float>(value.low[0]), static_cast<float>(value.low[1]), static_cast<float>(value.high[0]),
+                static_cast<float>(value.high[1])};
+#endif
 }
 
 inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include <flashinfer/common/norm.h>
+#include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/vec.h>
 
@@ -28,8 +30,18 @@ inline double row_sum(int64_t n, const F& f) {
   return total;
 }
 
-inline float inverse_root(double squares, int64_t n, float eps) {
-  return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
+inline double inverse_root(double squares, int64_t n, float eps) {
+  return 1.0 / std::sqrt(squares / static_cast<double>(n) + eps);
+}
+
+// x * scale * factor. For float32 in double: each rounding in float could cost the result a unit in its last place.
+template <typename T>
+inline vfloat scaled(vfloat x, double scale, vfloat factor) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Wide a = widen(x), b = widen(factor);
+    return narrow({a.low * scale * b.low, a.high * scale * b.high});
+  }
+  return x * static_cast<float>(scale) * factor;
 }
 
 template <typename T>
@@ -49,14 +61,14 @@ void rms_norm(const RmsNormParams& p) {
         if (res) x += load(res + i, count);
         return x * x;
       });
-      const vfloat scale = splat(inverse_root(squares, n, p.eps));
+      const double scale = inverse_root(squares, n, p.eps);
       for_lanes(n, [&](int64_t i, int count) {
         vfloat x = load(in + i, count);
         if (res) {
           x += load(res + i, count);
           store(res + i, x, count);
         }
-        store(out + i, x * scale * load(&factor[i], count), count);
+        store(out + i, scaled<T>(x, scale, load(&factor[i], count)), count);
       });
     }
   });
@@ -79,7 +91,7 @@ void layer_norm(const LayerNormParams& p) {
         for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
         return deviation * deviation;
       });
-      const float scale = inverse_root(squares, n, p.eps);
+      const float scale = static_cast<float>(inverse_root(squares, n, p.eps));
       for_lanes(n, [&](int64_t i, int count) {
         const vfloat y = (load(in + i, count) - mean) * scale;
         store(out + i, y * load(gamma + i, count) + load(beta + i, count), count);

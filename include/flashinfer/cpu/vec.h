@@ -1,7 +1,8 @@
 // Vectors of float as wide as the CPU level has registers, loaded from and stored to float32, float16 and bfloat16.
 //
 // GCC's and Clang's vector extensions write the arithmetic; intrinsics stand only where those have no word for an
-// instruction (conversion of float16) or none that compiles well (bfloat16). Rounding is to nearest, ties to even, everywhere.
+// instruction (conversion of float16) or none that compiles well (bfloat16). Rounding is to nearest, ties to even,
+// everywhere.
 #pragma once
 
 #include <cmath>
@@ -142,8 +143,8 @@ inline void store(bfloat16_t* to, vfloat value) {
   rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
   const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
   rounded = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
-  const __m512i upper_halves = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21, 19,
-                                                17, 15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512i upper_halves = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21,
+                                                19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
   const __m256i result = _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_halves, rounded));
   std::memcpy(to, &result, sizeof(result));
 #else

@@ -13,7 +13,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kPairsPerThread = 2;
-constexpr int kActThreads = 256;
+constexpr int kActThreads = 128;
 
 // For half types: single instructions, whose errors are far below their last bit.
 struct FloatMath {

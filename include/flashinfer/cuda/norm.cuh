@@ -4,6 +4,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <type_traits>
 
 #include <flashinfer/common/norm.h>
 #include <flashinfer/cuda/launch.cuh>
@@ -30,11 +31,13 @@ __device__ __forceinline__ float row_sum(float value, float* partial) {
   return total;
 }
 
-// 1 / sqrt(squares / n + eps). A float32 result has no digits to spare for the division, the root and the quotient.
+// What a row is scaled in: each rounding in float could cost a float32 result a unit in its last place.
 template <typename T>
-__device__ __forceinline__ float inverse_root(float squares, int64_t n, float eps) {
-  if constexpr (sizeof(T) == sizeof(float)) return static_cast<float>(1.0 / sqrt(static_cast<double>(squares) / n + eps));
-  return 1.0f / sqrtf(squares / n + eps);
+using ScaleOf = std::conditional_t<std::is_same_v<T, float>, double, float>;
+
+template <typename T>
+__device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, float eps) {
+  return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + eps);
 }
 
 template <typename T, bool kWithResidual>
@@ -78,7 +81,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
 #pragma unroll
     for (int j = 0; j < kN; ++j) squares += values[j] * values[j];
   }
-  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -88,7 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
     if constexpr (!kWithResidual) x[i].to_floats(values);
 #pragma unroll
     for (int j = 0; j < kN; ++j)
-      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + p.weight_offset);
+      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + ScaleOf<T>(p.weight_offset));
     store_vec(out + vec * kN, V::from_floats(values));
   }
   let_next_start();
@@ -109,14 +112,14 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
     const float x = to_float(in[i]) + (res ? to_float(res[i]) : 0.0f);
     squares += x * x;
   }
-  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     float x = to_float(in[i]);
     if (res) {
       x += to_float(res[i]);
       res[i] = from_float<T>(x);
     }
-    out[i] = from_float<T>(x * scale * (to_float(weight[i]) + p.weight_offset));
+    out[i] = from_float<T>(x * scale * (to_float(weight[i]) + ScaleOf<T>(p.weight_offset)));
   }
   let_next_start();
 }
@@ -175,7 +178,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
 #pragma unroll
     for (int j = 0; j < kN; ++j) squares += (values[j] - mean) * (values[j] - mean);
   }
-  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
     const float deviation = to_float(in[i]) - mean;
     squares += deviation * deviation;
   }
-  const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     float gamma[1], beta[1];
     load_affine<T>(p.gamma, p.affine_is_float32, i, gamma);

@@ -23,11 +23,17 @@ __device__ __forceinline__ float to_float(bfloat16_t value) { return __bfloat162
 template <typename T>
 __device__ __forceinline__ T from_float(float value);
 template <>
-__device__ __forceinline__ float from_float<float>(float value) { return value; }
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
 template <>
-__device__ __forceinline__ half_t from_float<half_t>(float value) { return __float2half_rn(value); }
+__device__ __forceinline__ half_t from_float<half_t>(float value) {
+  return __float2half_rn(value);
+}
 template <>
-__device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) { return __float2bfloat16_rn(value); }
+__device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) {
+  return __float2bfloat16_rn(value);
+}
 
 // N elements, aligned so that the compiler moves them in one access.
 template <typename T, int N>
@@ -56,13 +62,21 @@ __device__ __forceinline__ Vec<T, N> load_vec(const T* from) {
 template <int kBytes>
 struct RawVec;
 template <>
-struct RawVec<16> { using Type = uint4; };
+struct RawVec<16> {
+  using Type = uint4;
+};
 template <>
-struct RawVec<8> { using Type = uint2; };
+struct RawVec<8> {
+  using Type = uint2;
+};
 template <>
-struct RawVec<4> { using Type = unsigned int; };
+struct RawVec<4> {
+  using Type = unsigned int;
+};
 template <>
-struct RawVec<2> { using Type = unsigned short; };
+struct RawVec<2> {
+  using Type = unsigned short;
+};
 
 // To global memory. Assigned as a struct, a Vec may be taken apart and stored element by element (nvcc 13.0 does so in
 // some kernels, whatever the struct's alignment); the intrinsic is one instruction always.
