@@ -39,6 +39,13 @@ void index(const Check& check, const View& arg, const View& like, int64_t size) 
   check.aligned(arg);
 }
 
+// Numbers beyond int32 mean nothing beside indices of int32, and their products would overflow.
+void check_range(const Check& check, const char* name, int64_t got, int64_t least) {
+  if (got >= least && got <= INT32_MAX) return;
+  check.fail(name,
+             "got " + std::to_string(got) + ", wanted " + std::to_string(least) + " to " + std::to_string(INT32_MAX));
+}
+
 const int32_t* ints(const View& arg) { return static_cast<const int32_t*>(arg.data); }
 
 // Which dimension of a cache is which; -1 where there is none.
@@ -164,7 +171,7 @@ std::tuple<Tensor, Tensor> get_batch_indices_positions(Tensor append_indptr, Ten
   check.rank(lens, 1, 1);
   index(check, lens, indptr, -1);
   index(check, indptr, lens, lens.size(0) + 1);
-  if (nnz < 0) check.fail("nnz", "got " + std::to_string(nnz) + ", wanted 0 or more");
+  check_range(check, "nnz", nnz, 0);
   Tensor batch_indices = empty(&nnz, 1, append_indptr), positions = empty(&nnz, 1, append_indptr);
   const PositionsParams params{.append_indptr = ints(indptr),
                                .seq_lens = ints(lens),
@@ -182,7 +189,7 @@ Tensor get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int64_t page_size
   check.rank(last, 1, 1);
   index(check, last, indptr, -1);
   index(check, indptr, last, last.size(0) + 1);
-  if (page_size < 1) check.fail("page_size", "got " + std::to_string(page_size) + ", wanted 1 or more");
+  check_range(check, "page_size", page_size, 1);
   Tensor lens = empty_like(last, kv_last_page_len);
   const SeqLensParams params{.kv_indptr = ints(indptr),
                              .kv_last_page_len = ints(last),
@@ -207,7 +214,9 @@ void block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, 
   for (const View* arg : {&indptr, &starts}) index(check, *arg, indices, lens.size(0) + 1);
   check.writable(offsets);
   for (const View* arg : {&indices, &indptr, &starts, &lens}) check.no_overlap(offsets, *arg, false);
-  if (block_size < 1) check.fail("block_size", "got " + std::to_string(block_size) + ", wanted 1 or more");
+  check_range(check, "block_size", block_size, 1);
+  check_range(check, "stride_block", stride_block, INT32_MIN);
+  check_range(check, "stride_n", stride_n, INT32_MIN);
   const BlockOffsetsParams params{.block_indices = ints(indices),
                                   .block_indptr = ints(indptr),
                                   .indptr = ints(starts),

@@ -178,7 +178,7 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
         ``[batch_size]`` int32.
 
     Raises:
-        ValueError: shapes, devices or a page size that do not fit.
+        ValueError: shapes, devices or a page size that do not fit; on the CPU also a length that is no int32.
         TypeError: dtypes other than int32.
     """
     return _get_seq_lens(kv_indptr, kv_last_page_len, page_size)  # type: ignore[no-any-return]

@@ -369,6 +369,11 @@ def test_bad_indices(device):
     for call, error, message in [
         (lambda: flashinfer.get_seq_lens(two, two, 4), ValueError, r"kv_indptr: got shape \[2\], wanted \[3\]"),
         (lambda: flashinfer.get_seq_lens(three, two, 0), ValueError, "page_size: got 0"),
+        (
+            lambda: flashinfer.get_seq_lens(three, two, 2**31),
+            ValueError,
+            "page_size: got 2147483648, wanted 1 to 2147483647",
+        ),
         (lambda: flashinfer.get_seq_lens(three.long(), two, 4), TypeError, "kv_indptr: got int64"),
         (lambda: flashinfer.get_seq_lens(three, two.view(1, 2), 4), ValueError, "kv_last_page_len: got 2 dimensions"),
         (
@@ -378,10 +383,43 @@ def test_bad_indices(device):
         ),
         (lambda: flashinfer.get_batch_indices_positions(three, two.long(), 3), TypeError, "seq_lens: got int64"),
         (lambda: flashinfer.get_batch_indices_positions(three, two, -1), ValueError, "nnz: got -1"),
+        (
+            lambda: flashinfer.get_batch_indices_positions(three, two, 10**18),
+            ValueError,
+            "nnz: got 1000000000000000000",
+        ),
         (lambda: flashinfer.get_batch_indices_positions(three, two, 1.5), TypeError, "nnz"),
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+def test_a_length_beyond_int32_on_the_cpu():
+    with pytest.raises(ValueError, match=r"kv_indptr\[1\]: got 2147483649, wanted 0 to 2147483647"):
+        flashinfer.get_seq_lens(int32([0, 1, 4], "cpu"), int32([1, 3], "cpu"), (2**31 - 2) // 2)
+
+
+def block_offsets(indices, first, starts, lens, strides, block_size, room, device):
+    out = torch.full((room,), -77, dtype=torch.int32, device=device)
+    tensors = int32(indices, device), int32(first, device), out, int32(starts, device), int32(lens, device)
+    return block_sparse_indices_to_vector_sparse_offsets(*tensors, *strides, block_size).tolist()
+
+
+def test_numbers_beyond_int32(device):
+    for strides, block_size, name in [
+        ((1, 1), 2**63 - 1, "block_size"),
+        ((2**62, 1), 1, "stride_block"),
+        ((1, -(2**62)), 1, "stride_n"),
+    ]:
+        with pytest.raises(ValueError, match=f"{name}: got -?[0-9]+, wanted -?[0-9]+ to 2147483647"):
+            block_offsets([0], [1, 1], [0, 2], [2], strides, block_size, 2, device)
+
+
+def test_only_entries_that_exist_must_be_int32(device):
+    got = block_offsets([1, 2], [0, 2], [0, 5], [5], (10, 2**29), 4, 5, device)
+    assert got == [10, 10 + 2**29, 10 + 2**30, 10 + 3 * 2**29, 20]
+    got = block_offsets([3], [0, 1], [0, 1], [1], (10, 2**30), 1000, 1, device)
+    assert got == [30]
 
 
 @pytest.mark.parametrize("block_size, stride_block, stride_n", [(1, 1, 1), (1, 7, 1), (16, 16 * 64, 64), (3, 5, -2)])
@@ -412,7 +450,7 @@ def test_block_sparse_offsets(block_size, stride_block, stride_n, device):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(indices=[5, 2**30]), r"an int32 offset"),
+        (dict(indices=[5, 2**30]), r"an offset of block_sparse_indices\[1\]: got 4294967296"),
         (dict(lens=[2, 3]), r"block_sparse_indptr\[1\]: got 1, wanted 0 to 0"),
         (dict(starts=[0, 9, 9]), r"vector_sparse_indptr\[1\]: got 9, wanted 0 to 6"),
         (dict(starts=[-1, 2, 4]), r"vector_sparse_indptr\[0\]: got -1"),

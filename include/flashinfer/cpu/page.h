@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 #include <flashinfer/common/dispatch.h>
@@ -73,13 +74,14 @@ inline void batch_indices_positions(const PositionsParams& p) {
 inline void seq_lens(const SeqLensParams& p) {
   for (int64_t i = 0; i < p.batch_size; ++i) {
     const int64_t full = int64_t{p.kv_indptr[i + 1]} - p.kv_indptr[i] - 1;
-    p.seq_lens[i] = static_cast<int32_t>((full < 0 ? 0 : full) * p.page_size + p.kv_last_page_len[i]);
+    const int64_t length = (full < 0 ? 0 : full) * p.page_size + p.kv_last_page_len[i];
+    if (length > INT32_MAX) throw_index("get_seq_lens: the length from kv_indptr", i, length, 0, INT32_MAX);
+    p.seq_lens[i] = static_cast<int32_t>(length);
   }
 }
 
 inline void block_offsets(const BlockOffsetsParams& p) {
   const std::string op = "block_sparse_indices_to_vector_sparse_offsets: ";
-  const int64_t farthest = (p.block_size - 1) * p.stride_n;
   for (int64_t b = 0; b < p.batch_size; ++b) {
     const int64_t length = p.kv_lens[b], first = p.block_indptr[b], blocks = (length + p.block_size - 1) / p.block_size;
     if (length < 0 || length > p.num_offsets) throw_index(op + "kv_lens", b, length, 0, p.num_offsets);
@@ -88,11 +90,12 @@ inline void block_offsets(const BlockOffsetsParams& p) {
     }
     if (first < 0 || first > p.num_indices - blocks)
       throw_index(op + "block_sparse_indptr", b, first, 0, p.num_indices - blocks);
-    for (int64_t i = first; i < first + blocks; ++i) {
-      const int64_t offset = p.block_indices[i] * p.stride_block;
-      if (offset < INT32_MIN || offset > INT32_MAX || offset + farthest < INT32_MIN || offset + farthest > INT32_MAX) {
-        throw_index(op + "block_sparse_indices[" + std::to_string(i) + "] * stride_block, an int32 offset", b, offset,
-                    INT32_MIN, INT32_MAX);
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t rest = length - i * p.block_size, entries = rest < p.block_size ? rest : p.block_size;
+      const int64_t offset = p.block_indices[first + i] * p.stride_block, last = offset + (entries - 1) * p.stride_n;
+      for (const int64_t end : {offset, last}) {
+        if (end < INT32_MIN || end > INT32_MAX)
+          throw_index(op + "an offset of block_sparse_indices", first + i, end, INT32_MIN, INT32_MAX);
       }
     }
   }
