@@ -40,12 +40,19 @@ def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., An
 
     def load_and_call_again(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if not tensors:
+            argument = next(arg.name for arg in operator._schema.arguments if str(arg.type) == "Tensor")
+            raise TypeError(f"{name}: {argument}: got None, wanted Tensor")
         backend = tensors[0].device.type
         if backend not in BACKENDS:
             raise ValueError(f"{name}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
         if any(tensor.device != tensors[0].device for tensor in tensors):
             devices = ", ".join(str(tensor.device) for tensor in tensors)
             raise ValueError(f"{name}: got tensors on {devices}, wanted one device for all")
+        for tensor in tensors:
+            if not torch._C._dispatch_keys(tensor).has(getattr(torch._C.DispatchKey, backend.upper())):
+                # No module has a kernel for those, and this one would be called again for ever.
+                raise ValueError(f"{name}: got a tensor of {tensor.layout} and {tensor.dtype}, wanted dense ones")
         dtype = next((_DTYPE_NAMES[tensor.dtype] for tensor in tensors if tensor.dtype in _DTYPE_NAMES), None)
         spec = module(backend)
         if not _has_kernel(name, backend):

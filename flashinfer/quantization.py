@@ -74,6 +74,9 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
     CPU nothing is waited for. Under ``torch.compile`` the read ends a graph.
     """
     little = _is_little("segment_packbits", bitorder)
+    for name, arg in (("x", x), ("indptr", indptr)):
+        if not isinstance(arg, torch.Tensor):
+            raise TypeError(f"segment_packbits: {name}: got {type(arg).__name__}, wanted Tensor")
     if indptr.device == x.device:
         packed, packed_indptr = _segment_packbits(x, indptr, little)
         return packed[: int(packed_indptr[-1])], packed_indptr
