@@ -142,6 +142,14 @@ def test_lse_far_apart_and_not_a_number(device):
         assert bool(got.isnan().all()) and bool(lse.isnan().all())
 
 
+def test_what_has_no_share_does_not_count(device):
+    """2 ** -1000 is no float: of that share not even an infinite value is seen, and not as NaN."""
+    v = torch.tensor([1.0, INF], device=device).view(1, 2, 1, 1).repeat(1, 1, 1, 19)
+    s = torch.tensor([0.0, -1000.0], device=device).view(1, 2, 1)
+    for got, lse in (flashinfer.merge_states(v, s), flashinfer.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])):
+        assert bool((got == 1).all()) and lse.item() == 0
+
+
 @pytest.mark.parametrize("difference", [0.3, 7.7, 19.9, 60.1])
 def test_small_weight_keeps_its_digits(difference, device):
     """Where the larger state's values are 0, the result is the weight of the smaller one."""

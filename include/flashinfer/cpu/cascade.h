@@ -17,6 +17,9 @@ constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 // 2^(s - top), and 0 for an empty state, also where all are (top is then -inf as well).
 inline double weight_of(double s, double top) { return s == kEmpty ? 0.0 : s == top ? 1.0 : std::exp2(s - top); }
 
+// Of all weights; 0 for an empty state also where all are.
+inline float share_of(double weight, double total) { return weight == 0 ? 0.0f : static_cast<float>(weight / total); }
+
 inline float merged_lse(double top, double total) {
   return static_cast<float>(total == 0 ? kEmpty : top + std::log2(total));
 }
@@ -33,12 +36,12 @@ void merge_state(const MergeStateParams& p) {
           const double s_a = *p.a.lse(seq, head), s_b = *p.b.lse(seq, head), top = s_a > s_b ? s_a : s_b;
           const double a_weight = weight_of(s_a, top), b_weight = weight_of(s_b, top), total = a_weight + b_weight;
           *p.out.lse(seq, head) = merged_lse(top, total);
-          const float a_share = static_cast<float>(a_weight / total), b_share = static_cast<float>(b_weight / total);
+          const float a_share = share_of(a_weight, total), b_share = share_of(b_weight, total);
           for_lanes(p.head_dim, [&](int64_t i, int count) {
-            // Without weight an element is not even looked at: it may be NaN.
+            // Without a share an element is not even looked at: it may be NaN or infinite.
             vfloat sum{};
-            if (a_weight != 0) sum += load(a + i, count) * a_share;
-            if (b_weight != 0) sum += load(b + i, count) * b_share;
+            if (a_share != 0) sum += load(a + i, count) * a_share;
+            if (b_share != 0) sum += load(b + i, count) * b_share;
             store(out + i, sum, count);
           });
         }
@@ -73,9 +76,9 @@ void merge_states(const MergeStatesParams& p) {
       std::fill(sums.begin(), sums.end(), vfloat{});
       std::fill(lost.begin(), lost.end(), vfloat{});
       for (int64_t i = 0; i < p.num_states; ++i) {
-        if (weights[i] == 0) continue;
+        const float share = share_of(weights[i], total);
+        if (share == 0) continue;
         const T* v = p.in.row<const T>(seq, head) + i * p.v_state;
-        const float share = static_cast<float>(weights[i] / total);
         for_lanes(p.head_dim, [&](int64_t at, int count) {
           add<T>(sums[at / kLanes], lost[at / kLanes], load(v + at, count) * share);
         });

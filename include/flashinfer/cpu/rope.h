@@ -41,7 +41,7 @@ struct Angles {
 
   Angles(const RopeParams& p, int64_t token) {
     const int64_t pairs = p.rotary_dim / 2, position = p.position(token);
-    if (p.with_cache) {
+    if (p.with_cache && pairs > 0) {  // a cache of no columns has no memory
       const float* row = p.cos_sin_cache + position * p.cache_stride;
       std::memcpy(cos, row, pairs * sizeof(float));
       std::memcpy(sin, row + pairs, pairs * sizeof(float));
