@@ -11,7 +11,7 @@ namespace {
 
 // The first or second half of the last dimension, as a view of its own.
 struct Half {
-  int64_t sizes[16];
+  int64_t sizes[16] = {};
   View view;
 
   Half(const View& whole, int64_t which) : view(whole) {
@@ -32,7 +32,7 @@ View checked_input(const Check& check, const Tensor& input) {
   return x;
 }
 
-void act_and_mul_out(Tensor out, Tensor input, std::optional<bool> enable_pdl) {
+void act_and_mul_out(const Tensor& out, const Tensor& input, std::optional<bool> enable_pdl) {
   const Check check(ACTIVATION_OP);
   const View x = checked_input(check, input), y(out, "out");
   const Half gate(x, 0), factor(x, 1);
@@ -55,7 +55,7 @@ void act_and_mul_out(Tensor out, Tensor input, std::optional<bool> enable_pdl) {
   act_and_mul(params, OnDevice(x, enable_pdl));
 }
 
-Tensor act_and_mul_new(Tensor input, std::optional<bool> enable_pdl) {
+Tensor act_and_mul_new(const Tensor& input, std::optional<bool> enable_pdl) {
   const View x = checked_input(Check(ACTIVATION_OP), input);
   const Half gate(x, 0);
   Tensor out = empty_like(gate.view, input);
@@ -64,8 +64,8 @@ Tensor act_and_mul_new(Tensor input, std::optional<bool> enable_pdl) {
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl(ACTIVATION_OP, TORCH_BOX(&act_and_mul_new));
-  m.impl(ACTIVATION_OP "_out", TORCH_BOX(&act_and_mul_out));
+  m.impl(ACTIVATION_OP, box<act_and_mul_new>);
+  m.impl(ACTIVATION_OP "_out", box<act_and_mul_out>);
 }
 
 }  // namespace

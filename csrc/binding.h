@@ -7,8 +7,7 @@
 // Python exception. Everything is checked before anything is written.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
+#include <torch/csrc/stable/accelerator.h>
 
 #include <initializer_list>
 #include <optional>
@@ -18,6 +17,8 @@
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/launch.h>
 #include <flashinfer/common/rows.h>
+
+#include "boxing.h"
 
 #if FLASHINFER_CUDA
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
@@ -31,8 +32,6 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_inde
 #define FLASHINFER_LIBRARY_(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)
 
 namespace flashinfer::binding {
-
-using torch::stable::Tensor;
 
 inline void require(int32_t error, const char* what) {
   if (error != 0) throw std::runtime_error(std::string("torch refused ") + what);
@@ -50,8 +49,9 @@ struct View {
 
   View(const Tensor& tensor, const char* argument) : name(argument) {
     // torch passes None as a tensor that is none.
-    if (!tensor.defined())
-      throw std::runtime_error(std::string("TypeError: ") + argument + ": got None, wanted Tensor");
+    bool defined;
+    require(aoti_torch_is_defined(tensor.get(), &defined), "the tensor");
+    if (!defined) throw std::runtime_error(std::string("TypeError: ") + argument + ": got None, wanted Tensor");
     AtenTensorHandle handle = tensor.get();
     int32_t type, kind, index;
     int64_t *shape, *steps;

@@ -51,7 +51,7 @@ MergeStateParams merge_params(const View& v_a, const View& s_a, const View& v_b,
           .dtype = v.dtype};
 }
 
-std::tuple<Tensor, Tensor> merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b) {
+std::tuple<Tensor, Tensor> merge_state(const Tensor& v_a, const Tensor& s_a, const Tensor& v_b, const Tensor& s_b) {
   const Check check("merge_state");
   const View va(v_a, "v_a"), sa(s_a, "s_a"), vb(v_b, "v_b"), sb(s_b, "s_b");
   check_states(check, va, sa, false);
@@ -59,10 +59,11 @@ std::tuple<Tensor, Tensor> merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tenso
   check_states(check, vb, sb, false);
   Tensor v = empty_like(va, v_a), s = empty_like(sa, s_a);
   flashinfer::merge_state(merge_params(va, sa, vb, sb, View(v, "v"), View(s, "s")), OnDevice(va));
-  return {v, s};
+  return {std::move(v), std::move(s)};
 }
 
-void merge_state_in_place(Tensor v, Tensor s, Tensor v_other, Tensor s_other, std::optional<Tensor> mask) {
+void merge_state_in_place(const Tensor& v, const Tensor& s, const Tensor& v_other, const Tensor& s_other,
+                          const std::optional<Tensor>& mask) {
   const Check check("merge_state_in_place");
   const View va(v, "v"), sa(s, "s"), vb(v_other, "v_other"), sb(s_other, "s_other");
   check_states(check, va, sa, false);
@@ -86,7 +87,7 @@ void merge_state_in_place(Tensor v, Tensor s, Tensor v_other, Tensor s_other, st
   flashinfer::merge_state(params, OnDevice(va));
 }
 
-std::tuple<Tensor, Tensor> merge_states(Tensor v, Tensor s) {
+std::tuple<Tensor, Tensor> merge_states(const Tensor& v, const Tensor& s) {
   const Check check("merge_states");
   const View in(v, "v"), lse(s, "s");
   check_states(check, in, lse, true);
@@ -102,13 +103,13 @@ std::tuple<Tensor, Tensor> merge_states(Tensor v, Tensor s) {
                                  .head_dim = in.size(3),
                                  .dtype = in.dtype};
   flashinfer::merge_states(params, OnDevice(in));
-  return {merged, merged_lse};
+  return {std::move(merged), std::move(merged_lse)};
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("merge_state", TORCH_BOX(&merge_state));
-  m.impl("merge_state_in_place", TORCH_BOX(&merge_state_in_place));
-  m.impl("merge_states", TORCH_BOX(&merge_states));
+  m.impl("merge_state", box<merge_state>);
+  m.impl("merge_state_in_place", box<merge_state_in_place>);
+  m.impl("merge_states", box<merge_states>);
 }
 
 }  // namespace

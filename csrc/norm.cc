@@ -6,7 +6,7 @@
 namespace flashinfer::binding {
 namespace {
 
-void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double weight_offset,
+void rmsnorm_out(const Tensor& out, const Tensor& input, const Tensor& weight, double eps, bool gemma,
                  std::optional<bool> enable_pdl) {
   const Check check("rmsnorm");
   const View x(input, "input"), w(weight, "weight"), y(out, "out");
@@ -32,18 +32,18 @@ void rmsnorm_out(Tensor out, Tensor input, Tensor weight, double eps, double wei
                              .num_rows = x.numel ? x.numel / x.size(-1) : 0,
                              .hidden_size = x.size(-1),
                              .eps = static_cast<float>(eps),
-                             .weight_offset = static_cast<float>(weight_offset),
+                             .weight_offset = gemma ? 1.0f : 0.0f,
                              .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
 
-Tensor rmsnorm(Tensor input, Tensor weight, double eps, double weight_offset, std::optional<bool> enable_pdl) {
+Tensor rmsnorm(const Tensor& input, const Tensor& weight, double eps, bool gemma, std::optional<bool> enable_pdl) {
   Tensor out = empty_like(View(input, "input"), input);
-  rmsnorm_out(out, input, weight, eps, weight_offset, enable_pdl);
+  rmsnorm_out(out, input, weight, eps, gemma, enable_pdl);
   return out;
 }
 
-void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps, double weight_offset,
+void fused_add_rmsnorm(const Tensor& input, const Tensor& residual, const Tensor& weight, double eps, bool gemma,
                        std::optional<bool> enable_pdl) {
   const Check check("fused_add_rmsnorm");
   const View x(input, "input"), r(residual, "residual"), w(weight, "weight");
@@ -71,12 +71,12 @@ void fused_add_rmsnorm(Tensor input, Tensor residual, Tensor weight, double eps,
                              .num_rows = x.numel ? x.numel / x.size(-1) : 0,
                              .hidden_size = x.size(-1),
                              .eps = static_cast<float>(eps),
-                             .weight_offset = static_cast<float>(weight_offset),
+                             .weight_offset = gemma ? 1.0f : 0.0f,
                              .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
 
-void layernorm_out(Tensor out, Tensor input, Tensor gemma, Tensor beta, double eps) {
+void layernorm_out(const Tensor& out, const Tensor& input, const Tensor& gemma, const Tensor& beta, double eps) {
   const Check check("layernorm");
   const View x(input, "input"), g(gemma, "gemma"), b(beta, "beta"), y(out, "out");
   check.rank(x, 1, 16);
@@ -107,18 +107,18 @@ void layernorm_out(Tensor out, Tensor input, Tensor gemma, Tensor beta, double e
   layer_norm(params, OnDevice(x));
 }
 
-Tensor layernorm(Tensor input, Tensor gemma, Tensor beta, double eps) {
+Tensor layernorm(const Tensor& input, const Tensor& gemma, const Tensor& beta, double eps) {
   Tensor out = empty_like(View(input, "input"), input);
   layernorm_out(out, input, gemma, beta, eps);
   return out;
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
-  m.impl("rmsnorm_out", TORCH_BOX(&rmsnorm_out));
-  m.impl("fused_add_rmsnorm", TORCH_BOX(&fused_add_rmsnorm));
-  m.impl("layernorm", TORCH_BOX(&layernorm));
-  m.impl("layernorm_out", TORCH_BOX(&layernorm_out));
+  m.impl("rmsnorm", box<rmsnorm>);
+  m.impl("rmsnorm_out", box<rmsnorm_out>);
+  m.impl("fused_add_rmsnorm", box<fused_add_rmsnorm>);
+  m.impl("layernorm", box<layernorm>);
+  m.impl("layernorm_out", box<layernorm_out>);
 }
 
 }  // namespace

@@ -106,9 +106,10 @@ AppendParams append_params(const Check& check, const char* op, const View* const
           .op = op};
 }
 
-void append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions,
-                           Tensor paged_kv_cache, std::optional<Tensor> paged_v_cache, Tensor kv_indices,
-                           Tensor kv_indptr, Tensor kv_last_page_len, bool heads_first) {
+void append_paged_kv_cache(const Tensor& append_key, const Tensor& append_value, const Tensor& batch_indices,
+                           const Tensor& positions, const Tensor& paged_kv_cache,
+                           const std::optional<Tensor>& paged_v_cache, const Tensor& kv_indices,
+                           const Tensor& kv_indptr, const Tensor& kv_last_page_len, bool heads_first) {
   constexpr const char* kOp = "append_paged_kv_cache";
   const Check check(kOp);
   const bool separate = paged_v_cache.has_value();
@@ -141,9 +142,9 @@ void append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_
   append_paged(params, OnDevice(key.view));
 }
 
-void append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,
-                               Tensor ckv_cache, Tensor kpe_cache, Tensor kv_indices, Tensor kv_indptr,
-                               Tensor kv_last_page_len) {
+void append_paged_mla_kv_cache(const Tensor& append_ckv, const Tensor& append_kpe, const Tensor& batch_indices,
+                               const Tensor& positions, const Tensor& ckv_cache, const Tensor& kpe_cache,
+                               const Tensor& kv_indices, const Tensor& kv_indptr, const Tensor& kv_last_page_len) {
   constexpr const char* kOp = "append_paged_mla_kv_cache";
   const Check check(kOp);
   const Moved ckv(check, append_ckv, "append_ckv"), kpe(check, append_kpe, "append_kpe");
@@ -165,7 +166,8 @@ void append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batc
   append_paged(params, OnDevice(ckv.view));
 }
 
-std::tuple<Tensor, Tensor> get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, int64_t nnz) {
+std::tuple<Tensor, Tensor> get_batch_indices_positions(const Tensor& append_indptr, const Tensor& seq_lens,
+                                                       int64_t nnz) {
   const Check check("get_batch_indices_positions");
   const View indptr(append_indptr, "append_indptr"), lens(seq_lens, "seq_lens");
   check.rank(lens, 1, 1);
@@ -180,10 +182,10 @@ std::tuple<Tensor, Tensor> get_batch_indices_positions(Tensor append_indptr, Ten
                                .num_tokens = nnz,
                                .batch_size = lens.size(0)};
   flashinfer::batch_indices_positions(params, OnDevice(indptr));
-  return {batch_indices, positions};
+  return {std::move(batch_indices), std::move(positions)};
 }
 
-Tensor get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int64_t page_size) {
+Tensor get_seq_lens(const Tensor& kv_indptr, const Tensor& kv_last_page_len, int64_t page_size) {
   const Check check("get_seq_lens");
   const View indptr(kv_indptr, "kv_indptr"), last(kv_last_page_len, "kv_last_page_len");
   check.rank(last, 1, 1);
@@ -200,10 +202,11 @@ Tensor get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int64_t page_size
   return lens;
 }
 
-void block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,
-                                                   Tensor vector_sparse_offsets, Tensor vector_sparse_indptr,
-                                                   Tensor kv_lens, int64_t stride_block, int64_t stride_n,
-                                                   int64_t block_size) {
+void block_sparse_indices_to_vector_sparse_offsets(const Tensor& block_sparse_indices,
+                                                   const Tensor& block_sparse_indptr,
+                                                   const Tensor& vector_sparse_offsets,
+                                                   const Tensor& vector_sparse_indptr, const Tensor& kv_lens,
+                                                   int64_t stride_block, int64_t stride_n, int64_t block_size) {
   const Check check("block_sparse_indices_to_vector_sparse_offsets");
   const View indices(block_sparse_indices, "block_sparse_indices"), indptr(block_sparse_indptr, "block_sparse_indptr");
   const View offsets(vector_sparse_offsets, "vector_sparse_offsets"),
@@ -232,11 +235,11 @@ void block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, 
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("append_paged_kv_cache", TORCH_BOX(&append_paged_kv_cache));
-  m.impl("append_paged_mla_kv_cache", TORCH_BOX(&append_paged_mla_kv_cache));
-  m.impl("get_batch_indices_positions", TORCH_BOX(&get_batch_indices_positions));
-  m.impl("get_seq_lens", TORCH_BOX(&get_seq_lens));
-  m.impl("block_sparse_indices_to_vector_sparse_offsets", TORCH_BOX(&block_sparse_indices_to_vector_sparse_offsets));
+  m.impl("append_paged_kv_cache", box<append_paged_kv_cache>);
+  m.impl("append_paged_mla_kv_cache", box<append_paged_mla_kv_cache>);
+  m.impl("get_batch_indices_positions", box<get_batch_indices_positions>);
+  m.impl("get_seq_lens", box<get_seq_lens>);
+  m.impl("block_sparse_indices_to_vector_sparse_offsets", box<block_sparse_indices_to_vector_sparse_offsets>);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ PackParams pack_params(const View& x, const View& packed, bool little) {
           .factor = little ? kLittleFactor : kBigFactor};
 }
 
-Tensor packbits(Tensor x, bool little) {
+Tensor packbits(const Tensor& x, bool little) {
   const Check check("packbits");
   const View booleans(x, "x");
   check_booleans(check, booleans);
@@ -40,7 +40,7 @@ Tensor packbits(Tensor x, bool little) {
   return packed;
 }
 
-std::tuple<Tensor, Tensor> segment_packbits(Tensor x, Tensor indptr, bool little) {
+std::tuple<Tensor, Tensor> segment_packbits(const Tensor& x, const Tensor& indptr, bool little) {
   const Check check("segment_packbits");
   const View booleans(x, "x"), starts(indptr, "indptr");
   check_booleans(check, booleans);
@@ -61,12 +61,12 @@ std::tuple<Tensor, Tensor> segment_packbits(Tensor x, Tensor indptr, bool little
                                  .packed_indptr = static_cast<int32_t*>(View(packed_indptr, "packed_indptr").data),
                                  .num_segments = num_segments};
   flashinfer::segment_pack_bits(params, OnDevice(booleans));
-  return {packed, packed_indptr};
+  return {std::move(packed), std::move(packed_indptr)};
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("packbits", TORCH_BOX(&packbits));
-  m.impl("segment_packbits", TORCH_BOX(&segment_packbits));
+  m.impl("packbits", box<packbits>);
+  m.impl("segment_packbits", box<segment_packbits>);
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ void run(RopeParams& params, const Heads& heads, const NewHeads* out, bool inter
 
 // ---- positions from requests -------------------------------------------------------------------------------------
 
-void by_requests(Tensor q, Tensor k, const NewHeads* out, Tensor indptr, Tensor offsets,
+void by_requests(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& indptr, const Tensor& offsets,
                  std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies) {
   const Check check("apply_rope");
   const View q_view(q, "q"), k_view(k, "k"), starts(indptr, "indptr"), first(offsets, "offsets");
@@ -157,27 +157,27 @@ void by_requests(Tensor q, Tensor k, const NewHeads* out, Tensor indptr, Tensor 
   run(params, heads, out, interleave);
 }
 
-std::tuple<Tensor, Tensor> apply_rope(Tensor q, Tensor k, Tensor indptr, Tensor offsets,
+std::tuple<Tensor, Tensor> apply_rope(const Tensor& q, const Tensor& k, const Tensor& indptr, const Tensor& offsets,
                                       std::optional<int64_t> rotary_dim, bool interleave, double rope_scale,
                                       double rope_theta, bool llama31, double low_freq_factor, double high_freq_factor,
                                       int64_t old_context_len) {
-  const NewHeads out = new_heads(q, k);
+  NewHeads out = new_heads(q, k);
   by_requests(q, k, &out, indptr, offsets, rotary_dim, interleave,
               {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
-  return {out.q, out.k};
+  return {std::move(out.q), std::move(out.k)};
 }
 
-void apply_rope_inplace(Tensor q, Tensor k, Tensor indptr, Tensor offsets, std::optional<int64_t> rotary_dim,
-                        bool interleave, double rope_scale, double rope_theta, bool llama31, double low_freq_factor,
-                        double high_freq_factor, int64_t old_context_len) {
+void apply_rope_inplace(const Tensor& q, const Tensor& k, const Tensor& indptr, const Tensor& offsets,
+                        std::optional<int64_t> rotary_dim, bool interleave, double rope_scale, double rope_theta,
+                        bool llama31, double low_freq_factor, double high_freq_factor, int64_t old_context_len) {
   by_requests(q, k, nullptr, indptr, offsets, rotary_dim, interleave,
               {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
 }
 
 // ---- positions given ---------------------------------------------------------------------------------------------
 
-void by_pos_ids(Tensor q, Tensor k, const NewHeads* out, Tensor pos_ids, std::optional<int64_t> rotary_dim,
-                bool interleave, const Frequencies& frequencies) {
+void by_pos_ids(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& pos_ids,
+                std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies) {
   const Check check("apply_rope_pos_ids");
   const View q_view(q, "q"), k_view(k, "k"), positions(pos_ids, "pos_ids");
   check.rank(q_view, 3, 3);
@@ -193,27 +193,28 @@ void by_pos_ids(Tensor q, Tensor k, const NewHeads* out, Tensor pos_ids, std::op
   run(params, heads, out, interleave);
 }
 
-std::tuple<Tensor, Tensor> apply_rope_pos_ids(Tensor q, Tensor k, Tensor pos_ids, std::optional<int64_t> rotary_dim,
-                                              bool interleave, double rope_scale, double rope_theta, bool llama31,
-                                              double low_freq_factor, double high_freq_factor,
-                                              int64_t old_context_len) {
-  const NewHeads out = new_heads(q, k);
+std::tuple<Tensor, Tensor> apply_rope_pos_ids(const Tensor& q, const Tensor& k, const Tensor& pos_ids,
+                                              std::optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                                              double rope_theta, bool llama31, double low_freq_factor,
+                                              double high_freq_factor, int64_t old_context_len) {
+  NewHeads out = new_heads(q, k);
   by_pos_ids(q, k, &out, pos_ids, rotary_dim, interleave,
              {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
-  return {out.q, out.k};
+  return {std::move(out.q), std::move(out.k)};
 }
 
-void apply_rope_pos_ids_inplace(Tensor q, Tensor k, Tensor pos_ids, std::optional<int64_t> rotary_dim, bool interleave,
-                                double rope_scale, double rope_theta, bool llama31, double low_freq_factor,
-                                double high_freq_factor, int64_t old_context_len) {
+void apply_rope_pos_ids_inplace(const Tensor& q, const Tensor& k, const Tensor& pos_ids,
+                                std::optional<int64_t> rotary_dim, bool interleave, double rope_scale,
+                                double rope_theta, bool llama31, double low_freq_factor, double high_freq_factor,
+                                int64_t old_context_len) {
   by_pos_ids(q, k, nullptr, pos_ids, rotary_dim, interleave,
              {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
 }
 
 // ---- angles given ------------------------------------------------------------------------------------------------
 
-void by_cache(Tensor positions, Tensor query, Tensor key, const NewHeads* out, int64_t head_size, Tensor cos_sin_cache,
-              bool is_neox) {
+void by_cache(const Tensor& positions, const Tensor& query, const Tensor& key, const NewHeads* out, int64_t head_size,
+              const Tensor& cos_sin_cache, bool is_neox) {
   const Check check("apply_rope_with_cos_sin_cache");
   const View q(query, "query"), k(key, "key"), where(positions, "positions"), cache(cos_sin_cache, "cos_sin_cache");
   check.rank(q, 2, 3);
@@ -234,25 +235,26 @@ void by_cache(Tensor positions, Tensor query, Tensor key, const NewHeads* out, i
   run(params, heads, out, !is_neox);
 }
 
-std::tuple<Tensor, Tensor> apply_rope_with_cos_sin_cache(Tensor positions, Tensor query, Tensor key, int64_t head_size,
-                                                         Tensor cos_sin_cache, bool is_neox) {
-  const NewHeads out = new_heads(query, key);
+std::tuple<Tensor, Tensor> apply_rope_with_cos_sin_cache(const Tensor& positions, const Tensor& query,
+                                                         const Tensor& key, int64_t head_size,
+                                                         const Tensor& cos_sin_cache, bool is_neox) {
+  NewHeads out = new_heads(query, key);
   by_cache(positions, query, key, &out, head_size, cos_sin_cache, is_neox);
-  return {out.q, out.k};
+  return {std::move(out.q), std::move(out.k)};
 }
 
-void apply_rope_with_cos_sin_cache_inplace(Tensor positions, Tensor query, Tensor key, int64_t head_size,
-                                           Tensor cos_sin_cache, bool is_neox) {
+void apply_rope_with_cos_sin_cache_inplace(const Tensor& positions, const Tensor& query, const Tensor& key,
+                                           int64_t head_size, const Tensor& cos_sin_cache, bool is_neox) {
   by_cache(positions, query, key, nullptr, head_size, cos_sin_cache, is_neox);
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("apply_rope", TORCH_BOX(&apply_rope));
-  m.impl("apply_rope_inplace", TORCH_BOX(&apply_rope_inplace));
-  m.impl("apply_rope_pos_ids", TORCH_BOX(&apply_rope_pos_ids));
-  m.impl("apply_rope_pos_ids_inplace", TORCH_BOX(&apply_rope_pos_ids_inplace));
-  m.impl("apply_rope_with_cos_sin_cache", TORCH_BOX(&apply_rope_with_cos_sin_cache));
-  m.impl("apply_rope_with_cos_sin_cache_inplace", TORCH_BOX(&apply_rope_with_cos_sin_cache_inplace));
+  m.impl("apply_rope", box<apply_rope>);
+  m.impl("apply_rope_inplace", box<apply_rope_inplace>);
+  m.impl("apply_rope_pos_ids", box<apply_rope_pos_ids>);
+  m.impl("apply_rope_pos_ids_inplace", box<apply_rope_pos_ids_inplace>);
+  m.impl("apply_rope_with_cos_sin_cache", box<apply_rope_with_cos_sin_cache>);
+  m.impl("apply_rope_with_cos_sin_cache_inplace", box<apply_rope_with_cos_sin_cache_inplace>);
 }
 
 }  // namespace

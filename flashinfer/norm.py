@@ -28,17 +28,17 @@ def _nothing(*_: Any) -> None:
 
 
 _rmsnorm = define(
-    "rmsnorm(Tensor input, Tensor weight, float eps, float weight_offset, bool? enable_pdl) -> Tensor",
+    "rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, bool? enable_pdl) -> Tensor",
     gen_norm_module,
     _like_input,
 )
 _rmsnorm_out = define(
-    "rmsnorm_out(Tensor(a!) out, Tensor input, Tensor weight, float eps, float weight_offset, bool? enable_pdl) -> ()",
+    "rmsnorm_out(Tensor(a!) out, Tensor input, Tensor weight, float eps, bool gemma, bool? enable_pdl) -> ()",
     gen_norm_module,
     _nothing,
 )
 _fused_add_rmsnorm = define(
-    "fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, float weight_offset,"
+    "fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool gemma,"
     " bool? enable_pdl) -> ()",
     gen_norm_module,
     _nothing,
@@ -77,8 +77,8 @@ def rmsnorm(
     Source: Zhang, Sennrich: Root Mean Square Layer Normalization, 2019. Sums are in float32.
     """
     if out is None:
-        return _rmsnorm(input, weight, eps, 0.0, enable_pdl)  # type: ignore[no-any-return]
-    _rmsnorm_out(out, input, weight, eps, 0.0, enable_pdl)
+        return _rmsnorm(input, weight, eps, False, enable_pdl)  # type: ignore[no-any-return]
+    _rmsnorm_out(out, input, weight, eps, False, enable_pdl)
     return out
 
 
@@ -94,8 +94,8 @@ def gemma_rmsnorm(
     Arguments, result and errors are those of :func:`rmsnorm`.
     """
     if out is None:
-        return _rmsnorm(input, weight, eps, 1.0, enable_pdl)  # type: ignore[no-any-return]
-    _rmsnorm_out(out, input, weight, eps, 1.0, enable_pdl)
+        return _rmsnorm(input, weight, eps, True, enable_pdl)  # type: ignore[no-any-return]
+    _rmsnorm_out(out, input, weight, eps, True, enable_pdl)
     return out
 
 
@@ -120,7 +120,7 @@ def fused_add_rmsnorm(
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
         TypeError: dtypes that do not fit.
     """
-    _fused_add_rmsnorm(input, residual, weight, eps, 0.0, enable_pdl)
+    _fused_add_rmsnorm(input, residual, weight, eps, False, enable_pdl)
 
 
 def gemma_fused_add_rmsnorm(
@@ -131,7 +131,7 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
 ) -> None:
     """:func:`fused_add_rmsnorm` with ``weight + 1`` in the place of ``weight``, as in :func:`gemma_rmsnorm`."""
-    _fused_add_rmsnorm(input, residual, weight, eps, 1.0, enable_pdl)
+    _fused_add_rmsnorm(input, residual, weight, eps, True, enable_pdl)
 
 
 def layernorm(

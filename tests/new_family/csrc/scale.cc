@@ -6,7 +6,7 @@
 namespace flashinfer::binding {
 namespace {
 
-Tensor scaled(Tensor input, double factor) {
+Tensor scaled(const Tensor& input, double factor) {
   const Check check("scaled");
   const View x(input, "input");
   check.floating(x);
@@ -19,7 +19,7 @@ Tensor scaled(Tensor input, double factor) {
   return output;
 }
 
-FLASHINFER_LIBRARY(m) { m.impl("scaled", TORCH_BOX(&scaled)); }
+FLASHINFER_LIBRARY(m) { m.impl("scaled", box<scaled>); }
 
 }  // namespace
 }  // namespace flashinfer::binding
