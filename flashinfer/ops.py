@@ -49,10 +49,14 @@ def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., An
         if any(tensor.device != tensors[0].device for tensor in tensors):
             devices = ", ".join(str(tensor.device) for tensor in tensors)
             raise ValueError(f"{name}: got tensors on {devices}, wanted one device for all")
-        for tensor in tensors:
-            if not torch._C._dispatch_keys(tensor).has(getattr(torch._C.DispatchKey, backend.upper())):
+        for declared, arg in zip(operator._schema.arguments, args, strict=True):
+            if isinstance(arg, torch.Tensor) and not torch._C._dispatch_keys(arg).has(
+                getattr(torch._C.DispatchKey, backend.upper())
+            ):
                 # No module has a kernel for those, and this one would be called again for ever.
-                raise ValueError(f"{name}: got a tensor of {tensor.layout} and {tensor.dtype}, wanted dense ones")
+                raise ValueError(
+                    f"{name}: {declared.name}: got a tensor of {arg.layout} and {arg.dtype}, wanted a dense one"
+                )
         dtype = next((_DTYPE_NAMES[tensor.dtype] for tensor in tensors if tensor.dtype in _DTYPE_NAMES), None)
         spec = module(backend)
         if not _has_kernel(name, backend):
