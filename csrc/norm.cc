@@ -6,9 +6,11 @@
 namespace flashinfer::binding {
 namespace {
 
-void rmsnorm_out(const Tensor& out, const Tensor& input, const Tensor& weight, double eps, bool gemma,
+// kGemma: the weight is one more than it says.
+template <bool kGemma>
+void rmsnorm_out(const Tensor& out, const Tensor& input, const Tensor& weight, double eps,
                  std::optional<bool> enable_pdl) {
-  const Check check("rmsnorm");
+  const Check check(kGemma ? "gemma_rmsnorm" : "rmsnorm");
   const View x(input, "input"), w(weight, "weight"), y(out, "out");
   check.rank(x, 1, 16);
   check.floating(x);
@@ -18,7 +20,7 @@ void rmsnorm_out(const Tensor& out, const Tensor& input, const Tensor& weight, d
     check.same_dtype(*arg, x);
     check.same_device(*arg, x);
   }
-  for (const View* arg : {&x, &w, &y}) check.last_contiguous(*arg);
+  for (const View* arg : {&x, &w, &y}) check.last_contiguous(*arg), check.aligned(*arg);
   check.writable(y);
   check.no_overlap(y, x, true);
   check.no_overlap(y, w, false);
@@ -32,20 +34,22 @@ void rmsnorm_out(const Tensor& out, const Tensor& input, const Tensor& weight, d
                              .num_rows = x.numel ? x.numel / x.size(-1) : 0,
                              .hidden_size = x.size(-1),
                              .eps = static_cast<float>(eps),
-                             .weight_offset = gemma ? 1.0f : 0.0f,
+                             .weight_offset = kGemma ? 1.0f : 0.0f,
                              .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
 
-Tensor rmsnorm(const Tensor& input, const Tensor& weight, double eps, bool gemma, std::optional<bool> enable_pdl) {
+template <bool kGemma>
+Tensor rmsnorm(const Tensor& input, const Tensor& weight, double eps, std::optional<bool> enable_pdl) {
   Tensor out = empty_like(View(input, "input"), input);
-  rmsnorm_out(out, input, weight, eps, gemma, enable_pdl);
+  rmsnorm_out<kGemma>(out, input, weight, eps, enable_pdl);
   return out;
 }
 
-void fused_add_rmsnorm(const Tensor& input, const Tensor& residual, const Tensor& weight, double eps, bool gemma,
+template <bool kGemma>
+void fused_add_rmsnorm(const Tensor& input, const Tensor& residual, const Tensor& weight, double eps,
                        std::optional<bool> enable_pdl) {
-  const Check check("fused_add_rmsnorm");
+  const Check check(kGemma ? "gemma_fused_add_rmsnorm" : "fused_add_rmsnorm");
   const View x(input, "input"), r(residual, "residual"), w(weight, "weight");
   check.rank(x, 1, 16);
   check.floating(x);
@@ -55,7 +59,7 @@ void fused_add_rmsnorm(const Tensor& input, const Tensor& residual, const Tensor
     check.same_dtype(*arg, x);
     check.same_device(*arg, x);
   }
-  for (const View* arg : {&x, &r, &w}) check.last_contiguous(*arg);
+  for (const View* arg : {&x, &r, &w}) check.last_contiguous(*arg), check.aligned(*arg);
   for (const View* arg : {&x, &r}) {
     check.writable(*arg);
     check.no_overlap(*arg, w, false);
@@ -71,7 +75,7 @@ void fused_add_rmsnorm(const Tensor& input, const Tensor& residual, const Tensor
                              .num_rows = x.numel ? x.numel / x.size(-1) : 0,
                              .hidden_size = x.size(-1),
                              .eps = static_cast<float>(eps),
-                             .weight_offset = gemma ? 1.0f : 0.0f,
+                             .weight_offset = kGemma ? 1.0f : 0.0f,
                              .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
 }
@@ -90,7 +94,7 @@ void layernorm_out(const Tensor& out, const Tensor& input, const Tensor& gemma, 
     check.no_overlap(y, *arg, false);
   }
   for (const View* arg : {&g, &b, &y}) check.same_device(*arg, x);
-  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg);
+  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg), check.aligned(*arg);
   check.writable(y);
   check.no_overlap(y, x, true);
   const LayerNormParams params{.input = x.data,
@@ -114,9 +118,12 @@ Tensor layernorm(const Tensor& input, const Tensor& gemma, const Tensor& beta, d
 }
 
 FLASHINFER_LIBRARY(m) {
-  m.impl("rmsnorm", box<rmsnorm>);
-  m.impl("rmsnorm_out", box<rmsnorm_out>);
-  m.impl("fused_add_rmsnorm", box<fused_add_rmsnorm>);
+  m.impl("rmsnorm", box<rmsnorm<false>>);
+  m.impl("rmsnorm_out", box<rmsnorm_out<false>>);
+  m.impl("gemma_rmsnorm", box<rmsnorm<true>>);
+  m.impl("gemma_rmsnorm_out", box<rmsnorm_out<true>>);
+  m.impl("fused_add_rmsnorm", box<fused_add_rmsnorm<false>>);
+  m.impl("gemma_fused_add_rmsnorm", box<fused_add_rmsnorm<true>>);
   m.impl("layernorm", box<layernorm>);
   m.impl("layernorm_out", box<layernorm_out>);
 }

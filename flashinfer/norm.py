@@ -27,22 +27,16 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-_rmsnorm = define(
-    "rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, bool? enable_pdl) -> Tensor",
-    gen_norm_module,
-    _like_input,
-)
-_rmsnorm_out = define(
-    "rmsnorm_out(Tensor(a!) out, Tensor input, Tensor weight, float eps, bool gemma, bool? enable_pdl) -> ()",
-    gen_norm_module,
-    _nothing,
-)
-_fused_add_rmsnorm = define(
-    "fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool gemma,"
-    " bool? enable_pdl) -> ()",
-    gen_norm_module,
-    _nothing,
-)
+_RMSNORM = "(Tensor input, Tensor weight, float eps, bool? enable_pdl) -> Tensor"
+_RMSNORM_OUT = "(Tensor(a!) out, Tensor input, Tensor weight, float eps, bool? enable_pdl) -> ()"
+_FUSED_ADD = "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool? enable_pdl) -> ()"
+
+_rmsnorm = define(f"rmsnorm{_RMSNORM}", gen_norm_module, _like_input)
+_rmsnorm_out = define(f"rmsnorm_out{_RMSNORM_OUT}", gen_norm_module, _nothing)
+_gemma_rmsnorm = define(f"gemma_rmsnorm{_RMSNORM}", gen_norm_module, _like_input)
+_gemma_rmsnorm_out = define(f"gemma_rmsnorm_out{_RMSNORM_OUT}", gen_norm_module, _nothing)
+_fused_add_rmsnorm = define(f"fused_add_rmsnorm{_FUSED_ADD}", gen_norm_module, _nothing)
+_gemma_fused_add_rmsnorm = define(f"gemma_fused_add_rmsnorm{_FUSED_ADD}", gen_norm_module, _nothing)
 _layernorm = define(
     "layernorm(Tensor input, Tensor gemma, Tensor beta, float eps) -> Tensor", gen_norm_module, _like_input
 )
@@ -77,8 +71,8 @@ def rmsnorm(
     Source: Zhang, Sennrich: Root Mean Square Layer Normalization, 2019. Sums are in float32.
     """
     if out is None:
-        return _rmsnorm(input, weight, eps, False, enable_pdl)  # type: ignore[no-any-return]
-    _rmsnorm_out(out, input, weight, eps, False, enable_pdl)
+        return _rmsnorm(input, weight, eps, enable_pdl)  # type: ignore[no-any-return]
+    _rmsnorm_out(out, input, weight, eps, enable_pdl)
     return out
 
 
@@ -94,8 +88,8 @@ def gemma_rmsnorm(
     Arguments, result and errors are those of :func:`rmsnorm`.
     """
     if out is None:
-        return _rmsnorm(input, weight, eps, True, enable_pdl)  # type: ignore[no-any-return]
-    _rmsnorm_out(out, input, weight, eps, True, enable_pdl)
+        return _gemma_rmsnorm(input, weight, eps, enable_pdl)  # type: ignore[no-any-return]
+    _gemma_rmsnorm_out(out, input, weight, eps, enable_pdl)
     return out
 
 
@@ -120,7 +114,7 @@ def fused_add_rmsnorm(
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
         TypeError: dtypes that do not fit.
     """
-    _fused_add_rmsnorm(input, residual, weight, eps, False, enable_pdl)
+    _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
 
 def gemma_fused_add_rmsnorm(
@@ -131,7 +125,7 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
 ) -> None:
     """:func:`fused_add_rmsnorm` with ``weight + 1`` in the place of ``weight``, as in :func:`gemma_rmsnorm`."""
-    _fused_add_rmsnorm(input, residual, weight, eps, True, enable_pdl)
+    _gemma_fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
 
 def layernorm(

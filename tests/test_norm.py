@@ -156,3 +156,18 @@ def test_overlapping_output(device):
         flashinfer.rmsnorm(x, torch.ones(16, device=device), out=out)
     with pytest.raises(ValueError, match="input: overlaps the memory of residual"):
         flashinfer.fused_add_rmsnorm(x, out, torch.ones(16, device=device))
+
+
+def test_memory_that_is_not_aligned():
+    """On CUDA it would be a fault that ends the context."""
+    odd = torch.frombuffer(bytearray(4 * 8 + 1), dtype=torch.float32, offset=1)
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    for call, argument in [
+        (lambda: flashinfer.rmsnorm(odd, weight), "input"),
+        (lambda: flashinfer.rmsnorm(x, odd), "weight"),
+        (lambda: flashinfer.fused_add_rmsnorm(x, x.clone(), odd), "weight"),
+        (lambda: flashinfer.layernorm(x, odd, weight), "gemma"),
+        (lambda: flashinfer.layernorm(x, weight, odd), "beta"),
+    ]:
+        with pytest.raises(ValueError, match=f"{argument}: is not aligned to its element size of 4 bytes"):
+            call()

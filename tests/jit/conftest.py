@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
-        if name.startswith("FLASHINFER_") or name in ("CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
+        if name.startswith("FLASHINFER_") or name in ("CXX", "CUDA_HOME", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
     monkeypatch.setattr("flashinfer.env.default_aot_dir", lambda: tmp_path / "aot")
