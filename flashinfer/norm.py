@@ -55,7 +55,8 @@ def rmsnorm(
     """Root mean square normalisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight`` along the last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of the leading dimensions.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that two
+            dimensions can express.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
         out: same shape and dtype as ``input``; may be ``input`` itself. Made where not given.
@@ -138,7 +139,8 @@ def layernorm(
     """Layer normalisation: ``out = (input - mean) / sqrt(var + eps) * gemma + beta`` along the last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of the leading dimensions.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that two
+            dimensions can express.
         gemma, beta: ``[hidden_size]``, both float32 or both of ``input``'s dtype.
         eps: added to the (biased) variance.
         out: same shape and dtype as ``input``; may be ``input`` itself. Made where not given.

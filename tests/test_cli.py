@@ -25,12 +25,15 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
+def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in env.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+
+
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace and an AOT directory of this test's own."""
-    for name in list(os.environ):
-        if name.startswith("FLASHINFER_") or name in ("CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
     monkeypatch.setattr(env, "default_aot_dir", lambda: tmp_path / "aot")
     return tmp_path
@@ -41,6 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A workspace into which the command line has built norm_cpu."""
     workspace = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
+        forget_settings(patch)
         patch.setenv("FLASHINFER_WORKSPACE_DIR", str(workspace))
         patch.setattr(env, "default_aot_dir", lambda: workspace / "no-aot")
         assert main(["build", "norm_cpu", "--json"]) == 0

@@ -140,13 +140,15 @@ def test_bad_input(change, error, message, device):
         assert bool((arguments["out"] == 7.0).all()), "something was written before the error"
 
 
-def test_an_output_that_shares_memory_with_itself(device):
+@pytest.mark.parametrize("strides", [(0, 1), (4, 1), (7, 1)])
+def test_an_output_that_shares_memory_with_itself(strides, device):
+    x, weight = torch.ones(4, 8, device=device), torch.ones(8, device=device)
+    memory = torch.zeros(64, device=device)
     with pytest.raises(ValueError, match="out: has elements that share memory"):
-        flashinfer.rmsnorm(
-            torch.ones(4, 8, device=device),
-            torch.ones(8, device=device),
-            out=torch.ones(1, 8, device=device).expand(4, 8),
-        )
+        flashinfer.rmsnorm(x, weight, out=memory.as_strided((4, 8), strides))
+    assert not bool(memory.any())
+    flashinfer.rmsnorm(x, weight, out=memory.as_strided((4, 8), (8, 1)))
+    flashinfer.rmsnorm(x, weight, out=memory.as_strided((4, 8), (9, 1)))
 
 
 def test_overlapping_output(device):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer import env
 from flashinfer.jit import JitSpec, gen_jit_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,9 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in list(os.environ):
-        if name.startswith("FLASHINFER_") or name in ("CXX", "CUDA_HOME", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST"):
-            monkeypatch.delenv(name)
+    for variable in env.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
     monkeypatch.setattr("flashinfer.env.default_aot_dir", lambda: tmp_path / "aot")
     return tmp_path / "workspace"

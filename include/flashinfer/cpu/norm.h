@@ -44,6 +44,16 @@ inline vfloat scaled(vfloat x, double scale, vfloat factor) {
   return x * static_cast<float>(scale) * factor;
 }
 
+// (x - mean) * scale * factor + term, likewise: near the mean, its own rounding would be all that is left.
+template <typename T>
+inline vfloat shifted(vfloat x, double mean, double scale, vfloat factor, vfloat term) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Wide a = widen(x), b = widen(factor), c = widen(term);
+    return narrow({(a.low - mean) * scale * b.low + c.low, (a.high - mean) * scale * b.high + c.high});
+  }
+  return (x - static_cast<float>(mean)) * static_cast<float>(scale) * factor + term;
+}
+
 template <typename T>
 void rms_norm(const RmsNormParams& p) {
   const T* weight = static_cast<const T*>(p.weight);
@@ -84,17 +94,17 @@ void layer_norm(const LayerNormParams& p) {
       const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
       const double total = row_sum(n, [&](int64_t i, int count) { return load(in + i, count); });
-      const float mean = static_cast<float>(total / static_cast<double>(n));
+      const double mean = total / static_cast<double>(n);
       // Squares of deviations, not the difference of two large sums: a row far from zero keeps its digits.
       const double squares = row_sum(n, [&](int64_t i, int count) {
-        vfloat deviation = load(in + i, count) - mean;
+        vfloat deviation = load(in + i, count) - static_cast<float>(mean);
         for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
         return deviation * deviation;
       });
-      const float scale = static_cast<float>(inverse_root(squares, n, p.eps));
+      const double scale = inverse_root(squares, n, p.eps);
       for_lanes(n, [&](int64_t i, int count) {
-        const vfloat y = (load(in + i, count) - mean) * scale;
-        store(out + i, y * load(gamma + i, count) + load(beta + i, count), count);
+        const vfloat y = shifted<T>(load(in + i, count), mean, scale, load(gamma + i, count), load(beta + i, count));
+        store(out + i, y, count);
       });
     }
   });

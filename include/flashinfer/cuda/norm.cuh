@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
 #pragma unroll
     for (int j = 0; j < kN; ++j) total += values[j];
   }
-  const float mean = row_sum(total, partial) / p.hidden_size;
+  const ScaleOf<T> mean = ScaleOf<T>(row_sum(total, partial)) / p.hidden_size;
+  const float rounded_mean = mean;
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
     float values[kN];
     x[i].to_floats(values);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) squares += (values[j] - mean) * (values[j] - mean);
+    for (int j = 0; j < kN; ++j) squares += (values[j] - rounded_mean) * (values[j] - rounded_mean);
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
@@ -203,10 +204,11 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
   wait_for_inputs();
   float total = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) total += to_float(in[i]);
-  const float mean = row_sum(total, partial) / p.hidden_size;
+  const ScaleOf<T> mean = ScaleOf<T>(row_sum(total, partial)) / p.hidden_size;
+  const float rounded_mean = mean;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    const float deviation = to_float(in[i]) - mean;
+    const float deviation = to_float(in[i]) - rounded_mean;
     squares += deviation * deviation;
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
