@@ -12,15 +12,16 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+# Not tied to the start of a line: an include in a comment counts too, and the search jumps from # to #.
+_INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
 
-# path -> (identity of the file on disk, digest, names it includes). ctime changes with every write, whatever
+# path -> (identity of the file on disk, digest, what it includes). ctime changes with every write, whatever
 # happens to mtime, so an edit with a restored mtime is seen too.
 _seen: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 
 
 def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
-    """SHA-256 of a file's bytes and the names it includes, read again only when the file changed."""
+    """SHA-256 of a file's bytes and what it includes (``<name`` or ``"name``), read again only when the file changed."""
     status = os.stat(path)
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = _seen.get(path)
@@ -37,20 +38,25 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
     """Every own file reachable from ``sources`` -> its digest.
 
-    A name is looked up as a compiler does: beside the file that includes it, then in ``include_dirs`` in order.
-    A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.
+    A name is looked up as a compiler does: in quotes beside the file that includes it, then in ``include_dirs`` in
+    order. A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.
     """
     digests: dict[str, str] = {}
+    found: dict[str, str | None] = {}  # what was looked for already; most names are those of a few headers
     todo = list(sources)
     while todo:
         path = todo.pop()
         if path in digests:
             continue
-        digests[path], names = digest_and_includes(path)
-        for name in names:
-            for directory in (os.path.dirname(path), *include_dirs):
-                found = os.path.normpath(f"{directory}/{name}")
-                if found in digests or os.path.isfile(found):
-                    todo.append(found)
-                    break
+        digests[path], includes = digest_and_includes(path)
+        for include in includes:
+            name = include[1:]
+            if include[0] == '"' and os.path.isfile(beside := os.path.normpath(f"{os.path.dirname(path)}/{name}")):
+                todo.append(beside)
+                continue
+            if name not in found:
+                places = (os.path.normpath(f"{directory}/{name}") for directory in include_dirs)
+                found[name] = next(filter(os.path.isfile, places), None)
+            if (place := found[name]) is not None:
+                todo.append(place)
     return digests

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -200,7 +199,7 @@ def _runtime_too_old(requires: Mapping[str, str]) -> str | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 def file_digest(path: Path) -> str:
