@@ -35,7 +35,8 @@ def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., An
     """
     name = schema[: schema.index("(")]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"flashinfer::{name}", fake, lib=_LIBRARY)
+    # What register_fake would do, less its look at the caller's source, which takes half of the import of this package.
+    _LIBRARY.impl(name, fake, "Meta")
     operator = getattr(torch.ops.flashinfer, name).default
 
     def load_and_call_again(*args: Any) -> Any:

@@ -90,9 +90,9 @@ class JitSpec:
             roots.setdefault(f"{root}/", f"<{number}>/")
         named = {}
         for path, content in closure(sources, self.include_dirs).items():
-            root = next((root for root in roots if path.startswith(root)), None)
-            name = os.path.relpath(path, os.path.dirname(sources[0])) if root is None else path[len(root) :]
-            named[("<outside>/" if root is None else roots[root]) + name] = content
+            inside = next((root for root in roots if path.startswith(root)), None)
+            name = os.path.relpath(path, os.path.dirname(sources[0])) if inside is None else path[len(inside) :]
+            named[("<outside>/" if inside is None else roots[inside]) + name] = content
         if self.template:
             named[self.template] = digest_and_includes(f"{env.data_root()}/{self.template}")[0]
         return named
