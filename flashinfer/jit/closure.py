@@ -51,12 +51,16 @@ def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, st
         digests[path], includes = digest_and_includes(path)
         for include in includes:
             name = include[1:]
-            if include[0] == '"' and os.path.isfile(beside := os.path.normpath(f"{os.path.dirname(path)}/{name}")):
+            if include[0] == '"' and os.path.isfile(beside := _join(os.path.dirname(path), name)):
                 todo.append(beside)
                 continue
             if name not in found:
-                places = (os.path.normpath(f"{directory}/{name}") for directory in include_dirs)
-                found[name] = next(filter(os.path.isfile, places), None)
+                found[name] = next(filter(os.path.isfile, (_join(directory, name) for directory in include_dirs)), None)
             if (place := found[name]) is not None:
                 todo.append(place)
     return digests
+
+
+def _join(directory: str, name: str) -> str:
+    path = f"{directory}/{name}"
+    return os.path.normpath(path) if "/." in path else path
