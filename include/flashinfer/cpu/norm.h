@@ -12,20 +12,23 @@
 
 namespace flashinfer::cpu {
 
-// Sum of f(i, count) over a row: four independent chains, gathered every 4096 elements, so that the rounding error of a
-// sum stays that of a short one however long the row is.
-template <typename F>
-inline double row_sum(int64_t n, const F& f) {
+// Sum over a row: two(i) gives the terms of 2 * kLanes elements, one(i, count) those of what is left. Four independent
+// chains, gathered every 4096 elements, so that the rounding error of a sum stays that of a short one.
+template <typename F2, typename F>
+inline double row_sum(int64_t n, const F2& two, const F& one) {
   double total = 0;
   for (int64_t start = 0; start < n; start += 4096) {
     const int64_t end = n - start < 4096 ? n : start + 4096;
-    vfloat chain[4] = {};
+    Two chain[2] = {};
     int64_t i = start;
     for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
-      for (int c = 0; c < 4; ++c) chain[c] += f(i + c * kLanes, kLanes);
+      for (int c = 0; c < 2; ++c) {
+        const Two terms = two(i + c * 2 * kLanes);
+        chain[c].first += terms.first, chain[c].second += terms.second;
+      }
     }
-    for (; i < end; i += kLanes) chain[0] += f(i, static_cast<int>(end - i < kLanes ? end - i : kLanes));
-    total += sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+    for (; i < end; i += kLanes) chain[0].first += one(i, static_cast<int>(end - i < kLanes ? end - i : kLanes));
+    total += sum((chain[0].first + chain[1].first) + (chain[0].second + chain[1].second));
   }
   return total;
 }
@@ -60,26 +63,53 @@ void rms_norm(const RmsNormParams& p) {
   const int64_t n = p.hidden_size;
   const int arrays = p.residual ? 4 : 2;
   parallel_rows(p.num_rows, arrays * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
-    std::vector<float> factor(n);  // converted once for all rows of this thread
-    for_lanes(n, [&](int64_t i, int count) { store(&factor[i], load(weight + i, count) + p.weight_offset, count); });
+    // Converted once for all rows of this thread, in the order in which load_two gives a row.
+    std::vector<float> factor(n);
+    for_lanes(
+        n,
+        [&](int64_t i) {
+          const Two w = load_two(weight + i);
+          store_two(&factor[i], Two{w.first + p.weight_offset, w.second + p.weight_offset});
+        },
+        [&](int64_t i, int count) { store(&factor[i], load(weight + i, count) + p.weight_offset, count); });
     for (int64_t row = first; row < last; ++row) {
       const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
       T* res = p.residual ? static_cast<T*>(p.residual) + p.residual_rows.offset(row) : nullptr;
-      const double squares = row_sum(n, [&](int64_t i, int count) {
-        vfloat x = load(in + i, count);
-        if (res) x += load(res + i, count);
-        return x * x;
-      });
-      const double scale = inverse_root(squares, n, p.eps);
-      for_lanes(n, [&](int64_t i, int count) {
-        vfloat x = load(in + i, count);
+      const auto two = [&](int64_t i) {
+        Two x = load_two(in + i);
         if (res) {
-          x += load(res + i, count);
-          store(res + i, x, count);
+          const Two r = load_two(res + i);
+          x.first += r.first, x.second += r.second;
         }
-        store(out + i, scaled<T>(x, scale, load(&factor[i], count)), count);
-      });
+        return x;
+      };
+      const auto one = [&](int64_t i, int count) {
+        return res ? load(in + i, count) + load(res + i, count) : load(in + i, count);
+      };
+      const double squares = row_sum(
+          n,
+          [&](int64_t i) {
+            const Two x = two(i);
+            return Two{x.first * x.first, x.second * x.second};
+          },
+          [&](int64_t i, int count) {
+            const vfloat x = one(i, count);
+            return x * x;
+          });
+      const double scale = inverse_root(squares, n, p.eps);
+      for_lanes(
+          n,
+          [&](int64_t i) {
+            const Two x = two(i), f = load_two(&factor[i]);
+            if (res) store_two(res + i, x);
+            store_two(out + i, Two{scaled<T>(x.first, scale, f.first), scaled<T>(x.second, scale, f.second)});
+          },
+          [&](int64_t i, int count) {
+            const vfloat x = one(i, count);
+            if (res) store(res + i, x, count);
+            store(out + i, scaled<T>(x, scale, load(&factor[i], count)), count);
+          });
     }
   });
 }
@@ -93,14 +123,22 @@ void layer_norm(const LayerNormParams& p) {
     for (int64_t row = first; row < last; ++row) {
       const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
-      const double total = row_sum(n, [&](int64_t i, int count) { return load(in + i, count); });
+      const double total = row_sum(
+          n, [&](int64_t i) { return load_two(in + i); }, [&](int64_t i, int count) { return load(in + i, count); });
       const double mean = total / static_cast<double>(n);
       // Squares of deviations, not the difference of two large sums: a row far from zero keeps its digits.
-      const double squares = row_sum(n, [&](int64_t i, int count) {
-        vfloat deviation = load(in + i, count) - static_cast<float>(mean);
-        for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
-        return deviation * deviation;
-      });
+      const float center = static_cast<float>(mean);
+      const double squares = row_sum(
+          n,
+          [&](int64_t i) {
+            const Two x = load_two(in + i);
+            return Two{(x.first - center) * (x.first - center), (x.second - center) * (x.second - center)};
+          },
+          [&](int64_t i, int count) {
+            vfloat deviation = load(in + i, count) - center;
+            for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
+            return deviation * deviation;
+          });
       const double scale = inverse_root(squares, n, p.eps);
       for_lanes(n, [&](int64_t i, int count) {
         const vfloat y = shifted<T>(load(in + i, count), mean, scale, load(gamma + i, count), load(beta + i, count));

@@ -135,17 +135,23 @@ inline vfloat load(const half_t* from) {
 
 inline void store(float* to, vfloat value) { std::memcpy(to, &value, sizeof(value)); }
 
-inline void store(bfloat16_t* to, vfloat value) {
 #if defined(__AVX512BW__)
+// The upper half of each element's 32 bits is its bfloat16.
+inline __m512i rounded_to_bfloat16(vfloat value) {
   const __m512i bits = (__m512i)value;
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
   __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
   rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
   const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
-  rounded = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
+  return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc00000));
+}
+#endif
+
+inline void store(bfloat16_t* to, vfloat value) {
+#if defined(__AVX512BW__)
   const __m512i upper_halves = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21,
                                                 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  const __m256i result = _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_halves, rounded));
+  const __m256i result = _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_halves, rounded_to_bfloat16(value)));
   std::memcpy(to, &result, sizeof(result));
 #else
   const vuint bits = bit_cast<vuint>(value);
@@ -172,6 +178,38 @@ inline void store(half_t* to, vfloat value) {
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = from_float<half_t>(value[lane]);
 #endif
 }
+
+// 2 * kLanes elements, in an order of the type's own: the same in every load_two and store_two of that type. For work
+// on each element alone, which then costs bfloat16 half the conversions.
+struct Two {
+  vfloat first, second;
+};
+
+template <typename T>
+inline Two load_two(const T* from) {
+  return {load(from), load(from + kLanes)};
+}
+
+template <typename T>
+inline void store_two(T* to, Two values) {
+  store(to, values.first);
+  store(to + kLanes, values.second);
+}
+
+#if defined(__AVX512BW__)
+template <>
+inline Two load_two(const bfloat16_t* from) {  // the even elements, then the odd ones
+  const __m512i both = load_raw<__m512i>(from);
+  return {(vfloat)_mm512_slli_epi32(both, 16), (vfloat)_mm512_and_si512(both, _mm512_set1_epi32(-0x10000))};
+}
+
+template <>
+inline void store_two(bfloat16_t* to, Two values) {
+  const __m512i even = _mm512_srli_epi32(rounded_to_bfloat16(values.first), 16);
+  const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, even, rounded_to_bfloat16(values.second));
+  std::memcpy(to, &both, sizeof(both));
+}
+#endif
 
 // The first `count` < kLanes elements; the other lanes are zero.
 template <typename T>
@@ -205,6 +243,14 @@ inline void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
   if (i < n) body(i, static_cast<int>(n - i));
+}
+
+// The same, first body_two(i) for 2 * kLanes elements at a time.
+template <typename BodyTwo, typename Body>
+inline void for_lanes(int64_t n, const BodyTwo& body_two, const Body& body) {
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) body_two(i);
+  for (; i < n; i += kLanes) body(i, static_cast<int>(n - i < kLanes ? n - i : kLanes));
 }
 
 template <typename T>
