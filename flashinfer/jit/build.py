@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from .. import env
@@ -43,7 +44,7 @@ class Request:
     key: str
     destination: Path
 
-    @property
+    @cached_property
     def build_key(self) -> str:
         return store.build_key(self.key, self.target, self.toolchain.identity)
 
