@@ -109,6 +109,14 @@ def parse_cuda_archs(text: str) -> tuple[str, ...]:
     return tuple(sorted(archs, key=lambda arch: [int(part) for part in re.findall(r"\d+", arch)] + [arch]))
 
 
+def parse_size(text: str) -> int:
+    """``"2G"`` -> bytes, in powers of 1024; ``K``, ``M``, ``G``, ``T`` and nothing are units."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 500M or 2G")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
 def _default_workspace() -> Path:
     return (WORKSPACE_BASE.get() or Path.home()) / ".cache" / "flashinfer"
 
@@ -172,6 +180,30 @@ DISABLE_JIT = _flag(
 )
 JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output. Changes output only.")
 JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks): different artifacts.")
+JIT_EVENTS: Variable[Path | None] = Variable(
+    "FLASHINFER_JIT_EVENTS",
+    "File that every event (hit, miss, wait, compile, load) is added to as a line of JSON; many processes may share it.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "",
+)
+JIT_TRACE: Variable[Path | None] = Variable(
+    "FLASHINFER_JIT_TRACE",
+    "Directory that every module asked for is recorded in; `python -m flashinfer trace` sets it.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "",
+)
+WORKSPACE_MAX_SIZE: Variable[int | None] = Variable(
+    "FLASHINFER_WORKSPACE_MAX_SIZE",
+    "Size that the workspace is brought down to in the background after a build, as by `python -m flashinfer gc`.",
+    "a size such as 500M or 2G",
+    parse_size,
+    lambda: None,
+    "no limit",
+)
 EXTRA_CFLAGS = _word_list("FLASHINFER_EXTRA_CFLAGS", "More flags for the C++ compiler.")
 EXTRA_CUDAFLAGS = _word_list("FLASHINFER_EXTRA_CUDAFLAGS", "More flags for nvcc.")
 EXTRA_LDFLAGS = _word_list("FLASHINFER_EXTRA_LDFLAGS", "More flags for the linker.")

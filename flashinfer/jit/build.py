@@ -262,7 +262,7 @@ class _Run:
         except (OSError, FlashInferError) as err:
             reason = f"cannot publish at {request.destination}: {err}"
             return Outcome(request, "failed", error=BuildError(spec.name, reason))
-        emit("compile", spec.name, seconds=seconds)
+        emit("compile", spec.name, ms=seconds * 1e3)
         shutil.rmtree(library.parent.parent, ignore_errors=True)
         return Outcome(request, "built", artifact)
 

@@ -1,14 +1,22 @@
-"""What the build system tells: lines for a person on standard error, events for a program.
+"""What the build system tells: lines for a person on standard error, events for a program, sums for an engine.
 
-Events: ``hit``, ``miss`` (``reason``), ``wait`` (``owner``), ``compile`` (``seconds``) and ``load`` (``ms``).
+Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``wait`` (``owner``), ``compile`` and ``load`` (``path``). All have
+``ms``: of looking up (hit, miss), of waiting since the last event of the same wait, of compiling, of a whole load.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .. import env
@@ -16,31 +24,91 @@ from .. import env
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one module."""
+    """One thing that happened to one module: ``time`` in seconds since 1970, ``ms`` in milliseconds."""
 
     kind: str
     module: str
+    ms: float
+    time: float
+    pid: int
+    host: str
     detail: dict[str, Any] = field(default_factory=dict)
 
 
 _subscribers: list[Callable[[Event], None]] = []
+_sums: dict[tuple[str, str], tuple[int, float]] = {}  # (module, kind) -> count, milliseconds
+_unwritable: set[Path] = set()  # files that were complained about
+_guard = threading.Lock()
 _logger = logging.getLogger("flashinfer")
+_host = cache(socket.gethostname)
+
+
+def _start_afresh() -> None:
+    """A forked child counts for itself, and must not wait for a thread that it does not have."""
+    global _guard
+    _guard = threading.Lock()
+    _sums.clear()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
 
 
 def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``callback`` with every event of this process from now on; the function returned ends that."""
+    """Call ``callback`` with every event of this process from now on; the function returned ends that.
+
+    It is called in the thread that the event happens in. What it raises is logged and goes no further.
+    """
     _subscribers.append(callback)
-    return lambda: _subscribers.remove(callback)
+    return lambda: _subscribers.remove(callback) if callback in _subscribers else None
 
 
-def emit(kind: str, module: str, **detail: Any) -> None:
-    """Tell every subscriber and, at its level, the logger ``flashinfer``."""
-    event = Event(kind, module, detail)
+def stats() -> dict[str, dict[str, dict[str, Any]]]:
+    """How often, and how many milliseconds, in this process: ``{"kinds": {kind: {"count", "ms"}}, "modules": {name: ...}}``."""
+    with _guard:
+        sums = dict(_sums)
+    result: dict[str, dict[str, dict[str, Any]]] = {"kinds": {}, "modules": {}}
+    for (module, kind), (count, ms) in sums.items():
+        for place in (result["kinds"], result["modules"].setdefault(module, {})):
+            one = place.setdefault(kind, {"count": 0, "ms": 0.0})
+            one["count"], one["ms"] = one["count"] + count, round(one["ms"] + ms, 3)
+    return result
+
+
+def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
+    """Count an event and tell it to every subscriber, to FLASHINFER_JIT_EVENTS and to the logger ``flashinfer``."""
+    event = Event(kind, module, round(ms, 3), time.time(), os.getpid(), _host(), detail)
+    with _guard:
+        count, total = _sums.get((module, kind), (0, 0.0))
+        _sums[module, kind] = count + 1, total + event.ms
     for callback in tuple(_subscribers):
-        callback(event)
+        try:
+            callback(event)
+        except Exception:  # a program that listens must not change what happens to the module
+            _logger.exception("a subscriber failed on %s of %s", kind, module)
+    if (file := env.JIT_EVENTS.get()) is not None:
+        _append(file, {**vars(event), **detail})
     if not _logger.handlers and not _logger.level:
         _logger.setLevel(env.LOGGING_LEVEL.get())
-    _logger.info("%s %s %s", kind, module, " ".join(f"{key}={value}" for key, value in detail.items()))
+    if _logger.isEnabledFor(logging.INFO):
+        _logger.info("%s %s %.1f ms %s", kind, module, ms, " ".join(f"{key}={value}" for key, value in detail.items()))
+
+
+def _append(file: Path, line: dict[str, Any]) -> None:
+    """Add one line in one write, which the kernel does not mix with those of other processes."""
+    del line["detail"]
+    data = json.dumps(line, default=str).encode() + b"\n"
+    try:
+        # Not blocking: a pipe that nobody reads is an error like any other.
+        handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(handle)
+    except OSError as err:
+        if file not in _unwritable:
+            _unwritable.add(file)
+            say(f"events cannot be written to {file}: {err.strerror or err}")
 
 
 def say(text: str) -> None:

@@ -51,11 +51,11 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
     if artifact is None:
         artifact = spec.build()
     else:
-        emit("hit", spec.name, path=artifact.path)
+        emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
     try:
         torch.ops.load_library(str(artifact.path))
     except (OSError, RuntimeError) as err:
         cause = err.__cause__ or err
         raise ModuleLoadError(f"module {spec.name!r} at {artifact.path} does not load: {cause}") from err
     _loaded[spec.name] = artifact
-    emit("load", spec.name, ms=round((time.perf_counter() - started) * 1e3, 3), path=artifact.path)
+    emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)

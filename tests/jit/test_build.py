@@ -274,7 +274,7 @@ def test_events(make_spec):
     spec.build()
     end()
     assert [event.kind for event in events] == ["miss", "compile", "hit"]
-    assert "no artifact" in events[0].detail["reason"] and events[1].detail["seconds"] > 0
+    assert "no artifact" in events[0].detail["reason"] and events[1].ms > 0
 
 
 def test_load(make_spec, python):
