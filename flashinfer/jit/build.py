@@ -20,7 +20,7 @@ from pathlib import Path
 from .. import env
 from ..errors import BuildError, FlashInferError, JitDisabledError
 from . import store
-from .events import emit, say
+from .events import asked, emit, say
 from .lock import held
 from .ninja import render_graph, render_spec, units
 from .spec import JitSpec
@@ -102,6 +102,13 @@ def build_jit_specs(specs: Sequence[JitSpec], verbose: bool = False, skip_prebui
         BuildError: a module did not build (the first of them; the others are built all the same).
         JitDisabledError, ToolchainError: something is missing and nothing may, or can, build it.
     """
+    for spec in specs:
+        asked(spec)
+    return find_or_build(specs, verbose, skip_prebuilt)
+
+
+def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
+    """What :func:`build_jit_specs` does once it is known that somebody asks."""
     found: dict[JitSpec, Artifact] = {}
     missing: list[Request] = []
     for spec in dict.fromkeys(specs):

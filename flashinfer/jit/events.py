@@ -13,13 +13,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import env
+
+if TYPE_CHECKING:
+    from .spec import JitSpec
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,14 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
             one = place.setdefault(kind, {"count": 0, "ms": 0.0})
             one["count"], one["ms"] = one["count"] + count, round(one["ms"] + ms, 3)
     return result
+
+
+def asked(spec: JitSpec, needs: Mapping[str, Iterable[str]] | None = None) -> None:
+    """Somebody wants this module, whatever comes of it: written down where ``python -m flashinfer trace`` is at work."""
+    if env.JIT_TRACE.is_set:
+        from .record import record
+
+        record(spec, needs)
 
 
 def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:

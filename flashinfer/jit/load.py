@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ModuleLoadError
 from . import store
-from .events import emit
+from .events import asked, emit
 from .spec import JitSpec
 from .store import Artifact, Needs
 
@@ -28,6 +28,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     """
     import torch
 
+    asked(spec, needs)
     with _guard:
         lock = _per_module.setdefault(spec.name, threading.Lock())
     with lock:
@@ -49,7 +50,9 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
         return
     artifact = store.find(spec, needs).artifact
     if artifact is None:
-        artifact = spec.build()
+        from .build import find_or_build
+
+        (artifact,) = find_or_build([spec])
     else:
         emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
     try:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from .. import env
 
-PARTS = ("artifacts", "build", "locks", "answers")  # what the project makes in the workspace, and may remove
+PARTS = (
+    "artifacts",
+    "build",
+    "locks",
+    "answers",
+    "sources",
+    "traces",
+    "trash",
+)  # what the project makes in the workspace, and may remove
 
 _fallbacks: dict[Path, Path] = {}
 
