@@ -105,6 +105,8 @@ def from_json(value: Any, folder: Path) -> JitSpec:
         data = text.encode("utf-8", "surrogateescape")
         if not os.path.isfile(path) or Path(path).read_bytes() != data:
             write_atomically(Path(path), data)
+    if own:
+        os.utime(home)  # in use: see gc
     return spec
 
 

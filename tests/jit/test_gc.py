@@ -1,0 +1,223 @@
+"""Garbage collection: the least recently used goes, what is in use stays, and a kill half-way spoils nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from flashinfer import env
+from flashinfer.errors import EnvironmentValueError
+from flashinfer.jit import gc
+from flashinfer.jit.gc import OLD, RECENT, collect
+
+DAY = 86400
+
+
+@pytest.fixture
+def artifact(workspace):
+    """Makes a directory that looks like an artifact of ``size`` bytes, last used ``days`` ago."""
+
+    def make(name: str, size: int, days: float):
+        place = workspace / "artifacts" / name / "key" / "build"
+        place.mkdir(parents=True)
+        (place / f"{name}.so").write_bytes(b"x" * (size - 2))
+        (place / "manifest.json").write_bytes(b"{}")
+        for path in (place / f"{name}.so", place / "manifest.json"):
+            os.utime(path, (time.time() - days * DAY,) * 2)
+        return place
+
+    return make
+
+
+@pytest.fixture
+def aged(workspace):
+    """Makes a file in the workspace, it and the directories above it written ``age`` seconds ago."""
+
+    def make(name: str, age: float):
+        path = workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 100)
+        for one in (path, *path.parents):
+            if one == workspace:
+                return path
+            os.utime(one, (time.time() - age,) * 2)
+
+    return make
+
+
+def test_the_least_recently_used_go_first_and_no_more_than_needed(workspace, artifact):
+    places = {name: artifact(name, 1000, days) for name, days in (("new", 1), ("oldest", 30), ("old", 20), ("mid", 5))}
+    items = collect(workspace, 2500)
+    assert [(item.path, bool(item.why)) for item in items] == [
+        (places["oldest"], True), (places["old"], True), (places["mid"], False), (places["new"], False),
+    ]  # fmt: skip
+    assert {name for name, place in places.items() if place.exists()} == {"mid", "new"}
+    assert os.listdir(workspace / "trash") == []
+    assert not any(item.why for item in collect(workspace, 2500))
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(workspace, artifact, aged):
+    for number in range(4):
+        artifact(f"m{number}", 1000, number + 1)
+    aged("build/0123/m/unit.o", OLD + 60)
+    wanted = collect(workspace, 1500, dry_run=True)
+    before = sorted(workspace.rglob("*"))
+    assert collect(workspace, 1500, dry_run=True) == wanted and sorted(workspace.rglob("*")) == before
+    assert collect(workspace, 1500) == wanted
+    assert [item.path.exists() for item in wanted] == [not item.why for item in wanted]
+    assert sum(bool(item.why) for item in wanted) == 4
+
+
+def test_without_a_size_every_artifact_stays(workspace, artifact):
+    place = artifact("m", 1000, 1000)
+    assert [item.why for item in collect(workspace)] == [""] and place.exists()
+
+
+def test_what_was_just_built_or_used_stays(workspace, artifact):
+    places = [artifact("now", 1000, 0), artifact("before", 1000, (RECENT - 60) / DAY), artifact("future", 1000, -3)]
+    assert {item.kept for item in collect(workspace, 0)} == {"just built or used"}
+    assert all(place.exists() for place in places)
+
+
+def test_a_library_that_a_live_process_has_mapped_stays_until_it_ends(workspace, make_spec):
+    artifacts = [make_spec(name).build() for name in ("used", "unused")]
+    for one in artifacts:
+        for path in one.directory.iterdir():
+            os.utime(path, (0, 0))
+    program = "import torch, ctypes, sys; ctypes.CDLL(sys.argv[1]); print('loaded', flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", program, artifacts[0].path], stdin=-1, stdout=-1)
+    try:
+        assert child.stdout.readline() == b"loaded\n"
+        items = {item.path: item for item in collect(workspace, 0) if item.kind == "artifact"}
+        assert items[artifacts[0].directory].kept == f"in use by process {child.pid}"
+        assert artifacts[0].path.exists() and not artifacts[1].directory.exists()
+    finally:
+        child.communicate()
+    collect(workspace, 0)
+    assert not artifacts[0].directory.exists()
+
+
+def test_a_removed_library_goes_on_working_where_it_is_mapped(workspace, make_spec, python, monkeypatch):
+    """A process that this one may not look at: its library goes, and it does not notice."""
+    source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+    built = make_spec(files={"unit.cc": source}).build()
+    for path in built.directory.iterdir():
+        os.utime(path, (0, 0))
+    program = "import torch, ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print(1, flush=True); sys.stdin.read(); print(lib.answer())"
+    child = subprocess.Popen([sys.executable, "-c", program, built.path], stdin=-1, stdout=-1)
+    child.stdout.readline()
+    monkeypatch.setattr(gc, "_mapped_libraries", dict)
+    collect(workspace, 0)
+    assert not built.path.exists()
+    assert child.communicate()[0] == b"42\n"
+
+
+def test_removal_between_verification_and_use_never_shows_half_an_artifact(workspace, make_spec):
+    """Somebody looks at the artifact all the time while it is removed: it is there as a whole, or it is not."""
+    spec = make_spec()
+    built = spec.build()
+    for path in built.directory.iterdir():
+        os.utime(path, (0, 0))
+    stop, seen = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            try:
+                handle = os.open(built.directory, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
+            names = os.listdir(built.directory) if os.path.exists(built.directory) else None
+            os.close(handle)
+            if names:
+                seen.append(sorted(names))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    while not seen:
+        time.sleep(0.001)
+    collect(workspace, 0)
+    stop.set()
+    reader.join()
+    assert all(names == ["manifest.json", "tiny.so"] for names in seen) and spec.find() is None
+    assert spec.build().path.exists()
+
+
+def test_old_build_directories_and_leftovers_go_and_live_ones_stay(workspace, aged):
+    gone = [
+        aged("build/0123/m/unit.o", OLD + 60),
+        aged("artifacts/m/key/.build.x/m.so", OLD + 60),
+        aged("sources/a/unit.cc", OLD + 60),
+    ]
+    gone.append(aged("trash/a/m.so", 5))
+    stay = [aged("build/4567/m/unit.o", OLD - 60), aged("artifacts/m/key/.build.y/m.so", OLD - 60)]
+    stay += [
+        aged("build/ide/m/config.h", OLD * 9),
+        aged("build/.ninja_log", OLD * 9),
+        aged("mine/file", OLD * 9),
+        aged("locks/a.lock", OLD * 9),
+    ]
+    # Its directory is old, and in a directory of that one a compiler has just written something.
+    stay.append(aged("build/89ab/m/deep/unit.o", 1))
+    os.utime(workspace / "build" / "89ab", (0, 0))
+    collect(workspace)
+    assert [path.exists() for path in gone] == [False] * 4 and all(path.exists() for path in stay)
+
+
+def test_what_a_kill_left_in_the_trash_goes_next_time(workspace, artifact, monkeypatch):
+    place = artifact("m", 1000, 9)
+    monkeypatch.setattr(gc.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        collect(workspace, 0)
+    monkeypatch.undo()
+    assert not place.exists() and list((workspace / "trash").rglob("m.so"))
+    collect(workspace)
+    assert os.listdir(workspace / "trash") == []
+
+
+def test_a_workspace_that_cannot_be_written_is_said(workspace, artifact, monkeypatch):
+    place = artifact("m", 1000, 9)
+
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(gc.os, "rename", refuse)
+    assert [item.kept for item in collect(workspace, 0)] == ["cannot be removed: Read-only file system"]
+    assert place.exists()
+
+
+def test_a_link_out_of_the_workspace_is_not_followed(workspace, tmp_path, aged):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("")
+    os.utime(tmp_path / "precious", (0, 0))
+    inside = aged("build/0123/m/unit.o", OLD + 60).parent
+    (inside / "link").symlink_to(tmp_path / "precious")
+    (workspace / "build" / "link").symlink_to(tmp_path / "precious")
+    for path in (inside, inside.parent):
+        os.utime(path, (0, 0))
+    os.utime(inside / "link", (0, 0), follow_symlinks=False)
+    collect(workspace, 0)
+    assert not inside.exists() and (tmp_path / "precious" / "file").exists()
+
+
+def test_no_workspace_is_an_empty_one(tmp_path):
+    assert collect(tmp_path / "none", 0) == [] and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("0", 0), ("500", 500), ("2k", 2048), ("1.5M", 3 << 19), ("2G", 2 << 30), ("1 TiB", 1 << 40), ("7B", 7)],
+)
+def test_sizes(text, size):
+    assert env.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["2X", "-1", "G", "1e9", "2 G B"])
+def test_what_is_no_size_is_refused(text, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", text)
+    with pytest.raises(EnvironmentValueError, match="FLASHINFER_WORKSPACE_MAX_SIZE"):
+        env.WORKSPACE_MAX_SIZE.get()
