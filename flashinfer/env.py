@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -67,6 +68,13 @@ def _flag(name: str, doc: str) -> Variable[bool]:
 def _positive(text: str) -> int:
     number = int(text) if text.isdecimal() else 0
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
         raise ValueError
     return number
 
@@ -143,6 +151,14 @@ WORKSPACE_BASE: Variable[Path | None] = Variable(
     lambda: None,
     "the home directory",
 )
+RUNTIME_DIR: Variable[Path | None] = Variable(
+    "FLASHINFER_RUNTIME_DIR",
+    "Where locks and compile slots live, in a private directory per user; on this machine, not on a network mount.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "`XDG_RUNTIME_DIR`, then the temporary directory",
+)
 AOT_DIR: Variable[tuple[Path, ...]] = Variable(
     "FLASHINFER_AOT_DIR",
     "More directories of prebuilt modules, read-only, looked at first, separated as in `PATH`.",
@@ -217,7 +233,20 @@ CUDA_HOME: Variable[Path | None] = Variable(
 NVCC_LAUNCHER = _word_list("FLASHINFER_NVCC_LAUNCHER", "Stands before every nvcc command (`ccache`, `sccache`).")
 CXX_LAUNCHER = _word_list("FLASHINFER_CXX_LAUNCHER", "Stands before every C++ compiler command.")
 MAX_JOBS: Variable[int] = Variable(
-    "MAX_JOBS", "Compilers run at once by one build.", "a positive number", _positive, _default_jobs, "the CPUs at hand"
+    "MAX_JOBS",
+    "Compilers alive at once on this machine, whoever started them; memory may allow fewer.",
+    "a positive number",
+    _positive,
+    _default_jobs,
+    "the CPUs at hand",
+)
+JIT_TIMEOUT: Variable[float | None] = Variable(
+    "FLASHINFER_JIT_TIMEOUT",
+    "Seconds to wait for another process that builds the same module; then `JitTimeoutError`.",
+    "a positive number of seconds",
+    _seconds,
+    lambda: None,
+    "as long as it takes",
 )
 LOGGING_LEVEL: Variable[str] = Variable(
     "FLASHINFER_LOGGING_LEVEL",
@@ -246,6 +275,14 @@ def default_aot_dir() -> Path:
     """Where ``scripts/build_aot.py`` publishes and where loaders look after ``FLASHINFER_AOT_DIR``."""
     root = Path(data_root())
     return root / "aot" if root.parent == _PACKAGE else root / "data" / "aot"
+
+
+def runtime_dirs() -> tuple[Path, ...]:
+    """Where a directory for locks may be, best first: local to the machine, and the same for a user's processes."""
+    if (asked := RUNTIME_DIR.get()) is not None:
+        return (asked,)
+    session = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    return (*([session] if session.is_absolute() else []), Path(tempfile.gettempdir()))
 
 
 def aot_dirs() -> tuple[Path, ...]:

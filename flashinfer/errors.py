@@ -7,6 +7,10 @@ the library's own side (building, finding, loading a module) raises a subclass o
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
 
 
 class FlashInferError(RuntimeError):
@@ -21,16 +25,39 @@ class EnvironmentValueError(FlashInferError, ValueError):
         self.name = name
 
 
+class WorkspaceError(FlashInferError):
+    """There is no directory in which modules could be built."""
+
+
 class ToolchainError(FlashInferError):
     """A tool that a build needs is missing or does not answer."""
 
 
-class JitDisabledError(FlashInferError):
-    """A module is missing and ``FLASHINFER_DISABLE_JIT`` forbids building it."""
+class JitFrozenError(FlashInferError):
+    """A module is missing, and ``flashinfer.jit.freeze()`` or ``FLASHINFER_DISABLE_JIT`` forbids building it.
+
+    Attributes: ``name`` of the module, ``reason`` of the miss, ``stack`` of the caller, innermost frame last.
+    """
+
+    def __init__(self, name: str, by: str, reason: str, call: str, stack: tuple[FrameSummary, ...]) -> None:
+        self.name, self.reason, self.stack = name, reason, stack
+        lines = [f"module {name!r} is not built and {by} forbids building it: {reason}"]
+        if stack:
+            lines.append(f"  asked for by {call}(), called at")
+            lines += [f"    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in stack[-12:]]
+        super().__init__("\n".join(lines))
+
+
+class ArtifactError(FlashInferError):
+    """An artifact is damaged, or others can write it."""
 
 
 class ModuleLoadError(FlashInferError):
     """A verified artifact could not be loaded into this process."""
+
+
+class CaptureError(FlashInferError):
+    """A module would have to be built while a CUDA graph is being captured."""
 
 
 class BuildError(FlashInferError):
@@ -51,5 +78,10 @@ class BuildError(FlashInferError):
         lines += [f"  | {line}" for line in text[:12]]
         if len(text) > 12:
             lines.append(f"  | ... {len(text) - 12} more lines in the log")
-        lines.append(f"  first error: {reason}")
+        if len(lines) > 1:
+            lines.append(f"  first error: {reason}")
         super().__init__("\n".join(lines))
+
+
+class JitTimeoutError(BuildError):
+    """Another process did not finish building a module within ``FLASHINFER_JIT_TIMEOUT``; ``reason`` says which."""

@@ -22,7 +22,7 @@ from flashinfer.errors import FlashInferError
 from flashinfer.jit import build, store
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 from flashinfer.jit.spec import BACKENDS, DTYPES
-from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus
+from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
@@ -119,7 +119,7 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
     if "cpu" in backends:
         chosen["cpu"] = Target("cpu", (native_level() if level == "native" else level,), True)
     if "cuda" in backends:
-        chosen["cuda"] = Target("cuda", archs, True) if archs else build.wanted_target("cuda")
+        chosen["cuda"] = Target("cuda", archs, True) if archs else wanted_target("cuda")
     return chosen
 
 
@@ -139,7 +139,7 @@ class Row:
 def plan(request: build.Request) -> Row:
     """What building the request would do."""
     name, archs = request.spec.name, request.target.archs
-    found = build.finished(request)
+    found = request.finished()
     if found is not None:
         if found.directory == request.destination:
             return Row(name, archs, "reuse", "up to date", found.manifest["size"], 0.0, str(found.path))

@@ -1,61 +1,207 @@
-"""A lock that says whom it waits for. It saves work; nothing is wrong without it."""
+"""Locks of builds: local to this machine, and each says who holds it and how far it has come.
+
+They save work; nothing is wrong without them. The build directory of a module is named by a token that lives in the
+lock's file: whoever shares the lock shares the directory and resumes in it; another host, another user or a
+container that does not see this lock builds in a directory of its own, whatever they are called.
+
+ninja inherits the locks of its run: a directory stays locked until the last process that writes there has ended.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
+import hashlib
 import os
+import secrets
 import socket
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from .. import env
+from ..errors import JitTimeoutError
+from .budget import read_note, stopped, try_lock, write_note
 from .events import emit, say
-from .workspace import write_atomically
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
+PATIENCE = 30.0  # seconds for which an owner may be stopped, or gone without its lock, until somebody else builds
+POLL, LOOK = 0.05, 0.5  # seconds between two tries, and between two looks for what was published meanwhile
+
+_ours: set[int] = set()  # descriptors that a forked child must not keep: with them it would hold the lock
+
+
+def _let_go_in_child() -> None:
+    for descriptor in _ours:
+        with suppress(OSError):
+            os.close(descriptor)
+    _ours.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @contextmanager
-def held(path: Path, module: str) -> Iterator[BaseFileLock]:
-    """Hold the lock of one build. Whoever waits says for what, for whom and how long already.
+def kept_from_children(descriptor: int) -> Iterator[Callable[[], None]]:
+    """A descriptor that no forked child keeps open, closed in the end or by the function given."""
+    _ours.add(descriptor)
 
-    Leaving the block, or the owner's ``release()`` before that, lets the next one in.
-    """
-    import filelock
+    def close() -> None:
+        if descriptor in _ours:
+            _ours.discard(descriptor)
+            os.close(descriptor)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path, thread_local=False)
-    started, patience = time.monotonic(), FIRST_WORD
-    while True:
-        try:
-            lock.acquire(timeout=patience)
-            break
-        except filelock.Timeout:
-            owner = _owner(path)
-            waited = time.monotonic() - started
-            emit("wait", module, owner=owner, seconds=round(waited, 1))
-            say(f"waiting for {module}, which {owner} is building: {waited:.0f} s")
-            patience = NEXT_WORDS
     try:
-        note = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-        write_atomically(_note_of(path), json.dumps(note).encode())
-        yield lock
+        yield close
     finally:
-        lock.release(force=True)
+        close()
 
 
-def _note_of(path: Path) -> Path:
-    return path.with_suffix(".owner")
+def runtime_directory() -> Path | None:
+    """The private directory for locks and compile slots of this user on this machine, or ``None``."""
+    for base in env.runtime_dirs():
+        path = base / f"flashinfer-{os.geteuid()}"
+        with suppress(OSError):
+            base.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            status = path.lstat()
+            # In a directory that all can write, somebody else may have made it first.
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                return path
+    return None
 
 
-def _owner(path: Path) -> str:
+class Hold:
+    """A build that is ours: its lock (none where there are none: ``descriptor`` -1) and its token."""
+
+    def __init__(self, descriptor: int, note: dict[str, Any]) -> None:
+        self.descriptor, self.note = descriptor, note
+        if descriptor >= 0:
+            _ours.add(descriptor)
+
+    @property
+    def token(self) -> str:
+        return str(self.note["token"])
+
+    def say(self, done: int, total: int) -> None:
+        """Tell whoever waits how far this build is."""
+        self.note |= {"done": done, "total": total}
+        with suppress(OSError):
+            write_note(self.descriptor, self.note)
+
+    def release(self) -> None:
+        """Let the next one in: nothing writes in the directory any more."""
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let the next one in as soon as every process that inherited the lock has ended."""
+        if self.descriptor in _ours:
+            _ours.discard(self.descriptor)
+            with suppress(OSError):
+                os.close(self.descriptor)
+        self.descriptor = -1
+
+
+def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
+    """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
     try:
-        note = json.loads(_note_of(path).read_text())
-        return f"pid {note['pid']} on {note['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+        folder = runtime_directory()
+        if folder is None:
+            return Hold(-1, _note(module, {}))
+        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+        path = folder / f"{digest}.{generation}.lock"
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                if not try_lock(descriptor):
+                    os.close(descriptor)
+                    return None
+                if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    note = _note(module, read_note(descriptor))
+                    write_note(descriptor, note)
+                    return Hold(descriptor, note)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # removed by somebody in this very moment: the next one has another file
+    except OSError:
+        return Hold(-1, _note(module, {}))
+
+
+def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
+    token = before.get("token")
+    token = token if isinstance(token, str) and token.isalnum() else secrets.token_hex(6)
+    return {"token": token, "module": module, "host": socket.gethostname(), "pid": os.getpid(), "space": _pid_space()}
+
+
+def _pid_space() -> int:
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+class Owner:
+    """Who holds a lock, as far as its note says."""
+
+    def __init__(self, name: str, generation: int) -> None:
+        folder, digest = runtime_directory(), hashlib.sha256(name.encode()).hexdigest()[:32]
+        self.note: dict[str, Any] = {}
+        with suppress(OSError):
+            descriptor = os.open(f"{folder}/{digest}.{generation}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self.note = read_note(descriptor)
+            os.close(descriptor)
+
+    @property
+    def trouble(self) -> str:
+        """``stopped``, ``gone`` or nothing. Of a process in another container nothing is known."""
+        if not self.note or self.note.get("space") != _pid_space() or not os.path.isdir("/proc/self"):
+            return ""
+        if stopped(self.note.get("pid")):
+            return "stopped"
+        return "" if os.path.isdir(f"/proc/{self.note.get('pid')}") else "gone"
+
+    def __str__(self) -> str:
+        return f"pid {self.note['pid']} on {self.note['host']}" if "pid" in self.note else "another process"
+
+
+def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
+    """Wait for somebody else's build, and say so. ``None``: its artifact is there; a hold: now it is ours to build.
+
+    An owner that is stopped, or whose lock outlives it, is waited for no longer than ``PATIENCE``: the next
+    generation of the lock lets one of those who wait build in another directory.
+
+    Raises:
+        JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
+    """
+    started = heard = looked = trouble_since = time.monotonic()
+    next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get()
+    while True:
+        owner = Owner(name, generation)
+        hold, now = try_hold(name, module, generation), time.monotonic()
+        waited, trouble = now - started, owner.trouble
+        is_there = hold is None and now - looked >= LOOK and published()
+        if hold is not None or is_there:
+            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner))
+            return hold
+        looked = looked if now - looked < LOOK else now
+        trouble_since = trouble_since if trouble else now
+        late = deadline is not None and waited >= deadline
+        if waited >= next_word or late:
+            steps = {key: owner.note[key] for key in ("done", "total") if key in owner.note}
+            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner), trouble=trouble, **steps)
+            at = f", {steps['done']} of {steps['total']} steps done" if len(steps) == 2 else ""
+            is_so = f" and is {trouble}" if trouble else ""
+            text = f"{module}, which {owner} is building{is_so}: {waited:.0f} s{at}"
+            if late:
+                raise JitTimeoutError(module, f"waited for {text}; FLASHINFER_JIT_TIMEOUT={deadline:g} has passed")
+            say(f"waiting for {text}")
+            next_word, heard = waited + NEXT_WORDS, now
+        if now - trouble_since >= PATIENCE:
+            say(f"{module}: {owner} is {trouble} since {PATIENCE:.0f} s; building it here")
+            generation, trouble_since = generation + 1, now
+            continue
+        time.sleep(POLL)

@@ -72,11 +72,18 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
     return "\n".join(lines) + "\n"
 
 
-def render_graph(directories: Mapping[str, JitSpec], toolchain: Toolchain) -> str:
-    """The top-level file: the rules, and one ``subninja`` line per spec (``directory -> spec``)."""
-    lines = ["ninja_required_version = 1.5", *_cxx_rules(toolchain)]
-    if toolchain.nvcc:
-        lines += _cuda_rules(toolchain, toolchain.nvcc)
+def render_graph(
+    directories: Mapping[str, JitSpec], toolchain: Toolchain, runner: Iterable[str] = (), log_directory: str = ""
+) -> str:
+    """The top-level file: the rules, and one ``subninja`` line per spec (``directory -> spec``).
+
+    ``runner``: a program that runs every command as ``runner... FILE -- command...``, where FILE is what it makes.
+    """
+    lines = ["ninja_required_version = 1.5", *([f"builddir = {escape(log_directory)}"] if log_directory else [])]
+    rules = [*_cxx_rules(toolchain), *(_cuda_rules(toolchain, toolchain.nvcc) if toolchain.nvcc else [])]
+    # exec: the shell does not stay, and the runner leads the process group that ninja makes for each command.
+    prefix = f"exec {words(runner)} $out -- " if runner else ""
+    lines += [rule.replace("  command = ", f"  command = {prefix}", 1) for rule in rules]
     lines += [f"subninja {escape(directory)}/build.ninja" for directory in directories]
     lines += ["default " + " ".join(escape(f"{directory}/{spec.name}.so") for directory, spec in directories.items())]
     return "\n".join(lines) + "\n"

@@ -64,13 +64,17 @@ def find_toolchain(backend: str) -> Toolchain:
     )
 
 
-def toolchain_identity(backend: str) -> Identity:
+def toolchain_identity(backend: str, writes: bool = True) -> Identity:
     """The identity of the tools that would build here, without looking for those that leave no trace in the result."""
-    return _identity(find_cxx(), find_nvcc() if backend == "cuda" else None, find_torch())
+    return _identity(find_cxx(), find_nvcc() if backend == "cuda" else None, find_torch(), writes)
 
 
-def _identity(cxx: str, nvcc: str | None, torch_dir: Path) -> Identity:
-    return {"cxx": version_of(cxx), "nvcc": version_of(nvcc) if nvcc else None, "cxx11_abi": cxx11_abi(torch_dir)}
+def _identity(cxx: str, nvcc: str | None, torch_dir: Path, writes: bool = True) -> Identity:
+    return {
+        "cxx": version_of(cxx, writes),
+        "nvcc": version_of(nvcc, writes) if nvcc else None,
+        "cxx11_abi": cxx11_abi(torch_dir, writes),
+    }
 
 
 def find_cxx() -> str:
@@ -105,6 +109,13 @@ def find_ninja() -> str:
     folders = dict.fromkeys([os.path.dirname(sys.executable), sysconfig.get_path("scripts")])
     where = iter((*(os.path.join(folder, "ninja") for folder in folders), *_on_path("ninja")))
     return _find("ninja", "", None, where, "ninja (pip install ninja)")
+
+
+def find_python() -> str:
+    """A Python for the small program that runs every compiler: this one, unless it is part of another program."""
+    mine = (sys.executable, os.path.join(sys.prefix, "bin", "python3"))
+    where = iter((*(path for path in mine if "python" in os.path.basename(path or "")), *_on_path("python3")))
+    return _find("python", "", None, where, "python3")
 
 
 @cache
@@ -145,12 +156,12 @@ def _find(what: str, variable: str, asked: str | None, where: Iterator[str], ins
     raise ToolchainError(f"cannot find {what}: looked in {places}; install {install}{hint}")
 
 
-def version_of(program: str) -> str:
+def version_of(program: str, writes: bool = True) -> str:
     """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one compiler.
 
     The answer is kept beside the cache under what the file is on disk, so the compiler runs once per version.
     """
-    return _remembered(program, "version", lambda: _ask_version(program))
+    return _remembered(program, "version", lambda: _ask_version(program), writes)
 
 
 def _ask_version(program: str) -> str:
@@ -168,18 +179,19 @@ def _ask_version(program: str) -> str:
     return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
 
 
-def cxx11_abi(torch_dir: Path) -> bool:
+def cxx11_abi(torch_dir: Path, writes: bool = True) -> bool:
     """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
     library = torch_dir / "lib" / "libc10.so"
-    return (
-        _remembered(str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes())) == "True"
+    answer = _remembered(
+        str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes()), writes
     )
+    return answer == "True"
 
 
 _answers: dict[tuple[str, str], str] = {}
 
 
-def _remembered(path: str, question: str, ask: Callable[[], str]) -> str:
+def _remembered(path: str, question: str, ask: Callable[[], str], writes: bool) -> str:
     try:
         key = (_fingerprint(path), question)
     except OSError:
@@ -191,8 +203,9 @@ def _remembered(path: str, question: str, ask: Callable[[], str]) -> str:
             _answers[key] = (folder / name).read_text()
         except OSError:
             _answers[key] = ask()
-            with suppress(OSError):  # the answer is right all the same; the next process asks again
-                write_atomically(workspace() / "answers" / name, _answers[key].encode())
+            if writes:
+                with suppress(OSError):  # the answer is right all the same; the next process asks again
+                    write_atomically(workspace() / "answers" / name, _answers[key].encode())
     return _answers[key]
 
 

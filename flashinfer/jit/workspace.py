@@ -10,11 +10,13 @@ import warnings
 from pathlib import Path
 
 from .. import env
+from ..errors import WorkspaceError
+from . import trust
 
 PARTS = (
     "artifacts",
     "build",
-    "locks",
+    "history",
     "answers",
     "sources",
     "traces",
@@ -29,6 +31,9 @@ def workspace(create: bool = True) -> Path:
 
     Where it cannot be written, a private temporary directory takes its place for the life of this process,
     with a warning: built modules then serve this process alone.
+
+    Raises:
+        WorkspaceError: that cannot be written either.
     """
     root = env.WORKSPACE_DIR.get()
     if not create:
@@ -37,7 +42,13 @@ def workspace(create: bool = True) -> Path:
         reason = _why_not_writable(root)
         if reason is None:
             return root
-        _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
+        try:
+            _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
+        except OSError as err:
+            raise WorkspaceError(
+                f"the workspace {root} cannot be written ({reason}), and neither can a temporary directory ({err}):"
+                " set FLASHINFER_WORKSPACE_DIR to a directory that can be written"
+            ) from None
         atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
         warnings.warn(
             f"the flashinfer workspace {root} cannot be written ({reason}): modules built now go to {_fallbacks[root]}"
@@ -70,11 +81,19 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _why_not_writable(root: Path) -> str | None:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        trust.make_directories(root)
+        if (refusal := trust.refusal(root)) is not None:
+            return refusal
         # access(2) says yes to root on a read-only mount's parent and no to nothing; only a file tells.
         handle, probe = tempfile.mkstemp(dir=root, prefix=".probe.")
-        os.close(handle)
-        os.unlink(probe)
+        try:
+            # A full file system makes files all the same, and network file systems take bytes that they drop later.
+            with os.fdopen(handle, "wb") as file:
+                file.write(bytes(65536))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            os.unlink(probe)
     except OSError as err:
         return err.strerror or str(err)
     return None

@@ -22,6 +22,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in env.VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
+    monkeypatch.setenv("FLASHINFER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setattr("flashinfer.env.default_aot_dir", lambda: tmp_path / "aot")
     return tmp_path / "workspace"
 

@@ -1,0 +1,55 @@
+"""A build speaks: at once what it builds and how long that took before, then how far it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from . import history
+from .events import say
+from .request import Request
+
+EVERY = 10.0  # seconds between lines where nobody looks at a terminal
+
+
+@dataclass
+class Progress:
+    """What a display shows: edges done of all, modules not finished yet, when it began."""
+
+    total: int = 0
+    done: int = 0
+    left: tuple[str, ...] = ()
+    started: float = field(default_factory=time.monotonic)
+
+
+Watch = Callable[[Progress], None]
+
+
+class Voice:
+    """The display of a build at run time: one line of progress on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, requests: Sequence[Request], place: str) -> None:
+        took = [history.estimate(request.spec) for request in requests]
+        # Together they share the CPUs: no more is known than the sum, and that the longest takes what it takes.
+        self.estimate = sum(filter(None, took)) if None not in took else None
+        names = ", ".join(request.spec.name for request in requests[:8]) + ", ..." * (len(requests) > 8)
+        files = sum(len(request.spec.sources) for request in requests)
+        about = f", about {self.estimate:.0f} s" if self.estimate else ""
+        say(f"building {names} ({files} source files{about}) in {place}")
+        self.on_terminal, self.last = sys.stderr.isatty(), time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if not self.on_terminal and now - self.last < EVERY:
+            return
+        self.last = now
+        about = f" of about {self.estimate:.0f}" if self.estimate else ""
+        left = ", ".join(progress.left[:4]) + ", ..." * (len(progress.left) > 4)
+        text = f"{progress.done}/{progress.total} steps, {now - progress.started:.0f}{about} s: {left or 'done'}"
+        if not self.on_terminal:
+            say(text)
+            return
+        # The line is written over by the next one, and in the end by nothing.
+        print(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,266 @@
+"""One ninja process over one graph: writes it, follows it, checks and publishes every module as soon as it is linked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import BuildError, FlashInferError
+from . import history, store
+from .artifact import make_manifest, publish
+from .events import emit, say
+from .history import LINK, Past
+from .lock import Hold, kept_from_children, runtime_directory
+from .ninja import render_graph, render_spec, units
+from .progress import Progress, Watch
+from .request import Outcome, Request
+from .spec import JitSpec
+from .template import render_config
+from .timeline import Timeline, Unit
+from .toolchain import Toolchain, find_python
+from .unit import RUN, is_made, read_depfile, read_record
+from .workspace import write_atomically
+
+# Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
+_UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "MAKEFLAGS")
+TICK = 1000  # milliseconds without output after which a display may say something all the same
+
+
+class Run:
+    """Builds requests whose locks are held; calling it fills ``outcomes`` and lets go of each lock."""
+
+    def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, waits: Iterable[Unit] = ()) -> None:
+        self.holds, self.folder, self.jobs = holds, root / "build", jobs
+        self.todo, self.outcomes, self.lost = list(holds), dict[Request, Outcome](), set[Request]()
+        self.by_module = {request.spec.name: request for request in holds}
+        self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
+        self.done = dict.fromkeys(self.by_module, 0)
+        self.progress = Progress(sum(len(request.spec.sources) + 1 for request in holds), left=tuple(self.by_module))
+        self.timeline = Timeline(time.time(), socket.gethostname(), os.getpid(), jobs, list(waits))
+        self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
+        self.prefix = re.compile(rf"exec {re.escape(shlex.join(self.runner))} .*? -- ")
+
+    def directory(self, request: Request) -> str:
+        """Where a module is built, below the build directory: private to exactly this build under this lock."""
+        return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
+
+    def __call__(self, verbose: bool, watch: Watch) -> None:
+        toolchain = max((request.toolchain for request in self.todo), key=lambda tools: tools.nvcc is not None)
+        # The units hold the other end of this pipe, and end at once when this process does.
+        theirs, alive = os.pipe()
+        with kept_from_children(alive) as close_alive:
+            try:
+                graph = self._write(theirs, toolchain)
+                command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
+                command += ["-j", str(min(self.jobs, self.progress.total))]
+                process = self._start(command, theirs)
+            finally:
+                os.close(theirs)
+            with process:
+                try:
+                    self._follow(process, verbose, watch)
+                except BaseException:
+                    process.terminate()
+                    raise
+                finally:
+                    close_alive()
+        for request in self.todo:
+            if request not in self.outcomes:
+                error = self._error(request, command, process.returncode)
+                self._finish(request, Outcome(request, "failed", error=error, timeline=self.timeline))
+
+    def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
+        environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
+        locks = [hold.descriptor for hold in self.holds.values() if hold.descriptor >= 0]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs, *locks])  # type: ignore[call-overload,no-any-return]
+
+    def _write(self, alive: int, toolchain: Toolchain) -> str:
+        """Write the graph, and per module its file, its configuration header and what its units need to know."""
+        # ninja's log would name objects that it takes for made; each unit decides that by its own record.
+        log = self.directory(self.todo[0])
+        for name in (".ninja_log", ".ninja_deps"):
+            (self.folder / log / name).unlink(missing_ok=True)
+        slots = runtime_directory() or self.folder / log  # without a directory of this machine, for this build alone
+        for request in self.todo:
+            spec, directory = request.spec, self.directory(request)
+            place = self.folder / directory
+            (place / f"{spec.name}.so").unlink(missing_ok=True)
+            text = render_spec(spec, request.target, request.toolchain, directory)
+            write_atomically(place / "build.ninja", text.encode())
+            if spec.template:
+                write_atomically(place / spec.config_header, render_config(spec).encode())
+            past = history.read(spec.name)
+            files = dict(zip((Path(made).name for _, _, made in units(spec, directory)), spec.sources, strict=True))
+            expected = {made: history.expected_memory(past, file) for made, file in files.items()}
+            expected[f"{spec.name}.so"] = history.expected_memory(past, LINK)
+            run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.jobs, "expected": expected}
+            write_atomically(place / RUN, json.dumps(run).encode())
+        modules = {self.directory(request): request.spec for request in self.todo}
+        text = render_graph(modules, toolchain, self.runner, log)
+        write_atomically(self.folder / log / "graph.ninja", text.encode())
+        return f"{log}/graph.ninja"
+
+    def _follow(self, process: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
+        module = ""
+        for line in _lines(process):
+            if line is not None:
+                # Without what stands before every command: a person can run the rest in the build directory.
+                line = self.prefix.sub("", line)
+                if verbose:
+                    say(line)
+                module = self._take(line, module)
+            watch(self.progress)
+
+    def _take(self, line: str, module: str) -> str:
+        """One line of ninja's output. A status line names the module that it and the lines after it belong to."""
+        status = re.match(r"\[(\d+)/(\d+)\] (\S+)", line)
+        if status is not None:
+            module = status[3] if status[3] in self.by_module else ""
+        if line:
+            self.logs[module].append(line)
+        if status is None:
+            return module
+        self.progress.done, self.progress.total = int(status[1]), int(status[2])
+        if module:
+            request = self.by_module[module]
+            self.done[module] += 1
+            self.holds[request].say(self.done[module], len(request.spec.sources) + 1)
+            library = self.folder / self.directory(request) / f"{module}.so"
+            # Removed before the run, and by a linker that fails: where it is there, this run has linked it.
+            if library.exists() and request not in self.outcomes:
+                self._finish(request, self._publish(request, library))
+        return module
+
+    def _finish(self, request: Request, outcome: Outcome) -> None:
+        self.outcomes[request] = outcome
+        self.progress.left = tuple(other.spec.name for other in self.todo if other not in self.outcomes)
+        # Where it failed, a unit that somebody killed from outside may have left a compiler behind that still writes.
+        hold = self.holds[request]
+        hold.release() if outcome.artifact else hold.abandon()
+
+    def _publish(self, request: Request, library: Path) -> Outcome:
+        spec, directory = request.spec, self.directory(request)
+        past = self._record(request)
+        seconds = round(sum(one.seconds for one in past.values()), 3)
+        try:
+            if self._see_if_lost(request):
+                raise FileNotFoundError(f"the build directory {library.parent} was removed while it was in use")
+            check_dependencies(spec, self.folder, directory)
+            made = [is_made(file, str(self.folder)) for _, _, file in units(spec, directory)]
+            if spec.key != request.key or not all(made):
+                raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
+            manifest = make_manifest(
+                spec, request.key, request.target, request.toolchain, library, time.time(), seconds
+            )
+            if manifest["sha256"] != read_record(str(library)).get("object"):
+                raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
+            artifact = publish(library, manifest, request.destination)
+        except BuildError as err:
+            shutil.rmtree(library.parent, ignore_errors=True)  # nothing of it is what its name says
+            return Outcome(request, "failed", error=err, timeline=self.timeline)
+        except (OSError, FlashInferError) as err:
+            error = BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
+            return Outcome(request, "failed", error=error, timeline=self.timeline)
+        emit("compile", spec.name, ms=seconds * 1e3)
+        history.remember(spec.name, past)
+        shutil.rmtree(library.parent.parent, ignore_errors=True)
+        return Outcome(request, "built", artifact, timeline=self.timeline)
+
+    def _see_if_lost(self, request: Request) -> bool:
+        if not (self.folder / self.directory(request) / RUN).exists():
+            self.lost.add(request)
+        return request in self.lost
+
+    def _record(self, request: Request) -> dict[str, Past]:
+        """Add what the units say of themselves to the timeline; what each file took."""
+        past: dict[str, Past] = {}
+        directory, name, began = self.directory(request), request.spec.name, self.timeline.began
+        made = dict(zip((made for _, _, made in units(request.spec, directory)), request.spec.sources, strict=True))
+        for file, source in {**made, f"{directory}/{name}.so": LINK}.items():
+            record = read_record(str(self.folder / file))
+            with suppress(KeyError, TypeError):
+                queued, start, end, lane = (record[key] for key in ("queued", "start", "end", "slot"))
+                past[source] = Past(round(end - start, 3), record["peak"])
+                kind = "reuse" if end < began else "link" if source == LINK else "compile"
+                if kind == "reuse":
+                    start = end = began
+                elif start - queued > 0.1:
+                    add = Unit("wait", name, Path(file).name, source, queued - began, start - began, lane)
+                    self.timeline.units.append(add)
+                self.timeline.units.append(
+                    Unit(kind, name, Path(file).name, source, start - began, end - began, lane, record["peak"])
+                )
+        return past
+
+    def _error(self, request: Request, command: list[str], status: int) -> BuildError:
+        """What a person needs of the output: the failed command and the compiler's words from the first error on."""
+        name, lines = request.spec.name, self.logs[request.spec.name] or self.logs[""]
+        log = self.folder / self.directory(request) / "build.log"
+        self._see_if_lost(request)
+        with suppress(OSError):
+            write_atomically(log, "\n".join(lines).encode() + b"\n")
+        failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
+        output = lines if failed is None else lines[failed + 2 :]
+        first = _first_error(output)
+        text = "\n".join(output[output.index(first) :] if first in output else output)
+        if failed is None:
+            ended = f"ninja was killed by signal {-status}" if status < 0 else first or f"ninja ended with {status}"
+            return BuildError(name, ended, " ".join(command), text, log)
+        return BuildError(name, first or "it says nothing", "".join(lines[failed + 1 : failed + 2]), text, log)
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Lines of output as they come, and ``None`` whenever there is nothing new for a while."""
+    assert process.stdout is not None
+    poller, rest = select.poll(), b""
+    poller.register(process.stdout, select.POLLIN)
+    while True:
+        if not poller.poll(TICK):
+            yield None
+            continue
+        data = os.read(process.stdout.fileno(), 65536)
+        *lines, rest = (rest + data).split(b"\n")
+        if not data and rest:
+            lines = [rest]
+        yield from (line.decode(errors="replace").rstrip() for line in lines)
+        if not data:
+            return
+
+
+def _first_error(lines: Iterable[str]) -> str:
+    ordered = [line for line in lines if line.strip()]
+    pattern = re.compile(r"\berror\b[: #]|undefined reference|fatal|cannot find", re.IGNORECASE)
+    return next((line for line in ordered if pattern.search(line)), ordered[0] if ordered else "")
+
+
+def check_dependencies(spec: JitSpec, folder: Path, directory: str) -> None:
+    """Every own header that the compiler says it read must be one that the key covers.
+
+    Raises:
+        BuildError: one is not, for example because its name in the ``#include`` is a macro.
+    """
+    covered = {os.path.realpath(path) for path in store.covered_files(spec)}
+    own = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
+    for _, _, made in units(spec, directory):
+        for name in read_depfile((folder / f"{made}.d").read_text()):
+            path = os.path.realpath(folder / name)
+            if path == os.path.realpath(folder / directory / spec.config_header) or path in covered:
+                continue
+            if any(path.startswith(root + os.sep) for root in own):
+                raise BuildError(
+                    spec.name,
+                    f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"
+                    ' #include "name" so that a change of it is noticed',
+                )
