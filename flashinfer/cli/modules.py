@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import env, jit
-from ..errors import BuildError, JitDisabledError
-from ..jit import store
+from ..errors import BuildError
+from ..jit import frozen, store
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import JitSpec
 from ..jit.store import Artifact
@@ -116,11 +116,8 @@ def build_modules(names: Sequence[str], verbose: bool, as_json: bool) -> int:
         lookup = store.find(spec)
         if lookup.artifact is not None:
             rows.append(_built(spec.name, "ready", lookup.artifact))
-        elif env.DISABLE_JIT.get():
-            raise JitDisabledError(
-                f"module {spec.name!r} is not built and FLASHINFER_DISABLE_JIT is set: {lookup.reason}"
-            )
         else:
+            frozen.check(spec.name, lookup.reason)
             requests.append(make_request(spec))
     for outcome in run(requests, verbose=verbose):
         rows.append(_built(outcome.request.spec.name, outcome.how, outcome.artifact))

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from .. import env
 from . import modules
 from .events import stats, subscribe
+from .frozen import freeze
 from .spec import JitSpec, gen_jit_spec
 from .workspace import PARTS
 
 if TYPE_CHECKING:
     from .build import build_jit_specs
 
-__all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "gen_jit_spec", "stats", "subscribe"]
+__all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "freeze", "gen_jit_spec", "stats", "subscribe"]
 
 
 def clear_cache_dir() -> None:

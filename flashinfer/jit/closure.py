@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 
 # Not tied to the start of a line: an include in a comment counts too, and the search jumps from # to #.
 _INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
 
 # path -> (identity of the file on disk, digest, what it includes). ctime changes with every write, whatever
-# happens to mtime, so an edit with a restored mtime is seen too.
+# happens to mtime, so an edit with a restored mtime is seen too. The clock of a file system ticks in milliseconds
+# (some tick in seconds): what was written so recently that a next edit could bear the same time is not remembered.
+_SETTLED = 2e9  # nanoseconds
 _seen: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 
 
@@ -27,11 +30,13 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
     known = _seen.get(path)
     if known is not None and known[0] == stamp:
         return known[1], known[2]
+    settled = status.st_ctime_ns < time.time_ns() - _SETTLED
     with open(path, "rb") as file:
         text = file.read()
     includes = tuple(os.fsdecode(name) for name in _INCLUDE.findall(text.replace(b"\\\n", b"")))
     result = hashlib.sha256(text).hexdigest(), includes
-    _seen[path] = (stamp, *result)
+    if settled:
+        _seen[path] = (stamp, *result)
     return result
 
 

@@ -77,7 +77,7 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
     return result
 
 
-def asked(spec: JitSpec, needs: Mapping[str, Iterable[str]] | None = None) -> None:
+def asked(spec: JitSpec, needs: Mapping[str, Iterable[Any]] | None = None) -> None:
     """Somebody wants this module, whatever comes of it: written down where ``python -m flashinfer trace`` is at work."""
     if env.JIT_TRACE.is_set:
         from .record import record

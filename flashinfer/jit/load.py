@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ..errors import ModuleLoadError
@@ -15,6 +19,17 @@ from .store import Artifact, Needs
 _loaded: dict[str, Artifact] = {}
 _guard = threading.Lock()
 _per_module: dict[str, threading.Lock] = {}
+_names = itertools.count()
+
+
+def _start_afresh() -> None:
+    """A forked child must not wait for a thread that it does not have."""
+    global _guard
+    _guard = threading.Lock()
+    _per_module.clear()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
 
 
 def load(spec: JitSpec, needs: Needs | None = None) -> Any:
@@ -24,7 +39,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
 
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
-        BuildError, JitDisabledError, ToolchainError: there is none and none can be built.
+        BuildError, JitFrozenError, ToolchainError: there is none and none can be built.
     """
     import torch
 
@@ -36,29 +51,83 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     return getattr(torch.ops, spec.namespace)
 
 
-def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
-    import torch
+def loaded(spec: JitSpec, needs: Needs | None = None) -> Artifact | None:
+    """The artifact of this module that is part of this process already.
 
-    started = time.perf_counter()
+    Raises:
+        ModuleLoadError: it is another build than ``spec`` describes now, or lacks what is needed.
+    """
     present = _loaded.get(spec.name)
-    if present is not None:
-        if present.manifest["key"] not in (spec.key, spec.covering(present.manifest["coverage"]).key):
+    if present is None:
+        return None
+    has = present.manifest["coverage"]
+    if present.manifest["key"] not in (spec.key, spec.covering(has).key):
+        raise ModuleLoadError(
+            f"module {spec.name!r} is loaded from {present.path} and its sources, flags or configuration have"
+            " changed since: operators are registered once per process, start a new one to use the new build"
+        )
+    for axis, values in (needs or {}).items():
+        if not set(values) <= set(has.get(axis, ())):
             raise ModuleLoadError(
-                f"module {spec.name!r} is loaded from {present.path} and its sources, flags or configuration have"
-                " changed since: operators are registered once per process, start a new one to use the new build"
+                f"module {spec.name!r} is loaded from {present.path}, which was built for {axis}"
+                f" {' '.join(map(str, has.get(axis, ())))}; wanted {' '.join(map(str, values))}"
             )
+    return present
+
+
+def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
+    started = time.perf_counter()
+    if loaded(spec, needs) is not None:
         return
-    artifact = store.find(spec, needs).artifact
+    found_after = 0.0
+
+    def use(found: Artifact, descriptor: int) -> None:
+        nonlocal found_after
+        found_after = time.perf_counter()
+        _map(found, descriptor)
+
+    artifact = store.find(spec, needs, use).artifact
     if artifact is None:
         from .build import find_or_build
 
         (artifact,) = find_or_build([spec])
+        with store.verified(artifact) as descriptor:
+            _map(artifact, descriptor)
     else:
-        emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
-    try:
-        torch.ops.load_library(str(artifact.path))
-    except (OSError, RuntimeError) as err:
-        cause = err.__cause__ or err
-        raise ModuleLoadError(f"module {spec.name!r} at {artifact.path} does not load: {cause}") from err
+        emit("hit", spec.name, (found_after - started) * 1e3, path=artifact.path)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
+
+
+def _map(found: Artifact, descriptor: int) -> None:
+    """Map the very file that was verified, whatever its path leads to by now.
+
+    ``torch.ops.load_library`` would go by the path. A library that says ``$ORIGIN`` in its run path is not supported.
+    """
+    import torch
+
+    # glibc gives a library again to whoever asks by a name that it was opened by, even if the name has another meaning
+    # now, as that of a descriptor has: so no name is used twice.
+    name = f"/proc/self/fd/{'./' * next(_names)}{descriptor}"
+    try:
+        library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
+    except OSError as err:
+        cause = str(err).replace(name, found.path.name)
+        raise ModuleLoadError(f"module {found.name!r} at {found.path} does not load: {cause}") from err
+    _tell_name(library, name, found.path)
+    torch.ops.loaded_libraries.add(str(found.path))
+
+
+class _LinkMap(ctypes.Structure):
+    """The beginning of ``struct link_map`` of <link.h>, which debuggers read and a handle of dlopen points to."""
+
+    _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_void_p)]
+
+
+def _tell_name(library: ctypes.CDLL, name: str, path: Path) -> None:
+    """Let debuggers, ``dladdr`` and stack traces find the library where it is: a descriptor's name means nothing to them."""
+    entry = _LinkMap.from_address(library._handle)
+    if entry.name and ctypes.string_at(entry.name) == name.encode():
+        duplicate = ctypes.CDLL(None).strdup
+        duplicate.restype = ctypes.c_void_p
+        entry.name = duplicate(os.fsencode(path))  # never freed: the library is never closed

@@ -21,11 +21,13 @@ from .. import env
 from .closure import closure, digest_and_includes
 
 if TYPE_CHECKING:
-    from .store import Artifact
+    from .artifact import Artifact
+    from .probe import Probe
 
 Scalar = str | int | bool
+Value = str | int  # of an axis of coverage; all of one axis are of one type
 TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding.h
-FORMAT = 1  # of the key and of the manifest: raise it when either changes its meaning
+FORMAT = 2  # of the key and of the manifest: raise it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -49,7 +51,7 @@ class JitSpec:
     sources: tuple[str, ...]
     namespace: str
     config: tuple[tuple[str, Scalar], ...] = ()
-    coverage: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    coverage: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     template: str = ""
     config_header: str = ""
     cflags: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ class JitSpec:
         """Hex digest of :meth:`fields`: equal keys mean equal sources, configuration and flags."""
         return digest(self.fields())
 
-    def covering(self, coverage: Mapping[str, Iterable[str]]) -> JitSpec:
+    def covering(self, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
         """This spec with another set of values to choose from at run time."""
         return replace(self, coverage=_coverage(coverage))
 
@@ -131,6 +133,12 @@ class JitSpec:
         from .store import find
 
         return find(self).artifact
+
+    def probe(self, needs: Mapping[str, Iterable[Value]] | None = None) -> Probe:
+        """Whether a load would find this module, could build it, or cannot succeed; nothing is changed or started."""
+        from .probe import probe
+
+        return probe(self, needs)
 
     def build(self, verbose: bool = False) -> Artifact:
         """The artifact of this module, built if there is none yet."""
@@ -150,14 +158,18 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _coverage(coverage: Mapping[str, Iterable[str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    result = tuple((axis, tuple(sorted(set(values)))) for axis, values in sorted(coverage.items()))
-    for axis, values in result:
+def _coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+    result = []
+    for axis, given in sorted(coverage.items()):
+        values = set(given)
         if not values:
             raise ValueError(f"{axis}: got no value, wanted at least one")
-        if axis == "dtype" and not set(values) <= set(DTYPES):
-            raise ValueError(f"dtypes: got {', '.join(values)}, wanted a subset of {', '.join(DTYPES)}")
-    return result
+        if {type(value) for value in values} not in ({str}, {int}):
+            raise ValueError(f"{axis}: got {sorted(map(repr, values))}, wanted strings alone or integers alone")
+        if axis == "dtype" and not values <= set(DTYPES):
+            raise ValueError(f"dtypes: got {', '.join(map(str, values))}, wanted a subset of {', '.join(DTYPES)}")
+        result.append((axis, tuple(sorted(values))))
+    return tuple(result)
 
 
 def gen_jit_spec(
@@ -170,7 +182,7 @@ def gen_jit_spec(
     *,
     backend: str | None = None,
     config: Mapping[str, Scalar] | None = None,
-    coverage: Mapping[str, Iterable[str]] | None = None,
+    coverage: Mapping[str, Iterable[Value]] | None = None,
     template: str = "",
     config_header: str = "",
     namespace: str | None = None,
@@ -225,7 +237,7 @@ def family_spec(
     *,
     variant: str = "",
     config: Mapping[str, Scalar] | None = None,
-    coverage: Mapping[str, Iterable[str]] | None = None,
+    coverage: Mapping[str, Iterable[Value]] | None = None,
 ) -> JitSpec:
     """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels beside it."""
     kernels = {"cpu": f"csrc/{family}_cpu.cc", "cuda": f"csrc/{family}_cuda.cu"}

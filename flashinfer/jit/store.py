@@ -1,55 +1,50 @@
-"""Artifacts: finding one that may be loaded, and publishing one so that nobody ever sees half of it.
+"""Finding the artifact to load: first those made of exactly what the spec says, then those that cover it.
 
-An artifact is a directory with ``<name>.so`` and ``manifest.json``. AOT directories hold ``<aot>/<name>/``, the
-workspace ``<root>/artifacts/<name>/<key>/<build key>/``. The digest in the manifest is checked before a load.
-
-Two rules differ by place. An AOT directory is the word of whoever shipped it: any artifact with the spec's key
-that runs here is taken, whatever compiler made it. The workspace is this machine's own: where there is a
-toolchain, an artifact must come from exactly this target and these versions; where there is none, any that runs.
+AOT directories hold ``<aot>/<name>/``, the workspace ``<root>/artifacts/<name>/<key>/<build key>/``. Two rules differ
+by place. An AOT directory is the word of whoever shipped it: any artifact with the spec's key that runs here is taken,
+whatever compiler made it. The workspace is this machine's own: where there is a toolchain, an artifact must come from
+exactly this target and these versions; where there is none, any that runs.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import json
 import os
-import platform
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from .. import env
-from ..errors import ToolchainError
+from ..errors import ArtifactError, ToolchainError
+from . import trust
+from .artifact import (
+    MANIFEST,
+    Artifact,
+    build_key,
+    compare,
+    differences,
+    elf_requirements,
+    file_digest,
+    make_manifest,
+    publish,
+    read,
+    sealed,
+    verified,
+)
 from .closure import closure
-from .spec import FORMAT, JitSpec, digest
-from .target import Target, wanted_target, why_not_runnable
-from .toolchain import Identity, Toolchain, toolchain_identity
+from .spec import JitSpec, Value
+from .target import Target, wanted_target, why_not_linkable, why_not_runnable
+from .toolchain import Identity, toolchain_identity
 from .workspace import roots
 
-MANIFEST = "manifest.json"
-Needs = Mapping[str, Iterable[str]]
+# What is known of one artifact is reached through here, too.
+__all__ = ["MANIFEST", "Artifact", "Lookup", "Needs", "artifacts", "build_key", "compare", "covered_files", "differences",
+           "elf_requirements", "file_digest", "find", "make_manifest", "publish", "read", "sealed", "verified", "workspace_directory"]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Artifact:
-    """A published module: where it is, and what its manifest says."""
-
-    name: str
-    path: Path
-    manifest: dict[str, Any] = field(repr=False, compare=False)
-
-    @property
-    def directory(self) -> Path:
-        return self.path.parent
-
-    @property
-    def archs(self) -> tuple[str, ...]:
-        return tuple(self.manifest["archs"])
+Needs = Mapping[str, Iterable[Value]]
+Use = Callable[[Artifact, int], object]
+OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
 @dataclass(frozen=True)
@@ -61,251 +56,150 @@ class Lookup:
 
     @property
     def reason(self) -> str:
-        return "; ".join(self.reasons) or "no artifact of that name exists"
+        places = ", ".join(str(path) for path in (*env.aot_dirs(), *roots()))
+        return "; ".join(self.reasons) or f"no artifact of that name is in {places}"
 
 
-def build_key(spec_key: str, target: Target, identity: Identity) -> str:
-    """The full identity of a build: what the spec says, what for, and by which versions of the tools."""
-    return digest([spec_key, target.archs, identity])
+class _Here:
+    """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build."""
+
+    def __init__(self, backend: str, writes: bool) -> None:
+        self.backend, self.writes = backend, writes
+
+    @cached_property
+    def target(self) -> Target | None:
+        with suppress(ToolchainError):
+            return wanted_target(self.backend)
+        return None
+
+    @cached_property
+    def identity(self) -> Identity | None:
+        with suppress(ToolchainError):
+            return toolchain_identity(self.backend, self.writes)
+        return None
+
+    def build_key(self, key: str, unknown: str) -> str:
+        """The key that a build of ``key`` would have here, or ``unknown`` where nothing can be built."""
+        if self.target is None or self.identity is None:
+            return unknown
+        return build_key(key, self.target, self.identity)
+
+    def refuses(self, found: Artifact, prebuilt: bool) -> str | None:
+        """Why an artifact of the right sources cannot be used here, or ``None``."""
+        manifest, target = found.manifest, self.target
+        if not prebuilt and manifest["build_key"] != self.build_key(manifest["key"], manifest["build_key"]):
+            return "built for another target or by other tools"
+        if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
+            return f"built for {' '.join(found.archs)}, asked for {' '.join(target.archs)}"
+        return why_not_runnable(self.backend, found.archs) or why_not_linkable(
+            manifest["requires"], manifest["torch_abi"]
+        )
 
 
 def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(spec: JitSpec, needs: Needs | None = None) -> Lookup:
-    """The artifact to load for ``spec``: AOT directories first, then the workspace.
+def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writes: bool = True) -> Lookup:
+    """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
-    ``needs`` are the values that the caller will use of each axis of the spec's coverage; an AOT artifact built
-    for fewer values serves if it has those. Nothing is written and no lock is taken.
+    Args:
+        spec: the module.
+        needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
+        use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
+        writes: a compiler's version that is asked for here is kept in the workspace. Otherwise nothing is written.
+
+    No lock is taken. In each round AOT directories come first.
     """
-    key = spec.key
+    key, here = spec.key, _Here(spec.backend, writes)
     reasons: list[str] = []
-    for directory in env.aot_dirs():
-        found = read(directory / spec.name, spec.name)
-        if isinstance(found, Artifact):
-            refusal = _key_differs(found, spec, key, needs) or _unusable(found, spec.backend, exact=None)
-            if refusal is None:
-                return Lookup(found, tuple(reasons))
-            found = f"{found.directory}: {refusal}"
-        if found:
-            reasons.append(found)
-    for candidate in _in_workspace(spec, key):
-        refusal = _unusable(candidate, spec.backend, exact=_exact_build_key(spec.backend, key))
+    others: list[tuple[Artifact, bool]] = []
+
+    def take(found: Artifact, prebuilt: bool) -> bool:
+        refusal = here.refuses(found, prebuilt)
         if refusal is None:
-            return Lookup(candidate, tuple(reasons))
-        reasons.append(f"{candidate.directory}: {refusal}")
+            try:
+                with verified(found) as descriptor:
+                    if use is not None:
+                        use(found, descriptor)
+                    return True
+            except ArtifactError as err:
+                refusal = str(err)
+        reasons.append(f"{found.directory}: {refusal}")
+        return False
+
+    for found, prebuilt in _places(spec.name, key[:32]):
+        if isinstance(found, str):
+            reasons.append(found)
+        elif found.manifest["key"] != key:
+            others.append((found, prebuilt))
+        elif take(found, prebuilt):
+            return Lookup(found, tuple(reasons))
+    others += [(one, False) for one, prebuilt in _places(spec.name) if not prebuilt and isinstance(one, Artifact)]
+    stale = 0
+    for found, prebuilt in others:
+        if found.manifest["key"] == key:
+            continue  # refused above
+        refusal = _does_not_cover(found, spec, needs)
+        if refusal is None:
+            if take(found, prebuilt):
+                return Lookup(found, tuple(reasons))
+        elif refusal == OTHER_SOURCES and not prebuilt:
+            stale += 1
+        else:
+            reasons.append(f"{found.directory}: {refusal}")
+    if stale:
+        reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
     return Lookup(None, tuple(reasons))
 
 
-def _in_workspace(spec: JitSpec, key: str) -> Iterator[Artifact]:
-    for root in roots():
-        try:
-            names = sorted(os.listdir(workspace_directory(root, spec, key)))
-        except OSError:
-            continue
-        for name in names:
-            found = read(workspace_directory(root, spec, key) / name, spec.name)
-            if isinstance(found, Artifact) and found.manifest["key"] == key:
-                yield found
-
-
-def _exact_build_key(backend: str, key: str) -> str | None:
-    """The build key that this machine would give, or ``None`` if it cannot build at all."""
-    try:
-        return build_key(key, wanted_target(backend), toolchain_identity(backend))
-    except ToolchainError:
-        return None
-
-
-def read(directory: Path, name: str) -> Artifact | str | None:
-    """The artifact in a directory; why it is none; or ``None`` where there is nothing at all."""
-    try:
-        manifest = json.loads((directory / MANIFEST).read_bytes())
-        size = os.stat(directory / f"{name}.so").st_size
-    except FileNotFoundError:
-        return None if not directory.exists() else f"{directory}: incomplete"
-    except (OSError, ValueError) as err:
-        return f"{directory}: unreadable ({err})"
-    wanted = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list,
-              "coverage": dict, "requires": dict, "toolchain": dict, "files": dict}  # fmt: skip
-    if not isinstance(manifest, dict) or any(not isinstance(manifest.get(k), t) for k, t in wanted.items()):
-        return f"{directory}: the manifest lacks fields"
-    if manifest["format"] != FORMAT or manifest["name"] != name:
-        return f"{directory}: the manifest is for {manifest['name']!r}, format {manifest['format']}"
-    if manifest["size"] != size:
-        return f"{directory}: {name}.so has {size} bytes, its manifest says {manifest['size']}"
-    return Artifact(name, directory / f"{name}.so", manifest)
-
-
-def _key_differs(found: Artifact, spec: JitSpec, key: str, needs: Needs | None) -> str | None:
-    if found.manifest["key"] == key:
-        return None
-    # The same spec, built for another set of values? Then its key is that of this spec with that set.
+def _does_not_cover(found: Artifact, spec: JitSpec, needs: Needs | None) -> str | None:
+    """Why an artifact of another key cannot stand in, or ``None``: it is the same spec, for other sets of values."""
     has = found.manifest["coverage"]
-    wanted = {axis: set(values) for axis, values in (needs or dict(spec.coverage)).items()}
-    if any(not values <= set(has.get(axis, ())) for axis, values in wanted.items()):
-        lacking = ", ".join(
-            f"{axis} {' '.join(sorted(values - set(has.get(axis, ()))))}" for axis, values in wanted.items()
-        )
-        return f"built without {lacking}"
+    wanted = {axis: set(values) for axis, values in {**dict(spec.coverage), **(needs or {})}.items()}
     try:
-        if has.keys() == dict(spec.coverage).keys() and spec.covering(has).key == found.manifest["key"]:
-            return None
+        if has.keys() != dict(spec.coverage).keys() or spec.covering(has).key != found.manifest["key"]:
+            return OTHER_SOURCES
     except (TypeError, ValueError):
-        pass
-    return "built from other sources, flags or configuration"
+        return OTHER_SOURCES
+    lacking = {axis: values - set(has.get(axis, ())) for axis, values in wanted.items()}
+    words = [f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values]
+    return f"built without {', '.join(words)}" if words else None
 
 
-def _unusable(found: Artifact, backend: str, exact: str | None) -> str | None:
-    """Why an artifact with the right key cannot be used here, or ``None``."""
-    manifest = found.manifest
-    if exact is not None and manifest["build_key"] != exact:
-        return "built for another target or by other tools"
-    reason = why_not_runnable(backend, found.archs) or _runtime_too_old(manifest["requires"])
-    if reason is None and (wanted := _asked_archs(backend)) and not set(wanted) <= set(found.archs):
-        reason = f"built for {' '.join(found.archs)}, asked for {' '.join(wanted)}"
-    if reason is None and file_digest(found.path) != manifest["sha256"]:
-        reason = f"{found.path.name} is damaged: its digest is not the manifest's"
-    return reason
+def artifacts(name: str) -> Iterator[Artifact]:
+    """Every artifact of a module's name, of whatever sources and for whatever machine."""
+    return (found for found, _ in _places(name) if isinstance(found, Artifact))
 
 
-def _asked_archs(backend: str) -> tuple[str, ...]:
+def _places(name: str, key: str | None = None) -> Iterator[tuple[Artifact | str, bool]]:
+    """What stands at the places of a module (in the workspace: of one key), and whether that is an AOT directory."""
+    for directory in env.aot_dirs():
+        yield from _at(directory / name, name, [directory], True)
+    for root in roots():
+        parent = root / "artifacts" / name
+        for folder in [parent / key] if key else _entries(parent):
+            for place in _entries(folder):
+                yield from _at(place, name, [root, root / "artifacts", parent, folder], False)
+
+
+def _at(place: Path, name: str, above: list[Path], prebuilt: bool) -> Iterator[tuple[Artifact | str, bool]]:
+    found = read(place, name)
+    if found is not None:
+        try:
+            yield next(filter(None, map(trust.refusal, above)), None) or found, prebuilt
+        except OSError as err:
+            yield f"{place}: {err}", prebuilt
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What is in a directory, without the private directories of publications that are under way."""
     try:
-        target = wanted_target(backend)
-    except ToolchainError:
-        return ()
-    return target.archs if target.explicit else ()
-
-
-def differences(found: Artifact, spec: JitSpec) -> list[str]:
-    """What an artifact was built from and what ``spec`` says now, field by field where they differ."""
-    was, now = found.manifest, spec.fields()
-    files = sorted(name for name in {*was["files"], *now["files"]} if was["files"].get(name) != now["files"].get(name))
-    fields = [
-        f"{name}: {was.get(name)} -> {value}"
-        for name, value in now.items()
-        if name != "files" and was.get(name) != value
-    ]
-    return fields + [f"changed: {', '.join(files)}"] * bool(files)
-
-
-def _runtime_too_old(requires: Mapping[str, str]) -> str | None:
-    library, here = platform.libc_ver()
-    wanted = requires.get("GLIBC", "0")
-    if library == "glibc" and _version(here) < _version(wanted):
-        return f"needs glibc {wanted}, this machine has {here}"
-    return None
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file; empty where it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except OSError:
-        return ""
+        return []
 
 
 def covered_files(spec: JitSpec) -> Iterator[str]:
     """The files whose contents the key of ``spec`` covers."""
     yield from closure(spec.source_paths(), spec.include_dirs)
-
-
-def elf_requirements(path: Path) -> dict[str, str]:
-    """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
-
-    newest: dict[str, str] = {}
-    with path.open("rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, GNUVerNeedSection):
-                for _, versions in section.iter_versions():
-                    for version in versions:
-                        library, _, number = version.name.partition("_")
-                        if number[:1].isdigit() and _version(number) > _version(newest.get(library, "0")):
-                            newest[library] = number
-    return newest
-
-
-def make_manifest(
-    spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, when: float, seconds: float
-) -> dict[str, Any]:
-    """What an artifact says of itself. ``built`` is a time, ``seconds`` what compiling took."""
-    return {
-        **spec.fields(),
-        "format": FORMAT,
-        "name": spec.name,
-        "key": key,
-        "build_key": build_key(key, target, toolchain.identity),
-        "archs": list(target.archs),
-        "toolchain": toolchain.identity,
-        "requires": elf_requirements(so),
-        "sha256": file_digest(so),
-        "size": so.stat().st_size,
-        "built": round(when),
-        "seconds": round(seconds, 3),
-    }
-
-
-def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
-    """Make a library and its manifest an artifact at ``destination``, whole or not at all.
-
-    Private directory -> fsync -> rename. Where an artifact stands already, the two directories are exchanged in
-    one step and the old one removed; processes that have it mapped keep it.
-    """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    name = manifest["name"]
-    private = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
-    try:
-        shutil.copyfile(so, private / f"{name}.so")
-        (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        for path in (private / f"{name}.so", private / MANIFEST):
-            path.chmod(0o644)
-            _sync(path)
-        private.chmod(0o755)
-        _sync(private)
-        _replace_directory(private, destination)
-        _sync(destination.parent)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
-    return Artifact(name, destination / f"{name}.so", dict(manifest))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_directory(new: Path, place: Path) -> None:
-    for _ in range(100):
-        try:
-            os.rename(new, place)  # also replaces an empty directory
-            return
-        except OSError:
-            if not place.is_dir():
-                raise
-        if _exchange(new, place):
-            return  # ``new`` now holds the old artifact; the caller removes it
-        # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
-        retired = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
-        with suppress(FileNotFoundError):  # somebody else retired it
-            os.rename(place, retired)
-        shutil.rmtree(retired, ignore_errors=True)
-    raise OSError(f"{place}: replaced by other processes again and again")
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    at_cwd, exchange = -100, 2
-    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)

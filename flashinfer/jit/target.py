@@ -9,9 +9,10 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from .. import env
 from ..errors import ToolchainError
@@ -148,6 +149,8 @@ def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
     """
     if backend == "cpu":
         for level in archs:
+            if level not in (*CPU_LEVELS, "generic"):
+                return f"compiled for {level}, which is no level known here"
             missing = sorted(set(level_features(level)) - cpu_features())
             if missing:
                 return f"compiled for {level}, this CPU lacks {', '.join(missing)}"
@@ -158,6 +161,57 @@ def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
         if not any(_runs_on(arch, capability) for arch in archs):
             return f"compiled for {', '.join(archs)}, this machine has a GPU of {capability[0]}.{capability[1]}"
     return None
+
+
+# Where the symbol versions of each name are defined. A library of the C++ runtime is looked at where this process has
+# it already: to load one here would decide which one torch gets.
+_RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6", "GCC": "libgcc_s.so.1"}
+
+
+def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> str | None:
+    """Why this process's C and C++ libraries or torch are too old for a binary, or ``None`` if they are not.
+
+    ``requires`` are the newest symbol versions that it needs: ``{"GLIBC": "2.34", "GLIBCXX": "3.4.29"}``. What is not
+    loaded yet is not judged.
+    """
+    for name, version in requires.items():
+        library = _RUNTIME.get(name)
+        if library is not None and not _defines(library, f"{name}_{version}"):
+            return f"needs {name}_{version}, which {library} of this process does not have"
+    torch = sys.modules.get("torch")
+    if torch is not None and [int(part) for part in torch.__version__.split(".")[:2]] < [*torch_abi]:
+        return f"needs torch {'.'.join(map(str, torch_abi))} or newer, this is {torch.__version__}"
+    return None
+
+
+@cache
+def _dynamic_linker() -> tuple[Any, Any]:
+    libc = ctypes.CDLL(None)
+    libc.dlsym.argtypes, libc.dlsym.restype, libc.dlerror.restype = (
+        [ctypes.c_void_p, ctypes.c_char_p],
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    )
+    return libc.dlsym, libc.dlerror
+
+
+_defined: dict[tuple[str, str], bool] = {}
+
+
+def _defines(soname: str, version: str) -> bool:
+    """Whether a library of this process has a symbol version. A version is a symbol too, of value 0, which takes
+    microseconds to look up where reading the library's file takes milliseconds."""
+    known = _defined.get((soname, version))
+    if known is None:
+        try:
+            library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        except OSError:
+            return soname != "libc.so.6"  # another libc altogether, or not loaded yet
+        dlsym, dlerror = _dynamic_linker()
+        dlerror()
+        dlsym(library._handle, version.encode())
+        known = _defined[soname, version] = dlerror() is None
+    return known
 
 
 def _runs_on(arch: str, capability: tuple[int, int]) -> bool:

@@ -8,7 +8,9 @@ import shutil
 import threading
 
 import pytest
+import torch
 
+from flashinfer.jit import artifact as artifact_module
 from flashinfer.jit import build, store, target
 from flashinfer.jit.target import Target, level_features, why_not_runnable
 
@@ -24,7 +26,7 @@ def to_aot(artifact, tmp_path, **changes):
     """A copy of an artifact in the AOT directory, with parts of its manifest changed."""
     shutil.copytree(artifact.directory, tmp_path / "aot" / artifact.name, dirs_exist_ok=True)
     path = tmp_path / "aot" / artifact.name / store.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps(store.sealed({**json.loads(path.read_text()), **changes})))
     return path.parent
 
 
@@ -90,8 +92,11 @@ def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
         (dict(key="0" * 64), "other sources"),
         (dict(format=99), "format 99"),
         (dict(name="other"), "is for 'other'"),
-        (dict(requires={"GLIBC": "9.99"}), "needs glibc 9.99"),
-        (dict(archs=["9.9"], backend="cpu"), None),
+        (dict(requires={"GLIBC": "9.99"}), "needs GLIBC_9.99, which libc.so.6 of this process does not have"),
+        (dict(requires={"GLIBCXX": "3.4.999"}), "needs GLIBCXX_3.4.999, which libstdc++.so.6"),
+        (dict(requires={"CXXABI": "9.9"}), "needs CXXABI_9.9, which libstdc++.so.6"),
+        (dict(torch_abi=[99, 0]), f"needs torch 99.0 or newer, this is {torch.__version__}"),
+        (dict(archs=["9.9"]), "compiled for 9.9, which is no level known here"),
     ],
 )
 def test_a_manifest_that_does_not_fit(built, changes, reason, tmp_path):
@@ -99,8 +104,6 @@ def test_a_manifest_that_does_not_fit(built, changes, reason, tmp_path):
     to_aot(artifact, tmp_path, **changes)
     shutil.rmtree(artifact.directory)
     lookup = store.find(spec)
-    if reason is None:  # a level nobody knows needs no feature anybody could check
-        return
     assert lookup.artifact is None and reason in lookup.reason
 
 
@@ -143,7 +146,7 @@ def test_an_asked_arch_must_be_there(built, tmp_path, monkeypatch):
 
 def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):
     spec, artifact = built
-    monkeypatch.setattr(store, "toolchain_identity", lambda backend: {"cxx": "99", "nvcc": None, "cxx11_abi": True})
+    monkeypatch.setattr(store, "toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "cxx11_abi": True})
     assert "by other tools" in store.find(spec).reason
     to_aot(artifact, tmp_path)
     assert spec.find() is not None
@@ -199,7 +202,7 @@ def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_sync", fail)
+    monkeypatch.setattr(artifact_module, "_sync", fail)
     with pytest.raises(OSError, match="No space left"):
         store.publish(artifact.path, artifact.manifest, artifact.directory)
     assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1

@@ -1,0 +1,53 @@
+"""What would become of a load now, for callers that choose between this library and something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ToolchainError
+from . import frozen, store
+from .spec import JitSpec
+from .target import wanted_target
+from .toolchain import find_toolchain
+
+
+@dataclass(frozen=True)
+class Probe:
+    """``ready`` (at ``where``), ``buildable`` (``estimate``: seconds of compiling, where an earlier build of the
+    module tells; ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
+
+    state: Literal["ready", "buildable", "impossible"]
+    where: Path | None = None
+    estimate: float | None = None
+    reason: str = ""
+
+
+def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
+    """Look where a load would look, then for what a build would need. Nothing is written and no tool is started, except
+    for a compiler whose version nobody has asked yet while an artifact is there that it may have built."""
+    from .load import loaded
+
+    try:
+        present = loaded(spec, needs)
+        lookup = store.find(spec, needs, writes=False) if present is None else store.Lookup(present, ())
+    except OSError as err:
+        return Probe("impossible", reason=f"sources cannot be read: {err}")
+    if lookup.artifact is not None:
+        return Probe("ready", lookup.artifact.path)
+    by = frozen.forbidden_by()
+    if by is not None:
+        return Probe("impossible", reason=f"{by} forbids building it: {lookup.reason}")
+    try:
+        wanted_target(spec.backend)
+        find_toolchain(spec.backend)
+    except ToolchainError as err:
+        return Probe("impossible", reason=str(err))
+    return Probe("buildable", estimate=expected_seconds(spec), reason=lookup.reason)
+
+
+def expected_seconds(spec: JitSpec) -> float | None:
+    """Seconds that compiling will take, by this machine's history, else by the newest artifact of the module's name."""
+    newest = max(store.artifacts(spec.name), key=lambda found: found.manifest.get("built", 0), default=None)
+    return None if newest is None else newest.manifest.get("seconds")
