@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import env
 from ..errors import ToolchainError
+from . import trust
 from .workspace import workspace, write_atomically
 
 Identity = dict[str, str | bool | None]
@@ -59,8 +60,8 @@ def find_toolchain(backend: str) -> Toolchain:
         nvcc=find_nvcc() if backend == "cuda" else None,
         ninja=find_ninja(),
         torch_dir=find_torch(),
-        cxx_launcher=env.CXX_LAUNCHER.get(),
-        nvcc_launcher=env.NVCC_LAUNCHER.get(),
+        cxx_launcher=_launcher(env.CXX_LAUNCHER),
+        nvcc_launcher=_launcher(env.NVCC_LAUNCHER) if backend == "cuda" else (),
     )
 
 
@@ -129,6 +130,20 @@ def find_torch() -> Path:
     return Path(spec.origin).parent
 
 
+def _launcher(variable: env.Variable[tuple[str, ...]]) -> tuple[str, ...]:
+    program, *arguments = variable.get() or ("",)
+    return (_find("", variable.name, program, iter(()), "it"), *arguments) if program else ()
+
+
+def _trusted(variable: str, path: str) -> str:
+    """A program that somebody named by its path, if nobody else can have put it there or can change it."""
+    real = os.path.realpath(path)
+    for place in dict.fromkeys([real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))]):
+        if (refusal := trust.refusal(place)) is not None:
+            raise ToolchainError(f"{variable}: {path!r} is not run: {refusal}")
+    return path
+
+
 def _on_path(*names: str) -> Iterator[str]:
     return (found for name in names if (found := shutil.which(name)))
 
@@ -146,7 +161,7 @@ def _find(what: str, variable: str, asked: str | None, where: Iterator[str], ins
             raise ToolchainError(
                 f"{variable}: {asked!r} is not a program that can be run; unset it or install {install}"
             )
-        return found
+        return _trusted(variable, found)
     looked = list(where)
     for path in looked:
         if os.access(path, os.X_OK) and os.path.isfile(path):
