@@ -7,6 +7,7 @@ source that reaches them; nvcc's commands are said again in clang's words. Confi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -33,8 +34,8 @@ _DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all th
 _DROP = {"-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
 
 
-def export(output: Path | None, as_json: bool) -> int:
-    place = output or Path(env.data_root()) / "compile_commands.json"
+def export(options: argparse.Namespace) -> int:
+    place: Path = options.output or Path(env.data_root()) / "compile_commands.json"
     folder = workspace() / "build" / "ide"
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -51,7 +52,7 @@ def export(output: Path | None, as_json: bool) -> int:
     entries += _header_entries(entries)
     write_atomically(place, json.dumps(entries, indent=1).encode())
     place.chmod(0o644)
-    show(rows, as_json)
+    show(rows, options.json)
     print(f"{place}: {len(entries)} files", file=sys.stderr)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from ..errors import EnvironmentValueError
 from .output import Row, show
 
 
-def show_config(as_json: bool, markdown: bool) -> int:
-    if markdown:
+def show_config(options: argparse.Namespace) -> int:
+    if options.markdown:
         print(markdown_table())
         return 0
     rows, code = [], 0
@@ -28,7 +29,7 @@ def show_config(as_json: bool, markdown: bool) -> int:
             "default": variable.default_doc.replace("`", ""),
         }
         rows.append(row)
-    show(rows, as_json, {"set": lambda is_set: "set" if is_set else ""})
+    show(rows, options.json, {"set": lambda is_set: "set" if is_set else ""})
     return code
 
 

@@ -5,6 +5,7 @@ Exit code 1 if CPU modules can be neither built nor used here; what CUDA lacks i
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.util
 import os
@@ -42,7 +43,7 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: bool) -> int:
+def doctor(options: argparse.Namespace) -> int:
     findings: list[Finding] = []
     for variable in env.VARIABLES:
         try:
@@ -50,14 +51,14 @@ def doctor(as_json: bool) -> int:
         except EnvironmentValueError as err:
             findings.append(Finding("environment", "missing", str(err), f"unset {variable.name}"))
     if findings:  # nothing below can be answered
-        show([asdict(finding) for finding in findings], as_json)
+        show([asdict(finding) for finding in findings], options.json)
         return 1
     torch = _torch()
     cpu_tools = [_compiler(), _ninja(), _packages()]
     findings = [torch, *cpu_tools, *_cuda_tools(), _gpus(), *_directories()]
     usable, modules = _cpu_modules([finding for finding in cpu_tools if finding.state == "missing"])
     findings.append(modules)
-    show([asdict(finding) for finding in findings], as_json)
+    show([asdict(finding) for finding in findings], options.json)
     return 0 if usable and torch.state != "missing" else 1
 
 

@@ -1,51 +1,96 @@
 """Reads the arguments of ``python -m flashinfer`` and runs one command.
 
-Exit codes: 0 done; 1 a build failed or this machine lacks something; 2 the command itself cannot be: an unknown
-name, a malformed environment variable.
+Exit codes: 0 done; 1 a build failed, a proof failed or this machine lacks something; 2 the command itself cannot
+be: an unknown name, a malformed environment variable. ``trace`` ends with the code of the program it ran.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
+from .. import env
 from ..errors import EnvironmentValueError, FlashInferError
 
 
 class UsageError(Exception):
-    """The command names something that does not exist."""
+    """The command names something that does not exist or cannot be used."""
+
+
+# Command -> the function that runs it, imported for that command alone: most need neither a compiler nor a template.
+COMMANDS = {
+    "list": ("modules:list_modules", "Every module of the AOT matrix: what it covers, and the key of its present sources."),
+    "status": ("modules:status", "Every artifact in the AOT directories and the workspace, and what a load would make of it."),
+    "build": ("modules:build_modules", "Build modules into the workspace, all in one run."),
+    "trace": ("trace:trace", "Run a program and record every module that it, and every process it starts, asks for."),
+    "verify": ("verify:verify", "Prove that a program that asks for these modules compiles nothing; 1 if it would."),
+    "export": ("archive:export", "Pack built modules into one archive: .tar, .tar.gz or .tar.zst."),
+    "import": ("archive:import_", "Unpack an archive of modules, each checked before it is published."),
+    "gc": ("gc:gc", "Remove what was not used for longest, until the workspace is small enough; and what is left over."),
+    "clean": ("modules:clean", "Remove everything that was built into the workspace."),
+    "doctor": ("doctor:doctor", "What building and using modules needs, whether this machine has it, and how to get it."),
+    "show-config": ("config:show_config", "Every environment variable that is read, its value now and its default."),
+    "export-compile-commands": ("compile_commands:export", "Write compile_commands.json, for clangd and other tools of an IDE."),
+}  # fmt: skip
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flashinfer", description="Modules of flashinfer on this machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, help: str) -> argparse.ArgumentParser:
+    add: dict[str, Any] = {}
+    for name, (_, help) in COMMANDS.items():
         one = commands.add_parser(name, help=help, description=help)
         one.add_argument("--json", action="store_true", help="print JSON")
-        return one
-
-    command("list", "Every module of the AOT matrix: what it covers, and the key of its present sources.")
-    command("status", "Every artifact in the AOT directories and the workspace, and what a load would make of it.")
-    build = command("build", "Build modules into the workspace, all in one run.")
-    build.add_argument("names", nargs="+", metavar="NAME", help="a module, as `list` names it")
-    build.add_argument("--verbose", action="store_true", help="show every command and its output")
-    config = command("show-config", "Every environment variable that is read, its value now and its default.")
-    config.add_argument("--markdown", action="store_true", help="print the table of README.md")
-    command("doctor", "What building and using modules needs, whether this machine has it, and how to get it.")
-    clean = command("clean", "Remove everything that was built into the workspace.")
-    clean.add_argument("--yes", action="store_true", help="do it; without this, only say what would be removed")
-    export = command("export-compile-commands", "Write compile_commands.json, for clangd and other tools of an IDE.")
-    export.add_argument("--output", type=Path, metavar="FILE", help="by default compile_commands.json in the checkout")
+        add[name] = one.add_argument
+    add["build"]("names", nargs="+", metavar="NAME", help="a module, as `list` names it")
+    add["build"]("--verbose", action="store_true", help="show every command and its output")
+    add["trace"]("-o", "--output", type=Path, required=True, metavar="FILE", help="the specs, a line of JSON for each")
+    add["trace"]("program", nargs="+", metavar="-- PROGRAM", help="the program and its arguments")
+    add["verify"](
+        "--specs", type=Path, metavar="FILE", help="what `trace` wrote; by default every module of the matrix"
+    )
+    add["verify"]("--cuda-arch", type=cuda_archs, metavar="LIST", help='GPUs of the machine meant, such as "9.0 8.0"')
+    add["verify"]("--cpu-arch", metavar="LEVEL", help="CPU level of the machine meant, such as x86-64-v3")
+    for name, verb in (("export", "write"), ("import", "read")):
+        add[name]("archive", type=Path, metavar="ARCHIVE", help=f"the file to {verb}")
+    add["export"]("names", nargs="*", metavar="NAME", help="a module, as `list` names it; by default every ready one")
+    add["export"]("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
+    add["export"]("--from", dest="source", type=Path, metavar="DIR", help="every module of a directory, as it is")
+    add["import"]("--to", type=Path, metavar="DIR", help="a directory for FLASHINFER_AOT_DIR; by default the workspace")
+    add["gc"]("--max-size", type=size_limit, metavar="SIZE", help="by default FLASHINFER_WORKSPACE_MAX_SIZE")
+    add["gc"]("--dry-run", action="store_true", help="only say what would be removed")
+    add["clean"]("--yes", action="store_true", help="do it; without this, only say what would be removed")
+    add["show-config"]("--markdown", action="store_true", help="print the table of README.md")
+    add["export-compile-commands"](
+        "--output", type=Path, metavar="FILE", help="by default compile_commands.json in the checkout"
+    )
     return parser.parse_args(arguments)
+
+
+def cuda_archs(text: str) -> tuple[str, ...]:
+    try:
+        return env.parse_cuda_archs(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from None
+
+
+def size_limit(text: str) -> int:
+    try:
+        return env.parse_size(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse(arguments)
+    place, _, function = COMMANDS[options.command][0].partition(":")
     try:
-        return run(options)
+        code: int = getattr(importlib.import_module(f".{place}", __package__), function)(options)
+        return code
     except (EnvironmentValueError, UsageError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
@@ -55,34 +100,3 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe has seen enough
         return 0
-
-
-def run(options: argparse.Namespace) -> int:
-    # Each command's file is imported for that command alone: most need neither a compiler nor a template.
-    if options.command == "list":
-        from .modules import list_modules
-
-        return list_modules(options.json)
-    if options.command == "status":
-        from .modules import status
-
-        return status(options.json)
-    if options.command == "build":
-        from .modules import build_modules
-
-        return build_modules(options.names, options.verbose, options.json)
-    if options.command == "show-config":
-        from .config import show_config
-
-        return show_config(options.json, options.markdown)
-    if options.command == "doctor":
-        from .doctor import doctor
-
-        return doctor(options.json)
-    if options.command == "clean":
-        from .modules import clean
-
-        return clean(options.yes, options.json)
-    from .compile_commands import export
-
-    return export(options.output, options.json)

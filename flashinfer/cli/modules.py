@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import sys
@@ -20,7 +21,7 @@ from .main import UsageError
 from .output import age, show, size
 
 
-def list_modules(as_json: bool) -> int:
+def list_modules(options: argparse.Namespace) -> int:
     rows = [
         {
             "name": spec.name,
@@ -31,11 +32,11 @@ def list_modules(as_json: bool) -> int:
         }
         for spec in matrix_specs(Matrix())
     ]
-    show(rows, as_json, {"key": lambda key: key[:16]})
+    show(rows, options.json, {"key": lambda key: key[:16]})
     return 0
 
 
-def status(as_json: bool) -> int:
+def status(options: argparse.Namespace) -> int:
     """States: ``ready`` (a load takes it), ``shadowed`` (a load takes one that is found earlier), ``refused`` (a load
     passes it over), ``stale`` (made from other sources or flags), ``broken``, ``other`` (of no module of the matrix)
     and ``missing`` (a module of the matrix that a load would have to build)."""
@@ -65,8 +66,8 @@ def status(as_json: bool) -> int:
             rows.append({"name": name, "state": "missing", "archs": [], "size": None, "built": None})
             rows[-1] |= {"why": lookup.reason if lookup.reasons else "", "where": None}
     rows.sort(key=lambda row: row["name"])
-    if as_json:
-        show(rows, as_json)
+    if options.json:
+        show(rows, True)
     else:
         show(
             [{"age" if key == "built" else key: row[key] for key in row} for row in rows],
@@ -106,24 +107,24 @@ def _state(found: Artifact, spec: JitSpec | None, lookup: store.Lookup | None) -
     return ("stale", differences) if differences else ("shadowed", "")
 
 
-def build_modules(names: Sequence[str], verbose: bool, as_json: bool) -> int:
+def build_modules(options: argparse.Namespace) -> int:
     from ..jit.build import make_request, run
 
     rows: list[dict[str, Any]] = []
     errors: list[BuildError] = []
     requests = []
-    for spec in named(names):
+    for spec in named(options.names):
         lookup = store.find(spec)
         if lookup.artifact is not None:
             rows.append(_built(spec.name, "ready", lookup.artifact))
         else:
             frozen.check(spec.name, lookup.reason)
             requests.append(make_request(spec))
-    for outcome in run(requests, verbose=verbose):
+    for outcome in run(requests, verbose=options.verbose):
         rows.append(_built(outcome.request.spec.name, outcome.how, outcome.artifact))
         if outcome.error is not None:
             errors.append(outcome.error)
-    show(sorted(rows, key=lambda row: str(row["name"])), as_json, {"size": size})
+    show(sorted(rows, key=lambda row: str(row["name"])), options.json, {"size": size})
     for error in errors:
         print(f"\nerror: {error}", file=sys.stderr)
     return 1 if errors else 0
@@ -154,16 +155,16 @@ def _built(name: str, how: str, artifact: Artifact | None) -> dict[str, Any]:
     }
 
 
-def clean(yes: bool, as_json: bool) -> int:
+def clean(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for part in (env.WORKSPACE_DIR.get() / name for name in PARTS):
         if part.is_dir():
             files = [os.path.join(folder, name) for folder, _, names in os.walk(part) for name in names]
             rows.append({"what": part, "files": len(files), "size": sum(os.lstat(file).st_size for file in files)})
-    if yes:
+    if options.yes:
         jit.clear_cache_dir()
     rows = [row | {"removed": not row["what"].exists()} for row in rows]
-    show(rows, as_json, {"size": size, "removed": lambda removed: "yes" if removed else "no"})
-    if rows and not yes:
+    show(rows, options.json, {"size": size, "removed": lambda removed: "yes" if removed else "no"})
+    if rows and not options.yes:
         print("nothing is removed yet: add --yes", file=sys.stderr)
-    return 1 if yes and any(not row["removed"] for row in rows) else 0
+    return 1 if options.yes and any(not row["removed"] for row in rows) else 0

@@ -29,7 +29,7 @@ _recorded: set[Any] = set()
 def record(spec: JitSpec, needs: Mapping[str, Any] | None) -> None:
     """Write down that this process asks for ``spec``: one file per distinct request in ``FLASHINFER_JIT_TRACE``."""
     folder = env.JIT_TRACE.get()
-    wanted = None if needs is None else {axis: sorted(values) for axis, values in needs.items()}
+    wanted = {axis: sorted(values) for axis, values in (needs or {}).items()}
     request = (spec, folder, json.dumps(wanted))
     if folder is None or request in _recorded:
         return

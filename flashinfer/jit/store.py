@@ -60,10 +60,13 @@ class Lookup:
         return "; ".join(self.reasons) or f"no artifact of that name is in {places}"
 
 
-class _Here:
-    """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build."""
+class Here:
+    """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build.
 
-    def __init__(self, backend: str, writes: bool) -> None:
+    `python -m flashinfer verify` answers for another machine by a subclass.
+    """
+
+    def __init__(self, backend: str, writes: bool = True) -> None:
         self.backend, self.writes = backend, writes
 
     @cached_property
@@ -91,16 +94,19 @@ class _Here:
             return "built for another target or by other tools"
         if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
             return f"built for {' '.join(found.archs)}, asked for {' '.join(target.archs)}"
-        return why_not_runnable(self.backend, found.archs) or why_not_linkable(
-            manifest["requires"], manifest["torch_abi"]
-        )
+        return self.why_not_runnable(found.archs) or why_not_linkable(manifest["requires"], manifest["torch_abi"])
+
+    def why_not_runnable(self, archs: Iterable[str]) -> str | None:
+        return why_not_runnable(self.backend, archs)
 
 
 def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writes: bool = True) -> Lookup:
+def find(
+    spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writes: bool = True, here: Here | None = None
+) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:
@@ -108,10 +114,11 @@ def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writ
         needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
         writes: a compiler's version that is asked for here is kept in the workspace. Otherwise nothing is written.
+        here: the machine that the artifact is for; by default this one.
 
     No lock is taken. In each round AOT directories come first.
     """
-    key, here = spec.key, _Here(spec.backend, writes)
+    key, here = spec.key, here or Here(spec.backend, writes)
     reasons: list[str] = []
     others: list[tuple[Artifact, bool]] = []
 

@@ -136,10 +136,18 @@ def wanted_target(backend: str) -> Target:
             "no GPU is visible and no arch is named: to compile CUDA modules here, name the archs to compile for,"
             ' for example FLASHINFER_CUDA_ARCH_LIST="9.0a 8.0"'
         )
-    # From Hopper on the features that matter (wgmma, TMA variants) are arch-specific: the "a" targets.
-    return Target(
-        "cuda", tuple(f"{major}.{minor}{'a' if major >= 9 else ''}" for major, minor in visible_gpus()), False
-    )
+    return Target("cuda", tuple(map(native_arch, visible_gpus())), False)
+
+
+def native_arch(capability: tuple[int, int]) -> str:
+    """What to compile for a GPU: from Hopper on what matters (wgmma, TMA variants) is arch-specific, the "a" targets."""
+    return f"{capability[0]}.{capability[1]}{'a' if capability[0] >= 9 else ''}"
+
+
+def capability(arch: str) -> tuple[int, int]:
+    """The compute capability that an arch is named for: ``"9.0a"`` -> ``(9, 0)``."""
+    major, minor = arch.removesuffix("+PTX").rstrip("af").split(".")
+    return int(major), int(minor)
 
 
 def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
@@ -157,9 +165,9 @@ def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
             if (level == "generic") != (native_level() == "generic"):
                 return f"compiled for {level}, this machine is {platform.machine()}"
         return None
-    for capability in visible_gpus():
-        if not any(_runs_on(arch, capability) for arch in archs):
-            return f"compiled for {', '.join(archs)}, this machine has a GPU of {capability[0]}.{capability[1]}"
+    for gpu in visible_gpus():
+        if not any(runs_on(arch, gpu) for arch in archs):
+            return f"compiled for {', '.join(archs)}, this machine has a GPU of {gpu[0]}.{gpu[1]}"
     return None
 
 
@@ -214,11 +222,11 @@ def _defines(soname: str, version: str) -> bool:
     return known
 
 
-def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
-    number = arch.removesuffix("+PTX")
-    major, minor = (int(part) for part in number.rstrip("af").split("."))
-    if number.endswith("a"):
-        return (major, minor) == capability
-    if arch.endswith("+PTX") and (major, minor) <= capability:
+def runs_on(arch: str, gpu: tuple[int, int]) -> bool:
+    """Whether code compiled for ``arch`` runs on a GPU of that compute capability."""
+    major, minor = capability(arch)
+    if arch.removesuffix("+PTX").endswith("a"):
+        return (major, minor) == gpu
+    if arch.endswith("+PTX") and (major, minor) <= gpu:
         return True
-    return major == capability[0] and minor <= capability[1]
+    return major == gpu[0] and minor <= gpu[1]

@@ -1,0 +1,150 @@
+"""Files of specs: what ``trace`` writes and ``build_aot.py``, ``verify`` and ``export`` read. A line of JSON for each.
+
+A line holds ``spec`` (see :mod:`flashinfer.jit.record`), its ``key`` where it was recorded, ``needs`` (the values
+used of each axis of its coverage; of one that is not named, all) and ``archs`` (what it was wanted for). Such files may be
+concatenated: lines of one spec are read as one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import env
+from ..jit import trust
+from ..jit.record import from_json
+from ..jit.spec import JitSpec, digest
+from ..jit.target import CPU_LEVELS, Target
+from ..jit.workspace import write_atomically
+from .main import UsageError
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A module that a program asked for. ``key``: what it had there; other sources here give it another one."""
+
+    spec: JitSpec
+    needs: dict[str, list[Any]]
+    archs: tuple[str, ...]
+    key: str
+
+    def target(self) -> Target | None:
+        """What it was wanted for: all GPU archs, or the lowest of the CPU levels; ``None`` where nobody said."""
+        if self.spec.backend == "cpu":
+            # A level that this version does not know, such as another machine's "generic", is alone.
+            known = sorted(self.archs, key=lambda arch: CPU_LEVELS.index(arch) if arch in CPU_LEVELS else -1)
+            return Target("cpu", tuple(known[:1]), True) if known else None
+        return Target("cuda", self.archs, True) if self.archs else None
+
+
+def merge(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each spec, in an order that depends on nothing else: with all needs and archs of its lines."""
+    merged: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        one = merged.setdefault(digest([line["spec"], line["key"]]), line)
+        # Where one line does not name an axis, all of it is needed.
+        axes = sorted(one["needs"].keys() & line["needs"].keys())
+        needs = {axis: sorted({*one["needs"][axis], *line["needs"][axis]}) for axis in axes}
+        merged[digest([line["spec"], line["key"]])] = one | {
+            "needs": needs,
+            "archs": sorted({*one["archs"], *line["archs"]}),
+        }
+    return [merged[key] for key in sorted(merged, key=lambda key: (merged[key]["spec"]["name"], key))]
+
+
+def write_specs(path: Path, lines: Iterable[dict[str, Any]]) -> int:
+    """Write a file of specs, whole or not at all; returns how many it has."""
+    merged = merge(lines)
+    write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in merged).encode())
+    path.chmod(0o644)
+    return len(merged)
+
+
+def read_specs(path: Path, folder: Path) -> list[Asked]:
+    """What a file of specs asks for; sources that it carries are written below ``folder``.
+
+    Raises:
+        UsageError: there is no such file, a line is no record, or others can write what is to be compiled here.
+    """
+    try:
+        if (refusal := trust.refusal(path)) is not None:
+            raise UsageError(f"--specs: {refusal}: what it holds is compiled and loaded")
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"--specs: {path} cannot be read: {err}") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                records.append(_record(line))
+            except ValueError as err:
+                raise UsageError(f"--specs: {path}, line {number}: {err}") from None
+    result = []
+    for one in merge(records):
+        try:
+            result.append(Asked(from_json(one["spec"], folder), one["needs"], tuple(one["archs"]), one["key"]))
+        except ValueError as err:
+            raise UsageError(f"--specs: {path}: {err}") from None
+    return result
+
+
+def _record(line: str) -> dict[str, Any]:
+    value = json.loads(line)
+    if not isinstance(value, dict) or value.keys() != {"spec", "key", "needs", "archs"}:
+        raise ValueError("got no record, wanted spec, key, needs and archs: a file that `trace` wrote")
+    needs, archs = value["needs"], value["archs"]
+    if not isinstance(value["spec"], dict) or not all(
+        isinstance(value["spec"].get(k), str) for k in ("name", "backend")
+    ):
+        raise ValueError(f"spec: got {value['spec']!r}, wanted a spec")
+    if not isinstance(value["key"], str):
+        raise ValueError(f"key: got {value['key']!r}, wanted text")
+    if not isinstance(needs, dict) or not all(map(_is_axis, needs.values())):
+        raise ValueError(f"needs: got {needs!r}, wanted axis -> values")
+    if not _is_words(archs):
+        raise ValueError(f"archs: got {archs!r}, wanted a list of archs")
+    if value["spec"]["backend"] == "cuda" and archs:
+        env.parse_cuda_archs(" ".join(archs))
+    elif any(not re.fullmatch(r"[a-z0-9-]+", arch) for arch in archs):
+        raise ValueError(f"archs: got {archs!r}, wanted CPU levels")
+    return value
+
+
+def _is_axis(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len({type(one) for one in value}) <= 1
+        and all(type(one) in (str, int) for one in value)
+    )
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def one_per_name(asked: Iterable[Asked]) -> list[Asked]:
+    """What to put into one directory: specs that differ in their coverage alone become one that covers all.
+
+    Raises:
+        UsageError: two specs of one name differ in more.
+    """
+    found: dict[str, Asked] = {}
+    for one in asked:
+        other = found.setdefault(one.spec.name, one)
+        was, now = other.spec, one.spec
+        if was.covering({}) != now.covering({}):
+            differs = [name for name in vars(was) if name != "coverage" and getattr(was, name) != getattr(now, name)]
+            raise UsageError(
+                f"--specs: two modules are called {was.name!r} and differ in {', '.join(differs)}:"
+                " a directory holds one of a name; build them one after the other, into two directories"
+            )
+        sets: dict[str, set[Any]] = {axis: set(values) for axis, values in was.coverage}
+        for axis, values in now.coverage:
+            sets[axis] = sets.get(axis, set()) | set(values)
+        archs = tuple(sorted({*other.archs, *one.archs}))
+        found[was.name] = Asked(was.covering(sets), {}, archs, other.key)
+    return list(found.values())

@@ -1,0 +1,67 @@
+"""``trace``: runs a program and records every module that it, or any process it starts, asks for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .main import UsageError
+from .output import show
+from .specs import write_specs
+
+CANNOT_RUN = 127
+
+
+def trace(options: argparse.Namespace) -> int:
+    """Exit code: the program's own; 128 and the signal's number where one ended it, as shells say it.
+
+    The file is written however the program ends.
+    """
+    output: Path = options.output.absolute()
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise UsageError(f"--output: {output.parent} is no directory that can be written")
+    if shutil.which(options.program[0]) is None:
+        raise UsageError(f"program: {options.program[0]!r} is not a program that can be run")
+    with tempfile.TemporaryDirectory(prefix="flashinfer-trace-") as folder:
+        code = _run(options.program, {**os.environ, "FLASHINFER_JIT_TRACE": folder})
+        lines = list(_recorded(Path(folder)))
+        count = write_specs(output, lines)
+    rows = sorted({(line["spec"]["name"], line["spec"]["backend"], " ".join(line["archs"])) for line in lines})
+    if options.json:
+        show([dict(zip(("name", "backend", "archs"), row, strict=True)) for row in rows], True)
+    print(f"{output}: {count} modules", file=sys.stderr)
+    return code
+
+
+def _run(program: list[str], environment: dict[str, str]) -> int:
+    """Run a program to its end; what asks this process to end is passed on to it."""
+    with subprocess.Popen(program, env=environment) as process:
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        # A terminal's interrupt reaches the program by itself.
+        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return 128 - code if code < 0 else code
+
+
+def _recorded(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the processes wrote. A killed one may leave a private file, whose name begins with a dot."""
+    for path in sorted(folder.glob("[!.]*.json")):
+        yield json.loads(path.read_bytes())

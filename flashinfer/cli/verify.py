@@ -1,0 +1,107 @@
+"""``verify``: proves, without a GPU and without compiling, that a program that asks for these modules compiles nothing.
+
+Every look-up of the program is done here as a load would do it, for this machine or for another one that is
+described by its GPUs and its CPU level. C libraries and torch are those of this process: run it in the image that
+the program will run in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from .. import env
+from ..jit import store
+from ..jit.modules import Matrix, matrix_specs
+from ..jit.target import (
+    CPU_LEVELS,
+    Target,
+    capability,
+    level_features,
+    native_arch,
+    runs_on,
+    visible_gpus,
+    wanted_target,
+)
+from .main import UsageError
+from .output import show
+from .specs import Asked, read_specs
+
+
+class There(store.Here):
+    """Another machine, with the tools and the environment of this one."""
+
+    def __init__(self, backend: str, gpus: tuple[tuple[int, int], ...], level: str) -> None:
+        super().__init__(backend, writes=False)
+        self.gpus, self.level = gpus, level
+
+    @cached_property
+    def target(self) -> Target | None:
+        asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else bool(env.CUDA_ARCH_LIST.get())
+        if asked:
+            return wanted_target(self.backend)
+        if self.backend == "cpu":
+            return Target("cpu", (self.level,), env.CPU_ARCH.get() is not None)
+        return Target("cuda", tuple(map(native_arch, self.gpus)), False)
+
+    def why_not_runnable(self, archs: Iterable[str]) -> str | None:
+        if self.backend == "cpu":
+            return next((why for arch in archs if (why := self._too_new(arch))), None)
+        for major, minor in self.gpus:
+            if not any(runs_on(arch, (major, minor)) for arch in archs):
+                return f"compiled for {', '.join(archs)}, the machine has a GPU of {major}.{minor}"
+        return None
+
+    def _too_new(self, arch: str) -> str | None:
+        lacks = sorted(set(level_features(arch)) - set(level_features(self.level)))
+        if lacks or arch not in CPU_LEVELS:
+            return f"compiled for {arch}, the machine is {self.level}"
+        return None
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Exit code 1 and the reasons where something would be compiled, or cannot be had at all."""
+    if options.cpu_arch is not None and options.cpu_arch not in CPU_LEVELS:
+        raise UsageError(f"--cpu-arch: got {options.cpu_arch!r}, wanted one of {', '.join(CPU_LEVELS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [_row(asked, options) for asked in _asked(options, Path(folder))]
+    show(rows, options.json)
+    missing = sum(row["state"] != "ready" for row in rows)
+    if missing:
+        print(f"{missing} of {len(rows)} modules would be compiled", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _asked(options: argparse.Namespace, folder: Path) -> list[Asked]:
+    if options.specs is not None:
+        return read_specs(options.specs, folder)
+    return [Asked(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
+
+
+def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
+    spec = asked.spec
+    lookup = store.find(spec, asked.needs, here=_machine(asked, options))
+    why = "" if lookup.artifact is not None else lookup.reason
+    if why and asked.key != spec.key:
+        why += "; it was recorded with other sources than those here"
+    return {
+        "name": spec.name,
+        "backend": spec.backend,
+        "needs": asked.needs,
+        "state": "ready" if lookup.artifact is not None else "missing",
+        "where": lookup.artifact.directory if lookup.artifact is not None else None,
+        "why": why,
+    }
+
+
+def _machine(asked: Asked, options: argparse.Namespace) -> store.Here:
+    """This machine, where nothing else is said; without a GPU, the GPUs of the machine where the trace was made."""
+    if asked.spec.backend == "cpu" and options.cpu_arch is not None:
+        return There("cpu", (), options.cpu_arch)
+    if asked.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else asked.archs)):
+        return There("cuda", tuple(sorted(set(map(capability, archs)))), "")
+    return store.Here(asked.spec.backend, writes=False)
