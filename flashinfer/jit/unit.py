@@ -74,7 +74,10 @@ def main() -> int:
         with open(f"{file}.new", "w") as text:
             json.dump(record, text)
         os.replace(f"{file}.new", f"{file}.json")
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        sys.stderr.flush()
+        os.killpg(0, signal.SIGKILL)  # what the compiler has started must not outlive it
+    return code
 
 
 def _wait(child: int, builder: select.poll) -> tuple[int, int]:

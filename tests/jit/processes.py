@@ -1,0 +1,85 @@
+"""Processes of a test's own, and a compiler that says when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(program: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
+    """A program in a process group of its own; its standard output is a pipe, its errors go there too."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[str], seconds: float = 60) -> str:
+    """What a process prints until it ends; one that hangs is killed, and that is an error."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise AssertionError(f"hangs: {process.communicate()[0]}") from None
+
+
+def until(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+def owners(runtime: Path) -> list[dict[str, Any]]:
+    """What the locks of builds say of whoever held them last."""
+    notes = []
+    for path in sorted(runtime.glob("flashinfer-*/*.lock")):
+        try:
+            notes.append(json.loads(path.read_text()))
+        except ValueError:
+            continue  # just being written
+    return notes
+
+
+def answering(value: int) -> dict[str, str]:
+    """The files of a module whose ``answer()`` can be called without torch."""
+    return {"unit.cc": f'extern "C" __attribute__((visibility("default"))) int answer() {{ return {value}; }}\n'}
+
+
+class Compiler:
+    """A C++ compiler that takes longer, and writes down when each of its runs begins and ends."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.log, self.path = folder / "runs", folder / "slow-g++"
+        self.path.write_text(
+            f"#!/bin/sh\ncase $1 in --version) exec /usr/bin/g++ --version;; esac\necho + >> {self.log}\n"
+            f'sleep {seconds}\n/usr/bin/g++ "$@"\nstatus=$?\necho - >> {self.log}\nexit $status\n'
+        )
+        self.path.chmod(0o755)
+
+    def runs(self) -> Iterator[int]:
+        """How many run, after each beginning and each end."""
+        alive = 0
+        for line in self.log.read_text().split() if self.log.exists() else []:
+            alive += 1 if line == "+" else -1
+            yield alive
+
+    @property
+    def started(self) -> int:
+        return self.log.read_text().count("+") if self.log.exists() else 0

@@ -1,0 +1,164 @@
+"""Builders that are killed at any moment: whoever waits goes on, nothing half-written is used, nothing runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from .processes import Compiler, answering, end, owners, start, until
+
+# Forks children after the import; each builds the module, and says when it had it and what it answers.
+HERD = """
+    import ctypes, json, os, sys, time
+    from flashinfer.jit import gen_jit_spec
+    from flashinfer.jit.toolchain import find_torch
+    ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
+    count, name, source = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    for _ in range(count):
+        if os.fork() == 0:
+            artifact = gen_jit_spec(name, [source]).build()
+            answer = ctypes.CDLL(str(artifact.path)).answer()
+            os.write(1, json.dumps({"pid": os.getpid(), "time": time.time(), "answer": answer}).encode() + b"\\n")
+            os._exit(0)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+"""
+WAITERS = 8
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch) -> Compiler:
+    compiler = Compiler(tmp_path, 0.25)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    return compiler
+
+
+def owner_of(name: str, runtime: Path, not_in: set[int]) -> int | None:
+    """Who builds a module now, if it is none of the killed."""
+    pids = {note["pid"] for note in owners(runtime) if note["module"] == name} - not_in
+    return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), None)
+
+
+def test_fifty_kills_with_eight_waiters(make_spec, compiler, tmp_path):
+    """Five builders of a module are killed one after the other at random moments, thirteen processes wanted it."""
+    one_compile = 0.0
+    for number in range(3):  # the slowest of three: other tests may run beside this one
+        began = time.monotonic()
+        make_spec(f"alone{number}").build()
+        one_compile = max(one_compile, time.monotonic() - began)
+    kills, rounds, latest = 0, 0, 0.0
+    while kills < 50:
+        rounds += 1
+        name, value = f"killed{rounds}", random.randrange(10**6)
+        source = make_spec(name, answering(value)).source_paths()[0]
+        herd = start(HERD, WAITERS + 5, name, source)
+        dead: set[int] = set()
+        last = time.time()
+        while len(dead) < 5:
+            pid = until(lambda n=name, d=frozenset(dead), h=herd: owner_of(n, tmp_path / "runtime", d) or h.poll() is not None)  # fmt: skip
+            if pid is True:
+                break
+            time.sleep(random.uniform(0, 1.2 * one_compile))
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                break  # it was faster: this module is built
+            dead.add(pid)
+            last = time.time()
+        lines = [json.loads(line) for line in end(herd).splitlines() if line.startswith("{")]
+        survivors = [line for line in lines if line["pid"] not in dead]
+        assert len(survivors) >= WAITERS, "nobody hangs, nobody fails"
+        assert {line["answer"] for line in lines} == {value}, "nobody loads anything else"
+        latest = max([latest, *(line["time"] - last for line in survivors)])
+        kills += len(dead)
+    print(f"{kills} kills in {rounds} rounds, one compile {one_compile:.2f} s, last waiter after {latest:.2f} s")
+    assert latest < one_compile + 2, f"after {kills} kills in {rounds} rounds; one compile takes {one_compile:.2f} s"
+
+
+BUILD = "import sys; from flashinfer.jit import gen_jit_spec; gen_jit_spec(sys.argv[1], [sys.argv[2]]).build()"
+
+
+def descendants(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for child, parent in (map(int, line.split()) for line in listed.splitlines()):
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def program_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def endless(make_spec, tmp_path, monkeypatch):
+    """A build whose compiler takes a minute, just begun; a flag makes the next one quick."""
+    quick = tmp_path / "quick"
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\ntest -e {quick} || sleep 60\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    spec = make_spec("endless", answering(3))
+    builder = start(BUILD, spec.name, spec.source_paths()[0])
+    until(lambda: any("sleep 60" in program_of(pid) for pid in descendants(builder.pid)), what="a compiler runs")
+    quick.touch()
+    yield spec, builder
+    if builder.poll() is None:
+        os.killpg(builder.pid, signal.SIGKILL)
+    builder.communicate()
+
+
+def test_compilers_end_with_their_builder(endless):
+    spec, builder = endless
+    family = descendants(builder.pid)
+    assert len(family) >= 3, "ninja, the program in front of the compiler, the compiler"
+    os.kill(builder.pid, signal.SIGKILL)
+    began = time.monotonic()
+    until(lambda: not any(program_of(pid) for pid in family), 2, "all of them end")
+    spec.build()
+    assert time.monotonic() - began < 10, "nothing that is left of it is waited for"
+
+
+def test_an_interrupted_builder_takes_its_compilers_with_it(endless):
+    spec, builder = endless
+    family = descendants(builder.pid)
+    os.kill(builder.pid, signal.SIGINT)
+    assert "KeyboardInterrupt" in end(builder, 10)
+    until(lambda: not any(program_of(pid) for pid in family), 2, "all of them end")
+    spec.build()
+
+
+def test_ninja_is_killed(endless):
+    spec, builder = endless
+    family = descendants(builder.pid)
+    ninja = next(pid for pid in family if "ninja -C" in program_of(pid))
+    os.kill(ninja, signal.SIGKILL)
+    assert "building module 'endless' failed: ninja was killed by signal 9" in end(builder, 10)
+    until(lambda: not any(program_of(pid) for pid in family), 2, "the compiler ends too")
+    spec.build()
+
+
+def test_a_compiler_is_killed(endless):
+    """As the kernel does when the memory is full."""
+    spec, builder = endless
+    family = descendants(builder.pid)
+    os.kill(next(pid for pid in family if program_of(pid).split()[1].endswith("/launcher")), signal.SIGKILL)
+    assert "/launcher was killed by signal 9" in end(builder, 10).splitlines()[-1]
+    until(lambda: not any(program_of(pid) for pid in family), 2, "what the compiler started ends too")
+    spec.build()

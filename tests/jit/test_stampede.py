@@ -1,0 +1,54 @@
+"""Many processes, cold modules: each is compiled once, and never more compilers are alive than the machine has room for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from .processes import Compiler, answering, end, start
+
+BUILD = """
+    import ctypes, sys
+    from flashinfer.jit import build_jit_specs, gen_jit_spec
+    from flashinfer.jit.toolchain import find_torch
+    ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))  # what a module needs, without the time of an import
+    sources = dict(pair.split("=") for pair in sys.argv[2:])
+    specs = {name: gen_jit_spec(name, [source]) for name, source in sources.items()}
+    if sys.argv[1] == "batch":
+        found = dict(zip(specs, build_jit_specs(list(specs.values()))))
+    else:
+        found = {name: spec.build() for name, spec in specs.items()}
+    print(*(f"{name}:{ctypes.CDLL(str(found[name].path)).answer()}" for name in sorted(found)))
+"""
+
+
+def modules(make_spec, count: int) -> list[str]:
+    """``name=source`` of modules that answer 7, 8, ..."""
+    specs = [make_spec(f"m{number}", answering(number + 7)) for number in range(count)]
+    return [f"{spec.name}={spec.source_paths()[0]}" for spec in specs]
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch) -> Compiler:
+    compiler = Compiler(tmp_path, 0.3)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    return compiler
+
+
+def test_eight_processes_want_one_module(make_spec, compiler):
+    processes = [start(BUILD, "single", *modules(make_spec, 1)) for _ in range(8)]
+    lines = [end(process).splitlines()[-1] for process in processes]
+    assert lines == ["m0:7"] * 8 and compiler.started == 2, "one compiler, one linker, eight right answers"
+
+
+@pytest.mark.parametrize("how", ["single", "batch"])
+def test_eight_processes_want_eight_modules(how, make_spec, compiler, monkeypatch):
+    """Each in an order of its own; a compiler or linker holds one of two slots."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    sources = modules(make_spec, 8)
+    processes = [start(BUILD, how, *random.sample(sources, len(sources))) for _ in range(8)]
+    lines = [end(process, 120).splitlines()[-1] for process in processes]
+    assert set(lines) == {" ".join(f"m{number}:{number + 7}" for number in range(8))}
+    assert compiler.started == 16, "eight compilers, eight linkers"
+    assert max(compiler.runs()) <= 2, "never more alive than the budget"
