@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .. import env
 from ..errors import BuildError, CaptureError, FlashInferError, JitTimeoutError
-from . import frozen, history, store
+from . import frozen, gc, history, perfetto, store
 from .artifact import Artifact, publish
 from .events import asked, emit
 from .lock import Hold, try_hold, wait
@@ -98,7 +98,10 @@ def run(
         finally:
             for hold in holds.values():
                 hold.abandon()
-    return [building.outcomes[request] for request in requests]
+    outcomes = [building.outcomes[request] for request in requests]
+    if any(outcome.how == "built" for outcome in outcomes):
+        gc.in_background()
+    return outcomes
 
 
 class _Building:
@@ -131,6 +134,7 @@ class _Building:
             for request in holds:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
+        perfetto.keep(runner.timeline, self.root)
         for request, outcome in runner.outcomes.items():
             # Somebody removed the build directory, clear_cache_dir() for example: one more try in a new one.
             if request in runner.lost and request not in self.lost:
@@ -139,7 +143,7 @@ class _Building:
                 self._end(request, outcome)
 
     def _lock(self, request: Request) -> str:
-        return f"{self.root.resolve() if self.root else ''}\0{request.build_key}"
+        return f"{request.build_key} {self.root.resolve() if self.root else ''}"
 
     def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
         if hold is not None:

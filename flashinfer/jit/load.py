@@ -7,14 +7,18 @@ import itertools
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import env
 from ..errors import ModuleLoadError
 from . import store
 from .events import asked, emit
 from .spec import JitSpec
 from .store import Artifact, Needs
+
+DAY = 86400.0  # seconds
 
 _loaded: dict[str, Artifact] = {}
 _guard = threading.Lock()
@@ -95,8 +99,17 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
             _map(artifact, descriptor)
     else:
         emit("hit", spec.name, (found_after - started) * 1e3, path=artifact.path)
+        mark_used(artifact)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
+
+
+def mark_used(found: Artifact) -> None:
+    """Tell ``gc`` that an artifact of the workspace is in use: at most once a day, and only where that can be."""
+    manifest = f"{found.directory}/{store.MANIFEST}"
+    with suppress(OSError):
+        if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(env.WORKSPACE_DIR.get()):
+            os.utime(manifest)
 
 
 def _map(found: Artifact, descriptor: int) -> None:

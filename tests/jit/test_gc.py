@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError
-from flashinfer.jit import gc
+from flashinfer.jit import gc, load
 from flashinfer.jit.gc import OLD, RECENT, collect
 
 DAY = 86400
@@ -202,6 +203,66 @@ def test_a_link_out_of_the_workspace_is_not_followed(workspace, tmp_path, aged):
     os.utime(inside / "link", (0, 0), follow_symlinks=False)
     collect(workspace, 0)
     assert not inside.exists() and (tmp_path / "precious" / "file").exists()
+
+
+LOAD = """
+import sys
+from flashinfer import jit
+jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
+"""
+
+
+def test_a_load_marks_what_it_uses_once_a_day(make_spec, python):
+    spec = make_spec()
+    manifest = spec.build().directory / "manifest.json"
+    for age, marked in ((3 * DAY, True), (DAY / 2, False)):
+        before = time.time() - age
+        os.utime(manifest, (before, before))
+        python(LOAD, spec.sources[0])
+        assert (time.time() - manifest.stat().st_mtime < 100) == marked
+        assert spec.find() is not None
+
+
+def test_a_load_marks_nothing_where_it_cannot_or_must_not(make_spec, python, tmp_path, monkeypatch):
+    """In an AOT directory, a mark would copy a file of the image's layer; in a workspace of others it fails."""
+    spec = make_spec()
+    built = spec.build()
+    shutil.copytree(built.directory, tmp_path / "aot" / "tiny")
+    manifest = tmp_path / "aot" / "tiny" / "manifest.json"
+    os.utime(manifest, (5, 5))
+    python(LOAD, spec.sources[0], FLASHINFER_AOT_DIR=str(tmp_path / "aot"))
+    assert manifest.stat().st_mtime == 5
+    os.utime(built.directory / "manifest.json", (5, 5))
+    tried = []
+
+    def refuse(path):
+        tried.append(path)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(load.os, "utime", refuse)
+    load.mark_used(built)
+    assert tried == [f"{built.directory}/manifest.json"]
+
+
+def test_after_a_build_the_workspace_is_brought_down_in_the_background(
+    workspace, artifact, make_spec, monkeypatch, capfd
+):
+    places = [artifact("old", 100_000, 9), artifact("older", 100_000, 10)]
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", "150K")
+    built = make_spec().build()
+    for thread in threading.enumerate():
+        if thread.name == "flashinfer-gc":
+            assert thread.daemon
+            thread.join()
+    assert built.path.exists() and not places[1].exists() and "removed" in capfd.readouterr().err
+    assert gc.env.WORKSPACE_MAX_SIZE.get() == 150 << 10
+
+
+def test_without_a_limit_no_thread_is_started(make_spec, artifact, monkeypatch):
+    place = artifact("old", 100_000, 9)
+    monkeypatch.setattr(gc.threading, "Thread", None)
+    make_spec().build()
+    assert place.exists()
 
 
 def test_no_workspace_is_an_empty_one(tmp_path):

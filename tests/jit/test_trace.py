@@ -10,9 +10,9 @@ from dataclasses import fields
 import pytest
 
 from flashinfer import env
+from flashinfer.cli.record import from_json, record, to_json
 from flashinfer.jit import JitSpec, build_jit_specs
 from flashinfer.jit.modules import Matrix, matrix_specs
-from flashinfer.jit.record import from_json, record, to_json
 
 
 def through_text(spec: JitSpec) -> dict:
@@ -100,7 +100,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path, make_spec):
 
 
 def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("flashinfer.jit.record.LARGEST", 100)
+    monkeypatch.setattr("flashinfer.cli.record.LARGEST", 100)
     spec = make_spec(files={"unit.cc": "//" + "x" * 100})
     with pytest.raises(ValueError, match="outside of"):
         to_json(spec)
@@ -121,7 +121,7 @@ def test_what_is_asked_for_is_recorded_hit_or_miss_once(make_spec, monkeypatch, 
     spec, other = make_spec("one"), make_spec("two")
     for _ in range(3):
         build_jit_specs([spec, other])
-    assert requests(trace) == [("one", None, ["x86-64"], spec.key), ("two", None, ["x86-64"], other.key)]
+    assert requests(trace) == [("one", {}, ["x86-64"], spec.key), ("two", {}, ["x86-64"], other.key)]
 
 
 def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, python, tmp_path):
@@ -140,7 +140,7 @@ def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, py
         done = python(program, spec.sources[0], check=False, FLASHINFER_JIT_TRACE=str(trace))
         assert "BuildError" in done.stderr
         found = requests(trace)
-        assert [(name, needs) for name, needs, _, _ in found] == [("bad", None), ("tiny", {"dtype": ["float16"]})]
+        assert [(name, needs) for name, needs, _, _ in found] == [("bad", {}), ("tiny", {"dtype": ["float16"]})]
         assert found[1][3] == spec.key
 
 
@@ -156,6 +156,6 @@ def test_without_a_trace_nothing_is_encoded(make_spec, python):
         import sys
         from flashinfer import jit
         jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
-        assert "flashinfer.jit.record" not in sys.modules
+        assert "flashinfer.cli.record" not in sys.modules
     """
     python(program, make_spec().sources[0])
