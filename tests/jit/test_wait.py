@@ -1,0 +1,263 @@
+"""Waits and builds speak, and a wait never lasts longer than it should."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from flashinfer.errors import BuildError, JitTimeoutError
+from flashinfer.jit import lock, subscribe
+from flashinfer.jit.build import make_request, run
+from flashinfer.jit.history import estimate
+from flashinfer.jit.lock import Hold, try_hold, wait
+
+from .processes import Compiler, answering, end, owners, start, until
+
+HOLD = """
+    import os, sys, time
+    from flashinfer.jit.lock import try_hold
+    hold = try_hold(sys.argv[1], "slow")
+    hold.say(3, 7)
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+BUILD = """
+    import sys
+    from flashinfer.jit import gen_jit_spec, lock
+    lock.PATIENCE = 1.0
+    print("built", gen_jit_spec(sys.argv[1], [sys.argv[2]]).build().path)
+"""
+
+
+@pytest.fixture
+def events():
+    seen: list = []
+    stop = subscribe(seen.append)
+    yield seen
+    stop()
+
+
+@pytest.fixture
+def holder():
+    """Starts processes that hold the lock ``name`` for some seconds, and ends them with the test."""
+    processes = []
+
+    def hold(name: str, seconds: float, program: str = HOLD):
+        process = start(program, name, seconds)
+        assert process.stdout.readline() == "held\n"
+        processes.append(process)
+        return process
+
+    yield hold
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_wait_speaks(holder, events, monkeypatch, capsys):
+    monkeypatch.setattr(lock, "FIRST_WORD", 0.2)
+    monkeypatch.setattr(lock, "NEXT_WORDS", 0.3)
+    owner = holder("a build", 1.2)
+    hold = wait("a build", "slow", never)
+    assert hold is not None
+    hold.release()
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 5
+    for line in lines:
+        assert re.fullmatch(
+            rf"flashinfer: waiting for slow, which pid {owner.pid} on \S+ is building: \d s, 3 of 7 steps done", line
+        )
+    assert {event.kind for event in events} == {"wait"} and len(events) == len(lines) + 1
+    assert events[0].detail["done"] == 3 and events[0].detail["total"] == 7
+    assert f"pid {owner.pid} on " in events[0].detail["owner"]
+    assert 1.0 < sum(event.ms for event in events) / 1e3 < 5, "each event counts what passed since the one before"
+
+
+def test_the_first_word_comes_within_ten_seconds_and_then_every_thirty():
+    assert lock.FIRST_WORD <= 10 and lock.NEXT_WORDS <= 30
+
+
+def test_a_released_lock_is_taken_at_once(holder):
+    owner = holder("a build", 60)
+    began = time.monotonic()
+    owner.kill()
+    assert wait("a build", "slow", never) is not None and time.monotonic() - began < 1
+
+
+def test_a_wait_has_a_deadline(holder, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.5")
+    owner = holder("a build", 60)
+    began = time.monotonic()
+    with pytest.raises(JitTimeoutError, match=rf"module 'slow' .*pid {owner.pid} on .*FLASHINFER_JIT_TIMEOUT=0.5"):
+        wait("a build", "slow", never)
+    assert 0.5 <= time.monotonic() - began < 5
+
+
+def test_the_deadline_of_a_build(make_spec, holder, workspace, monkeypatch):
+    """One module is built by somebody who takes too long; the other is built all the same."""
+    monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.5")
+    taken, free = make_spec("taken"), make_spec("free")
+    workspace.mkdir()
+    holder(f"{make_request(taken).build_key} {workspace.resolve()}", 60)
+    outcomes = run([make_request(taken), make_request(free)])
+    assert [outcome.how for outcome in outcomes] == ["failed", "built"]
+    assert isinstance(outcomes[0].error, JitTimeoutError) and isinstance(outcomes[0].error, BuildError)
+    with pytest.raises(JitTimeoutError):
+        taken.build()
+
+
+@pytest.fixture
+def slow_build(make_spec, tmp_path, monkeypatch):
+    """A builder in a process of its own whose compiler takes long; a flag lets others be quick."""
+    quick, launcher = tmp_path / "quick", tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\necho >> {tmp_path}/count\ntest -e {quick} || sleep 60\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    spec = make_spec("slow", answering(5))
+    builder = start(BUILD, spec.name, spec.source_paths()[0])
+    until(lambda: [note for note in owners(tmp_path / "runtime") if note["pid"] == builder.pid])
+    until(lambda: (tmp_path / "count").exists())
+    quick.touch()
+    yield spec, builder
+    os.killpg(builder.pid, signal.SIGCONT)
+    os.killpg(builder.pid, signal.SIGKILL)
+    builder.communicate()
+
+
+def answer(spec) -> int:
+    return int(ctypes.CDLL(str(spec.find().path)).answer())
+
+
+def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):
+    """Those who wait say so, and after a while one of them builds for all."""
+    spec, builder = slow_build
+    monkeypatch.setattr(lock, "FIRST_WORD", 0.2)
+    monkeypatch.setattr(lock, "PATIENCE", 1.0)
+    os.kill(builder.pid, signal.SIGSTOP)
+    others = [start(BUILD, spec.name, spec.source_paths()[0]) for _ in range(3)]
+    began = time.monotonic()
+    assert spec.build().path.exists() and 1 <= time.monotonic() - began < 10
+    said = capsys.readouterr().err
+    assert re.search(rf"waiting for slow, which pid {builder.pid} on \S+ is building and is stopped: \d s", said)
+    assert f"slow: pid {builder.pid} on " in said and "is stopped since 1 s; building it here" in said
+    assert any(event.kind == "wait" and event.detail.get("trouble") == "stopped" for event in events)
+    assert all("built " in end(other) for other in others) and answer(spec) == 5
+    assert (tmp_path / "count").read_text() == "\n" * 2, "four wait, one of them compiles"
+
+
+def test_what_is_published_is_not_waited_for(make_spec, holder, workspace, capsys):
+    """The owner of the lock has been stopped after it published, or is on another host: the artifact is there."""
+    spec = make_spec("there", answering(1))
+    workspace.mkdir()
+    request = make_request(spec)
+    elsewhere = dict(FLASHINFER_RUNTIME_DIR=str(workspace.parent / "another host"))
+    other = start(BUILD, spec.name, spec.source_paths()[0], **elsewhere)
+    holder(f"{request.build_key} {workspace.resolve()}", 60)
+    began = time.monotonic()
+    assert run([request])[0].how == "reused" and time.monotonic() - began < 10
+    assert "built " in end(other)
+
+
+def test_two_hosts_build_in_directories_of_their_own(make_spec, tmp_path, compilers_started):
+    """They share the workspace and not the locks: each compiles once at most, and both publish the same bytes."""
+    spec = make_spec("shared", answering(9))
+    hosts = [start(BUILD, spec.name, spec.source_paths()[0], FLASHINFER_RUNTIME_DIR=str(tmp_path / f"host{number % 2}"))
+             for number in range(4)]  # fmt: skip
+    said = [end(host) for host in hosts]
+    paths = {line for text in said for line in text.splitlines() if line.startswith("built ")}
+    places = {match for text in said for match in re.findall(r"in (\S+/build/\S+)", text)}
+    assert len(paths) == 1 and answer(spec) == 9
+    assert compilers_started() == len(places) <= 2
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path):
+    hold = try_hold("forked", "slow")
+    assert isinstance(hold, Hold) and try_hold("forked", "slow") is None
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        hold.abandon()  # what happens too when this process is killed
+        again = until(lambda: try_hold("forked", "slow"), 5)
+        assert again.token == hold.token, "the next one goes on in the same directory"
+        again.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+LEAK = """
+    import os, subprocess, sys, time
+    from flashinfer.jit.lock import try_hold
+    hold = try_hold(sys.argv[1], "slow")
+    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[hold.descriptor], stdout=subprocess.DEVNULL)
+    print("held", flush=True)
+"""
+
+
+def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
+    """Something that the owner started holds it still: nobody knows for how long."""
+    monkeypatch.setattr(lock, "PATIENCE", 0.5)
+    owner = holder("leaked", 5, LEAK)
+    owner.wait()
+    hold = wait("leaked", "slow", never)
+    assert hold is not None and "is gone since" in capsys.readouterr().err
+    hold.release()
+
+
+def test_a_build_speaks(make_spec, tmp_path, monkeypatch):
+    """Within a second: what, how much, how long it took before. Then how far it is."""
+    said: list[tuple[float, str]] = []
+    monkeypatch.setattr("flashinfer.jit.progress.say", lambda text: said.append((time.monotonic(), text)))
+    monkeypatch.setattr("flashinfer.jit.progress.EVERY", 0.5)
+    monkeypatch.setenv("CXX", str(Compiler(tmp_path, 1.2).path))
+    began = time.monotonic()
+    make_spec("spoken", {"a.cc": "int a;\n", "b.cc": "int b;\n"}).build()
+    when, text = said[0]
+    assert when - began < 1 and re.fullmatch(r"building spoken \(2 source files\) in \S+/build/\S+/spoken", text)
+    assert all(re.fullmatch(r"[0-3]/3 steps, \d s: (spoken|done)", text) for _, text in said[1:]) and len(said) > 2
+    said.clear()
+    again = make_spec("spoken", {"a.cc": "int a = 1;\n", "b.cc": "int b;\n"})
+    assert 2 < estimate(again) < 10
+    again.build()
+    assert re.match(r"building spoken \(2 source files, about \d s\) in ", said[0][1])
+    assert all(re.fullmatch(r"[0-3]/3 steps, \d of about \d s: (spoken|done)", text) for _, text in said[1:])
+
+
+def test_progress_on_a_terminal(make_spec, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    make_spec("seen").build()
+    _, *shown = capsys.readouterr().err.split("\r\x1b[K")
+    assert shown[0].startswith("flashinfer: ") and "steps" in shown[0] and shown[-1] == "", "the last line is wiped"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a.cc": 3}', '{"a.cc": ["x", 1]}', "\0"])
+def test_unreadable_history_is_no_history(text, make_spec, workspace):
+    spec = make_spec("past")
+    (workspace / "history").mkdir(parents=True)
+    (workspace / "history" / "past.json").write_text(text)
+    assert estimate(spec) is None
+    spec.build()
+    assert estimate(spec) > 0
+
+
+def test_a_build_leaves_a_timeline(make_spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(Compiler(tmp_path, 0.3).path))
+    monkeypatch.setenv("MAX_JOBS", "1")
+    (outcome,) = run([make_request(make_spec("timed", {"a.cc": "int a;\n", "b.cc": "int b;\n"}))])
+    assert outcome.timeline.jobs == 1 and outcome.timeline.pid == os.getpid()
+    units = {(unit.kind, unit.name): unit for unit in outcome.timeline.units}
+    assert {("compile", "a.o"), ("compile", "b.o"), ("link", "timed.so")} <= units.keys()
+    first, second, link = sorted((unit for unit in units.values() if unit.kind != "wait"), key=lambda unit: unit.end)
+    assert first.start > 0 and first.start + 0.3 < first.end <= second.start < second.end <= link.start < link.end < 60
+    assert all(10 << 20 < unit.peak_rss_bytes < 4 << 30 for unit in (first, second, link))
