@@ -1,0 +1,448 @@
+"""What must never compile again, and what must never be taken for what it is not: one case per line.
+
+Every case builds a module once under a launcher that counts compilers, changes one thing, and asks again in a new
+process. Lines that other files show: damaged libraries, CPU features and GPUs are in test_store.py, owners and modes in
+test_trust.py, random edits in test_identity_property.py, batches after single builds in test_build.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit import store, target
+from flashinfer.jit.artifact import Artifact
+
+ROOT = Path(__file__).resolve().parents[2]
+CXX_FILES = {
+    "unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n',
+    "unit.h": "#define ANSWER 42\n",
+}
+CUDA_FILES = {
+    "unit.cu": '#include "unit.cuh"\n__global__ void fill(int *out) { *out = ANSWER; }\nextern "C" int answer() { return ANSWER; }\n',
+    "unit.cuh": "#define ANSWER 42\n",
+}
+# Builds what is missing and says where it is, whether a tool was started, and how many files were written.
+BUILD = """
+    import json, os, sys
+    started = []
+    sys.addaudithook(lambda event, args: started.append(args[0]) if event in ("subprocess.Popen", "os.posix_spawn") else None)
+    from flashinfer.jit import gen_jit_spec
+    import flashinfer.jit.build  # now: another user may not be able to read this interpreter's library
+    {before}
+    options = json.loads(sys.argv[2])
+    artifact = gen_jit_spec("tiny", json.loads(sys.argv[1]), **options).build()
+    print(artifact.path, len(started))
+"""
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+backends = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
+
+
+class Module:
+    """A module in two files, and a way to ask for it in a process of its own."""
+
+    def __init__(self, folder: Path, python: Callable, compilers: Callable[[], int]) -> None:
+        self.folder, self._python, self.compilers = folder, python, compilers
+        self.options: dict[str, object] = {}
+        self.variables: dict[str, str | None] = {}
+        self.before = ""
+        self.files: dict[str, str] = {}
+
+    def write(self, files: dict[str, str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.files = files
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+
+    @property
+    def header(self) -> Path:
+        return next(self.folder / name for name in self.files if name.endswith("h"))
+
+    @property
+    def source(self) -> Path:
+        return next(self.folder / name for name in self.files if not name.endswith("h"))
+
+    def ask(self) -> tuple[Path, int]:
+        """Where the artifact is, and how many processes were started for it."""
+        sources = json.dumps([str(self.source)])
+        program = BUILD.format(before=self.before)
+        done = self._python(program, sources, json.dumps(self.options), **self.variables)
+        path, _, started = done.stdout.strip().rpartition(" ")
+        return Path(path), int(started)
+
+
+@pytest.fixture
+def module(tmp_path, python, compilers_started) -> Module:
+    one = Module(tmp_path / "src", python, compilers_started)
+    one.write(CXX_FILES)
+    one.variables["FLASHINFER_CUDA_ARCH_LIST"] = "8.0"
+    return one
+
+
+def with_times(seconds: Callable[[], float]) -> Callable[[Module, Path], None]:
+    def change(module: Module, tmp_path: Path) -> None:
+        for name in module.files:
+            os.utime(module.folder / name, (seconds(), seconds()))
+
+    return change
+
+
+def copy_without_times(module: Module, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "workspace", tmp_path / "copied", copy_function=shutil.copyfile)
+    shutil.rmtree(tmp_path / "workspace")
+    module.variables["FLASHINFER_WORKSPACE_DIR"] = str(tmp_path / "copied")
+
+
+def move_the_cache(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "workspace").rename(tmp_path / "moved")
+    module.variables["FLASHINFER_WORKSPACE_DIR"] = str(tmp_path / "moved")
+
+
+def move_the_sources(module: Module, tmp_path: Path) -> None:
+    module.folder = module.folder.rename(tmp_path / "elsewhere")
+
+
+def write_the_sources_again(module: Module, tmp_path: Path) -> None:
+    shutil.rmtree(module.folder)
+    module.write(module.files)
+
+
+def another_order_of_path(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    folders = os.environ["PATH"].split(os.pathsep)
+    module.variables["PATH"] = os.pathsep.join([str(tmp_path / "empty"), *reversed(folders), "/nowhere"])
+
+
+def compiler_through_a_link(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "g++").symlink_to(shutil.which("g++"))
+    module.variables["CXX"] = str(tmp_path / "g++")
+
+
+def another_working_directory(module: Module, tmp_path: Path) -> None:
+    module.before = "os.chdir('/')"
+
+
+def another_launcher(module: Module, tmp_path: Path) -> None:
+    module.variables["FLASHINFER_CXX_LAUNCHER"] = module.variables["FLASHINFER_NVCC_LAUNCHER"] = "/usr/bin/env"
+
+
+def set_variable(**variables: str) -> Callable[[Module, Path], None]:
+    return lambda module, tmp_path: module.variables.update(variables)
+
+
+def no_bytes_can_be_written(module: Module, tmp_path: Path) -> None:
+    # As on a full file system: a file can be made, and not one byte can be put into it.
+    module.before = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); sys.dont_write_bytecode = True"
+    )
+
+
+def another_torch(module: Module, tmp_path: Path) -> None:
+    """A package that calls itself torch 2.10.1, with the C++ library of the real one."""
+    import torch
+
+    package = tmp_path / "site" / "torch"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "2.10.1"\n')
+    for library in (Path(torch.__file__).parent / "lib").iterdir():
+        (package / "lib" / library.name).symlink_to(library)
+    module.variables["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
+
+
+HITS = {
+    "touched now": with_times(time.time),
+    "touched by a clock 120 s ahead": with_times(lambda: time.time() + 120),
+    "touched by a clock 120 s behind": with_times(lambda: time.time() - 120),
+    "mtime of a git checkout years ago": with_times(lambda: 1e9),
+    "mtime zero": with_times(lambda: 0),
+    "sources written again": write_the_sources_again,
+    "sources moved": move_the_sources,
+    "cache copied without mtimes": copy_without_times,
+    "cache moved": move_the_cache,
+    "another order of PATH": another_order_of_path,
+    "compiler through a symlink": compiler_through_a_link,
+    "another HOME": set_variable(HOME="/nowhere"),
+    "another user name": set_variable(USER="somebody", LOGNAME="somebody"),
+    "another working directory": another_working_directory,
+    "another number of jobs": set_variable(MAX_JOBS="7"),
+    "another launcher": another_launcher,
+    "another verbosity": set_variable(FLASHINFER_JIT_VERBOSE="1", FLASHINFER_LOGGING_LEVEL="debug"),
+    "another torch": another_torch,
+    "not a byte can be written": no_bytes_can_be_written,
+}
+
+
+@pytest.mark.parametrize("change", HITS.values(), ids=HITS)
+def test_hit(module, change, tmp_path):
+    first, _ = module.ask()
+    assert module.compilers() == 1
+    change(module, tmp_path)
+    again, _ = module.ask()
+    assert module.compilers() == 1 and again.name == first.name and again.exists()
+
+
+@pytest.mark.parametrize("tools", ["PATH", "PATH and CXX"])
+def test_hit_without_any_tool(module, tools):
+    first, started = module.ask()
+    assert started > 0
+    module.variables |= {"PATH": "/nowhere", "CUDA_HOME": "/nowhere"} | (
+        {"CXX": "/nowhere/g++"} if "CXX" in tools else {}
+    )
+    assert module.ask() == (first, 0)
+
+
+@needs_nvcc
+def test_hit_of_cuda_without_any_tool_and_through_a_link(module, tmp_path):
+    """Toolkit through a symlink, then no compiler, no ninja and no CUDA at all."""
+    home = Path(shutil.which("nvcc")).parent.parent
+    (tmp_path / "cuda").symlink_to(home)
+    module.write(CUDA_FILES)
+    module.variables["CUDA_HOME"] = str(home)
+    first, _ = module.ask()
+    count = module.compilers()
+    module.variables["CUDA_HOME"] = str(tmp_path / "cuda")
+    assert module.ask() == (first, 0) and module.compilers() == count
+    module.variables |= {"PATH": "/nowhere", "CUDA_HOME": None}
+    assert module.ask() == (first, 0)
+
+
+def test_hit_of_another_user_in_a_read_only_workspace(module, tmp_path):
+    """Baked into an image by root, used by nobody in particular."""
+    first, _ = module.ask()
+    subprocess.run(["chmod", "-R", "a+rX,a-w", str(tmp_path / "workspace"), str(module.folder)], check=True)
+    if os.geteuid() == 0:
+        for folder in [tmp_path, *tmp_path.parents][:-1]:
+            folder.chmod(folder.stat().st_mode | 0o055)
+        module.before = "os.setgid(12345); os.setuid(12345)"
+    try:
+        module.variables["HOME"] = "/nowhere"
+        assert module.ask() == (first, 0) and module.compilers() == 1
+    finally:
+        subprocess.run(["chmod", "-R", "u+w", str(tmp_path / "workspace"), str(module.folder)], check=True)
+
+
+FAMILY = """
+    import sys
+    from flashinfer.jit.modules.quantization import gen_quantization_module
+    import flashinfer
+    assert flashinfer.__file__.startswith(sys.argv[1]), flashinfer.__file__
+    print(gen_quantization_module("cpu").build().path)
+"""
+
+
+def test_hit_after_reinstalling_and_moving_the_package(python, tmp_path, compilers_started):
+    """A wheel's files unpacked with new times, unpacked again, and a virtual environment that moved."""
+
+    def install(place: Path) -> str:
+        shutil.rmtree(place, ignore_errors=True)
+        ignore = shutil.ignore_patterns("__pycache__", "data")
+        for part in ("flashinfer", "csrc", "include"):
+            shutil.copytree(ROOT / part, place / part, copy_function=shutil.copyfile, ignore=ignore)
+        return python(FAMILY, str(place), PYTHONPATH=str(place)).stdout
+
+    first = install(tmp_path / "venv")
+    count = compilers_started()
+    assert count == 2 and install(tmp_path / "venv") == first
+    assert install(tmp_path / "moved") == first and compilers_started() == count
+
+
+def interpreters() -> list[str]:
+    """Other versions of Python on PATH; a name may be a shim of a version that is switched off."""
+    found = [path for minor in range(10, 20) if (path := shutil.which(f"python3.{minor}"))]
+    say = "import sys; print(sys.version_info[:2])"
+    done = {path: subprocess.run([path, "-c", say], capture_output=True, text=True) for path in found}
+    return [
+        path for path, one in done.items() if one.returncode == 0 and one.stdout.strip() != str(sys.version_info[:2])
+    ]
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_hit_of_another_python(module, interpreter, tmp_path):
+    """The key is the same; that no library needs libpython is the next test's."""
+    first, _ = module.ask()
+    program = (
+        "import sys; sys.dont_write_bytecode = True\nfrom flashinfer.jit import gen_jit_spec\n"
+        f"print(gen_jit_spec('tiny', [{str(module.source)!r}]).find().path)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([interpreter, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.stdout.strip() == str(first), done.stderr
+
+
+def test_a_module_knows_no_python(python, tmp_path):
+    from elftools.elf.elffile import ELFFile
+
+    done = python(FAMILY, str(ROOT))
+    with open(done.stdout.strip(), "rb") as file:
+        elf = ELFFile(file)
+        names = [symbol.name for symbol in elf.get_section_by_name(".dynsym").iter_symbols()]
+        needed = [
+            tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"
+        ]
+    assert any(name.startswith("aoti_torch_") for name in names), "the stable C ABI, and nothing of a Python"
+    assert not [name for name in names if name.startswith(("Py", "_Py"))]
+    assert not [name for name in needed if "python" in name]
+
+
+def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
+    spec = make_spec("gpu", backend="cuda")
+    monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
+    here = store.Here("cuda", writes=False)
+    manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
+    found = Artifact("gpu", Path("/nowhere/gpu.so"), manifest)
+    assert here.refuses(found, prebuilt=True) is None
+    monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0), (10, 0)))
+    assert "this machine has a GPU of 10.0" in here.refuses(found, prebuilt=True)
+
+
+# What must miss.
+
+
+def edit(which: str, keep_time: bool = False, to: float | None = None) -> Callable[[Module, Path], None]:
+    """One byte, and the length stays."""
+
+    def change(module: Module, tmp_path: Path) -> None:
+        path = getattr(module, which)
+        status = path.stat()
+        text = path.read_text()
+        path.write_text(text.replace("42", "43") if which == "header" else text.replace("answer", "answes"))
+        assert path.stat().st_size == status.st_size and path.read_text() != text
+        if keep_time:
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        elif to is not None:
+            os.utime(path, (to, to))
+
+    return change
+
+
+def option(**options: object) -> Callable[[Module, Path], None]:
+    return lambda module, tmp_path: module.options.update(options)
+
+
+def another_compiler(module: Module, tmp_path: Path) -> None:
+    """A program that compiles as the real one does, and names another version."""
+    for name, variable in (("g++", "CXX"), ("nvcc", "FLASHINFER_NVCC")):
+        if (real := shutil.which(name)) is not None:
+            script = tmp_path / name
+            says = "Cuda compilation tools, release 99.9, V99.9.1" if name == "nvcc" else "g++ (vendor) 99.9.1"
+            script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{says}" && exit\nexec {real} "$@"\n')
+            script.chmod(0o755)
+            module.variables[variable] = str(script)
+
+
+def another_variant(module: Module, tmp_path: Path) -> None:
+    """Same module, same file name, another body, in another folder, which is as old as the first."""
+    module.folder = tmp_path / "of somebody else"
+    module.write({name: text.replace("42", "7") for name, text in module.files.items()})
+
+
+MISSES = {
+    "a byte of a source": edit("source"),
+    "a byte of a source, its mtime restored": edit("source", keep_time=True),
+    "a byte of a source, its mtime long ago": edit("source", to=0),
+    "a byte of an own header": edit("header"),
+    "a byte of an own header, its mtime restored": edit("header", keep_time=True),
+    "a byte of an own header, its mtime long ago": edit("header", to=0),
+    "a flag": option(extra_cflags=["-O1"], extra_cuda_cflags=["-O1"]),
+    "a define": option(extra_cflags=["-DNEW=1"], extra_cuda_cflags=["-DNEW=1"]),
+    "a link flag": option(extra_ldflags=["-lm"]),
+    "a configuration": option(config={"HEAD_DIM": 128}),
+    "FLASHINFER_EXTRA_CFLAGS": set_variable(FLASHINFER_EXTRA_CFLAGS="-DNEW=1"),
+    "FLASHINFER_EXTRA_LDFLAGS": set_variable(FLASHINFER_EXTRA_LDFLAGS="-lm"),
+    "FLASHINFER_JIT_DEBUG": set_variable(FLASHINFER_JIT_DEBUG="1"),
+    "another compiler": another_compiler,
+    "another arch": set_variable(FLASHINFER_CPU_ARCH="x86-64", FLASHINFER_CUDA_ARCH_LIST="9.0a"),
+    "a variant with another body": another_variant,
+}
+CUDA_MISSES = ["a byte of a source, its mtime restored", "a byte of an own header, its mtime restored", "a define",
+               "another compiler", "another arch", "a variant with another body"]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MISSES.values(), ids=MISSES)
+def test_miss(module, change, tmp_path):
+    first, _ = module.ask()
+    assert module.compilers() == 1
+    change(module, tmp_path)
+    again, _ = module.ask()
+    assert module.compilers() == 2 and again != first
+
+
+@needs_nvcc
+def test_miss_of_cuda(module, tmp_path):
+    """Each change on top of those before it: what is compiled is CUDA, which takes a while."""
+    module.write(CUDA_FILES)
+    module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = None
+    seen = [module.ask()[0]]
+    for name in CUDA_MISSES:
+        MISSES[name](module, tmp_path)
+        seen.append(module.ask()[0])
+        assert len(set(seen)) == len(seen) == module.compilers(), name
+    module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = "-DFROM_OUTSIDE"
+    assert module.ask()[0] not in seen
+
+
+def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
+    """A byte of the template that the configuration header is rendered from."""
+    monkeypatch.setattr("flashinfer.env.data_root", lambda: str(tmp_path))
+    (tmp_path / "config.jinja").write_text("// {{ name }}\n")
+    spec = make_spec(template="config.jinja", config_header="config.h")
+    spec.build()
+    assert spec.find() is not None
+    (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
+    assert spec.find() is None and "built from other sources" in store.find(spec).reason
+
+
+def lies(manifest: dict) -> dict[str, object]:
+    """A field -> something else of the same type."""
+    other = {str: "0" * 64, int: 1, float: 1.5, list: ["x86-64"], dict: {"GLIBC": "2.0"}}
+    return {name: other[type(value)] for name, value in manifest.items()}
+
+
+def test_miss_of_a_manifest_that_lies(make_spec):
+    """No field can be changed alone."""
+    spec = make_spec()
+    artifact = spec.build()
+    path = artifact.directory / store.MANIFEST
+    assert len(artifact.manifest) > 20
+    for name, lie in lies(artifact.manifest).items():
+        path.write_text(json.dumps({**artifact.manifest, name: lie}))
+        assert spec.find() is None, name
+        without = {field: value for field, value in artifact.manifest.items() if field != name}
+        path.write_text(json.dumps(without))
+        assert spec.find() is None, name
+    path.write_text(json.dumps(artifact.manifest))
+    assert spec.find() == artifact
+
+
+def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
+    one, two = make_spec("one"), make_spec("two", {"unit.cc": "int other;\n"})
+    mine, other = one.build(), two.build()
+    shutil.copyfile(other.path, mine.path)
+    manifest = store.sealed({**mine.manifest, "size": other.manifest["size"]})
+    (mine.directory / store.MANIFEST).write_text(json.dumps(manifest))
+    assert one.find() is None and "damaged" in store.find(one).reason
+
+
+def test_miss_of_a_library_with_any_bit_flipped(make_spec):
+    spec = make_spec()
+    artifact = spec.build()
+    data = artifact.path.read_bytes()
+    for place in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
+        for bit in (1, 128):
+            artifact.path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+            assert spec.find() is None, place
+    for length in (0, 1, 64, len(data) - 1):
+        artifact.path.write_bytes(data[:length])
+        assert spec.find() is None, length
+    artifact.path.write_bytes(data)
+    assert spec.find() == artifact

@@ -1,0 +1,172 @@
+"""Nothing that somebody else can write is loaded."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from flashinfer.errors import ArtifactError
+from flashinfer.jit import store, trust
+from flashinfer.jit.workspace import workspace as get_workspace
+
+SOMEBODY = 12345  # neither root nor whoever runs the tests nor the owner of the package
+PLACES = {
+    "the library": lambda d: d / "tiny.so",
+    "the manifest": lambda d: d / store.MANIFEST,
+    "its directory": lambda d: d,
+    "the directory of its key": lambda d: d.parents[0],
+    "the directory of its name": lambda d: d.parents[1],
+    "artifacts": lambda d: d.parents[2],
+    "the workspace": lambda d: d.parents[3],
+}
+
+
+@pytest.fixture
+def built(make_spec):
+    spec = make_spec()
+    return spec, spec.build()
+
+
+def test_the_places_are_all_there_are(built, workspace):
+    assert PLACES["the workspace"](built[1].directory) == workspace
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("right, who", [(0o020, "by group"), (0o002, "by everybody")], ids=["group", "others"])
+def test_what_others_can_write_is_refused(built, place, right, who):
+    spec, artifact = built
+    path = place(artifact.directory)
+    mode = path.stat().st_mode
+    path.chmod(mode | right)
+    lookup = store.find(spec)
+    assert lookup.artifact is None and f"{path} can be written {who}" in lookup.reason
+    path.chmod(mode)
+    assert spec.find() == artifact
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_what_belongs_to_somebody_else_is_refused(built, place, monkeypatch):
+    """Every place by itself: the owner is what ``stat`` says, for whoever runs this test."""
+    spec, artifact = built
+    stolen = place(artifact.directory).stat()
+    real = trust.refusal
+
+    def refusal(path, status=None):
+        status = status or os.stat(path)
+        if (status.st_dev, status.st_ino) == (stolen.st_dev, stolen.st_ino):
+            status = os.stat_result((*status[:4], SOMEBODY, *status[5:10]))
+        return real(path, status)
+
+    monkeypatch.setattr(trust, "refusal", refusal)
+    lookup = store.find(spec)
+    assert lookup.artifact is None and f"belongs to user {SOMEBODY}, neither to root nor to this user" in lookup.reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_what_was_given_away_is_refused(built, place):
+    spec, artifact = built
+    os.chown(place(artifact.directory), SOMEBODY, -1)
+    assert f"belongs to user {SOMEBODY}" in store.find(spec).reason and spec.find() is None
+
+
+def test_another_user_is_not_served(built, monkeypatch):
+    """As seen by a user who neither owns these files nor this package: only root's are taken."""
+    spec, artifact = built
+    monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
+    monkeypatch.setattr(trust, "_package", lambda: status(uid=0))
+    owner = artifact.path.stat().st_uid
+    assert (spec.find() == artifact) == (owner == 0)
+    assert trust.refusal("x", status(uid=SOMEBODY)) is None and trust.refusal("x", status(uid=0)) is None
+    assert "x belongs to user 777, neither to root nor to this user (12345)" in trust.refusal("x", status(uid=777))
+
+
+def status(uid: int = 0, gid: int = 0, mode: int = 0o755) -> os.stat_result:
+    return os.stat_result((mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
+
+
+def test_who_owns_the_package_is_trusted(monkeypatch):
+    """An environment that an administrator's account installed: its code runs here anyway."""
+    monkeypatch.setattr(trust, "_package", lambda: status(uid=SOMEBODY))
+    assert trust.refusal("x", status(uid=SOMEBODY)) is None
+    monkeypatch.setattr(trust, "_package", lambda: status(uid=0))
+    assert "belongs to" in trust.refusal("x", status(uid=SOMEBODY))
+
+
+def test_which_groups_may_write(monkeypatch):
+    group = namedtuple("group", "gr_name gr_mem")
+    names = {1000: "me", 2000: "staff"}
+    members = {"me": [], "staff": []}
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group(names[gid], members[names[gid]]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: namedtuple("user", "pw_name")(names[uid]))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert trust.refusal("x", status(1000, 1000, 0o775)) is None, "umask 002, and a group of one's own"
+    members["me"] = ["me"]
+    assert trust.refusal("x", status(1000, 1000, 0o775)) is None
+    members["me"] = ["me", "friend"]
+    assert "by group 1000" in trust.refusal("x", status(1000, 1000, 0o775))
+    assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
+    assert "by group 3000" in trust.refusal("x", status(1000, 3000, 0o775)), "nobody knows who is in it"
+    assert "by group 0" in trust.refusal("x", status(0, 0, 0o775))
+    monkeypatch.setattr(trust, "_package", lambda: status(0, 2000, 0o775))
+    assert trust.refusal("x", status(1000, 2000, 0o775)) is None, "who can write this package's code, too"
+    monkeypatch.setattr(trust, "_package", lambda: status(0, 2000, 0o755))
+    assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_what_is_built_is_taken_whatever_the_umask(make_spec, workspace, umask):
+    spec = make_spec()
+    before = os.umask(umask)
+    try:
+        artifact = spec.build()
+    finally:
+        os.umask(before)
+    assert spec.find() == artifact
+    open_to_others = [path for path in [workspace, *workspace.rglob("*")] if path.stat().st_mode & 0o022]
+    assert not open_to_others
+
+
+def test_a_workspace_of_everybody_is_not_used(make_spec, workspace):
+    workspace.mkdir()
+    workspace.chmod(0o777)
+    with pytest.warns(UserWarning, match="can be written by everybody"):
+        assert get_workspace() != workspace
+    artifact = make_spec().build()
+    assert not artifact.path.is_relative_to(workspace) and not list(workspace.iterdir())
+
+
+def test_a_sticky_directory_of_everybody_may_hold_the_workspace(make_spec, tmp_path, monkeypatch):
+    (tmp_path / "everybody").mkdir()
+    (tmp_path / "everybody").chmod(0o1777)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "everybody" / "mine"))
+    spec = make_spec()
+    assert spec.build() == spec.find()
+
+
+def test_an_aot_directory_that_others_can_write(built, tmp_path):
+    spec, artifact = built
+    shutil.copytree(artifact.directory, tmp_path / "aot" / "tiny")
+    assert spec.find().directory == tmp_path / "aot" / "tiny"
+    (tmp_path / "aot").chmod(0o777)
+    assert spec.find() == artifact
+    assert f"{tmp_path / 'aot'} can be written by everybody" in " ".join(store.find(spec).reasons)
+
+
+def test_the_file_that_is_hashed_is_the_one_that_is_checked(built):
+    """A library that passed ``read`` and is made writable afterwards."""
+    _, artifact = built
+    artifact.path.chmod(0o666)
+    with pytest.raises(ArtifactError, match=r"tiny\.so can be written by everybody"), store.verified(artifact):
+        raise AssertionError("it was opened")
+    artifact.path.unlink()
+    with pytest.raises(ArtifactError, match=r"tiny\.so: No such file"), store.verified(artifact):
+        raise AssertionError("it was opened")
+    os.mkfifo(artifact.path, 0o600)
+    with pytest.raises(ArtifactError, match="damaged"), store.verified(artifact):
+        raise AssertionError("a pipe is no library, and must not be waited for")
