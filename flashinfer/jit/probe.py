@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ToolchainError
-from . import frozen, store
+from . import frozen, history, store
 from .spec import JitSpec
 from .target import wanted_target
 from .toolchain import find_toolchain
@@ -49,5 +49,8 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
 
 def expected_seconds(spec: JitSpec) -> float | None:
     """Seconds that compiling will take, by this machine's history, else by the newest artifact of the module's name."""
+    known = history.estimate(spec)
+    if known is not None:
+        return known
     newest = max(store.artifacts(spec.name), key=lambda found: found.manifest.get("built", 0), default=None)
     return None if newest is None else newest.manifest.get("seconds")

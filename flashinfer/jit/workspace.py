@@ -66,7 +66,7 @@ def roots() -> tuple[Path, ...]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_directories(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from flashinfer.jit import artifact as artifact_module
-from flashinfer.jit import build, store, target
+from flashinfer.jit import store, target
 from flashinfer.jit.target import Target, level_features, why_not_runnable
+from flashinfer.jit.unit import read_depfile
 
 
 @pytest.fixture
@@ -216,4 +217,4 @@ def test_elf_requirements(built):
 def test_target_flags():
     assert Target("cpu", ("x86-64-v3",), True).flags() == ("-march=x86-64-v3",)
     assert Target("cuda", ("10.0f",), True).flags() == ("-gencode=arch=compute_100f,code=sm_100f",)
-    assert build.read_depfile("a.o: b.h \\\n c\\ d.h $$e.h\n") == ["b.h", "c d.h", "$e.h"]
+    assert read_depfile("a.o: b.h \\\n c\\ d.h $$e.h\n") == ["b.h", "c d.h", "$e.h"]
