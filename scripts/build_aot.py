@@ -3,6 +3,7 @@
     python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible GPUs
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
     python scripts/build_aot.py --dry-run                         # what would be built, and why
+    python scripts/build_aot.py --specs specs.jsonl               # exactly what `python -m flashinfer trace` recorded
 
 Modules that are up to date are left alone; nothing is compiled twice. Does not import torch.
 """
@@ -18,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer import env
+from flashinfer.cli.main import UsageError
+from flashinfer.cli.report import write_report
+from flashinfer.cli.specs import Asked, one_per_name, read_specs
 from flashinfer.errors import FlashInferError
 from flashinfer.jit import build, store
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 from flashinfer.jit.spec import BACKENDS, DTYPES
 from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
+from flashinfer.jit.workspace import workspace
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
@@ -96,6 +101,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}"
     )
+    add(
+        "--specs",
+        type=Path,
+        metavar="FILE",
+        help="what `python -m flashinfer trace` wrote, for the archs in it unless others are named",
+    )
     add("--out-dir", type=Path, default=env.default_aot_dir(), metavar="DIR", help="by default data/aot")
     add("--jobs", type=positive, metavar="N", help="compilers at once; by default MAX_JOBS or the CPUs at hand")
     add("--dry-run", action="store_true", help="print what would be built and why, build nothing")
@@ -106,8 +117,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="write the table as JSON to FILE (- or nothing: standard output)",
     )
+    add("--report", type=Path, metavar="FILE", help="write a page about the build: timeline, slowest units, sizes")
     add("--verbose", action="store_true", help="show every command and its output")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    defaults = {"families": (), "dtypes": DTYPES, "head_dims": Matrix.head_dims}
+    if options.specs is not None and any(getattr(options, name) != value for name, value in defaults.items()):
+        parser.error("--specs: the file says what to build: --families, --dtypes and --head-dims cannot go with it")
+    if options.report is not None and (options.dry_run or not options.report.absolute().parent.is_dir()):
+        parser.error("--report: wanted a file in a directory that exists, of a build that is no --dry-run")
+    return options
 
 
 def targets(options: argparse.Namespace) -> dict[str, Target]:
@@ -121,6 +139,36 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
     if "cuda" in backends:
         chosen["cuda"] = Target("cuda", archs, True) if archs else wanted_target("cuda")
     return chosen
+
+
+def requests_of(options: argparse.Namespace) -> list[build.Request]:
+    """What to build: the matrix, or what a file of specs asks for.
+
+    Raises:
+        FlashInferError: a tool is missing, or nothing says what to compile for.
+        UsageError: the file of specs cannot be used.
+    """
+    if options.specs is not None:
+        asked = one_per_name(read_specs(options.specs, workspace() / "sources"))
+        asked = [one for one in asked if one.spec.backend in (options.backend or BACKENDS)]
+        specs = [(one.spec, target_of(one, options)) for one in asked]
+    else:
+        chosen = targets(options)
+        matrix = Matrix(tuple(chosen), options.dtypes, options.head_dims)
+        specs = [(spec, chosen[spec.backend]) for spec in matrix_specs(matrix, options.families)]
+        if options.backend is None and "cuda" not in chosen:
+            print(CROSS_BUILD, file=sys.stderr)
+    return [build.make_request(spec, options.out_dir / spec.name, target) for spec, target in specs]
+
+
+def target_of(asked: Asked, options: argparse.Namespace) -> Target:
+    """What a recorded spec is built for: the archs named here, else those it was wanted for, else this machine's."""
+    backend = asked.spec.backend
+    named = options.cpu_arch if backend == "cpu" else options.cuda_arch
+    recorded = asked.target() if named is None else None
+    if recorded is not None:
+        return recorded
+    return targets(argparse.Namespace(**{**vars(options), "backend": (backend,)}))[backend]
 
 
 @dataclass
@@ -230,11 +278,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     started = time.monotonic()
     try:
-        chosen = targets(options)
-        matrix = Matrix(tuple(chosen), options.dtypes, options.head_dims)
-        specs = matrix_specs(matrix, options.families)
-        requests = [build.make_request(spec, options.out_dir / spec.name, chosen[spec.backend]) for spec in specs]
-    except FlashInferError as err:
+        requests = requests_of(options)
+    except (FlashInferError, UsageError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
     if options.head_dims != Matrix.head_dims and not any(
@@ -255,8 +300,8 @@ def main(arguments: list[str] | None = None) -> int:
         text = json.dumps([vars(row) for row in rows], indent=1) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
 
-    if options.backend is None and "cuda" not in chosen:
-        print(CROSS_BUILD, file=sys.stderr)
+    if options.report:
+        write_report(options.report, outcomes, time.monotonic() - started)
     counts = ", ".join(f"{sum(row.how == how for row in rows)} {how}" for how in dict.fromkeys(row.how for row in rows))
     print(f"{options.out_dir}: {counts} in {time.monotonic() - started:.1f} s", file=sys.stderr)
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
