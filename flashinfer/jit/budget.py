@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -50,9 +51,10 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         turn = _open(f"{folder}/turn")
         while True:
             check()
-            # A process that is stopped in its turn must not stop the machine.
-            if try_lock(turn) or stopped(read_note(turn).get("pid")):
+            if mine := try_lock(turn):
                 write_note(turn, {"pid": os.getpid()})
+            # A process that is stopped in its turn must not stop the machine.
+            if mine or stopped(read_note(turn).get("pid")):
                 slot = _free_slot(folder, limit, expected)
                 if slot is not None:
                     os.close(turn)
@@ -69,6 +71,7 @@ def _free_slot(folder: str, limit: int, expected: int) -> Slot | None:
         descriptor = _open(f"{folder}/slot.{number}")
         if free is None and try_lock(descriptor):
             free = Slot(number, descriptor)
+            write_note(descriptor, {"pid": os.getpid()})
             continue
         if not try_lock(descriptor) and not stopped((note := read_note(descriptor)).get("pid")):
             running.append(note)
@@ -150,8 +153,7 @@ def available_memory() -> int | None:
 
 def _cgroups(controller: str) -> Iterator[str]:
     """The directories of this process's cgroup and of those around it, of version 2 and of version 1."""
-    for line in _read(f"{PROC}/self/cgroup").splitlines():
-        number, names, path = line.split(":", 2)
+    for number, names, path in re.findall(r"^(\d+):(.*?):(.*)$", _read(f"{PROC}/self/cgroup"), re.MULTILINE):
         if controller not in names.split(",") and (number, names) != ("0", ""):
             continue
         root, path = os.path.join(CGROUPS, controller if names else ""), path.strip("/")

@@ -7,6 +7,7 @@ list of requests and in where the artifacts go.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 from .. import env
@@ -19,6 +20,7 @@ from .progress import Progress, Voice, Watch
 from .request import Outcome, Request, make_request
 from .runner import Run
 from .spec import JitSpec
+from .timeline import Unit
 from .workspace import workspace
 
 __all__ = ["Outcome", "Progress", "Request", "Watch", "build_jit_specs", "find_or_build", "make_request", "run"]
@@ -109,6 +111,7 @@ class _Building:
         self.root, self.jobs = workspace() if requests else None, history.jobs(jobs)
         self.pending, self.outcomes = list(requests), dict[Request, Outcome]()
         self.lost = set[Request]()
+        self.began, self.waits = time.time(), list[Unit]()
 
     def take(self, holds: dict[Request, Hold]) -> None:
         """Put into ``holds`` what is to be built now: all that is free, or the first of the rest, waited for."""
@@ -117,17 +120,18 @@ class _Building:
                 self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
         self.pending = [request for request in self.pending if request not in self.outcomes]
         if self.pending and not holds:
-            request = self.pending[0]
+            request, name, start = self.pending[0], self.pending[0].spec.name, time.time() - self.began
             try:
-                hold = wait(self._lock(request), request.spec.name, lambda: request.finished() is not None)
+                hold = wait(self._lock(request), name, lambda: request.finished() is not None)
             except JitTimeoutError as err:
                 self._end(request, Outcome(request, "failed", error=err))
                 return
+            self.waits.append(Unit("wait", name, name, "", start, time.time() - self.began))
             self._keep(holds, request, hold)
 
     def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
         assert self.root is not None
-        runner = Run(holds, self.root, self.jobs)
+        runner = Run(holds, self.root, self.jobs, self.began, self.waits)
         try:
             runner(verbose, watch or Voice(list(holds), str(self.root / "build" / runner.directory(next(iter(holds))))))
         except OSError as err:

@@ -39,14 +39,14 @@ TICK = 1000  # milliseconds without output after which a display may say somethi
 class Run:
     """Builds requests whose locks are held; calling it fills ``outcomes`` and lets go of each lock."""
 
-    def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, waits: Iterable[Unit] = ()) -> None:
+    def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, began: float, waits: list[Unit]) -> None:
         self.holds, self.folder, self.jobs = holds, root / "build", jobs
         self.todo, self.outcomes, self.lost = list(holds), dict[Request, Outcome](), set[Request]()
         self.by_module = {request.spec.name: request for request in holds}
         self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
         self.done = dict.fromkeys(self.by_module, 0)
         self.progress = Progress(sum(len(request.spec.sources) + 1 for request in holds), left=tuple(self.by_module))
-        self.timeline = Timeline(time.time(), socket.gethostname(), os.getpid(), jobs, list(waits))
+        self.timeline, self.started = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits), time.time()
         self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
         self.prefix = re.compile(rf"exec {re.escape(shlex.join(self.runner))} .*? -- ")
 
@@ -76,6 +76,7 @@ class Run:
                     close_alive()
         for request in self.todo:
             if request not in self.outcomes:
+                self._record(request)
                 error = self._error(request, command, process.returncode)
                 self._finish(request, Outcome(request, "failed", error=error, timeline=self.timeline))
 
@@ -193,9 +194,9 @@ class Run:
             with suppress(KeyError, TypeError):
                 queued, start, end, lane = (record[key] for key in ("queued", "start", "end", "slot"))
                 past[source] = Past(round(end - start, 3), record["peak"])
-                kind = "reuse" if end < began else "link" if source == LINK else "compile"
+                kind = "reuse" if end < self.started else "link" if source == LINK else "compile"
                 if kind == "reuse":
-                    start = end = began
+                    start = end = self.started
                 elif start - queued > 0.1:
                     add = Unit("wait", name, Path(file).name, source, queued - began, start - began, lane)
                     self.timeline.units.append(add)

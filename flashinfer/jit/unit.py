@@ -67,7 +67,7 @@ def main() -> int:
         print(f"fatal error: {command[0]} was killed by signal {-code}", file=sys.stderr)
     record: dict[str, Any] = {"queued": queued, "start": started, "end": time.time(), "slot": slot.number, "peak": peak}
     with suppress(OSError):
-        if code == 0:
+        if code == 0 and os.path.exists(file):
             record["object"] = _digest(file)
             if os.path.exists(f"{file}.d"):
                 record["inputs"] = _inputs(file)

@@ -261,3 +261,14 @@ def test_a_build_leaves_a_timeline(make_spec, tmp_path, monkeypatch):
     first, second, link = sorted((unit for unit in units.values() if unit.kind != "wait"), key=lambda unit: unit.end)
     assert first.start > 0 and first.start + 0.3 < first.end <= second.start < second.end <= link.start < link.end < 60
     assert all(10 << 20 < unit.peak_rss_bytes < 4 << 30 for unit in (first, second, link))
+
+
+def test_a_wait_is_in_the_timeline(slow_build, monkeypatch):
+    spec, builder = slow_build
+    monkeypatch.setattr(lock, "PATIENCE", 0.5)
+    os.kill(builder.pid, signal.SIGSTOP)
+    (outcome,) = run([make_request(spec)])
+    kinds = [unit.kind for unit in outcome.timeline.units]
+    assert kinds == ["wait", "compile", "link"]
+    waited = outcome.timeline.units[0]
+    assert waited.module == "slow" and waited.start < 0.5 and 0.5 < waited.end - waited.start < 5

@@ -1,0 +1,310 @@
+"""The machine's budget of compilers: CPUs, memory, cgroups; slots that come back; the program that runs a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit import budget, history, unit
+from flashinfer.jit.budget import Slot, available_memory, cpu_limit, stopped, take_slot
+
+from .processes import Compiler, end, start, until
+
+GIB = 1 << 30
+TAKE = """
+    import sys, time
+    from flashinfer.jit.budget import take_slot
+    slot = take_slot(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print(slot.number, flush=True)
+    time.sleep(float(sys.argv[4]))
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Writes files that stand for those of the kernel: path below /proc or /sys/fs/cgroup -> text."""
+    monkeypatch.setattr(budget, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(budget, "CGROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+    def write(files: dict[str, object]) -> None:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+
+    return write
+
+
+@pytest.fixture
+def holders(tmp_path):
+    """Starts processes that take a slot (limit, bytes) and hold it."""
+    processes = []
+
+    def hold(limit: int, expected: int, wait: bool = True) -> subprocess.Popen[str]:
+        process = start(TAKE, tmp_path / "slots", limit, expected, 60)
+        processes.append(process)
+        assert not wait or process.stdout.readline().strip().isdigit()
+        return process
+
+    yield hold
+    for process in processes:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "files, want",
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/a/b", "cgroup/a/b/cpu.max": "max 100000"}, 8),
+        ({"proc/self/cgroup": "0::/a/b", "cgroup/a/b/cpu.max": "300000 100000"}, 3),
+        ({"proc/self/cgroup": "0::/a/b", "cgroup/a/cpu.max": "250000 100000", "cgroup/a/b/cpu.max": "max 100000"}, 2),
+        ({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "1000 100000"}, 1),
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": -1, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 8),
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": 400000, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 4),
+        # In a container the path is often the host's, and what is mounted is the container's own.
+        ({"proc/self/cgroup": "4:cpu:/docker/x", "cgroup/cpu/cpu.cfs_quota_us": 200000, "cgroup/cpu/cpu.cfs_period_us": 100000}, 2),
+    ],
+)  # fmt: skip
+def test_cpu_limit(machine, files, want):
+    machine(files)
+    assert cpu_limit() == want
+
+
+@pytest.mark.parametrize(
+    "files, want",
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 2048 kB"}, 2 << 20),
+        ({"proc/meminfo": "MemAvailable: 4096 kB", "proc/self/cgroup": "0::/a", "cgroup/a/memory.max": "max", "cgroup/a/memory.current": 7}, 4 << 20),
+        ({"proc/meminfo": "MemAvailable: 4096 kB", "proc/self/cgroup": "0::/a/b", "cgroup/a/memory.max": 3000000,
+          "cgroup/a/memory.current": 2000000, "cgroup/a/memory.stat": "anon 5\ninactive_file 500000"}, 1500000),
+        ({"proc/meminfo": "MemAvailable: 4096 kB", "proc/self/cgroup": "9:memory:/d", "cgroup/memory/d/memory.limit_in_bytes": 3000000,
+          "cgroup/memory/d/memory.usage_in_bytes": 2900000, "cgroup/memory/d/memory.stat": "inactive_file 1\ntotal_inactive_file 50000"}, 150000),
+        ({"proc/meminfo": "MemAvailable: 4096 kB", "proc/self/cgroup": "garbage"}, 4 << 20),
+    ],
+)  # fmt: skip
+def test_available_memory(machine, files, want):
+    machine(files)
+    assert available_memory() == want
+
+
+def test_jobs_are_the_least_of_what_is_asked_and_what_there_is(machine, monkeypatch):
+    assert history.jobs() == 8 and history.jobs(3) == 3 and history.jobs(100) == 8
+    monkeypatch.setenv("MAX_JOBS", "5")
+    assert history.jobs() == 5 and history.jobs(6) == 6
+    machine({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "200000 100000"})
+    assert history.jobs() == 2 and history.jobs(6) == 2
+
+
+def test_no_more_than_the_limit(holders, tmp_path):
+    first, _ = holders(2, 0), holders(2, 0)
+    third = holders(2, 0, wait=False)
+    time.sleep(0.5)
+    assert not os.get_blocking(third.stdout.fileno()) or third.poll() is None
+    began = time.monotonic()
+    first.kill()
+    assert third.stdout.readline() == "0\n" and time.monotonic() - began < 1, "a killed holder gives its slot back"
+
+
+def test_a_smaller_limit_counts_everybody(holders, tmp_path):
+    """A process with MAX_JOBS=1 waits for those that have larger limits, in whichever slots they are."""
+    first, second = holders(4, 0), holders(4, 0)
+    first.kill()
+    waiting = holders(1, 0, wait=False)
+    time.sleep(0.5)
+    second.kill()
+    began = time.monotonic()
+    assert waiting.stdout.readline() == "0\n" and time.monotonic() - began < 1
+
+
+def test_memory_decides(holders, tmp_path, monkeypatch):
+    """Three of 4 GiB do not run beside each other in 10 GiB; when the first two have grown, they count once."""
+    monkeypatch.setattr(budget, "available_memory", lambda: 10 * GIB)
+    holders(8, 4 * GIB), holders(8, 4 * GIB)
+    folder = str(tmp_path / "slots")
+    assert budget._free_slot(folder, 8, 4 * GIB) is None and budget._free_slot(folder, 2, GIB) is None
+    small = budget._free_slot(folder, 8, GIB)
+    assert small is not None and small.number == 2
+    os.close(small.descriptor)
+    monkeypatch.setattr(budget, "available_memory", lambda: 5 * GIB)
+    assert budget._free_slot(folder, 8, 4 * GIB) is None
+    monkeypatch.setattr(budget, "_resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
+    grown = budget._free_slot(folder, 8, 4 * GIB)
+    assert grown is not None
+    os.close(grown.descriptor)
+
+
+def test_resident_memory_of_a_group(tmp_path):
+    program = "data = bytearray(64 << 20); print('there', flush=True); import time; time.sleep(60)"
+    process = start(program)
+    try:
+        assert process.stdout.readline() == "there\n"
+        assert 64 << 20 < budget._resident({process.pid})[process.pid] < 128 << 20
+    finally:
+        end_now(process)
+
+
+def end_now(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_heavy_unit_runs_alone(holders, tmp_path):
+    """It waits until nothing else runs, and then runs although there is no room for it."""
+    light = holders(4, 0)
+    heavy = holders(4, 1 << 60, wait=False)
+    time.sleep(0.5)
+    after = holders(4, 0, wait=False)
+    time.sleep(0.3)
+    assert heavy.poll() is None and after.poll() is None
+    light.kill()
+    assert heavy.stdout.readline() == "0\n", "what came after it does not overtake it"
+    heavy.kill()
+    assert after.stdout.readline() == "0\n"
+
+
+def test_what_is_stopped_does_not_stop_others(holders, tmp_path):
+    """A stopped compiler uses no CPU, and a process that is stopped while it decides is passed by."""
+    holder = holders(1, 0)
+    os.kill(holder.pid, signal.SIGSTOP)
+    until(lambda: stopped(holder.pid))
+    second = holders(1, 0)
+    waiting = holders(1, 0, wait=False)
+    turn = tmp_path / "slots" / "turn"
+    until(lambda: json.loads(turn.read_text() or "{}").get("pid") == waiting.pid)
+    os.kill(waiting.pid, signal.SIGSTOP)
+    until(lambda: stopped(waiting.pid))
+    third = holders(1, 0, wait=False)
+    time.sleep(0.2)
+    second.kill()
+    assert third.stdout.readline() == "1\n"
+
+
+def test_no_locks_no_budget(tmp_path, monkeypatch):
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert take_slot(str(tmp_path / "slots"), 1, 0) == Slot(0, -1)
+    (tmp_path / "file").touch()
+    assert take_slot(str(tmp_path / "file" / "slots"), 1, 0) == Slot(0, -1)
+
+
+def test_memory_of_the_last_build_is_expected(make_spec, workspace, monkeypatch, tmp_path):
+    spec = make_spec("weighed", {"a.cc": "int a;\n", "b.cu": ""}, backend="cpu")
+    assert history.expected_memory({}, "x.cu") > history.expected_memory({}, "x.cc") > 0
+    past = {"a.cc": history.Past(1.0, 123456789)}
+    history.remember("weighed", past)
+    assert history.read("weighed") == past and history.expected_memory(past, "a.cc") == 123456789
+    history.remember("weighed", {"b.cu": history.Past(2.0, 5)})
+    assert history.read("weighed").keys() == {"a.cc", "b.cu"}
+    assert spec.backend == "cpu"
+
+
+@pytest.fixture
+def run_unit(tmp_path):
+    """Runs a command as ninja would."""
+    read, write = os.pipe()
+    (tmp_path / "out").mkdir()
+    run = {"alive": read, "slots": str(tmp_path / "slots"), "limit": 1, "expected": {}}
+    (tmp_path / "out" / unit.RUN).write_text(json.dumps(run))
+
+    def start_unit(*command: str, file: str = "out/x.o") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(unit.__file__)), file, "--", *command],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[read],
+            start_new_session=True,
+        )
+
+    start_unit.builder = write
+    yield start_unit
+    for descriptor in (read, write):
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+
+
+def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
+    process = run_unit("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert end(process) == "out\nerr\n" and process.returncode == 3
+    process = run_unit("/nowhere/compiler")
+    assert end(process) == "fatal error: /nowhere/compiler: No such file or directory\n" and process.returncode == 127
+    process = run_unit("sh", "-c", "kill -9 $$")
+    assert end(process) == "fatal error: sh was killed by signal 9\n" and process.returncode != 0
+
+
+def test_a_unit_keeps_a_record(run_unit, tmp_path):
+    memory = "data = bytearray(200 << 20); import time; time.sleep(0.2)"
+    end(run_unit(sys.executable, "-I", "-S", "-c", memory))
+    record = unit.read_record(str(tmp_path / "out" / "x.o"))
+    assert record["queued"] <= record["start"] < record["start"] + 0.2 < record["end"] < time.time()
+    assert 200 << 20 < record["peak"] < 300 << 20 and record["slot"] == 0
+
+
+def test_a_unit_ends_with_its_builder(run_unit, tmp_path):
+    process = run_unit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60; true")
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    os.close(run_unit.builder)
+    end(process, 2)
+    child = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_text(), 2)
+
+
+def test_a_unit_that_waits_ends_with_its_builder(run_unit, holders):
+    holders(1, 0)
+    process = run_unit("true")
+    time.sleep(0.2)
+    assert process.poll() is None
+    os.close(run_unit.builder)
+    end(process, 2)
+
+
+def test_what_is_made_is_not_made_again(run_unit, tmp_path):
+    """Unless it, or what it was made from, is not what it was: that is a matter of bytes, not of times."""
+    source, made, count = tmp_path / "in", tmp_path / "out" / "x.o", tmp_path / "count"
+    compile_it = f"echo >> {count}; cat {source} > {made}; echo 'x.o: {source}' > {made}.d"
+
+    def runs() -> int:
+        process = run_unit("sh", "-c", compile_it)
+        assert end(process) == "" and process.returncode == 0
+        return len(count.read_text())
+
+    source.write_text("one")
+    assert (runs(), runs()) == (1, 1)
+    os.utime(source)
+    assert runs() == 1
+    source.write_text("two")
+    assert (runs(), runs()) == (2, 2)
+    made.write_text("tw")
+    assert (runs(), runs()) == (3, 3) and made.read_text() == "two"
+    for path in (made, Path(f"{made}.d"), Path(f"{made}.json")):
+        before = runs()
+        path.unlink()
+        assert (runs(), runs()) == (before + 1, before + 1)
+        path.write_text("")
+        assert (runs(), runs()) == (before + 2, before + 2)
+
+
+def test_a_build_weighs_its_units(make_spec, tmp_path, monkeypatch):
+    """Two units that need all of the memory do not run at once, although there are two slots."""
+    monkeypatch.setattr(history, "cpu_limit", lambda: 2)
+    spec = make_spec("weighty", {"a.cc": "int a;\n", "b.cc": "int b;\n"})
+    compiler = Compiler(tmp_path, 0.3)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    history.remember("weighty", {source: history.Past(1.0, 1 << 60) for source in spec.sources})
+    spec.build()
+    assert compiler.started == 3 and max(compiler.runs()) == 1
