@@ -22,6 +22,7 @@ from flashinfer import env
 from flashinfer.cli.main import UsageError
 from flashinfer.cli.report import write_report
 from flashinfer.cli.specs import Asked, one_per_name, read_specs
+from flashinfer.cli.why import differences
 from flashinfer.errors import FlashInferError
 from flashinfer.jit import build, store
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
@@ -197,7 +198,7 @@ def plan(request: build.Request) -> Row:
     present = store.read(request.destination, name)
     if not isinstance(present, store.Artifact):
         return Row(name, archs, "build", present or "not there yet")
-    reasons = store.differences(present, request.spec)
+    reasons = differences(present, request.spec)
     for field, was, now in (
         ("target", present.archs, request.target.archs),
         ("tools", present.manifest["toolchain"], request.toolchain.identity),

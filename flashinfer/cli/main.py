@@ -25,6 +25,7 @@ COMMANDS = {
     "list": ("modules:list_modules", "Every module of the AOT matrix: what it covers, and the key of its present sources."),
     "status": ("modules:status", "Every artifact in the AOT directories and the workspace, and what a load would make of it."),
     "build": ("modules:build_modules", "Build modules into the workspace, all in one run."),
+    "why": ("why:why", "What a load of a module wants, and where the nearest artifact differs; 1 if it would be built."),
     "trace": ("trace:trace", "Run a program and record every module that it, and every process it starts, asks for."),
     "verify": ("verify:verify", "Prove that a program that asks for these modules compiles nothing; 1 if it would."),
     "export": ("archive:export", "Pack built modules into one archive: .tar, .tar.gz or .tar.zst."),
@@ -47,6 +48,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         add[name] = one.add_argument
     add["build"]("names", nargs="+", metavar="NAME", help="a module, as `list` names it")
     add["build"]("--verbose", action="store_true", help="show every command and its output")
+    add["why"]("name", metavar="NAME", help="a module, as `list` names it, or one of --specs")
+    add["why"]("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
     add["trace"]("-o", "--output", type=Path, required=True, metavar="FILE", help="the specs, a line of JSON for each")
     add["trace"]("program", nargs="+", metavar="-- PROGRAM", help="the program and its arguments")
     add["verify"](

@@ -19,6 +19,7 @@ from ..jit.store import Artifact
 from ..jit.workspace import PARTS
 from .main import UsageError
 from .output import age, show, size
+from .why import differences
 
 
 def list_modules(options: argparse.Namespace) -> int:
@@ -101,10 +102,10 @@ def _state(found: Artifact, spec: JitSpec | None, lookup: store.Lookup | None) -
     if lookup.artifact is not None and lookup.artifact.path == found.path:
         return "ready", ""
     refusal = next((reason for reason in lookup.reasons if reason.startswith(f"{found.directory}: ")), None)
-    differences = "; ".join(store.differences(found, spec))
+    differing = "; ".join(differences(found, spec))
     if refusal is not None:
-        return ("stale", differences) if differences else ("refused", refusal.removeprefix(f"{found.directory}: "))
-    return ("stale", differences) if differences else ("shadowed", "")
+        return ("stale", differing) if differing else ("refused", refusal.removeprefix(f"{found.directory}: "))
+    return ("stale", differing) if differing else ("shadowed", "")
 
 
 def build_modules(options: argparse.Namespace) -> int:

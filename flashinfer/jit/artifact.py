@@ -125,27 +125,6 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "seal": digest({name: value for name, value in manifest.items() if name != "seal"})}
 
 
-def compare(found: Artifact, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Where the manifest of ``found`` is not as ``wanted``: field -> what it has, what is wanted; files one by one."""
-    result: dict[str, tuple[Any, Any]] = {}
-    for name, value in wanted.items():
-        has = found.manifest.get(name)
-        if name == "files":
-            has = has or {}
-            result |= {f"file {f}": (has.get(f), value.get(f)) for f in sorted({*has, *value}) if has.get(f) != value.get(f)}  # fmt: skip
-        elif has != value:
-            result[name] = (has, value)
-    return result
-
-
-def differences(found: Artifact, spec: JitSpec) -> list[str]:
-    """What an artifact was built from and what ``spec`` says now, field by field where they differ."""
-    differing = compare(found, spec.fields())
-    files = [name.removeprefix("file ") for name in differing if name.startswith("file ")]
-    fields = [f"{name}: {has} -> {wants}" for name, (has, wants) in differing.items() if not name.startswith("file ")]
-    return fields + [f"changed: {', '.join(files)}"] * bool(files)
-
-
 def elf_requirements(path: Path) -> dict[str, str]:
     """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
     from elftools.elf.elffile import ELFFile

@@ -22,8 +22,6 @@ from .artifact import (
     MANIFEST,
     Artifact,
     build_key,
-    compare,
-    differences,
     elf_requirements,
     file_digest,
     make_manifest,
@@ -39,7 +37,7 @@ from .toolchain import Identity, toolchain_identity
 from .workspace import roots
 
 # What is known of one artifact is reached through here, too.
-__all__ = ["MANIFEST", "Artifact", "Lookup", "Needs", "artifacts", "build_key", "compare", "covered_files", "differences",
+__all__ = ["MANIFEST", "Artifact", "Lookup", "Needs", "artifacts", "build_key", "covered_files",
            "elf_requirements", "file_digest", "find", "make_manifest", "publish", "read", "sealed", "verified", "workspace_directory"]  # fmt: skip
 
 Needs = Mapping[str, Iterable[Value]]

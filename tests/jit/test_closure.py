@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer.jit import closure as module
 from flashinfer.jit.closure import closure
 
 
@@ -45,3 +52,17 @@ def test_a_continued_line(tmp_path):
 def test_a_changed_header_is_read_again(tmp_path):
     assert reach(tmp_path, {"a.cc": '#include "b.h"\n', "b.h": "", "c.h": ""}) == {"a.cc", "b.h"}
     assert reach(tmp_path, {"b.h": '#include "c.h"\n'}) == {"a.cc", "b.h", "c.h"}
+
+
+@pytest.mark.parametrize("age, reads", [(0.0, 2), (60.0, 1)], ids=["written just now", "written a minute ago"])
+def test_what_was_written_just_now_is_read_again(tmp_path, monkeypatch, age, reads):
+    """A file system's clock may not have moved between two edits: then nothing but the bytes tells them apart."""
+    path = tmp_path / "a.h"
+    path.write_text("// 1")
+    real = os.stat(path)
+    at = time.time_ns() - int(age * 1e9)
+    status = SimpleNamespace(st_ino=real.st_ino, st_size=4, st_mtime_ns=at, st_ctime_ns=at)
+    monkeypatch.setattr(module.os, "stat", lambda _: status)
+    first = module.digest_and_includes(str(path))
+    path.write_text("// 2")
+    assert (module.digest_and_includes(str(path)) != first) == (reads == 2)
