@@ -301,8 +301,13 @@ def main(arguments: list[str] | None = None) -> int:
         text = json.dumps([vars(row) for row in rows], indent=1) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
 
+    reported = True
     if options.report:
-        write_report(options.report, outcomes, time.monotonic() - started)
+        try:
+            write_report(options.report, outcomes, time.monotonic() - started)
+        except OSError as err:
+            print(f"error: the report cannot be written: {err}", file=sys.stderr)
+            reported = False
     counts = ", ".join(f"{sum(row.how == how for row in rows)} {how}" for how in dict.fromkeys(row.how for row in rows))
     print(f"{options.out_dir}: {counts} in {time.monotonic() - started:.1f} s", file=sys.stderr)
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -310,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{error}", file=sys.stderr)
     for error in failed:
         print(f"FAILED {error.name}: {error.reason}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or not reported else 0
 
 
 def row_of(outcome: build.Outcome) -> Row:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from flashinfer import env
 from flashinfer.cli import doctor
 from flashinfer.cli.compile_commands import in_clangs_words
-from flashinfer.cli.main import main
+from flashinfer.cli.main import COMMANDS, main
 from flashinfer.cli.output import age, size
 from flashinfer.jit import store
 from flashinfer.jit.modules import Matrix, families, matrix_specs
@@ -193,6 +195,55 @@ def test_a_malformed_variable_ends_a_command_with_its_name(monkeypatch, capsys):
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", "relative/path")
     assert main(["status"]) == 2
     assert "FLASHINFER_WORKSPACE_DIR" in capsys.readouterr().err
+
+
+def test_every_command_is_in_the_help_and_in_the_readme(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    out, readme = capsys.readouterr().out, (ROOT / "README.md").read_text()
+    assert caught.value.code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^    {name}\b", out, re.MULTILINE), f"--help lacks {name}"
+        assert re.search(rf"flashinfer {name}\b|`{name}\b", readme), f"README.md lacks {name}"
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--help"])
+        assert caught.value.code == 0 and COMMANDS[name][1] in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def used(place):
+    """A workspace with two artifacts of 1,000 bytes, last used ten and twenty days ago."""
+    for days, name in ((10, "new"), (20, "old")):
+        directory = place / "workspace" / "artifacts" / name / "key" / "build"
+        directory.mkdir(parents=True)
+        (directory / f"{name}.so").write_bytes(b"x" * 998)
+        (directory / "manifest.json").write_bytes(b"{}")
+        os.utime(directory / "manifest.json", (time.time() - days * 86400,) * 2)
+    return place / "workspace" / "artifacts"
+
+
+def test_gc_says_what_it_would_remove_and_then_does(run, used, capsys):
+    rows = run("gc", "--max-size", "1500", "--dry-run")
+    assert [(row["what"], row["fate"]) for row in rows] == [
+        ("artifacts/old/key/build", "would be removed"), ("artifacts/new/key/build", "stays"),
+    ]  # fmt: skip
+    assert rows[0]["kind"] == "artifact" and rows[0]["size"] == 1000 and rows[0]["why"] == "beyond the size"
+    assert (used / "old" / "key" / "build").exists()
+    text = run("gc", "--max-size", "1500", text=True)
+    assert "removed" in text and "20 d" in text
+    assert not (used / "old" / "key" / "build").exists() and (used / "new" / "key" / "build").exists()
+
+
+def test_gc_takes_its_size_from_the_environment_and_says_what_it_cannot_do(run, used, monkeypatch, capsys):
+    assert {row["fate"] for row in run("gc")} == {"stays"}
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", "1500")
+    os.utime(used / "old" / "key" / "build" / "manifest.json")
+    os.utime(used / "new" / "key" / "build" / "manifest.json")
+    rows = run("gc", code=1)
+    assert {(row["fate"], row["why"]) for row in rows} == {("stays", "just built or used")}
+    with pytest.raises(SystemExit):
+        main(["gc", "--max-size", "2X"])
+    assert "'2X' is not a size" in capsys.readouterr().err
 
 
 @needs_compiler

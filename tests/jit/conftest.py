@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -75,3 +77,14 @@ def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.Complete
         return result
 
     return run
+
+
+@pytest.fixture
+def aot() -> ModuleType:
+    """The script as a module, so that a test can give it small modules to build."""
+    spec = importlib.util.spec_from_file_location("build_aot", ROOT / "scripts" / "build_aot.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["build_aot"] = module
+    spec.loader.exec_module(module)
+    return module

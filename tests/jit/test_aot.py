@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,16 +14,6 @@ from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "build_aot.py"
-
-
-@pytest.fixture
-def aot():
-    """The script as a module, so that a test can give it small modules to build."""
-    spec = importlib.util.spec_from_file_location("build_aot", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["build_aot"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -58,6 +47,21 @@ def test_what_the_jit_built_is_copied(aot, two_modules, tmp_path, compilers_star
     assert compilers_started() == 2 and two_modules[1].find().directory == out / "two"
     two_modules[1].build()
     assert compilers_started() == 2, "what was built ahead of time is not built again"
+
+
+def test_a_report_of_the_build_and_of_the_one_that_reuses(aot, two_modules, tmp_path, capsys):
+    page, arguments = tmp_path / "build.html", ["--out-dir", str(tmp_path / "out"), "--report"]
+    assert aot.main([*arguments, str(page)]) == 0
+    text = page.read_text()
+    assert "2 built" in text and '"module": "one"' in text and '"kind": "compile"' in text and "unit.cc" in text
+    assert aot.main([*arguments, str(page)]) == 0
+    assert "2 reused" in page.read_text() and "nothing was compiled" in page.read_text()
+
+
+def test_a_report_that_cannot_be_written_fails_after_the_build(aot, two_modules, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    assert aot.main(["--out-dir", str(tmp_path / "out"), "--report", str(tmp_path / "folder")]) == 1
+    assert "the report cannot be written" in capsys.readouterr().err and (tmp_path / "out" / "one").exists()
 
 
 def test_dry_run_says_why(aot, make_spec, monkeypatch, tmp_path, capsys):
@@ -98,6 +102,8 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
         (["--dtypes", "int8"], "got int8, wanted some of"),
         (["--head-dims", "x"], "wanted positive numbers"),
         (["--jobs", "0"], "wanted a positive number"),
+        (["--report", "/none/build.html"], "--report: wanted a file in a directory that exists"),
+        (["--report", "build.html", "--dry-run"], "of a build that is no --dry-run"),
     ],
 )
 def test_bad_arguments(aot, arguments, message, capsys):

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
+import subprocess
+import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from flashinfer import env
+from flashinfer.cli.main import main
 from flashinfer.cli.record import from_json, record, to_json
-from flashinfer.jit import JitSpec, build_jit_specs
+from flashinfer.cli.specs import Asked, merge, one_per_name, read_specs, write_specs
+from flashinfer.jit import JitSpec, build_jit_specs, store
 from flashinfer.jit.modules import Matrix, matrix_specs
+from flashinfer.jit.modules.norm import gen_norm_module
+
+from .conftest import ROOT
 
 
 def through_text(spec: JitSpec) -> dict:
@@ -159,3 +168,297 @@ def test_without_a_trace_nothing_is_encoded(make_spec, python):
         assert "flashinfer.cli.record" not in sys.modules
     """
     python(program, make_spec().sources[0])
+
+
+# The commands: trace, build_aot.py --specs, verify, export --specs.
+
+PROGRAM = """
+import os, signal, subprocess, sys
+from flashinfer import jit
+from flashinfer.jit.load import load
+
+def ask(number):
+    load(jit.gen_jit_spec("tiny", [sys.argv[1]], coverage={"dtype": ["float16", "bfloat16"]}), {"dtype": [number]})
+
+if len(sys.argv) > 2:
+    ask("bfloat16")
+    os.kill(os.getpid(), signal.SIGKILL)
+ask("float16")
+child = subprocess.run([sys.executable, *sys.orig_argv[1:], "child"])
+assert child.returncode == -9
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Programs find this package."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def recorded(make_spec, tmp_path, process, monkeypatch):
+    """A program with a child that is killed, and what was recorded of it."""
+    monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
+    spec = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
+    output = tmp_path / "specs.jsonl"
+    (tmp_path / "program.py").write_text(PROGRAM)
+    arguments = ["trace", "-o", str(output), "--", sys.executable, str(tmp_path / "program.py"), spec.sources[0]]
+    assert main(arguments) == 7, "the program's own code"
+    monkeypatch.delenv("FLASHINFER_CPU_ARCH")
+    return spec, output
+
+
+def test_a_program_and_its_children_are_recorded_and_merged(recorded):
+    spec, output = recorded
+    (line,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert line == {
+        "spec": json.loads(json.dumps(to_json(spec))),
+        "key": spec.key,
+        "needs": {"dtype": ["bfloat16", "float16"]},
+        "archs": ["x86-64-v2"],
+    }
+    assert stat.S_IMODE(output.stat().st_mode) == 0o644
+
+
+def test_a_module_of_the_project_is_recorded_from_its_function(process, tmp_path, monkeypatch):
+    program = "import torch, flashinfer; flashinfer.rmsnorm(torch.ones(2, 8), torch.ones(8))"
+    assert main(["trace", "-o", str(tmp_path / "specs"), "--", sys.executable, "-c", program]) == 0
+    (asked,) = read_specs(tmp_path / "specs", tmp_path)
+    assert asked.spec == gen_norm_module("cpu") and asked.needs == {"dtype": ["float32"]}
+
+
+def test_a_program_that_asks_for_nothing_gives_an_empty_file(tmp_path):
+    assert main(["trace", "-o", str(tmp_path / "specs"), "--", "true"]) == 0
+    assert (tmp_path / "specs").read_text() == ""
+
+
+def test_what_ends_the_program_is_told(tmp_path, process):
+    """A signal to the command reaches the program, and the file is written all the same."""
+    assert main(["trace", "-o", str(tmp_path / "specs"), "--", "sh", "-c", "kill -9 $$"]) == 128 + 9
+    command = [
+        sys.executable,
+        "-m",
+        "flashinfer",
+        "trace",
+        "-o",
+        str(tmp_path / "specs"),
+        "--",
+        "sh",
+        "-c",
+        "echo on; exec sleep 60",
+    ]
+    traced = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert traced.stdout.readline() == b"on\n"
+    (tmp_path / "specs").unlink()
+    traced.terminate()
+    assert traced.wait(timeout=30) == 128 + 15 and (tmp_path / "specs").exists()
+    traced.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-o", "/none/specs", "--", "true"], "/none is no directory"),
+        (["-o", "x", "--", "no-such-program"], "not a program"),
+    ],
+)
+def test_a_trace_that_cannot_be(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", *arguments]) == 2
+    assert message in capsys.readouterr().err and os.listdir(tmp_path) == []
+
+
+def test_needs_of_one_spec_add_up_and_an_axis_that_is_not_named_is_all_of_it(make_spec):
+    spec, other = to_json(make_spec("one")), to_json(make_spec("two"))
+
+    def line(spec, key="k", archs=(), **needs):
+        return {"spec": spec, "key": key, "needs": needs, "archs": list(archs)}
+
+    assert merge([line(spec, a=[1], b=[2]), line(spec, a=[3, 1])]) == [line(spec, a=[1, 3])]
+    assert merge([line(spec, a=[1]), line(spec)]) == [line(spec)] == merge([line(spec), line(spec, a=[1])])
+    assert merge([line(spec, archs=["9.0a"]), line(spec, archs=["8.0"])]) == [line(spec, archs=["8.0", "9.0a"])]
+    lines = [line(other), line(spec, "k"), line(spec, "l")]
+    assert merge(lines) == merge(lines[::-1]) and [one["spec"]["name"] for one in merge(lines)] == ["one", "one", "two"]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "line 1: "),
+        ("[]", "line 1: got no record"),
+        ('{"spec": {}, "key": "", "needs": {}, "archs": []}', "wanted a spec"),
+        ('{"spec": {"name": "a", "backend": "cpu"}, "key": 1, "needs": {}, "archs": []}', "key: got 1"),
+        (
+            '{"spec": {"name": "a", "backend": "cpu"}, "key": "", "needs": {"dtype": [1, "a"]}, "archs": []}',
+            "needs: got",
+        ),
+        ('{"spec": {"name": "a", "backend": "cpu"}, "key": "", "needs": null, "archs": []}', "needs: got None"),
+        ('{"spec": {"name": "a", "backend": "cpu"}, "key": "", "needs": {}, "archs": ["; rm"]}', "wanted CPU levels"),
+        ('{"spec": {"name": "a", "backend": "cuda"}, "key": "", "needs": {}, "archs": ["sm_90"]}', "not an arch"),
+        ('{"spec": {"name": "a", "backend": "cpu"}, "key": "", "needs": {}, "archs": []}', "spec: got"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(text, message, tmp_path, capsys):
+    (tmp_path / "specs").write_text(text + "\n")
+    assert main(["verify", "--specs", str(tmp_path / "specs")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_others_can_write_or_that_is_missing_is_refused(recorded, tmp_path, aot, capsys):
+    _, output = recorded
+    output.chmod(0o666)
+    assert main(["verify", "--specs", str(output)]) == 2
+    assert "can be written by everybody" in capsys.readouterr().err
+    assert aot.main(["--specs", str(output), "--out-dir", str(tmp_path / "out")]) == 2
+    assert "can be written by everybody" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main(["verify", "--specs", str(tmp_path / "none")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
+    recorded, aot, tmp_path, workspace, compilers_started, capsys, monkeypatch
+):
+    spec, output = recorded
+    shutil.rmtree(workspace)
+    os.rename(tmp_path / "src", tmp_path / "moved")  # the other machine has none of the user's files
+    before = compilers_started()
+    assert main(["verify", "--specs", str(output)]) == 1
+    assert "1 of 1 modules would be compiled" in capsys.readouterr().err and not workspace.exists()
+    image = tmp_path / "image"
+    assert aot.main(["--specs", str(output), "--out-dir", str(image), "--json", str(tmp_path / "rows")]) == 0
+    (row,) = json.loads((tmp_path / "rows").read_text())
+    assert (row["name"], row["archs"], row["how"]) == ("tiny", ["x86-64-v2"], "built") and os.listdir(image) == ["tiny"]
+    assert compilers_started() == before + 1
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(image))
+    capsys.readouterr()
+    shutil.rmtree(workspace)
+    assert main(["verify", "--specs", str(output), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["state"] == "ready" and row["where"] == str(image / "tiny")
+    os.rename(tmp_path / "moved", tmp_path / "src")
+    assert spec.find().directory == image / "tiny" and not workspace.exists()
+    assert main(["export", str(tmp_path / "modules.tar"), "--specs", str(output)]) == 0
+
+
+def test_another_arch_is_built_when_it_is_named(recorded, aot, tmp_path, capsys):
+    _, output = recorded
+    for options, wanted in ((["--cpu-arch", "x86-64"], "x86-64"), ([], "x86-64-v2")):
+        arguments = ["--specs", str(output), "--dry-run", "--out-dir", str(tmp_path / "out"), "--json"]
+        assert aot.main([*arguments, *options]) == 0
+        assert [row["archs"] for row in json.loads(capsys.readouterr().out)] == [[wanted]]
+    assert aot.main([*arguments, "--backend", "cuda"]) == 0 and json.loads(capsys.readouterr().out) == []
+    with pytest.raises(SystemExit):
+        aot.main([*arguments, "--families", "norm"])
+    assert "--specs: the file says what to build" in capsys.readouterr().err
+
+
+def write(path, *specs: JitSpec, archs=()) -> Path:
+    write_specs(path, [{"spec": to_json(spec), "key": spec.key, "needs": {}, "archs": list(archs)} for spec in specs])
+    return path
+
+
+def test_two_modules_of_one_name_are_one_only_where_they_differ_in_coverage(make_spec, aot, tmp_path, capsys):
+    narrow = [make_spec(coverage={"dtype": [dtype]}) for dtype in ("float16", "bfloat16")]
+    (one,) = one_per_name(read_specs(write(tmp_path / "specs", *narrow), tmp_path / "own"))
+    assert one.spec.coverage == (("dtype", ("bfloat16", "float16")),)
+    first = make_spec(extra_cflags=["-DA"])
+    write(tmp_path / "specs", first, narrow[0])
+    assert aot.main(["--specs", str(tmp_path / "specs"), "--out-dir", str(tmp_path / "out")]) == 2
+    assert "two modules are called 'tiny' and differ in cflags" in capsys.readouterr().err
+
+
+def test_what_a_spec_is_built_for(make_spec):
+    def target(backend, *archs):
+        return Asked(make_spec(backend=backend), {}, archs, "").target()
+
+    assert target("cpu", "x86-64-v4", "x86-64-v2", "x86-64-v3").archs == ("x86-64-v2",)
+    assert target("cpu", "generic").archs == ("generic",) and target("cpu") is None
+    assert target("cuda", "8.0", "9.0a").archs == ("8.0", "9.0a") and target("cuda") is None
+
+
+def shipped(spec: JitSpec, place: Path, **changes) -> None:
+    """An artifact of ``spec`` in an AOT directory, its manifest changed."""
+    built = spec.build()
+    store.publish(built.path, {**built.manifest, **changes}, place / spec.name)
+
+
+@pytest.fixture
+def verdict(tmp_path, capsys):
+    def call(specs, *options: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main(["verify", "--specs", str(specs), "--json", *options])
+        (row,) = json.loads(capsys.readouterr().out)
+        assert (row["state"] == "ready") == (code == 0)
+        return code, row["why"]
+
+    return call
+
+
+def test_another_machines_cpu_is_verified_for(make_spec, tmp_path, verdict, monkeypatch):
+    spec = make_spec()
+    shipped(spec, tmp_path / "aot", archs=["x86-64-v3"])
+    shutil.rmtree(tmp_path / "workspace")
+    specs = write(tmp_path / "specs", spec)
+    assert verdict(specs, "--cpu-arch", "x86-64-v3") == (0, "") == verdict(specs, "--cpu-arch", "x86-64-v4")
+    code, why = verdict(specs, "--cpu-arch", "x86-64-v2")
+    assert code == 1 and "compiled for x86-64-v3, the machine is x86-64-v2" in why
+    assert main(["verify", "--specs", str(specs), "--cpu-arch", "i386"]) == 2
+    # A machine that asks for a level gets that and no other.
+    monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
+    assert "asked for x86-64-v2" in verdict(specs, "--cpu-arch", "x86-64-v4")[1]
+
+
+def test_another_machines_workspace_hits_only_for_its_own_level(make_spec, tmp_path, verdict, monkeypatch):
+    spec = make_spec()
+    monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64")
+    spec.build()
+    monkeypatch.delenv("FLASHINFER_CPU_ARCH")
+    specs = write(tmp_path / "specs", spec)
+    assert verdict(specs, "--cpu-arch", "x86-64") == (0, "")
+    assert "another target" in verdict(specs, "--cpu-arch", "x86-64-v3")[1]
+
+
+@pytest.mark.parametrize(
+    "archs, gpus, ready",
+    [
+        (["9.0a"], "9.0", True),
+        (["9.0a"], "9.0a", True),
+        (["8.0"], "9.0", False),
+        (["8.0+PTX"], "9.0a 8.0", True),
+        (["8.0", "9.0a"], "8.6 9.0", True),
+        (["8.0", "9.0a"], "8.6 10.0", False),
+    ],
+)
+def test_gpus_that_are_not_here_are_verified_for(archs, gpus, ready, make_spec, tmp_path, verdict, monkeypatch):
+    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.cli.verify.visible_gpus", lambda: ())
+    built, spec = make_spec().build(), make_spec(backend="cuda")
+    shipped_manifest = {**built.manifest, **spec.fields(), "key": spec.key, "archs": archs}
+    store.publish(built.path, shipped_manifest, tmp_path / "aot" / "tiny")
+    assert (verdict(write(tmp_path / "specs", spec), "--cuda-arch", gpus)[0] == 0) == ready
+    # Where none is named, those of the machine that was recorded.
+    assert (verdict(write(tmp_path / "specs", spec, archs=gpus.split()))[0] == 0) == ready
+
+
+def test_needs_decide_what_a_narrower_module_is_good_for(make_spec, tmp_path, verdict):
+    wide = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
+    shipped(wide.covering({"dtype": ["float16"]}), tmp_path / "aot")
+    for needs, code in (({"dtype": ["float16"]}, 0), ({"dtype": ["bfloat16"]}, 1), ({}, 1)):
+        line = {"spec": to_json(wide), "key": wide.key, "needs": needs, "archs": []}
+        write_specs(tmp_path / "specs", [line])
+        assert verdict(tmp_path / "specs")[0] == code
+
+
+def test_other_sources_than_were_recorded_are_said(make_spec, tmp_path, verdict):
+    spec = make_spec()
+    line = {"spec": to_json(spec), "key": "0" * 64, "needs": {}, "archs": []}
+    write_specs(tmp_path / "specs", [line])
+    assert verdict(tmp_path / "specs")[1].endswith("it was recorded with other sources than those here")
+
+
+def test_without_a_file_the_matrix_is_verified(capsys, monkeypatch):
+    monkeypatch.setattr("flashinfer.cli.verify.matrix_specs", lambda _: [gen_norm_module("cpu")])
+    assert main(["verify"]) == 1
+    out, err = capsys.readouterr()
+    assert "norm_cpu" in out and "missing" in out and "1 of 1 modules would be compiled" in err
