@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..jit.build import Outcome
-from ..jit.perfetto import memory, rows
+from ..jit.perfetto import memory
 from ..jit.timeline import Timeline, Unit
 from ..jit.workspace import write_atomically
 from .output import size
@@ -150,6 +150,17 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         "units": [{**asdict(unit), "row": row} for unit, row in placed],
         "memory": memory(timeline.units),
     }
+
+
+def rows(units: Iterable[Unit]) -> list[tuple[Unit, int]]:
+    """Each unit with the first row that is free while it runs."""
+    ends: list[float] = []
+    result = []
+    for unit in sorted(units, key=lambda unit: unit.start):
+        row = next((number for number, end in enumerate(ends) if end <= unit.start), len(ends))
+        ends[row:] = [unit.end, *ends[row + 1 :]]
+        result.append((unit, row))
+    return result
 
 
 def _script(data: Any) -> str:

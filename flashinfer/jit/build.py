@@ -50,12 +50,14 @@ def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt
     found: dict[JitSpec, Artifact] = {}
     missing: list[Request] = []
     for spec in dict.fromkeys(specs):
+        started = time.perf_counter()
         lookup = store.find(spec)
+        took = (time.perf_counter() - started) * 1e3
         if lookup.artifact is not None and (skip_prebuilt or not _is_prebuilt(lookup.artifact)):
-            emit("hit", spec.name, path=lookup.artifact.path)
+            emit("hit", spec.name, took, path=lookup.artifact.path)
             found[spec] = lookup.artifact
             continue
-        emit("miss", spec.name, reason=lookup.reason)
+        emit("miss", spec.name, took, reason=lookup.reason)
         frozen.check(spec.name, lookup.reason)
         _refuse_capture(spec.name)
         missing.append(make_request(spec))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +41,7 @@ _sums: dict[tuple[str, str], tuple[int, float]] = {}  # (module, kind) -> count,
 _unwritable: set[Path] = set()  # files that were complained about
 _guard = threading.Lock()
 _logger = logging.getLogger("flashinfer")
-_host = cache(socket.gethostname)
+_host = os.uname().nodename
 
 
 def _start_afresh() -> None:
@@ -87,7 +85,7 @@ def asked(spec: JitSpec, needs: Mapping[str, Iterable[Any]] | None = None) -> No
 
 def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
     """Count an event and tell it to every subscriber, to FLASHINFER_JIT_EVENTS and to the logger ``flashinfer``."""
-    event = Event(kind, module, round(ms, 3), time.time(), os.getpid(), _host(), detail)
+    event = Event(kind, module, round(ms, 3), time.time(), os.getpid(), _host, detail)
     with _guard:
         count, total = _sums.get((module, kind), (0, 0.0))
         _sums[module, kind] = count + 1, total + event.ms

@@ -16,43 +16,27 @@ KEPT = 50  # traces of the last builds
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """Compile slots and waits as lanes with their units, and the memory of the compilers that run as a counter."""
-    first = min((unit.start for unit in timeline.units), default=0.0)
-    lanes = [("slot", unit, unit.lane) for unit in timeline.units if unit.kind != "wait"]
-    lanes += [("waiting", unit, lane) for unit, lane in rows(unit for unit in timeline.units if unit.kind == "wait")]
-    numbers = {lane: number for number, lane in enumerate(sorted({(what, lane) for what, _, lane in lanes}), 1)}
-    names = {0: f"build on {timeline.host} by process {timeline.pid}"}
-    names |= {number: f"{what} {lane}" for (what, lane), number in numbers.items()}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name" if tid else "process_name", "pid": 1, "tid": tid, "args": {"name": name}}
-        for tid, name in names.items()
-    ]
-    for what, unit, lane in lanes:
-        told = {"module": unit.module, "source": unit.source, "peak MiB": unit.peak_rss_bytes >> 20}
-        event = {"ph": "X", "name": f"{unit.module}/{unit.name}", "cat": unit.kind, "pid": 1, "args": told}
-        events.append(
-            event | {"tid": numbers[what, lane], "ts": _us(unit.start - first), "dur": _us(unit.end - unit.start)}
-        )
+    """Compile slots as lanes with their units, waits beside them, and the memory of the compilers as a counter."""
+    first, events = min((unit.start for unit in timeline.units), default=0.0), list[dict[str, Any]]()
+
+    def add(ph: str, name: str, at: float, tid: int, **more: Any) -> None:
+        events.append({"ph": ph, "name": name, "ts": round((at - first) * 1e6), "pid": 1, "tid": tid, **more})
+
+    add("M", "process_name", first, 0, args={"name": f"build on {timeline.host} by process {timeline.pid}"})
+    for lane in sorted({unit.lane for unit in timeline.units if unit.kind != "wait"}):
+        add("M", "thread_name", first, lane + 1, args={"name": f"slot {lane}"})
+    for number, unit in enumerate(timeline.units):
+        args = {"module": unit.module, "source": unit.source, "peak MiB": unit.peak_rss_bytes >> 20}
+        name, took = f"{unit.module}/{unit.name}", round((unit.end - unit.start) * 1e6)
+        if unit.kind == "wait":  # many at a time: a pair of asynchronous events needs no lane
+            add("b", name, unit.start, 0, cat="wait", id=number, args=args)
+            add("e", name, unit.end, 0, cat="wait", id=number)
+        else:
+            add("X", name, unit.start, unit.lane + 1, cat=unit.kind, dur=took, args=args)
     for at, size in memory(timeline.units):
-        counter = {"ph": "C", "name": "memory, at most", "pid": 1, "tid": 0, "args": {"MiB": size >> 20}}
-        events.append(counter | {"ts": _us(at - first)})
+        add("C", "memory, at most", at, 0, args={"MiB": size >> 20})
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(timeline.began + first))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": began, "jobs": timeline.jobs}}
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
-def rows(units: Iterable[Unit]) -> list[tuple[Unit, int]]:
-    """Each unit with the first row that is free while it runs."""
-    ends: list[float] = []
-    result = []
-    for unit in sorted(units, key=lambda unit: unit.start):
-        row = next((number for number, end in enumerate(ends) if end <= unit.start), len(ends))
-        ends[row:] = [unit.end, *ends[row + 1 :]]
-        result.append((unit, row))
-    return result
 
 
 def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:

@@ -112,7 +112,7 @@ def test_a_removed_library_goes_on_working_where_it_is_mapped(workspace, make_sp
     program = "import torch, ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print(1, flush=True); sys.stdin.read(); print(lib.answer())"
     child = subprocess.Popen([sys.executable, "-c", program, built.path], stdin=-1, stdout=-1)
     child.stdout.readline()
-    monkeypatch.setattr(gc, "_mapped_libraries", dict)
+    monkeypatch.setattr(gc, "_mapped_libraries", lambda: {})
     collect(workspace, 0)
     assert not built.path.exists()
     assert child.communicate()[0] == b"42\n"
