@@ -95,13 +95,21 @@ class JitSpec:
             inside = next((root for root in roots if path.startswith(root)), None)
             name = os.path.relpath(path, os.path.dirname(sources[0])) if inside is None else path[len(inside) :]
             named[("<outside>/" if inside is None else roots[inside]) + name] = content
+        for number, flag in self._linked():
+            named[f"<linked>/{number}"] = digest_and_includes(flag)[0]
         if self.template:
             named[self.template] = digest_and_includes(f"{env.data_root()}/{self.template}")[0]
         return named
 
+    def _linked(self) -> list[tuple[int, str]]:
+        """Files that the linker is given by name, an archive for example: like sources, what they hold counts."""
+        return [
+            (number, flag) for number, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)
+        ]
+
     def fields(self) -> dict[str, Any]:
         """What the key is made of, as plain JSON values: also what a manifest records for comparison."""
-        root = env.data_root()
+        root, linked = env.data_root(), dict(self._linked())
         return {
             "format": FORMAT,
             "name": self.name,
@@ -113,7 +121,7 @@ class JitSpec:
             "config_header": self.config_header,
             "cflags": [flag.replace(root, "<root>") for flag in self.cflags],
             "cuda_cflags": [flag.replace(root, "<root>") for flag in self.cuda_cflags],
-            "ldflags": list(self.ldflags),
+            "ldflags": [f"<linked>/{n}" if n in linked else flag for n, flag in enumerate(self.ldflags)],
             "source_cflags": [list(item) for item in self.source_cflags],
             "torch_abi": list(TORCH_ABI),
             "files": self.files(),
@@ -172,6 +180,21 @@ def _coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str, tuple
     return tuple(result)
 
 
+def _without_include_paths(given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Flags less those that name a directory of headers, and these: the key covers what such headers hold, not where."""
+    flags, paths, words = list[str](), list[str](), iter(given)
+    for word in words:
+        if word.startswith(("-include", "-imacros", "@")):
+            raise ValueError(f"flags: got {word!r}, whose file no key would cover; wanted an #include in the source")
+        if word in ("-I", "-iquote"):
+            paths.append(next(words, ""))
+        elif word.startswith("-I"):
+            paths.append(word[2:])
+        else:
+            flags.append(word)
+    return flags, paths
+
+
 def gen_jit_spec(
     name: str,
     sources: Sequence[str | Path],
@@ -193,7 +216,8 @@ def gen_jit_spec(
         name: of the module, its directory and its ``.so``.
         sources: C++ (``.cc``, ``.cpp``) and CUDA (``.cu``) files, absolute or relative to the directory that
             holds ``csrc``.
-        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's own and the environment's.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's own and the environment's. ``-I``
+            means the same as ``extra_include_paths``; headers below ``-isystem`` are taken as the system's.
         extra_include_paths: directories searched before the project's own.
         backend: ``"cpu"`` or ``"cuda"``; by default ``"cuda"`` where a source ends in ``.cu``.
         config, coverage, template, config_header: see :class:`JitSpec`.
@@ -206,6 +230,9 @@ def gen_jit_spec(
     optimise = _DEBUG if debug else _OPTIMISE
     if backend is None:
         backend = "cuda" if any(str(source).endswith(".cu") for source in sources) else "cpu"
+    cflags, paths = _without_include_paths([*(extra_cflags or ()), *env.EXTRA_CFLAGS.get()])
+    cuda_cflags, cuda_paths = _without_include_paths([*(extra_cuda_cflags or ()), *env.EXTRA_CUDAFLAGS.get()])
+    paths = [*map(str, extra_include_paths or ()), *paths, *(cuda_paths if backend == "cuda" else ())]
     host_only = tuple(flag for flag in _BASE_CFLAGS if flag != "-std=c++17")
     return JitSpec(
         name=name,
@@ -216,18 +243,17 @@ def gen_jit_spec(
         coverage=_coverage(coverage or {}),
         template=template,
         config_header=config_header,
-        cflags=(*_BASE_CFLAGS, *optimise, *(extra_cflags or ()), *env.EXTRA_CFLAGS.get()),
+        cflags=(*_BASE_CFLAGS, *optimise, *cflags),
         cuda_cflags=()
         if backend == "cpu"
         else (
             "-std=c++17",
             *(("-O0", "-g", "-G", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)),
             f"-Xcompiler={','.join(host_only)}",
-            *(extra_cuda_cflags or ()),
-            *env.EXTRA_CUDAFLAGS.get(),
+            *cuda_cflags,
         ),
         ldflags=(*(extra_ldflags or ()), *env.EXTRA_LDFLAGS.get()),
-        include_paths=tuple(str(Path(path).resolve()) for path in extra_include_paths or ()),
+        include_paths=tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths)),
     )
 
 

@@ -22,7 +22,7 @@ class Tree:
     """Random headers in random places that include each other at random, and what of them a source reaches."""
 
     def __init__(self, root: Path, draw) -> None:
-        self.root = root
+        self.root, self.by_flag = root, draw(st.booleans())
         count = draw(st.integers(1, 7))
         self.paths = [root / draw(st.sampled_from(PLACES)).format(f"h{number}") for number in range(count)]
         reaches = {number: draw(st.sets(st.integers(0, count - 1), max_size=3)) for number in range(-1, count)}
@@ -55,7 +55,9 @@ class Tree:
 
     @property
     def spec(self) -> JitSpec:
-        return gen_jit_spec("random", [self.root / "src" / "unit.cc"], extra_include_paths=[self.root / "include"])
+        include = self.root / "include"
+        named = {"extra_cflags": [f"-I{include}"]} if self.by_flag else {"extra_include_paths": [include]}
+        return gen_jit_spec("random", [self.root / "src" / "unit.cc"], **named)
 
 
 def edit(path: Path, draw) -> None:
@@ -82,8 +84,9 @@ def test_an_edit_inside_changes_the_key(data):
         tree = Tree(Path(folder).resolve(), data.draw)
         before = tree.spec.key
         assert tree.spec.key == before
-        edit(data.draw(st.sampled_from(tree.inside)), data.draw)
-        assert tree.spec.key != before
+        path = data.draw(st.sampled_from(tree.inside))
+        edit(path, data.draw)
+        assert tree.spec.key != before, path
 
 
 @edits

@@ -134,3 +134,57 @@ def test_bad_specs(arguments, message):
 def test_unknown_backend_of_a_family():
     with pytest.raises(ValueError, match="backend: got 'rocm', wanted one of cpu, cuda"):
         family_spec("norm", "rocm")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda path: dict(extra_include_paths=[path]),
+        lambda path: dict(extra_cflags=[f"-I{path}"]),
+        lambda path: dict(extra_cflags=["-I", str(path)]),
+        lambda path: dict(extra_cflags=["-iquote", str(path)]),
+    ],
+    ids=["extra_include_paths", "-Ipath", "-I path", "-iquote path"],
+)
+def test_headers_count_however_their_directory_is_named(make_spec, tmp_path, how):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.h").write_text("#define ANSWER 1\n")
+    files = {"unit.cc": '#include "mine.h"\nint answer = ANSWER;\n'}
+    spec = make_spec(files=files, **how(tmp_path / "mine"))
+    before = spec.key
+    assert spec.build().path.exists(), "the compiler finds it, too"
+    (tmp_path / "mine").rename(tmp_path / "yours")
+    moved = make_spec(files=files, **how(tmp_path / "yours"))
+    assert moved.key == before, "where it is does not count"
+    (tmp_path / "yours" / "mine.h").write_text("#define ANSWER 2\n")
+    assert moved.key != before
+
+
+def test_headers_of_the_environments_flags_count(make_spec, tmp_path, monkeypatch):
+    (tmp_path / "mine.h").write_text("#define ANSWER 1\n")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", f"-I{tmp_path}")
+    spec = make_spec(files={"unit.cc": '#include "mine.h"\nint answer = ANSWER;\n'})
+    before = spec.key
+    (tmp_path / "mine.h").write_text("#define ANSWER 2\n")
+    assert spec.key != before
+
+
+def test_what_is_linked_by_name_counts(make_spec, tmp_path):
+    archive = tmp_path / "libmine.a"
+    archive.write_bytes(b"!<arch>\n")
+    spec = make_spec(extra_ldflags=["-lm", str(archive)])
+    before = spec.key
+    archive.rename(tmp_path / "libyours.a")
+    moved = make_spec(extra_ldflags=["-lm", str(tmp_path / "libyours.a")])
+    assert moved.key == before and moved.fields()["ldflags"] == ["-lm", "<linked>/1"]
+    (tmp_path / "libyours.a").write_bytes(b"!<arch>\n\n")
+    assert moved.key != before
+
+
+@pytest.mark.parametrize("flag", ["-include", "-includex.h", "-imacros", "@flags"])
+def test_flags_that_read_files_no_key_covers(make_spec, flag, monkeypatch):
+    with pytest.raises(ValueError, match=f"flags: got '{flag}', whose file no key would cover"):
+        make_spec(extra_cflags=[flag, "x.h"])
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", flag)
+    with pytest.raises(ValueError, match="no key would cover"):
+        make_spec(extra_cflags=[])
