@@ -88,13 +88,15 @@ class Hold:
     def say(self, done: int, total: int) -> None:
         """Tell whoever waits how far this build is."""
         self.note |= {"done": done, "total": total}
-        with suppress(OSError):
-            write_note(self.descriptor, self.note)
+        if self.descriptor in _ours:
+            with suppress(OSError):
+                write_note(self.descriptor, self.note)
 
     def release(self) -> None:
         """Let the next one in: nothing writes in the directory any more."""
-        with suppress(OSError):
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        if self.descriptor in _ours:
+            with suppress(OSError):
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.abandon()
 
     def abandon(self) -> None:

@@ -172,6 +172,8 @@ class Run:
             shutil.rmtree(library.parent, ignore_errors=True)  # nothing of it is what its name says
             return Outcome(request, "failed", error=err, timeline=self.timeline)
         except (OSError, FlashInferError) as err:
+            if isinstance(err, FileNotFoundError):
+                self.lost.add(request)
             error = BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
             return Outcome(request, "failed", error=error, timeline=self.timeline)
         emit("compile", spec.name, ms=seconds * 1e3)

@@ -213,14 +213,15 @@ def _remembered(path: str, question: str, ask: Callable[[], str], writes: bool) 
         return ask()
     if key not in _answers:
         folder = workspace(create=False) / "answers"
-        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        file = folder / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         try:
-            _answers[key] = (folder / name).read_text()
-        except OSError:
+            (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer
+        except (OSError, ValueError, TypeError):
             _answers[key] = ask()
             if writes:
                 with suppress(OSError):  # the answer is right all the same; the next process asks again
-                    write_atomically(workspace() / "answers" / name, _answers[key].encode())
+                    trust.make_directories(folder)
+                    write_atomically(file, json.dumps([_answers[key]]).encode())
     return _answers[key]
 
 

@@ -87,6 +87,20 @@ def test_graph_file(torch):
     assert "-Wl,-soname,libtorch_cuda.so" in cuda
 
 
+def test_graph_file_with_a_runner(torch):
+    """Every command runs under it; what a person sees is the command without it."""
+    spec = gen_norm_module("cuda")
+    plain = render_graph({"d/norm_cuda": spec}, tools("cuda", torch)).splitlines()
+    text = render_graph(
+        {"d/norm_cuda": spec}, tools("cuda", torch), ["py thon", "-S", "unit.py"], "log dir"
+    ).splitlines()
+    assert text[:2] == ["ninja_required_version = 1.5", "builddir = log$ dir"]
+    prefix = "  command = exec 'py thon' -S unit.py $out -- "
+    commands = [line for line in text if line.startswith("  command")]
+    assert len(commands) == 5 and all(line.startswith(prefix) for line in commands)
+    assert [line.replace(prefix, "  command = ") for line in text if "builddir" not in line] == plain
+
+
 def test_same_in_same_out(torch):
     texts = {render_spec(gen_norm_module("cpu"), CPU, tools("cpu", torch)) for _ in range(3)}
     assert len(texts) == 1

@@ -11,7 +11,16 @@ import torch
 
 from flashinfer.errors import ToolchainError
 from flashinfer.jit import toolchain
-from flashinfer.jit.toolchain import cxx11_abi, find_cxx, find_ninja, find_nvcc, find_torch, version_of
+from flashinfer.jit.toolchain import (
+    cxx11_abi,
+    find_cxx,
+    find_ninja,
+    find_nvcc,
+    find_python,
+    find_toolchain,
+    find_torch,
+    version_of,
+)
 
 
 def fake(path: Path, says: str, log: Path | None = None) -> str:
@@ -33,6 +42,84 @@ def test_a_named_tool_that_is_not_there_is_an_error(variable, find, monkeypatch)
     monkeypatch.setenv(variable, "/nowhere/tool")
     with pytest.raises(ToolchainError, match=f"{variable}: '/nowhere/tool' is not a program"):
         find()
+
+
+NAMED = {
+    "CXX": find_cxx,
+    "FLASHINFER_NVCC": find_nvcc,
+    "FLASHINFER_CXX_LAUNCHER": lambda: find_toolchain("cpu"),
+    "FLASHINFER_NVCC_LAUNCHER": lambda: find_toolchain("cuda"),
+}
+
+
+@pytest.mark.parametrize("variable", [*NAMED, "CUDA_HOME"])
+@pytest.mark.parametrize(
+    "what, mode, refusal",
+    [("program", 0o757, "can be written by everybody"), ("folder", 0o777, "can be written by everybody"),
+     ("folder", 0o1777, "can be written by everybody"), ("program", 0o775, "can be written by group 54321")],
+)  # fmt: skip
+def test_a_program_that_others_can_write_is_not_run(variable, what, mode, refusal, tmp_path, monkeypatch):
+    """Neither by itself nor behind a link that only we can write; each is fine again once its rights are."""
+    log = tmp_path / "log"
+    program = Path(fake(tmp_path / "home/bin/nvcc", "x 1.0", log))
+    changed = program if what == "program" else program.parent
+    (tmp_path / "link").symlink_to(program)
+    if "group" in refusal:
+        if os.geteuid() != 0:
+            pytest.skip("giving a file to another group takes root")
+        os.chown(program, -1, 54321)
+    if variable.startswith("FLASHINFER_NVCC_L"):
+        monkeypatch.setenv("FLASHINFER_NVCC", fake(tmp_path / "other/nvcc", "nvcc 1.0"))
+    for path in [tmp_path / "home"] if variable == "CUDA_HOME" else [program, tmp_path / "link"]:
+        monkeypatch.setenv(variable, str(path))
+        find = NAMED.get(variable, find_nvcc)
+        changed.chmod(mode)
+        with pytest.raises(ToolchainError, match=rf"{variable}: '.*' is not run: .*{refusal}"):
+            find()
+        changed.chmod(0o755)
+        assert find()
+    assert not log.exists(), "it has never been started"
+
+
+def test_a_program_of_somebody_else_is_not_run(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away takes root")
+    program = fake(tmp_path / "cc", "cc 1.0")
+    os.chown(program, 12345, -1)
+    monkeypatch.setenv("CXX", program)
+    with pytest.raises(ToolchainError, match="belongs to user 12345"):
+        find_cxx()
+
+
+def test_a_launcher_is_found_and_keeps_its_arguments(tmp_path, monkeypatch):
+    launcher = fake(tmp_path / "bin/cache me", "x")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", "'cache me' --dir 'a b'")
+    assert find_toolchain("cpu").cxx_launcher == (launcher, "--dir", "a b")
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", "no-such-launcher")
+    with pytest.raises(ToolchainError, match="FLASHINFER_CXX_LAUNCHER: 'no-such-launcher' is not a program"):
+        find_toolchain("cpu")
+
+
+def test_python_is_this_one_unless_it_is_part_of_another_program(tmp_path, monkeypatch):
+    assert find_python() == sys.executable
+    monkeypatch.setattr(sys, "executable", "/opt/app/server")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    other = fake(tmp_path / "path/python3", "x")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert find_python() == other
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ToolchainError, match="cannot find python"):
+        find_python()
+
+
+def test_an_answer_that_was_cut_short_is_asked_for_again(tmp_path, monkeypatch, workspace):
+    compiler = fake(tmp_path / "cc", "cc (vendor) 1.0")
+    for text in ("", '["(vendor', "[]", "3", '"(ven"'):
+        monkeypatch.setattr(toolchain, "_answers", {})
+        assert version_of(compiler) == "(vendor) 1.0"
+        (answer,) = (workspace / "answers").iterdir()
+        answer.write_text(text)
 
 
 def test_a_launcher_in_CXX(monkeypatch):

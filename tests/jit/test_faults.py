@@ -1,0 +1,400 @@
+"""Directories that are read-only, full or gone, no locks, damaged files, forks, captures: right, or a typed error at once."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer.errors import BuildError, CaptureError, FlashInferError, WorkspaceError
+from flashinfer.jit import build_jit_specs, clear_cache_dir, toolchain
+from flashinfer.jit.lock import runtime_directory, try_hold
+
+from .processes import ROOT, answering, end, start, until
+
+BUILD = """
+    import ctypes, sys, warnings
+    from flashinfer.errors import FlashInferError
+    from flashinfer.jit import gen_jit_spec
+    from flashinfer.jit.toolchain import find_torch
+    ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
+    warnings.simplefilter("always")
+    for source in sys.argv[1:]:
+        try:
+            path = gen_jit_spec("tiny", [source]).build().path
+            print("built", path, ctypes.CDLL(str(path)).answer())
+        except FlashInferError as err:
+            print("refused", type(err).__name__, err)
+"""
+
+
+def answer(artifact) -> int:
+    return int(ctypes.CDLL(str(artifact.path)).answer())
+
+
+# Directories
+
+
+def can_mount() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounting a small file system takes root and unshare(1)")
+
+
+def in_a_mount(folder: Path, options: str, prepare: str, program: str, *arguments: str) -> tuple[list[str], str]:
+    """Output (in lines) and errors of a program that sees a small file system of its own at ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = f'set -e; mount -t tmpfs -o mode=700,{options} tmpfs "$1"; cd "$1"; {prepare}\nshift; cd /; exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", folder, sys.executable, "-c", textwrap.dedent(program)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.splitlines(), result.stderr
+
+
+FILL = "head -c 100m /dev/zero > filler 2> /dev/null || true"
+
+
+@needs_mounts
+@pytest.mark.parametrize(
+    "options, prepare, reason",
+    [
+        ("size=1m", FILL, "No space left on device"),
+        ("size=1m,nr_inodes=3", "touch a b 2> /dev/null || true", "No space left on device"),
+        ("size=1m", "mount -o remount,ro .", "Read-only file system"),
+    ],
+    ids=["full", "no-inodes", "read-only"],
+)
+def test_a_workspace_that_takes_nothing(options, prepare, reason, make_spec, workspace):
+    source = make_spec("tiny", answering(4)).source_paths()[0]
+    (built,), said = in_a_mount(workspace, options, prepare, BUILD, source)
+    assert f"cannot be written ({reason})" in said and "set FLASHINFER_WORKSPACE_DIR" in said
+    assert not built.startswith(f"built {workspace}") and built.endswith(" 4")
+
+
+@needs_mounts
+def test_a_workspace_that_becomes_full(make_spec, workspace):
+    """Room to begin with, and not enough for a module: an error that says so, and the next try is right."""
+    files = answering(5)
+    files["unit.cc"] += "extern const char data[];\nconst char data[1 << 20] = {1};\n"
+    source = make_spec("tiny", files).source_paths()[0]
+    program = BUILD.replace('print("refused"', f'__import__("os").unlink("{workspace}/filler"); print("refused"')
+    prepare = "head -c 3300k /dev/zero > filler"
+    (refused, *_, built), _ = in_a_mount(workspace, "size=4m", prepare, program, source, source)
+    assert refused.startswith("refused BuildError") and "No space left on device" in refused
+    assert built.startswith(f"built {workspace}") and built.endswith(" 5")
+
+
+@needs_mounts
+@pytest.mark.parametrize("prepare", [FILL, "mount -o remount,ro ."], ids=["full", "read-only"])
+def test_a_hit_in_a_workspace_that_takes_nothing(prepare, make_spec, tmp_path, workspace, compilers_started):
+    spec = make_spec("tiny", answering(6))
+    spec.build()
+    os.rename(workspace, tmp_path / "saved")
+    prepare = f"cp -a {tmp_path}/saved/. .; {prepare}"
+    (built,), said = in_a_mount(workspace, "size=4m", prepare, BUILD, spec.source_paths()[0])
+    assert built.startswith(f"built {workspace}") and built.endswith(" 6") and said == ""
+    assert compilers_started() == 1
+
+
+@needs_mounts
+@pytest.mark.parametrize("prepare", [FILL, "mount -o remount,ro ."], ids=["full", "read-only"])
+def test_no_room_for_locks(prepare, make_spec, tmp_path, workspace):
+    """Built without locks and without a budget, rather than not at all."""
+    (source,) = make_spec("tiny", answering(7)).source_paths()
+    (built,), _ = in_a_mount(tmp_path / "runtime", "size=64k", prepare, BUILD, source)
+    assert built.startswith(f"built {workspace}") and built.endswith(" 7")
+
+
+def test_no_place_for_locks(make_spec, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHINFER_RUNTIME_DIR", str(tmp_path / "file" / "runtime"))
+    assert runtime_directory() is None
+    assert answer(make_spec("tiny", answering(8)).build()) == 8
+
+
+def test_somebody_elses_directory_for_locks_is_not_used(make_spec, tmp_path, monkeypatch):
+    place = runtime_directory()
+    assert place == tmp_path / "runtime" / f"flashinfer-{os.geteuid()}" and place.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o777)
+    assert runtime_directory() is None
+    place.rmdir()
+    place.symlink_to(tmp_path)
+    assert runtime_directory() is None
+    assert answer(make_spec("tiny", answering(9)).build()) == 9
+
+
+def test_the_session_directory_comes_before_the_temporary_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLASHINFER_RUNTIME_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "session"))
+    assert runtime_directory().parent == tmp_path / "session"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    assert runtime_directory().parent == tmp_path / "temporary"
+
+
+def test_no_directory_at_all(make_spec, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "file" / "workspace"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file" / "temporary"))
+    with pytest.raises(WorkspaceError, match=r"workspace .* cannot be written .*, and neither can a temporary"):
+        make_spec().build()
+
+
+def test_a_workspace_that_is_gone(make_spec, workspace):
+    spec = make_spec("tiny", answering(11))
+    spec.build()
+    shutil.rmtree(workspace)
+    assert answer(spec.build()) == 11
+
+
+# Locks
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO, errno.EACCES])
+def test_a_file_system_without_locks(code, make_spec, monkeypatch):
+    """An OSError is never "busy"."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    began = time.monotonic()
+    spec = make_spec("tiny", answering(12))
+    first, second = try_hold("x", "tiny"), try_hold("x", "tiny")
+    assert first is not None and second is not None and first.token != second.token
+    assert answer(spec.build()) == 12 and time.monotonic() - began < 10
+
+
+def test_many_processes_without_locks(make_spec, workspace):
+    """Each compiles in a directory of its own; all publish, all are right."""
+    prelude = "import errno, fcntl\ndef flock(*_): raise OSError(errno.ENOLCK, 'none')\nfcntl.flock = flock\n"
+    source = make_spec("tiny", answering(13)).source_paths()[0]
+    said = [end(process) for process in [start(prelude + textwrap.dedent(BUILD), source) for _ in range(4)]]
+    assert all(text.splitlines()[-1].startswith("built ") and text.endswith(" 13\n") for text in said)
+    assert not list((workspace / "build").iterdir()), "nothing is left behind"
+
+
+def test_the_directory_for_locks_is_cleaned_up_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
+    """Who comes later has another lock, so another directory: both build, none disturbs the other."""
+    once, launcher = tmp_path / "once", tmp_path / "launcher"
+    launcher.write_text(
+        f'#!/bin/sh\ntest -e {once} || {{ touch {once}; rm -rf {tmp_path}/runtime; sleep 1; }}\nexec "$@"\n'
+    )
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    spec = make_spec("tiny", answering(14))
+    first = start(BUILD, spec.source_paths()[0])
+    until(once.exists)
+    until(lambda: not (tmp_path / "runtime").exists() or list((workspace / "build").iterdir()))
+    assert answer(spec.build()) == 14
+    assert end(first).endswith(" 14\n")
+
+
+# Files
+
+
+def files_in(*roots: Path) -> list[Path]:
+    return sorted(path for root in roots for path in root.rglob("*") if path.is_file())
+
+
+def damage(path: Path, how: str) -> None:
+    path.unlink() if how == "deleted" else os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated"])
+def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch):
+    spec = make_spec("tiny", answering(15))
+    spec.build()
+    names = [path.relative_to(tmp_path) for path in files_in(workspace, tmp_path / "runtime")]
+    assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
+    for name in names:
+        damage(tmp_path / name, how)
+        monkeypatch.setattr(toolchain, "_answers", {})  # what a new process starts with
+        assert answer(spec.build()) == 15, name
+        assert spec.find() is not None and spec.find().manifest["toolchain"]["cxx"], name
+    clear_cache_dir()
+    assert answer(spec.build()) == 15
+
+
+class Interrupted:
+    """A build of two files of which one is compiled, as a killed builder leaves it."""
+
+    def __init__(self, make_spec, tmp_path: Path, monkeypatch) -> None:
+        self.places = (tmp_path / "workspace", tmp_path / "runtime")
+        self.saved, launcher = tmp_path / "saved", tmp_path / "launcher"
+        self.count, quick = tmp_path / "count", tmp_path / "quick"
+        launcher.write_text(
+            f'#!/bin/sh\necho >> {self.count}\ncase "$*" in *b.cc*) test -e {quick} || sleep 60;; esac\nexec "$@"\n'
+        )
+        launcher.chmod(0o755)
+        monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+        monkeypatch.setenv("MAX_JOBS", "1")
+        (text,) = answering(16).values()
+        self.spec = make_spec("two", {"a.cc": text, "b.cc": "int b;\n"})
+        program = "import sys; from flashinfer.jit import gen_jit_spec; gen_jit_spec('two', sys.argv[1:]).build()"
+        builder = start(program, *self.spec.source_paths())
+        until(lambda: self.started == 2)
+        os.kill(builder.pid, signal.SIGKILL)
+        builder.communicate()
+        quick.touch()
+        until(lambda: try_hold_all(tmp_path / "runtime"), 5)
+        for place in self.places:
+            shutil.copytree(place, self.saved / place.name)
+
+    @property
+    def started(self) -> int:
+        return len(self.count.read_text()) if self.count.exists() else 0
+
+    def restore(self) -> list[Path]:
+        for place in self.places:
+            shutil.rmtree(place)
+            shutil.copytree(self.saved / place.name, place)
+        return files_in(*self.places)
+
+
+def try_hold_all(runtime: Path) -> bool:
+    """Whether everything that a killed builder started has ended: nothing is locked any more."""
+    import fcntl
+
+    for path in files_in(runtime):
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated"])
+def test_any_file_of_an_interrupted_build(how, make_spec, tmp_path, monkeypatch):
+    interrupted = Interrupted(make_spec, tmp_path, monkeypatch)
+    names = {path.name for path in interrupted.restore()}
+    assert {"a.o", "a.o.d", "a.o.json", "build.ninja", "graph.ninja", "run.json", ".ninja_log"} <= names
+    before = interrupted.started
+    assert answer(interrupted.spec.build()) == 16 and interrupted.started == before + 1, "only b.cc is compiled"
+    for number in range(len(interrupted.restore())):
+        path = interrupted.restore()[number]
+        damage(path, how)
+        assert answer(interrupted.spec.build()) == 16, path
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", ["deleted", "truncated"])
+def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
+    """Before and after the compiler has run: right at once, or a typed error and right the next time."""
+    launcher, pattern = tmp_path / "launcher", tmp_path / "pattern"
+    action = 'rm -f "$file"' if how == "deleted" else 'truncate -c -s 0 "$file"'
+    meddle = f"for file in $(cat {pattern}); do {action}; done; : > {pattern}\n"
+    compile_it = '"$@" || exit\n'
+    list_it = f"find {tmp_path}/workspace {tmp_path}/runtime -type f > {tmp_path}/listed\n"
+    steps = [compile_it, list_it, meddle] if when == "after" else [list_it, meddle, compile_it]
+    launcher.write_text("#!/bin/sh\n" + "".join(steps))
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    pattern.touch()
+    make_spec("tiny", answering(0)).build()  # so that there is a history, as mostly there is
+    shutil.rmtree(tmp_path / "workspace" / "artifacts")
+    spec = make_spec("tiny", answering(17))
+    spec.build()
+    names = [Path(line).relative_to(tmp_path) for line in (tmp_path / "listed").read_text().splitlines()]
+    assert {"build.ninja", "graph.ninja", "run.json"} <= {name.name for name in names}
+    for name in names:
+        clear_cache_dir()
+        # The directory of a build has another name each time.
+        parts = ["*" if part.count("-") == 1 and len(part) == 29 else part for part in name.parts]
+        pattern.write_text(str(tmp_path.joinpath(*parts)))
+        try:
+            assert answer(spec.build()) == 17, name
+        except FlashInferError as err:
+            assert "tiny" in str(err), name
+        assert pattern.read_text() == "", "the launcher has done it"
+        assert answer(spec.build()) == 17, name
+
+
+def test_the_cache_is_cleared_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
+    """Once, it is built again; whoever clears it all the time gets an error."""
+    launcher, enough = tmp_path / "launcher", tmp_path / "enough"
+    clear = f"rm -rf {workspace}/artifacts {workspace}/build {workspace}/history"
+    launcher.write_text(f'#!/bin/sh\ntest -e {enough} || {clear}\ntouch {enough}\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    spec = make_spec("tiny", answering(18))
+    assert answer(spec.build()) == 18
+    clear_cache_dir()
+    launcher.write_text(f'#!/bin/sh\n{clear}\nexec "$@"\n')
+    with pytest.raises(BuildError, match="module 'tiny'"):
+        spec.build()
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    assert answer(spec.build()) == 18
+
+
+# Forks, threads, captures
+
+
+def test_a_fork_while_a_thread_builds(make_spec, tmp_path, monkeypatch):
+    """The child has none of the thread's locks, and builds what it wants: the same module and another one."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\ntouch {tmp_path}/began\nsleep 0.5\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    (same,) = make_spec("same", answering(19)).source_paths()
+    (other,) = make_spec("other", answering(20)).source_paths()
+    program = """
+        import ctypes, os, sys, threading, time
+        from flashinfer.jit import gen_jit_spec
+        from flashinfer.jit.toolchain import find_torch
+        ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
+        same, other = gen_jit_spec("same", [sys.argv[1]]), gen_jit_spec("other", [sys.argv[2]])
+        answer = lambda spec: ctypes.CDLL(str(spec.build().path)).answer()
+        thread = threading.Thread(target=answer, args=[same])
+        thread.start()
+        while not os.path.exists(sys.argv[3]):
+            time.sleep(0.01)
+        child = os.fork()
+        if child == 0:
+            os._exit(answer(other) + answer(same))
+        thread.join()
+        print("the child says", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "the parent", answer(same))
+    """
+    assert end(start(program, same, other, tmp_path / "began")).endswith("the child says 39 the parent 19\n")
+
+
+def test_threads_want_different_modules(make_spec, compilers_started):
+    specs = [make_spec(f"m{number}", answering(number)) for number in range(4)]
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda spec=spec: answers.append(answer(spec.build()))) for spec in specs * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [0, 0, 1, 1, 2, 2, 3, 3] and compilers_started() == 4
+
+
+def test_a_miss_during_capture(make_spec, monkeypatch, workspace):
+    """Refused before anything is started; a hit is fine."""
+    spec, built = make_spec("wanted"), make_spec("built")
+    built.build()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    before = files_in(workspace)
+    with pytest.raises(CaptureError, match=r"module 'wanted' is not built, .*once before the capture"):
+        spec.build()
+    with pytest.raises(CaptureError):
+        build_jit_specs([built, spec])
+    assert files_in(workspace) == before and built.build().path.exists()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert spec.build().path.exists()
