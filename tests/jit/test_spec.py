@@ -85,6 +85,11 @@ def test_the_place_of_the_sources_does_not_count(make_spec, tmp_path):
     assert moved.key == key and set(moved.files()) == {"<0>/unit.cc", "<0>/unit.h"}
 
 
+def test_values_of_an_axis_are_sorted_as_what_they_are():
+    spec = gen_jit_spec("a", ["a.cc"], coverage={"head_dim": [128, 64, 256, 64], "mask": ["b", "a"]})
+    assert dict(spec.coverage) == {"head_dim": (64, 128, 256), "mask": ("a", "b")}
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
@@ -124,6 +129,11 @@ def test_neighbouring_words_do_not_run_together():
         (dict(name="a", sources=["x\n.cc"]), "newline or NUL"),
         (dict(name="a", coverage={"dtype": ["int7"]}), "dtypes: got int7, wanted a subset of float32"),
         (dict(name="a", coverage={"dtype": []}), "dtype: got no value"),
+        (
+            dict(name="a", coverage={"head_dim": [64, "128"]}),
+            r"head_dim: got .* wanted strings alone or integers alone",
+        ),
+        (dict(name="a", coverage={"head_dim": [True]}), r"head_dim: got \['True'\], wanted strings"),
     ],
 )
 def test_bad_specs(arguments, message):

@@ -172,6 +172,63 @@ def test_fewer_values_serve_those_who_need_no_more(make_spec, tmp_path):
     assert store.find(wide).artifact is None
 
 
+WIDE = {"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128, 256], "mask_mode": ["none", "causal"]}
+
+
+@pytest.mark.parametrize(
+    "needs, lacks",
+    [
+        (dict(dtype_q=["float16"], head_dim=[128], mask_mode=["causal"]), None),
+        (dict(dtype_q=["float16"], head_dim=[64, 256]), None),
+        (dict(), None),
+        (dict(head_dim=[512]), "head_dim 512"),
+        (dict(dtype_q=["float16"], head_dim=[128, 512], mask_mode=["window"]), "head_dim 512, mask_mode window"),
+        (dict(page_size=[16]), "page_size 16"),
+    ],
+)
+@pytest.mark.parametrize("place", ["ahead of time", "workspace"])
+def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path, needs, lacks, place):
+    """One library that dispatches over three axes serves a configuration, and many, and never one outside of it."""
+    one = make_spec(coverage={"dtype_q": ["bfloat16"], "head_dim": [64], "mask_mode": ["none"]})
+    wide = one.covering(WIDE).build()
+    if place == "ahead of time":
+        to_aot(wide, tmp_path)
+        shutil.rmtree(wide.directory)
+    lookup = store.find(one, needs)
+    if lacks is None:
+        assert lookup.artifact.manifest["key"] == wide.manifest["key"]
+    else:
+        assert lookup.artifact is None and f"built without {lacks}" in lookup.reason
+
+
+def test_an_axis_that_is_not_named_is_needed_whole(make_spec):
+    spec = make_spec(coverage={"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128]})
+    spec.covering({"dtype_q": ["float16"], "head_dim": [64, 128]}).build()
+    assert store.find(spec, {"dtype_q": ["float16"]}).artifact is not None
+    assert "built without dtype_q bfloat16" in store.find(spec, {"head_dim": [64]}).reason
+
+
+def test_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
+    narrow = make_spec(coverage={"head_dim": [64]})
+    exact = narrow.build()
+    wide = narrow.covering({"head_dim": [64, 128]})
+    assert wide.find() is None
+    to_aot(wide.build(), tmp_path)
+    assert wide.find().directory == tmp_path / "aot" / "tiny"
+    assert narrow.find() == exact, "although AOT directories are looked at first"
+    shutil.rmtree(exact.directory)
+    assert narrow.find().directory == tmp_path / "aot" / "tiny"
+
+
+def test_coverage_of_other_sources_does_not_serve(make_spec):
+    wide = make_spec(coverage={"head_dim": [64, 128]})
+    wide.build()
+    changed = make_spec(files={"unit.cc": "int other;\n"}, coverage={"head_dim": [64]})
+    assert store.find(changed).reason.startswith("1 in the workspace built from other sources")
+    without = make_spec(files={"unit.cc": "int other;\n"})
+    assert store.find(without).artifact is None
+
+
 def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
     """A reader that looks all the time sees one artifact or the other, and now and then none."""
     artifacts = [make_spec(f"m{number}").build() for number in range(2)]
