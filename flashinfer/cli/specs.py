@@ -86,9 +86,11 @@ def read_specs(path: Path, folder: Path) -> list[Asked]:
     result = []
     for one in merge(records):
         try:
-            result.append(Asked(from_json(one["spec"], folder), one["needs"], tuple(one["archs"]), one["key"]))
-        except ValueError as err:
-            raise UsageError(f"--specs: {path}: {err}") from None
+            spec = from_json(one["spec"], folder)
+            spec.files()  # what of it is the project's must be here too
+        except (OSError, ValueError) as err:
+            raise UsageError(f"--specs: {path}: {one['spec']['name']}: {err}") from None
+        result.append(Asked(spec, one["needs"], tuple(one["archs"]), one["key"]))
     return result
 
 

@@ -112,7 +112,7 @@ def test_a_removed_library_goes_on_working_where_it_is_mapped(workspace, make_sp
     program = "import torch, ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print(1, flush=True); sys.stdin.read(); print(lib.answer())"
     child = subprocess.Popen([sys.executable, "-c", program, built.path], stdin=-1, stdout=-1)
     child.stdout.readline()
-    monkeypatch.setattr(gc, "_mapped_libraries", lambda: {})
+    monkeypatch.setattr(gc, "_mapped_libraries", dict)
     collect(workspace, 0)
     assert not built.path.exists()
     assert child.communicate()[0] == b"42\n"
@@ -256,6 +256,28 @@ def test_after_a_build_the_workspace_is_brought_down_in_the_background(
             thread.join()
     assert built.path.exists() and not places[1].exists() and "removed" in capfd.readouterr().err
     assert gc.env.WORKSPACE_MAX_SIZE.get() == 150 << 10
+
+
+def test_a_limit_that_nothing_fits_into_does_not_take_what_is_about_to_be_loaded(make_spec, python):
+    for _ in range(2):
+        python(LOAD, make_spec().sources[0], FLASHINFER_WORKSPACE_MAX_SIZE="0")
+
+
+def test_collecting_all_the_time_does_not_disturb_a_build(workspace, make_spec):
+    stop = threading.Event()
+
+    def collect_on():
+        while not stop.is_set():
+            collect(workspace, 0)
+
+    collector = threading.Thread(target=collect_on)
+    collector.start()
+    try:
+        built = [make_spec(name).build() for name in ("one", "two")]
+    finally:
+        stop.set()
+        collector.join()
+    assert all(one.path.exists() for one in built)
 
 
 def test_without_a_limit_no_thread_is_started(make_spec, artifact, monkeypatch):

@@ -12,12 +12,14 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashinfer import env
 from flashinfer.cli.main import main
 from flashinfer.cli.record import from_json, record, to_json
 from flashinfer.cli.specs import Asked, merge, one_per_name, read_specs, write_specs
-from flashinfer.jit import JitSpec, build_jit_specs, store
+from flashinfer.jit import JitSpec, build_jit_specs, gen_jit_spec, store
 from flashinfer.jit.modules import Matrix, matrix_specs
 from flashinfer.jit.modules.norm import gen_norm_module
 
@@ -63,6 +65,33 @@ def test_users_files_travel_along_and_the_key_stays(tmp_path, make_spec):
     assert through_text(again) == value and from_json(value, tmp_path / "elsewhere") == again
     os.truncate(again.sources[0], 3)
     assert from_json(value, tmp_path / "elsewhere").key == key, "a damaged file is written again"
+
+
+NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
+
+
+@given(
+    places=st.sets(NAMES, min_size=2, max_size=6),
+    texts=st.lists(st.binary(max_size=40), min_size=6),
+    roots=st.sets(NAMES, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_files_and_folders_are_the_key_stays(places, texts, roots, tmp_path_factory):
+    """Files in any folders, one above the other too, that include each other in both ways, with any bytes."""
+    home, elsewhere = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("elsewhere")
+    headers = [f"{name}.h" for name in sorted(places)]
+    for number, (name, text) in enumerate(zip(headers, texts, strict=False)):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"#include <%s>\n" % headers[number - 1].encode() + text)
+    first, *rest = headers
+    beside = os.path.relpath(home / rest[0], (home / first).parent)
+    source = (home / first).with_suffix(".cc")
+    source.write_text(f'#include "{beside}"\n#include "{Path(first).name}"\n')
+    spec = gen_jit_spec("m", [source], extra_include_paths=[home, *(home / root for root in sorted(roots))])
+    value, key = through_text(spec), spec.key
+    shutil.rmtree(home)
+    again = from_json(value, elsewhere)
+    assert again.key == key and str(home) not in json.dumps(value) and through_text(again) == value
 
 
 def test_other_contents_of_one_name_do_not_meet(tmp_path, make_spec):
@@ -314,6 +343,15 @@ def test_a_file_that_others_can_write_or_that_is_missing_is_refused(recorded, tm
     assert "can be written by everybody" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert main(["verify", "--specs", str(tmp_path / "none")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_module_that_this_version_does_not_have_is_said(tmp_path, aot, capsys):
+    value = to_json(gen_norm_module("cpu")) | {"sources": ["csrc/gone.cc"], "source_cflags": []}
+    write_specs(tmp_path / "specs", [{"spec": value, "key": "", "needs": {}, "archs": []}])
+    assert main(["verify", "--specs", str(tmp_path / "specs")]) == 2
+    assert "norm_cpu: " in (err := capsys.readouterr().err) and "csrc/gone.cc" in err
+    assert aot.main(["--specs", str(tmp_path / "specs"), "--out-dir", str(tmp_path / "out")]) == 2
+    assert "csrc/gone.cc" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
