@@ -7,14 +7,24 @@ the library's own side (building, finding, loading a module) raises a subclass o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
 
 class FlashInferError(RuntimeError):
-    """Base of every error that is not a mistake in the arguments of a call."""
+    """Base of every error that is not a mistake in the arguments of a call. All can be pickled: workers send them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its message, which is not what the constructors below take.
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[FlashInferError], arguments: tuple[Any, ...]) -> FlashInferError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class EnvironmentValueError(FlashInferError, ValueError):

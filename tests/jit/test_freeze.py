@@ -142,6 +142,7 @@ def test_every_thread_is_frozen(make_spec, compilers_started):
     assert spec.build().path.exists(), "all of them are thawed"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch has threads
 def test_a_forked_child_is_frozen_too(make_spec):
     spec = make_spec()
     with freeze():

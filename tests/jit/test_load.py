@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,20 @@ def test_a_loaded_module_that_lacks_what_is_needed(make_spec, tmp_path):
     with pytest.raises(ModuleLoadError, match="built for dtype float16; wanted bfloat16"):
         load.load(wide, {"dtype": ["bfloat16"]})
     load.load(wide, {"dtype": ["float16"]})
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch has threads
+def test_a_child_forked_while_a_thread_was_loading(make_spec):
+    """The child has that thread's locks, and no thread that would ever let go of them."""
+    spec = make_spec("loaded_by_a_child")
+    spec.build()
+    with load._guard, load._per_module.setdefault(spec.name, threading.Lock()):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                spec.build_and_load()
+                os._exit(0 if spec.name in load._loaded else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and spec.name not in load._loaded

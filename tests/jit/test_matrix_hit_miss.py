@@ -1,8 +1,7 @@
 """What must never compile again, and what must never be taken for what it is not: one case per line.
 
 Every case builds a module once under a launcher that counts compilers, changes one thing, and asks again in a new
-process. Lines that other files show: damaged libraries, CPU features and GPUs are in test_store.py, owners and modes in
-test_trust.py, random edits in test_identity_property.py, batches after single builds in test_build.py.
+process. ``ELSEWHERE`` names the tests of the lines that other files show.
 """
 
 from __future__ import annotations
@@ -43,8 +42,22 @@ BUILD = """
     print(artifact.path, len(started))
 """
 
+ELSEWHERE = {
+    "batch build, then single load, then batch again": "test_build:test_a_batch_reuses_a_single_build_and_the_reverse",
+    "a warm process starts nothing and takes no lock": "test_warm_start:test_twenty_modules",
+    "an operator without a toolchain on a read-only tree": "test_build:test_without_a_toolchain_and_read_only",
+    "any edit in the closure": "test_identity_property:test_an_edit_inside_changes_the_key",
+    "no edit outside of it": "test_identity_property:test_an_edit_outside_does_not",
+    "two specs that differ": "test_identity_property:test_two_specs_never_encode_alike",
+    "CPU features that this machine lacks": "test_store:test_a_cpu_that_lacks_a_feature_skips_the_artifact",
+    "GPU archs that this machine lacks": "test_store:test_gpus",
+    "glibc, libstdc++ and torch too old": "test_store:test_a_manifest_that_does_not_fit",
+    "a file owned by somebody else": "test_trust:test_what_belongs_to_somebody_else_is_refused",
+    "a file that others can write": "test_trust:test_what_others_can_write_is_refused",
+    "a file replaced between check and load": "test_load:test_a_file_replaced_after_the_check_is_not_mapped",
+}
+
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-backends = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
 
 
 class Module:
@@ -303,6 +316,12 @@ def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
     assert here.refuses(found, prebuilt=True) is None
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0), (10, 0)))
     assert "this machine has a GPU of 10.0" in here.refuses(found, prebuilt=True)
+
+
+@pytest.mark.parametrize("place", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_elsewhere(place):
+    module, _, name = place.partition(":")
+    assert f"def {name}(" in (Path(__file__).parent / f"{module}.py").read_text()
 
 
 # What must miss.
