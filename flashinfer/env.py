@@ -137,7 +137,7 @@ _ARCH_WANTED = "archs such as 9.0a, 8.0, 10.0f or 8.0+PTX, separated by ; , or s
 
 WORKSPACE_DIR: Variable[Path] = Variable(
     "FLASHINFER_WORKSPACE_DIR",
-    "Root of the cache: built modules, build directories, locks.",
+    "Root of the cache: built modules, build directories, history.",
     "an absolute path",
     _path,
     _default_workspace,

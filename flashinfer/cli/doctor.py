@@ -30,7 +30,7 @@ from .output import show, size
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)
 LEAST_DISK = 1 << 30
-TO_BUILD = {"jinja2": "jinja2", "filelock": "filelock", "elftools": "pyelftools"}  # module -> distribution
+TO_BUILD = {"jinja2": "jinja2", "elftools": "pyelftools"}  # module -> distribution
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ def runtime_directory() -> Path | None:
 class Hold:
     """A build that is ours: its lock (none where there are none: ``descriptor`` -1) and its token."""
 
-    def __init__(self, descriptor: int, note: dict[str, Any]) -> None:
-        self.descriptor, self.note = descriptor, note
+    def __init__(self, descriptor: int, note: dict[str, Any], path: Path | None = None) -> None:
+        self.descriptor, self.note, self.path = descriptor, note, path
         if descriptor >= 0:
             _ours.add(descriptor)
 
@@ -93,9 +93,10 @@ class Hold:
                 write_note(self.descriptor, self.note)
 
     def release(self) -> None:
-        """Let the next one in: nothing writes in the directory any more."""
-        if self.descriptor in _ours:
+        """It is done, and nothing writes in the directory any more: let the next one in, with a lock of its own."""
+        if self.path is not None and self.descriptor in _ours:
             with suppress(OSError):
+                self.path.unlink()
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.abandon()
 
@@ -125,7 +126,7 @@ def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
                 if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                     note = _note(module, read_note(descriptor))
                     write_note(descriptor, note)
-                    return Hold(descriptor, note)
+                    return Hold(descriptor, note, path)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -203,7 +204,7 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
             say(f"waiting for {text}")
             next_word, heard = waited + NEXT_WORDS, now
         if now - trouble_since >= PATIENCE:
-            say(f"{module}: {owner} is {trouble} since {PATIENCE:.0f} s; building it here")
+            say(f"{module}: {owner} is {trouble} since {PATIENCE:g} s; building it here")
             generation, trouble_since = generation + 1, now
             continue
         time.sleep(POLL)

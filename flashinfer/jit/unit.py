@@ -48,9 +48,7 @@ def main() -> int:
             os.killpg(0, signal.SIGKILL)
 
     check()
-    for number in filter(str.isdigit, os.listdir("/dev/fd")):  # a compiler may start a daemon that outlives us
-        with suppress(OSError):
-            os.set_inheritable(int(number), int(number) <= 2)
+    _keep_locks()
     if is_made(file):
         return 0
     queued = time.time()
@@ -78,6 +76,14 @@ def main() -> int:
         sys.stderr.flush()
         os.killpg(0, signal.SIGKILL)  # what the compiler has started must not outlive it
     return code
+
+
+def _keep_locks() -> None:
+    """A compiler must not inherit the locks that this process has: it may start a daemon that outlives the build."""
+    with suppress(OSError):
+        for number in map(int, os.listdir("/dev/fd")):
+            with suppress(OSError):
+                os.set_inheritable(number, number <= 2)
 
 
 def _wait(child: int, builder: select.poll) -> tuple[int, int]:

@@ -25,7 +25,7 @@ FIRST_CALL = """
     y = flashinfer.rmsnorm(x, w)
     want = torch.nn.functional.rms_norm(x.double(), (64,), w.double(), 1e-6)
     assert (y - want).abs().max() < 1e-5
-    print(len(started), len(locks), "filelock" in sys.modules, "jinja2" in sys.modules)
+    print(len(started), len(locks), "flashinfer.jit.lock" in sys.modules, "jinja2" in sys.modules)
 """
 
 
@@ -193,6 +193,20 @@ def test_same_sources_elsewhere_give_the_same_bytes(make_spec, tmp_path, monkeyp
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "another workspace"))
     second = make_spec().build().manifest
     assert first["build_key"] == second["build_key"] and first["sha256"] == second["sha256"]
+
+
+def test_more_modules_than_one_run_takes(make_spec, compilers_started, monkeypatch, tmp_path):
+    monkeypatch.setattr("flashinfer.jit.build.AT_ONCE", 2)
+    specs = [make_spec(f"m{number}") for number in range(5)]
+    assert [artifact.name for artifact in build_jit_specs(specs)] == [spec.name for spec in specs]
+    assert compilers_started() == 5
+    assert not list(tmp_path.glob("runtime/*/*.lock")), "nothing is left behind"
+    assert not list((tmp_path / "workspace" / "build").iterdir())
+
+
+def test_two_modules_of_one_name(make_spec):
+    with pytest.raises(ValueError, match="requests: got two modules of one name"):
+        build_jit_specs([make_spec("same"), make_spec("same", extra_cflags=["-DMORE"])])
 
 
 def test_eight_threads_want_one_module(make_spec, compilers_started):

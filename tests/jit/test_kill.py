@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer.jit import lock
+from flashinfer.jit.budget import stopped
+
 from .processes import Compiler, answering, end, owners, start, until
 
 # Forks children after the import; each builds the module, and says when it had it and what it answers.
@@ -152,6 +155,23 @@ def test_ninja_is_killed(endless):
     assert "building module 'endless' failed: ninja was killed by signal 9" in end(builder, 10)
     until(lambda: not any(program_of(pid) for pid in family), 2, "the compiler ends too")
     spec.build()
+
+
+def test_what_is_left_of_a_build_is_not_disturbed(endless, monkeypatch, capsys):
+    """ninja outlives its builder because it is stopped: the next one builds elsewhere, for it might go on."""
+    spec, builder = endless
+    monkeypatch.setattr(lock, "PATIENCE", 0.5)
+    ninja = next(pid for pid in descendants(builder.pid) if "ninja -C" in program_of(pid))
+    os.kill(ninja, signal.SIGSTOP)
+    until(lambda: stopped(ninja))
+    os.kill(builder.pid, signal.SIGKILL)
+    place = builder.stdout.readline().split(" in ")[1].strip()
+    builder.wait()
+    spec.build()
+    said = capsys.readouterr().err
+    assert f"endless: pid {builder.pid} on " in said and "is gone since 0.5 s; building it here" in said
+    assert Path(place).is_dir() and place not in said
+    os.kill(ninja, signal.SIGKILL)
 
 
 def test_a_compiler_is_killed(endless):
