@@ -54,7 +54,8 @@ def to_json(spec: JitSpec) -> dict[str, Any]:
     """
     root = env.data_root() + os.sep
     reached = {os.path.normpath(path) for path in closure(spec.source_paths(), spec.include_dirs)}
-    own = sorted(path for path in reached if not path.startswith(root))
+    linked = {flag for flag in spec.ldflags if os.path.isabs(flag) and os.path.isfile(flag)}
+    own = sorted(path for path in reached | set(map(os.path.normpath, linked)) if not path.startswith(root))
     folders = [path for path in spec.include_paths if not path.startswith(root)]
     base = os.path.commonpath([*map(os.path.dirname, own), *folders]) + os.sep if own or folders else root
     if sum(os.path.getsize(path) for path in own) > LARGEST:
@@ -72,6 +73,7 @@ def to_json(spec: JitSpec) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps({one.name: getattr(spec, one.name) for one in fields(spec)}))
     for name in ("sources", "include_paths"):
         plain[name] = [place(path) for path in plain[name]]
+    plain["ldflags"] = [place(flag) if flag in linked else flag for flag in plain["ldflags"]]
     plain["source_cflags"] = [[place(path), flag] for path, flag in plain["source_cflags"]]
     for name in ("cflags", "cuda_cflags"):
         plain[name] = [flag.replace(env.data_root(), "<root>") for flag in plain[name]]
@@ -97,6 +99,8 @@ def from_json(value: Any, folder: Path) -> JitSpec:
     home = f"{folder}/{digest(own)[:32]}"
     for name in ("sources", "include_paths"):
         values[name] = tuple(_placed(path, home) for path in values[name])
+    marked = {flag: _placed(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _OWN))}
+    values["ldflags"] = tuple(marked.get(flag, flag) for flag in values["ldflags"])
     values["source_cflags"] = tuple((_placed(path, home), flag) for path, flag in values["source_cflags"])
     for name in ("cflags", "cuda_cflags"):
         values[name] = tuple(flag.replace("<root>", env.data_root()) for flag in values[name])

@@ -19,8 +19,6 @@ from .main import UsageError
 from .output import show
 from .specs import write_specs
 
-CANNOT_RUN = 127
-
 
 def trace(options: argparse.Namespace) -> int:
     """Exit code: the program's own; 128 and the signal's number where one ended it, as shells say it.
@@ -45,19 +43,28 @@ def trace(options: argparse.Namespace) -> int:
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
     """Run a program to its end; what asks this process to end is passed on to it."""
-    with subprocess.Popen(program, env=environment) as process:
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            process.send_signal(number)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        started[0].send_signal(number) if started else early.append(number)
 
-        # A terminal's interrupt reaches the program by itself.
-        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on)}
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+    def leave_to_program(number: int, frame: FrameType | None) -> None:
+        """A terminal's interrupt reaches the program by itself; ignored here, it would be ignored there too."""
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+        signal.SIGINT: signal.signal(signal.SIGINT, leave_to_program),
+    }
+    try:
+        with subprocess.Popen(program, env=environment) as process:
+            started.append(process)
+            for number in early:
+                process.send_signal(number)
             code = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 

@@ -8,6 +8,7 @@ name. Killed half-way, it leaves trash for the next time.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -20,7 +21,6 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
-from .events import say
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
 OLD = 86400.0  # seconds: no build goes on for a day without writing a file
@@ -67,7 +67,9 @@ def in_background() -> None:
     def run() -> None:
         gone = [item for item in collect(root, limit) if item.kind == "artifact" and item.why and not item.kept]
         if gone:
-            say(f"{root} was larger than {limit} bytes: removed {', '.join(item.path.parts[-3] for item in gone)}")
+            # Not printed: a process that ends while another thread holds its standard error is aborted.
+            names = ", ".join(item.path.parts[-3] for item in gone)
+            logging.getLogger("flashinfer").info("%s was larger than %s bytes: removed %s", root, limit, names)
 
     if limit is not None:
         threading.Thread(target=run, name="flashinfer-gc", daemon=True).start()
