@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -129,14 +130,8 @@ def test_removal_between_verification_and_use_never_shows_half_an_artifact(works
 
     def look():
         while not stop.is_set():
-            try:
-                handle = os.open(built.directory, os.O_RDONLY)
-            except FileNotFoundError:
-                continue
-            names = os.listdir(built.directory) if os.path.exists(built.directory) else None
-            os.close(handle)
-            if names:
-                seen.append(sorted(names))
+            with suppress(FileNotFoundError):
+                seen.append(sorted(os.listdir(built.directory)))
 
     reader = threading.Thread(target=look)
     reader.start()
@@ -147,6 +142,30 @@ def test_removal_between_verification_and_use_never_shows_half_an_artifact(works
     reader.join()
     assert all(names == ["manifest.json", "tiny.so"] for names in seen) and spec.find() is None
     assert spec.build().path.exists()
+
+
+def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mapped(make_spec, python):
+    spec = make_spec()
+    spec.build()
+    python(
+        """
+        import os, sys
+        from flashinfer import env, jit
+        from flashinfer.jit import gc, load
+
+        def remove_and_map(found, descriptor):
+            os.utime(found.directory / "manifest.json", (0, 0))
+            gc.collect(env.WORKSPACE_DIR.get(), 0)
+            assert not found.path.exists()
+            really_map(found, descriptor)
+
+        really_map, load._map = load._map, remove_and_map
+        jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
+        assert "tiny.so" in open("/proc/self/maps").read()
+        """,
+        spec.sources[0],
+    )
+    assert spec.find() is None
 
 
 def test_old_build_directories_and_leftovers_go_and_live_ones_stay(workspace, aged):
