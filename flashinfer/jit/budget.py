@@ -123,7 +123,7 @@ def cpu_limit() -> int:
         quota, _, period = (_read(f"{folder}/cpu.max") or _quota_v1(folder)).partition(" ")
         if quota.isdigit() and period.strip().isdigit():
             limits.append(int(quota) / int(period))
-    return max(1, round(min(limits)))
+    return max(1, int(min(limits)))
 
 
 def _quota_v1(folder: str) -> str:

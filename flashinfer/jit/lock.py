@@ -18,11 +18,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import env
 from ..errors import JitTimeoutError
+from . import trust
 from .budget import read_note, stopped, try_lock, write_note
 from .events import emit, say
 
@@ -64,7 +66,7 @@ def runtime_directory() -> Path | None:
     for base in env.runtime_dirs():
         path = base / f"flashinfer-{os.geteuid()}"
         with suppress(OSError):
-            base.mkdir(parents=True, exist_ok=True)
+            trust.make_directories(base)
             path.mkdir(mode=0o700, exist_ok=True)
             status = path.lstat()
             # In a directory that all can write, somebody else may have made it first.
@@ -136,15 +138,20 @@ def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
 
 
 def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
-    token = before.get("token")
-    token = token if isinstance(token, str) and token.isalnum() else secrets.token_hex(6)
-    return {"token": token, "module": module, "host": socket.gethostname(), "pid": os.getpid(), "space": _pid_space()}
+    token, place = before.get("token"), _place()
+    # A file that came with an image, or with a copy of a disk, says nothing: the same one may be in use elsewhere.
+    if not isinstance(token, str) or not token.isalnum() or before.get("place") != place:
+        token = secrets.token_hex(6)
+    return {"token": token, "module": module, "host": socket.gethostname(), "pid": os.getpid(), "place": place}
 
 
-def _pid_space() -> int:
+@cache
+def _place() -> str:
+    """Where numbers of processes mean what they mean here: this boot of this machine, this container."""
     with suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
-    return 0
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    return ""
 
 
 class Owner:
@@ -161,7 +168,7 @@ class Owner:
     @property
     def trouble(self) -> str:
         """``stopped``, ``gone`` or nothing. Of a process in another container nothing is known."""
-        if not self.note or self.note.get("space") != _pid_space() or not os.path.isdir("/proc/self"):
+        if not _place() or self.note.get("place") != _place():
             return ""
         if stopped(self.note.get("pid")):
             return "stopped"
@@ -182,10 +189,12 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     """
     started = heard = looked = trouble_since = time.monotonic()
     next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get()
+    owner = Owner(name, generation)
     while True:
-        owner = Owner(name, generation)
+        seen = Owner(name, generation)
+        owner = seen if seen.note else owner
         hold, now = try_hold(name, module, generation), time.monotonic()
-        waited, trouble = now - started, owner.trouble
+        waited, trouble = now - started, seen.trouble
         is_there = hold is None and now - looked >= LOOK and published()
         if hold is not None or is_there:
             emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner))

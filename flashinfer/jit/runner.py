@@ -85,7 +85,8 @@ class Run:
         environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
         locks = [hold.descriptor for hold in self.holds.values() if hold.descriptor >= 0]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs, *locks])  # type: ignore[call-overload,no-any-return]
+        # What is compiled now is loaded later: it is nobody else's to write.
+        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs, *locks], umask=0o022)  # type: ignore[call-overload,no-any-return]
 
     def _write(self, alive: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its file, its configuration header and what its units need to know."""

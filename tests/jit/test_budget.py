@@ -66,7 +66,7 @@ def holders(tmp_path):
         ({}, 8),
         ({"proc/self/cgroup": "0::/a/b", "cgroup/a/b/cpu.max": "max 100000"}, 8),
         ({"proc/self/cgroup": "0::/a/b", "cgroup/a/b/cpu.max": "300000 100000"}, 3),
-        ({"proc/self/cgroup": "0::/a/b", "cgroup/a/cpu.max": "250000 100000", "cgroup/a/b/cpu.max": "max 100000"}, 2),
+        ({"proc/self/cgroup": "0::/a/b", "cgroup/a/cpu.max": "290000 100000", "cgroup/a/b/cpu.max": "max 100000"}, 2),
         ({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "1000 100000"}, 1),
         ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": -1, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 8),
         ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": 400000, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 4),

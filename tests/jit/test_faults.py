@@ -161,6 +161,24 @@ def test_a_workspace_that_is_gone(make_spec, workspace):
     assert answer(spec.build()) == 11
 
 
+def test_an_open_umask_opens_nothing(make_spec, workspace, tmp_path, monkeypatch):
+    """Neither while it is built nor after it."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\n"$@"\nfind {workspace} {tmp_path}/runtime -perm /022 >> {tmp_path}/open\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    before = os.umask(0)
+    try:
+        spec = make_spec("tiny", answering(21))
+        for path in [tmp_path / "src", *(tmp_path / "src").rglob("*")]:
+            path.chmod(0o755)
+        assert answer(spec.build()) == 21
+    finally:
+        os.umask(before)
+    found = subprocess.run(["find", workspace, tmp_path / "runtime", "-perm", "/022"], capture_output=True, text=True)
+    assert (tmp_path / "open").read_text() == "" == found.stdout
+
+
 # Locks
 
 

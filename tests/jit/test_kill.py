@@ -71,7 +71,7 @@ def test_fifty_kills_with_eight_waiters(make_spec, compiler, tmp_path):
             pid = until(lambda n=name, d=frozenset(dead), h=herd: owner_of(n, tmp_path / "runtime", d) or h.poll() is not None)  # fmt: skip
             if pid is True:
                 break
-            time.sleep(random.uniform(0, 1.2 * one_compile))
+            time.sleep(random.uniform(0, 0.8 * one_compile))
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -194,6 +195,32 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
+    """Containers that start from one image find the same file, and may share a workspace and no locks."""
+    hold = try_hold("x", "tiny")
+    hold.abandon()
+    path = next(tmp_path.glob("runtime/*/*.lock"))
+    note = json.loads(path.read_text())
+    assert note["token"] == hold.token and note["place"]
+    path.write_text(json.dumps({**note, "place": "elsewhere"}))
+    assert try_hold("x", "tiny").token != hold.token
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"token": 3}', '{"token": "../../x"}', "\0"])
+def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
+    """Whoever waits for it knows no name; whoever has it takes another directory."""
+    monkeypatch.setattr(lock, "FIRST_WORD", 0.1)
+    hold = try_hold("x", "tiny")
+    (path,) = tmp_path.glob("runtime/*/*.lock")
+    path.write_text(text)
+    monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.3")
+    with pytest.raises(JitTimeoutError, match="which another process is building: 0 s"):
+        wait("x", "tiny", never)
+    hold.abandon()
+    again = try_hold("x", "tiny")
+    assert again.token.isalnum() and again.token != hold.token
 
 
 LEAK = """
