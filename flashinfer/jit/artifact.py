@@ -108,14 +108,18 @@ def verified(found: Artifact) -> Iterator[int]:
 
 def _digest_of(handle: int) -> str:
     # Read, not mapped: a file that somebody truncates now would kill this process with a SIGBUS.
+    result, buffer = hashlib.sha256(), bytearray(1 << 18)
     with open(handle, "rb", buffering=0, closefd=False) as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        while count := file.readinto(buffer):
+            result.update(memoryview(buffer)[:count])
+    return result.hexdigest()
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file; empty where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open(path, "rb") as file:
+            return _digest_of(file.fileno())
     except OSError:
         return ""
 
