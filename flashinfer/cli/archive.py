@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import ArtifactError
 from ..jit import store, trust
+from ..jit.artifact import Artifact, publish, read, verified
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.store import Artifact
 from ..jit.workspace import workspace
 from .main import UsageError
 from .modules import named
@@ -40,7 +40,7 @@ def export(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         files = {}
         for name, found in chosen.items():
-            library = os.fdopen(os.dup(stack.enter_context(store.verified(found))), "rb")
+            library = os.fdopen(os.dup(stack.enter_context(verified(found))), "rb")
             stack.callback(library.close)
             library.seek(0)
             files[f"{name}/manifest.json"] = File.of(json.dumps(found.manifest, indent=1, sort_keys=True).encode())
@@ -56,7 +56,7 @@ def export(options: argparse.Namespace) -> int:
 def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
     if options.source is not None:
         for place in sorted(options.source.glob("[!.]*/")):
-            yield _whole(store.read(place, place.name), str(place))
+            yield _whole(read(place, place.name), str(place))
     elif options.specs is not None:
         with tempfile.TemporaryDirectory() as folder:
             for asked in read_specs(options.specs, Path(folder)):
@@ -86,6 +86,8 @@ def import_(options: argparse.Namespace) -> int:
         if (refusal := trust.refusal(archive)) is not None:
             raise ArtifactError(f"{refusal}: what it holds is loaded")
         trust.make_directories(root)
+        if (refusal := trust.refusal(root)) is not None:
+            raise ArtifactError(f"{refusal}: nothing in it would be loaded")
         with tempfile.TemporaryDirectory(dir=root, prefix=".import.") as folder:
             # By mkdtemp's mode nobody else can put anything in here.
             staged = [_checked(Path(folder) / name, archive) for name in unpack(archive, Path(folder))]
@@ -99,10 +101,10 @@ def import_(options: argparse.Namespace) -> int:
 
 def _checked(place: Path, archive: Path) -> Artifact:
     """What was unpacked, as a load would check it."""
-    found = store.read(place, place.name)
+    found = read(place, place.name)
     if not isinstance(found, Artifact):
         raise ArtifactError(f"{archive}: {found}")
-    with store.verified(found):
+    with verified(found):
         return found
 
 
@@ -116,14 +118,14 @@ def _destination(found: Artifact, to: Path | None, root: Path) -> Path:
 
 
 def _published(found: Artifact, place: Path) -> dict[str, Any]:
-    there = store.read(place, found.name)
+    there = read(place, found.name)
     if isinstance(there, Artifact) and there.manifest == found.manifest:
         try:
-            with store.verified(there):
+            with verified(there):
                 return _row(there, "there already")
         except ArtifactError:
             pass
-    return _row(store.publish(found.path, found.manifest, place), "imported")
+    return _row(publish(found.path, found.manifest, place), "imported")
 
 
 def _row(found: Artifact, how: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 
 from flashinfer.cli import tar
 from flashinfer.cli.main import main
-from flashinfer.jit import store
+from flashinfer.jit.artifact import file_digest, sealed
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_damaged_artifact_is_replaced_by_the_archives(exported, built, workspa
     _, (artifact, _) = built
     os.truncate(artifact.path, 10)
     assert main(["import", str(exported)]) == 0
-    assert store.file_digest(artifact.path) == artifact.manifest["sha256"]
+    assert file_digest(artifact.path) == artifact.manifest["sha256"]
 
 
 def test_equal_modules_give_equal_bytes(exported, built, tmp_path):
@@ -324,7 +324,7 @@ def test_a_manifest_that_lies_is_refused(built, tmp_path, capsys):
 
 def test_keys_that_are_paths_are_refused(built, tmp_path, workspace, capsys):
     _, (artifact, _) = built
-    manifest = store.sealed({**artifact.manifest, "build_key": "../../../../x"})
+    manifest = sealed({**artifact.manifest, "build_key": "../../../../x"})
     files = {"one/manifest.json": json.dumps(manifest).encode(), "one/library.so": artifact.path.read_bytes()}
     put_together(
         tmp_path / "lies.tar", [(info("index.json"), index_of(files)), *((info(n), files[n]) for n in sorted(files))]
@@ -353,6 +353,13 @@ def test_an_archive_that_others_can_write_is_refused(exported, tmp_path, capsys)
     exported.chmod(0o666)
     assert main(["import", str(exported), "--to", str(tmp_path / "image")]) == 1
     assert "can be written by everybody" in capsys.readouterr().err and not (tmp_path / "image").exists()
+
+
+def test_a_directory_that_others_can_write_is_refused(exported, tmp_path, capsys):
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image").chmod(0o777)
+    assert main(["import", str(exported), "--to", str(tmp_path / "image")]) == 1
+    assert "nothing in it would be loaded" in capsys.readouterr().err and os.listdir(tmp_path / "image") == []
 
 
 def test_no_archive_at_all(tmp_path, capsys):
