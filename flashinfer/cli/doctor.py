@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
-from ..jit import store
+from ..jit.artifact import MANIFEST
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
 from ..jit.target import native_level, visible_gpus
@@ -191,7 +191,7 @@ def _directories() -> Iterator[Finding]:
         elif not os.access(directory, os.R_OK | os.X_OK):
             yield Finding("prebuilt modules", "note", f"{directory} cannot be read", f"chmod -R a+rX {directory}")
         else:
-            count = sum((directory / name / store.MANIFEST).exists() for name in os.listdir(directory))
+            count = sum((directory / name / MANIFEST).exists() for name in os.listdir(directory))
             yield Finding("prebuilt modules", "ok", f"{directory}: {count}")
     root = env.WORKSPACE_DIR.get()
     existing = next(path for path in (root, *root.parents) if path.exists())
@@ -209,11 +209,11 @@ def _directories() -> Iterator[Finding]:
 def _cpu_modules(lacking: list[Finding]) -> tuple[bool, Finding]:
     """Whether every CPU module can be had here, and how."""
     try:
-        specs = matrix_specs(Matrix(backends=("cpu",)))
-        missing = [spec.name for spec in specs if store.find(spec).artifact is None]
+        probes = [spec.probe() for spec in matrix_specs(Matrix(backends=("cpu",)))]
     except FlashInferError as err:
         return False, Finding("CPU modules", "missing", str(err))
-    detail = f"{len(specs) - len(missing)} of {len(specs)} are built"
+    missing = [probe for probe in probes if probe.state != "ready"]
+    detail = f"{len(probes) - len(missing)} of {len(probes)} are built"
     if not missing:
         return True, Finding("CPU modules", "ok", detail)
     if env.DISABLE_JIT.get():
@@ -223,4 +223,9 @@ def _cpu_modules(lacking: list[Finding]) -> tuple[bool, Finding]:
     if lacking:
         names = ", ".join(finding.check for finding in lacking)
         return False, Finding("CPU modules", "missing", f"{detail}, and building needs: {names}", lacking[0].fix)
-    return True, Finding("CPU modules", "ok", f"{detail}, the others are built when they are first used")
+    impossible = [probe.reason for probe in missing if probe.state == "impossible"]
+    if impossible:
+        return False, Finding("CPU modules", "missing", f"{detail}; {impossible[0]}")
+    took = [probe.estimate for probe in missing]
+    about = f", in about {sum(filter(None, took)):.0f} s" if None not in took else ""
+    return True, Finding("CPU modules", "ok", f"{detail}, the others are built when they are first used{about}")
