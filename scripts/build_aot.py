@@ -24,7 +24,8 @@ from flashinfer.cli.report import write_report
 from flashinfer.cli.specs import Asked, one_per_name, read_specs
 from flashinfer.cli.why import differences
 from flashinfer.errors import FlashInferError
-from flashinfer.jit import build, store
+from flashinfer.jit import build
+from flashinfer.jit.artifact import Artifact, read
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 from flashinfer.jit.spec import BACKENDS, DTYPES
 from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
@@ -195,8 +196,8 @@ def plan(request: build.Request) -> Row:
         return Row(
             name, archs, "copy", f"built already at {found.directory}", found.manifest["size"], 0.0, str(found.path)
         )
-    present = store.read(request.destination, name)
-    if not isinstance(present, store.Artifact):
+    present = read(request.destination, name)
+    if not isinstance(present, Artifact):
         return Row(name, archs, "build", present or "not there yet")
     reasons = differences(present, request.spec)
     for field, was, now in (

@@ -20,7 +20,7 @@ from flashinfer.cli import doctor
 from flashinfer.cli.compile_commands import in_clangs_words
 from flashinfer.cli.main import COMMANDS, main
 from flashinfer.cli.output import age, size
-from flashinfer.jit import store
+from flashinfer.jit.artifact import sealed
 from flashinfer.jit.modules import Matrix, families, matrix_specs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,13 +137,13 @@ def test_status_says_what_a_load_makes_of_each_artifact(run, place, built, monke
     manifest = json.loads((mine / "manifest.json").read_text())
     manifest["files"]["csrc/norm.cc"] = manifest["key"] = "0" * 64
     shutil.copyfile(mine / f"{name}.so", library)
-    (aot / name / "manifest.json").write_text(json.dumps(store.sealed(manifest)))
+    (aot / name / "manifest.json").write_text(json.dumps(sealed(manifest)))
     assert state()[str(aot / name)] == ("stale", "changed: csrc/norm.cc")
 
     shutil.rmtree(aot)
     shutil.copytree(mine, aot / "mine")
     (aot / "mine" / f"{name}.so").rename(aot / "mine" / "mine.so")
-    (aot / "mine" / "manifest.json").write_text(json.dumps(store.sealed({**manifest, "name": "mine"})))
+    (aot / "mine" / "manifest.json").write_text(json.dumps(sealed({**manifest, "name": "mine"})))
     assert state()[str(aot / "mine")] == ("other", "")
 
 

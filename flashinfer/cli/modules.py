@@ -13,9 +13,9 @@ from typing import Any
 from .. import env, jit
 from ..errors import BuildError
 from ..jit import frozen, store
+from ..jit.artifact import Artifact, read
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import JitSpec
-from ..jit.store import Artifact
 from ..jit.workspace import PARTS
 from .main import UsageError
 from .output import age, show, size
@@ -45,7 +45,7 @@ def status(options: argparse.Namespace) -> int:
     looked_up = {name: store.find(spec) for name, spec in specs.items()}
     rows: list[dict[str, Any]] = []
     for name, directory in _artifact_directories():
-        found = store.read(directory, name)
+        found = read(directory, name)
         if isinstance(found, Artifact):
             state, why = _state(found, specs.get(name), looked_up.get(name))
             built, archs, length = found.manifest.get("built"), list(found.archs), found.manifest["size"]

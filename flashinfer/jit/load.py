@@ -14,9 +14,10 @@ from typing import Any
 from .. import env
 from ..errors import ModuleLoadError
 from . import store
+from .artifact import MANIFEST, Artifact, verified
 from .events import asked, emit
 from .spec import JitSpec
-from .store import Artifact, Needs
+from .store import Needs
 
 DAY = 86400.0  # seconds
 
@@ -95,7 +96,7 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
         from .build import find_or_build
 
         (artifact,) = find_or_build([spec])
-        with store.verified(artifact) as descriptor:
+        with verified(artifact) as descriptor:
             _map(artifact, descriptor)
     else:
         emit("hit", spec.name, (found_after - started) * 1e3, path=artifact.path)
@@ -106,7 +107,7 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
 
 def mark_used(found: Artifact) -> None:
     """Tell ``gc`` that an artifact of the workspace is in use: at most once a day, and only where that can be."""
-    manifest = f"{found.directory}/{store.MANIFEST}"
+    manifest = f"{found.directory}/{MANIFEST}"
     with suppress(OSError):
         if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(env.WORKSPACE_DIR.get()):
             os.utime(manifest)

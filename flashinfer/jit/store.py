@@ -18,27 +18,12 @@ from pathlib import Path
 from .. import env
 from ..errors import ArtifactError, ToolchainError
 from . import trust
-from .artifact import (
-    MANIFEST,
-    Artifact,
-    build_key,
-    elf_requirements,
-    file_digest,
-    make_manifest,
-    publish,
-    read,
-    sealed,
-    verified,
-)
+from .artifact import Artifact, build_key, read, verified
 from .closure import closure
 from .spec import JitSpec, Value
 from .target import Target, wanted_target, why_not_linkable, why_not_runnable
 from .toolchain import Identity, toolchain_identity
 from .workspace import roots
-
-# What is known of one artifact is reached through here, too.
-__all__ = ["MANIFEST", "Artifact", "Lookup", "Needs", "artifacts", "build_key", "covered_files",
-           "elf_requirements", "file_digest", "find", "make_manifest", "publish", "read", "sealed", "verified", "workspace_directory"]  # fmt: skip
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from flashinfer.errors import ModuleLoadError
-from flashinfer.jit import load, store
+from flashinfer.jit import load
+from flashinfer.jit.artifact import publish
 
 ANSWERS = 'extern "C" __attribute__((visibility("default"))) int {name}() {{ return {value}; }}\n'
 
@@ -87,7 +88,7 @@ def test_without_proc_the_path_is_used(make_spec, monkeypatch):
 
 def test_a_loaded_module_that_lacks_what_is_needed(make_spec, tmp_path):
     wide = make_spec("narrowly_loaded", coverage={"dtype": ["float16", "bfloat16"]})
-    store.publish(
+    publish(
         *(lambda a: (a.path, a.manifest))(wide.covering({"dtype": ["float16"]}).build()), tmp_path / "aot" / wide.name
     )
     load.load(wide, {"dtype": ["float16"]})

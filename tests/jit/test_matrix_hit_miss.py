@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer.jit import store, target
-from flashinfer.jit.artifact import Artifact
+from flashinfer.jit.artifact import MANIFEST, Artifact, sealed
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX_FILES = {
@@ -431,7 +431,7 @@ def test_miss_of_a_manifest_that_lies(make_spec):
     """No field can be changed alone."""
     spec = make_spec()
     artifact = spec.build()
-    path = artifact.directory / store.MANIFEST
+    path = artifact.directory / MANIFEST
     assert len(artifact.manifest) > 20
     for name, lie in lies(artifact.manifest).items():
         path.write_text(json.dumps({**artifact.manifest, name: lie}))
@@ -447,8 +447,8 @@ def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
     one, two = make_spec("one"), make_spec("two", {"unit.cc": "int other;\n"})
     mine, other = one.build(), two.build()
     shutil.copyfile(other.path, mine.path)
-    manifest = store.sealed({**mine.manifest, "size": other.manifest["size"]})
-    (mine.directory / store.MANIFEST).write_text(json.dumps(manifest))
+    manifest = sealed({**mine.manifest, "size": other.manifest["size"]})
+    (mine.directory / MANIFEST).write_text(json.dumps(manifest))
     assert one.find() is None and "damaged" in store.find(one).reason
 
 

@@ -12,6 +12,7 @@ import torch
 
 from flashinfer.jit import artifact as artifact_module
 from flashinfer.jit import store, target
+from flashinfer.jit.artifact import MANIFEST, Artifact, elf_requirements, file_digest, publish, read, sealed
 from flashinfer.jit.target import Target, level_features, why_not_runnable
 from flashinfer.jit.unit import read_depfile
 
@@ -26,8 +27,8 @@ def built(make_spec):
 def to_aot(artifact, tmp_path, **changes):
     """A copy of an artifact in the AOT directory, with parts of its manifest changed."""
     shutil.copytree(artifact.directory, tmp_path / "aot" / artifact.name, dirs_exist_ok=True)
-    path = tmp_path / "aot" / artifact.name / store.MANIFEST
-    path.write_text(json.dumps(store.sealed({**json.loads(path.read_text()), **changes})))
+    path = tmp_path / "aot" / artifact.name / MANIFEST
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), **changes})))
     return path.parent
 
 
@@ -35,7 +36,7 @@ def test_layout_and_manifest(built):
     spec, artifact = built
     manifest = json.loads((artifact.directory / "manifest.json").read_text())
     assert artifact.path.name == "tiny.so" and manifest["name"] == "tiny" and manifest["key"] == spec.key
-    assert manifest["sha256"] == store.file_digest(artifact.path) and manifest["size"] == artifact.path.stat().st_size
+    assert manifest["sha256"] == file_digest(artifact.path) and manifest["size"] == artifact.path.stat().st_size
     assert set(manifest["files"]) == {"<0>/unit.cc", "<0>/unit.h"} and manifest["seconds"] > 0
     assert sorted(os.listdir(artifact.directory)) == ["manifest.json", "tiny.so"]
 
@@ -84,7 +85,7 @@ def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
     flip(artifact.path)
     assert "damaged" in store.find(spec).reason
     again = spec.build()
-    assert again.path == artifact.path and store.file_digest(again.path) == again.manifest["sha256"]
+    assert again.path == artifact.path and file_digest(again.path) == again.manifest["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +237,8 @@ def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
 
     def look():
         while not stop.is_set():
-            found = store.read(place, "same")
-            if isinstance(found, store.Artifact):
+            found = read(place, "same")
+            if isinstance(found, Artifact):
                 seen.append(found.manifest["sha256"])
 
     libraries = [(a.path, {**a.manifest, "name": "same"}) for a in artifacts]
@@ -245,12 +246,12 @@ def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
     reader.start()
     for _ in range(50):
         for library, manifest in libraries:
-            store.publish(library, manifest, place)
+            publish(library, manifest, place)
     stop.set()
     reader.join()
     assert set(seen) <= {a.manifest["sha256"] for a in artifacts}
     assert os.listdir(place.parent) == ["same"], "nothing private is left behind"
-    assert store.file_digest(place / "same.so") == libraries[1][1]["sha256"]
+    assert file_digest(place / "same.so") == libraries[1][1]["sha256"]
 
 
 def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
@@ -262,13 +263,13 @@ def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
 
     monkeypatch.setattr(artifact_module, "_sync", fail)
     with pytest.raises(OSError, match="No space left"):
-        store.publish(artifact.path, artifact.manifest, artifact.directory)
+        publish(artifact.path, artifact.manifest, artifact.directory)
     assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1
 
 
 def test_elf_requirements(built):
     _, artifact = built
-    assert store.elf_requirements(artifact.path).keys() <= {"GLIBC", "GLIBCXX", "CXXABI", "GCC"}
+    assert elf_requirements(artifact.path).keys() <= {"GLIBC", "GLIBCXX", "CXXABI", "GCC"}
 
 
 def test_target_flags():

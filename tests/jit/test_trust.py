@@ -12,12 +12,13 @@ import pytest
 
 from flashinfer.errors import ArtifactError
 from flashinfer.jit import store, trust
+from flashinfer.jit.artifact import MANIFEST, verified
 from flashinfer.jit.workspace import workspace as get_workspace
 
 SOMEBODY = 12345  # neither root nor whoever runs the tests nor the owner of the package
 PLACES = {
     "the library": lambda d: d / "tiny.so",
-    "the manifest": lambda d: d / store.MANIFEST,
+    "the manifest": lambda d: d / MANIFEST,
     "its directory": lambda d: d,
     "the directory of its key": lambda d: d.parents[0],
     "the directory of its name": lambda d: d.parents[1],
@@ -162,11 +163,11 @@ def test_the_file_that_is_hashed_is_the_one_that_is_checked(built):
     """A library that passed ``read`` and is made writable afterwards."""
     _, artifact = built
     artifact.path.chmod(0o666)
-    with pytest.raises(ArtifactError, match=r"tiny\.so can be written by everybody"), store.verified(artifact):
+    with pytest.raises(ArtifactError, match=r"tiny\.so can be written by everybody"), verified(artifact):
         raise AssertionError("it was opened")
     artifact.path.unlink()
-    with pytest.raises(ArtifactError, match=r"tiny\.so: No such file"), store.verified(artifact):
+    with pytest.raises(ArtifactError, match=r"tiny\.so: No such file"), verified(artifact):
         raise AssertionError("it was opened")
     os.mkfifo(artifact.path, 0o600)
-    with pytest.raises(ArtifactError, match="damaged"), store.verified(artifact):
+    with pytest.raises(ArtifactError, match="damaged"), verified(artifact):
         raise AssertionError("a pipe is no library, and must not be waited for")

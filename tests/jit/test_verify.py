@@ -11,7 +11,8 @@ import pytest
 from flashinfer.cli.main import main
 from flashinfer.cli.record import to_json
 from flashinfer.cli.specs import write_specs
-from flashinfer.jit import JitSpec, store
+from flashinfer.jit import JitSpec
+from flashinfer.jit.artifact import publish
 from flashinfer.jit.modules.norm import gen_norm_module
 
 
@@ -23,7 +24,7 @@ def write(path, *specs: JitSpec, archs=()) -> Path:
 def shipped(spec: JitSpec, place: Path, **changes) -> None:
     """An artifact of ``spec`` in an AOT directory, its manifest changed."""
     built = spec.build()
-    store.publish(built.path, {**built.manifest, **changes}, place / spec.name)
+    publish(built.path, {**built.manifest, **changes}, place / spec.name)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_gpus_that_are_not_here_are_verified_for(archs, gpus, ready, make_spec, 
     monkeypatch.setattr("flashinfer.cli.verify.visible_gpus", lambda: ())
     built, spec = make_spec().build(), make_spec(backend="cuda")
     shipped_manifest = {**built.manifest, **spec.fields(), "key": spec.key, "archs": archs}
-    store.publish(built.path, shipped_manifest, tmp_path / "aot" / "tiny")
+    publish(built.path, shipped_manifest, tmp_path / "aot" / "tiny")
     assert (verdict(write(tmp_path / "specs", spec), "--cuda-arch", gpus)[0] == 0) == ready
     # Where none is named, those of the machine that was recorded.
     assert (verdict(write(tmp_path / "specs", spec, archs=gpus.split()))[0] == 0) == ready
