@@ -206,7 +206,7 @@ JIT_EVENTS: Variable[Path | None] = Variable(
 )
 JIT_TRACE: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_TRACE",
-    "Directory that every module asked for is recorded in; `python -m flashinfer trace` sets it.",
+    "Existing directory that every module asked for is recorded in; `python -m flashinfer trace` sets it.",
     "an absolute path",
     _path,
     lambda: None,

@@ -39,6 +39,8 @@ def record(spec: JitSpec, needs: Mapping[str, Any] | None) -> None:
     except ToolchainError:
         archs = []  # nothing says for what; whoever builds it will
     try:
+        if not folder.is_dir():  # it ends with `trace`, which a process may outlive
+            raise FileNotFoundError(f"{folder} does not exist")
         line = {"spec": to_json(spec), "key": spec.key, "needs": wanted, "archs": archs}
         write_atomically(folder / f"{digest(line)}.json", json.dumps(line).encode())
     except (OSError, ValueError) as err:

@@ -137,7 +137,7 @@ def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tm
     spec = make_spec(files={"unit.cc": "//" + "x" * 100})
     with pytest.raises(ValueError, match="outside of"):
         to_json(spec)
-    monkeypatch.setenv("FLASHINFER_JIT_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("FLASHINFER_JIT_TRACE", str(tmp_path))
     record(spec, None)
     assert "tiny is missing in the trace" in capsys.readouterr().err
 
@@ -149,6 +149,7 @@ def requests(folder) -> list[tuple]:
 
 def test_what_is_asked_for_is_recorded_hit_or_miss_once(make_spec, monkeypatch, tmp_path):
     trace = tmp_path / "trace"
+    trace.mkdir()
     monkeypatch.setenv("FLASHINFER_JIT_TRACE", str(trace))
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64")
     spec, other = make_spec("one"), make_spec("two")
@@ -159,6 +160,7 @@ def test_what_is_asked_for_is_recorded_hit_or_miss_once(make_spec, monkeypatch, 
 
 def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, python, tmp_path):
     trace = tmp_path / "trace"
+    trace.mkdir()
     spec = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
     program = """
         import sys
@@ -178,10 +180,10 @@ def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, py
 
 
 def test_a_trace_that_cannot_be_written_is_said_and_the_program_goes_on(make_spec, python, tmp_path):
-    (tmp_path / "file").write_text("")
     program = "import sys; from flashinfer import jit; print(jit.gen_jit_spec('tiny', [sys.argv[1]]).build().name)"
-    done = python(program, make_spec().sources[0], FLASHINFER_JIT_TRACE=str(tmp_path / "file"))
+    done = python(program, make_spec().sources[0], FLASHINFER_JIT_TRACE=str(tmp_path / "gone"))
     assert done.stdout.strip() == "tiny" and "tiny is missing in the trace" in done.stderr
+    assert not (tmp_path / "gone").exists()
 
 
 def test_without_a_trace_nothing_is_encoded(make_spec, python):
