@@ -1,7 +1,7 @@
 """The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
 
-``spec`` -> ``closure`` -> ``store`` (find) -> ``target``, ``toolchain`` -> ``ninja`` -> ``build`` -> ``store``
-(publish) -> ``load``. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
+``spec`` -> ``closure`` -> ``store`` (find) -> ``target``, ``toolchain`` -> ``request`` -> ``build`` -> ``lock`` ->
+``runner`` (``ninja``, and before each compiler ``unit`` and ``budget``) -> ``artifact`` (publish) -> ``load``. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import modules
 from .events import stats, subscribe
 from .frozen import freeze
 from .spec import JitSpec, gen_jit_spec
-from .workspace import PARTS
+from .workspace import PARTS, workspace_root
 
 if TYPE_CHECKING:
     from .build import build_jit_specs
@@ -25,7 +25,7 @@ __all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "freeze", "ge
 def clear_cache_dir() -> None:
     """Remove everything built into the workspace. Prebuilt modules stay, and so do modules already loaded."""
     for part in PARTS:
-        shutil.rmtree(env.WORKSPACE_DIR.get() / part, ignore_errors=True)
+        shutil.rmtree(workspace_root() / part, ignore_errors=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -111,9 +111,14 @@ def _stat(pid: object) -> list[str]:
     return _read(f"{PROC}/{pid}/stat").rpartition(")")[2].split()
 
 
+def trouble(pid: object) -> str:
+    """``stopped`` (by SIGSTOP or a debugger), ``gone`` or nothing, of a process of this machine."""
+    state = (_stat(pid) or ["X"])[0]
+    return "stopped" if state in "Tt" else "gone" if state in "ZX" else ""
+
+
 def stopped(pid: object) -> bool:
-    """Whether a process of this machine is stopped, by SIGSTOP or by a debugger."""
-    return _stat(pid)[:1] in (["T"], ["t"])
+    return trouble(pid) == "stopped"
 
 
 def cpu_limit() -> int:

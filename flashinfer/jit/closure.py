@@ -2,7 +2,7 @@
 
 The scan over-approximates on purpose: it follows the includes of both sides of every conditional. What it
 cannot see (an include whose name is a macro) the compiler's dependency output reveals after the build, and
-``build.check_dependencies`` turns that into an error.
+``runner.check_dependencies`` turns that into an error.
 """
 
 from __future__ import annotations

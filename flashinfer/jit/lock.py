@@ -25,7 +25,7 @@ from typing import Any
 from .. import env
 from ..errors import JitTimeoutError
 from . import trust
-from .budget import read_note, stopped, try_lock, write_note
+from .budget import read_note, trouble, try_lock, write_note
 from .events import emit, say
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
@@ -113,13 +113,9 @@ class Hold:
 
 def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
     """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
+    path = _path(name, generation)
     try:
-        folder = runtime_directory()
-        if folder is None:
-            return Hold(-1, _note(module, {}))
-        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
-        path = folder / f"{digest}.{generation}.lock"
-        while True:
+        while path is not None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 if not try_lock(descriptor):
@@ -134,7 +130,13 @@ def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
                 raise
             os.close(descriptor)  # removed by somebody in this very moment: the next one has another file
     except OSError:
-        return Hold(-1, _note(module, {}))
+        pass
+    return Hold(-1, _note(module, {}))
+
+
+def _path(name: str, generation: int) -> Path | None:
+    folder, digest = runtime_directory(), hashlib.sha256(name.encode()).hexdigest()[:32]
+    return folder / f"{digest}.{generation}.lock" if folder else None
 
 
 def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -158,21 +160,14 @@ class Owner:
     """Who holds a lock, as far as its note says."""
 
     def __init__(self, name: str, generation: int) -> None:
-        folder, digest = runtime_directory(), hashlib.sha256(name.encode()).hexdigest()[:32]
         self.note: dict[str, Any] = {}
-        with suppress(OSError):
-            descriptor = os.open(f"{folder}/{digest}.{generation}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            self.note = read_note(descriptor)
-            os.close(descriptor)
+        with suppress(OSError, TypeError), open(_path(name, generation)) as file:  # type: ignore[arg-type]
+            self.note = read_note(file.fileno())
 
     @property
     def trouble(self) -> str:
         """``stopped``, ``gone`` or nothing. Of a process in another container nothing is known."""
-        if not _place() or self.note.get("place") != _place():
-            return ""
-        if stopped(self.note.get("pid")):
-            return "stopped"
-        return "" if os.path.isdir(f"/proc/{self.note.get('pid')}") else "gone"
+        return trouble(self.note.get("pid")) if _place() and self.note.get("place") == _place() else ""
 
     def __str__(self) -> str:
         return f"pid {self.note['pid']} on {self.note['host']}" if "pid" in self.note else "another process"
@@ -194,26 +189,26 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         seen = Owner(name, generation)
         owner = seen if seen.note else owner
         hold, now = try_hold(name, module, generation), time.monotonic()
-        waited, trouble = now - started, seen.trouble
+        waited, problem = now - started, seen.trouble
         is_there = hold is None and now - looked >= LOOK and published()
         if hold is not None or is_there:
             emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner))
             return hold
         looked = looked if now - looked < LOOK else now
-        trouble_since = trouble_since if trouble else now
+        trouble_since = trouble_since if problem else now
         late = deadline is not None and waited >= deadline
         if waited >= next_word or late:
             steps = {key: owner.note[key] for key in ("done", "total") if key in owner.note}
-            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner), trouble=trouble, **steps)
+            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner), trouble=problem, **steps)
             at = f", {steps['done']} of {steps['total']} steps done" if len(steps) == 2 else ""
-            is_so = f" and is {trouble}" if trouble else ""
+            is_so = f" and is {problem}" if problem else ""
             text = f"{module}, which {owner} is building{is_so}: {waited:.0f} s{at}"
             if late:
                 raise JitTimeoutError(module, f"waited for {text}; FLASHINFER_JIT_TIMEOUT={deadline:g} has passed")
             say(f"waiting for {text}")
             next_word, heard = waited + NEXT_WORDS, now
         if now - trouble_since >= PATIENCE:
-            say(f"{module}: {owner} is {trouble} since {PATIENCE:g} s; building it here")
+            say(f"{module}: {owner} is {problem} since {PATIENCE:g} s; building it here")
             generation, trouble_since = generation + 1, now
             continue
         time.sleep(POLL)

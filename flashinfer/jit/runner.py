@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
 from . import history, store
-from .artifact import make_manifest, publish
+from .artifact import file_digest, make_manifest, publish
 from .events import emit, say
 from .history import LINK, Past
 from .lock import Hold, kept_from_children, runtime_directory
@@ -163,11 +163,11 @@ class Run:
             made = [is_made(file, str(self.folder)) for _, _, file in units(spec, directory)]
             if spec.key != request.key or not all(made):
                 raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
+            if file_digest(library) != read_record(str(library)).get("object"):
+                raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
             manifest = make_manifest(
                 spec, request.key, request.target, request.toolchain, library, time.time(), seconds
             )
-            if manifest["sha256"] != read_record(str(library)).get("object"):
-                raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
             shutil.rmtree(library.parent, ignore_errors=True)  # nothing of it is what its name says
