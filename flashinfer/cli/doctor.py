@@ -26,6 +26,7 @@ from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
 from ..jit.target import native_level, visible_gpus
 from ..jit.toolchain import find_cxx, find_ninja, find_nvcc, version_of
+from ..jit.workspace import workspace_root
 from .output import show, size
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)
@@ -193,7 +194,7 @@ def _directories() -> Iterator[Finding]:
         else:
             count = sum((directory / name / MANIFEST).exists() for name in os.listdir(directory))
             yield Finding("prebuilt modules", "ok", f"{directory}: {count}")
-    root = env.WORKSPACE_DIR.get()
+    root = workspace_root()
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         detail = f"{root} cannot be written: what is built is lost when a process ends"

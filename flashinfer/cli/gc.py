@@ -7,12 +7,13 @@ import sys
 
 from .. import env
 from ..jit.gc import Item, collect
+from ..jit.workspace import workspace_root
 from .output import age, show, size
 
 
 def gc(options: argparse.Namespace) -> int:
     """Without a size, leftovers and old build directories go and every artifact stays."""
-    root, limit = env.WORKSPACE_DIR.get(), options.max_size
+    root, limit = workspace_root(), options.max_size
     limit = env.WORKSPACE_MAX_SIZE.get() if limit is None else limit
     items = collect(root, limit, dry_run=options.dry_run)
     rows = [

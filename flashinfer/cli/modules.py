@@ -16,7 +16,7 @@ from ..jit import frozen, store
 from ..jit.artifact import Artifact, read
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import JitSpec
-from ..jit.workspace import PARTS
+from ..jit.workspace import PARTS, workspace_root
 from .main import UsageError
 from .output import age, show, size
 from .why import differences
@@ -82,7 +82,7 @@ def _artifact_directories() -> Iterator[tuple[str, Path]]:
     for directory in env.aot_dirs():
         for entry in _entries(directory):
             yield entry.name, entry
-    for module in _entries(env.WORKSPACE_DIR.get() / "artifacts"):
+    for module in _entries(workspace_root() / "artifacts"):
         for key in _entries(module):
             for build in _entries(key):
                 yield module.name, build
@@ -158,7 +158,7 @@ def _built(name: str, how: str, artifact: Artifact | None) -> dict[str, Any]:
 
 def clean(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
-    for part in (env.WORKSPACE_DIR.get() / name for name in PARTS):
+    for part in (workspace_root() / name for name in PARTS):
         if part.is_dir():
             files = [os.path.join(folder, name) for folder, _, names in os.walk(part) for name in names]
             rows.append({"what": part, "files": len(files), "size": sum(os.lstat(file).st_size for file in files)})

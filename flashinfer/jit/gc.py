@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
+from .workspace import workspace_root
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
 OLD = 86400.0  # seconds: no build goes on for a day without writing a file
@@ -62,7 +63,7 @@ def collect(root: Path, max_size: int | None = None, dry_run: bool = False) -> l
 
 def in_background() -> None:
     """Start :func:`collect` in a thread where FLASHINFER_WORKSPACE_MAX_SIZE asks for it. Ending the process ends it."""
-    root, limit = env.WORKSPACE_DIR.get(), env.WORKSPACE_MAX_SIZE.get()
+    root, limit = workspace_root(), env.WORKSPACE_MAX_SIZE.get()
 
     def run() -> None:
         gone = [item for item in collect(root, limit) if item.kind == "artifact" and item.why and not item.kept]

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import env
 from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified
 from .events import asked, emit
 from .spec import JitSpec
 from .store import Needs
+from .workspace import workspace_root
 
 DAY = 86400.0  # seconds
 
@@ -109,7 +109,7 @@ def mark_used(found: Artifact) -> None:
     """Tell ``gc`` that an artifact of the workspace is in use: at most once a day, and only where that can be."""
     manifest = f"{found.directory}/{MANIFEST}"
     with suppress(OSError):
-        if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(env.WORKSPACE_DIR.get()):
+        if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(workspace_root()):
             os.utime(manifest)
 
 

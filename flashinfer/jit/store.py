@@ -23,7 +23,7 @@ from .closure import closure
 from .spec import JitSpec, Value
 from .target import Target, wanted_target, why_not_linkable, why_not_runnable
 from .toolchain import Identity, toolchain_identity
-from .workspace import roots
+from .workspace import refused, roots, workspace_root
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
@@ -140,6 +140,8 @@ def find(
             reasons.append(f"{found.directory}: {refusal}")
     if stale:
         reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
+    if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
+        reasons.append(f"{refusal}, so {workspace_root()} is used")
     return Lookup(None, tuple(reasons))
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from .. import env
@@ -26,6 +27,20 @@ PARTS = (
 _fallbacks: dict[Path, Path] = {}
 
 
+def workspace_root() -> Path:
+    """Where the cache is: ``FLASHINFER_WORKSPACE_DIR``, or a directory of this user's in it where others can write
+    there, as in a volume that Kubernetes mounts with mode 0777."""
+    root = env.WORKSPACE_DIR.get()
+    return root if refused(root) is None else root / f"user-{os.geteuid()}"
+
+
+def refused(root: Path) -> str | None:
+    """Why a root is not to be trusted; ``None`` where it is, or where there is none yet."""
+    with suppress(OSError):
+        return trust.refusal(root)
+    return None
+
+
 def workspace(create: bool = True) -> Path:
     """The root of the cache. With ``create`` it exists and can be written.
 
@@ -35,7 +50,7 @@ def workspace(create: bool = True) -> Path:
     Raises:
         WorkspaceError: that cannot be written either.
     """
-    root = env.WORKSPACE_DIR.get()
+    root = workspace_root()
     if not create:
         return root
     if root not in _fallbacks:
@@ -60,7 +75,7 @@ def workspace(create: bool = True) -> Path:
 
 def roots() -> tuple[Path, ...]:
     """Every directory that may hold cached artifacts of this process, in the order of search."""
-    root = env.WORKSPACE_DIR.get()
+    root = workspace_root()
     return (root, _fallbacks[root]) if root in _fallbacks else (root,)
 
 

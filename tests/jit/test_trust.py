@@ -133,13 +133,21 @@ def test_what_is_built_is_taken_whatever_the_umask(make_spec, workspace, umask):
     assert not open_to_others
 
 
-def test_a_workspace_of_everybody_is_not_used(make_spec, workspace):
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+def test_a_workspace_of_everybody_holds_a_directory_of_ones_own(make_spec, workspace, mode, compilers_started):
+    """As a volume that is mounted with mode 0777: what is built stays, and nobody else can have built it."""
     workspace.mkdir()
-    workspace.chmod(0o777)
-    with pytest.warns(UserWarning, match="can be written by everybody"):
-        assert get_workspace() != workspace
-    artifact = make_spec().build()
-    assert not artifact.path.is_relative_to(workspace) and not list(workspace.iterdir())
+    workspace.chmod(mode)
+    spec, mine = make_spec(), workspace / f"user-{os.geteuid()}"
+    artifact = spec.build()
+    assert artifact.path.is_relative_to(mine) and os.listdir(workspace) == [mine.name]
+    assert spec.find() == artifact == spec.build() and compilers_started() == 1
+    mine.chmod(0o777)
+    lookup = store.find(spec)
+    assert lookup.artifact is None and f"{mine} can be written by everybody" in lookup.reason
+    assert f"{workspace} can be written by" in lookup.reason and f"so {mine} is used" in lookup.reason
+    with pytest.warns(UserWarning, match=rf"{mine} cannot be written .* can be written by everybody"):
+        assert not get_workspace().is_relative_to(workspace)
 
 
 def test_a_sticky_directory_of_everybody_may_hold_the_workspace(make_spec, tmp_path, monkeypatch):
