@@ -1,7 +1,9 @@
 """The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
 
-``spec`` -> ``closure`` -> ``store`` (find) -> ``target``, ``toolchain`` -> ``request`` -> ``build`` -> ``lock`` ->
-``runner`` (``ninja``, and before each compiler ``unit`` and ``budget``) -> ``artifact`` (publish) -> ``load``. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
+``spec`` -> ``closure`` -> ``store`` (where to look), ``artifact`` and ``trust`` (what may be used) -> ``target``,
+``toolchain`` -> ``request`` -> ``build`` -> ``lock`` -> ``runner`` (``ninja``, and before each compiler ``unit`` and
+``budget``) -> ``artifact`` (publish) -> ``load``. ``probe`` answers without doing, ``frozen`` forbids. ``modules`` has
+one file per family. Nothing here imports torch until a module is loaded.
 """
 
 from __future__ import annotations

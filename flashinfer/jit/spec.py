@@ -3,7 +3,7 @@
 A spec is a value: frozen, hashable, printable, made without a compiler, a GPU or a disk write. Its ``key`` is a
 hash of an injective encoding of all that changes a byte of the result and that any machine can know: name,
 backend, configuration, flags, torch ABI target and the contents of the sources and own headers. The target
-(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``store.build_key``.
+(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from .. import env
 from ..errors import ToolchainError
@@ -192,17 +191,6 @@ def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> s
     return None
 
 
-@cache
-def _dynamic_linker() -> tuple[Any, Any]:
-    libc = ctypes.CDLL(None)
-    libc.dlsym.argtypes, libc.dlsym.restype, libc.dlerror.restype = (
-        [ctypes.c_void_p, ctypes.c_char_p],
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-    )
-    return libc.dlsym, libc.dlerror
-
-
 _defined: dict[tuple[str, str], bool] = {}
 
 
@@ -215,10 +203,11 @@ def _defines(soname: str, version: str) -> bool:
             library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         except OSError:
             return soname != "libc.so.6"  # another libc altogether, or not loaded yet
-        dlsym, dlerror = _dynamic_linker()
-        dlerror()
-        dlsym(library._handle, version.encode())
-        known = _defined[soname, version] = dlerror() is None
+        libc = ctypes.CDLL(None)
+        libc.dlsym.argtypes, libc.dlerror.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_char_p
+        libc.dlerror()
+        libc.dlsym(library._handle, version.encode())
+        known = _defined[soname, version] = libc.dlerror() is None
     return known
 
 
