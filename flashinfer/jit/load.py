@@ -107,7 +107,7 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
 
 def mark_used(found: Artifact) -> None:
     """Tell ``gc`` that an artifact of the workspace is in use: at most once a day, and only where that can be."""
-    manifest = f"{found.directory}/{MANIFEST}"
+    manifest = f"{os.path.dirname(found.path)}/{MANIFEST}"
     with suppress(OSError):
         if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(workspace_root()):
             os.utime(manifest)
