@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ToolchainError
+from ..errors import ModuleLoadError, ToolchainError
 from . import frozen, history, store
 from .spec import JitSpec
 from .target import wanted_target
@@ -34,6 +34,8 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
         lookup = store.find(spec, needs, writes=False) if present is None else store.Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
+    except ModuleLoadError as err:
+        return Probe("impossible", reason=str(err))
     if lookup.artifact is not None:
         return Probe("ready", lookup.artifact.path)
     by = frozen.forbidden_by()

@@ -77,6 +77,13 @@ def test_what_is_loaded_is_ready(make_spec, probe):
     assert probe(spec) == Probe("ready", where=artifact.path)
 
 
+def test_impossible_beside_another_build_that_is_loaded(make_spec, probe):
+    make_spec("probed_changed").build_and_load()
+    changed = make_spec("probed_changed", {"unit.cc": "int other;\n"})
+    result = probe(changed)
+    assert result.state == "impossible" and "is loaded from" in result.reason and "changed since" in result.reason
+
+
 def test_buildable_in_an_empty_place(make_spec, probe, workspace):
     result = probe(make_spec())
     assert (result.state, result.where, result.estimate) == ("buildable", None, None)
