@@ -97,7 +97,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _why_not_writable(root: Path) -> str | None:
     try:
         trust.make_directories(root)
-        if (refusal := trust.refusal(root)) is not None:
+        # Objects that an interrupted build left are linked by the next one.
+        if (refusal := trust.refusal(root) or refused(root / "build")) is not None:
             return refusal
         # access(2) says yes to root on a read-only mount's parent and no to nothing; only a file tells.
         handle, probe = tempfile.mkstemp(dir=root, prefix=".probe.")

@@ -133,6 +133,13 @@ def test_what_is_built_is_taken_whatever_the_umask(make_spec, workspace, umask):
     assert not open_to_others
 
 
+def test_objects_are_not_left_where_others_can_write(make_spec, workspace):
+    make_spec("before").build()
+    (workspace / "build").chmod(0o777)
+    with pytest.warns(UserWarning, match=rf"{workspace / 'build'} can be written by everybody"):
+        assert not make_spec().build().path.is_relative_to(workspace)
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
 def test_a_workspace_of_everybody_holds_a_directory_of_ones_own(make_spec, workspace, mode, compilers_started):
     """As a volume that is mounted with mode 0777: what is built stays, and nobody else can have built it."""
