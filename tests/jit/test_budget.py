@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -105,14 +106,18 @@ def test_jobs_are_the_least_of_what_is_asked_and_what_there_is(machine, monkeypa
     assert history.jobs() == 2 and history.jobs(6) == 2
 
 
+def silent(process: subprocess.Popen[str]) -> bool:
+    """Whether it runs, and says nothing for half a second."""
+    return process.poll() is None and not select.select([process.stdout], [], [], 0.5)[0]
+
+
 def test_no_more_than_the_limit(holders, tmp_path):
     first, _ = holders(2, 0), holders(2, 0)
     third = holders(2, 0, wait=False)
-    time.sleep(0.5)
-    assert not os.get_blocking(third.stdout.fileno()) or third.poll() is None
+    assert silent(third)
     began = time.monotonic()
     first.kill()
-    assert third.stdout.readline() == "0\n" and time.monotonic() - began < 1, "a killed holder gives its slot back"
+    assert third.stdout.readline() == "0\n" and time.monotonic() - began < 10, "a killed holder gives its slot back"
 
 
 def test_a_smaller_limit_counts_everybody(holders, tmp_path):
@@ -120,10 +125,10 @@ def test_a_smaller_limit_counts_everybody(holders, tmp_path):
     first, second = holders(4, 0), holders(4, 0)
     first.kill()
     waiting = holders(1, 0, wait=False)
-    time.sleep(0.5)
+    assert silent(waiting)
     second.kill()
     began = time.monotonic()
-    assert waiting.stdout.readline() == "0\n" and time.monotonic() - began < 1
+    assert waiting.stdout.readline() == "0\n" and time.monotonic() - began < 10
 
 
 def test_memory_decides(holders, tmp_path, monkeypatch):
@@ -162,10 +167,9 @@ def test_a_heavy_unit_runs_alone(holders, tmp_path):
     """It waits until nothing else runs, and then runs although there is no room for it."""
     light = holders(4, 0)
     heavy = holders(4, 1 << 60, wait=False)
-    time.sleep(0.5)
+    assert silent(heavy)
     after = holders(4, 0, wait=False)
-    time.sleep(0.3)
-    assert heavy.poll() is None and after.poll() is None
+    assert silent(after) and silent(heavy)
     light.kill()
     assert heavy.stdout.readline() == "0\n", "what came after it does not overtake it"
     heavy.kill()
@@ -184,7 +188,7 @@ def test_what_is_stopped_does_not_stop_others(holders, tmp_path):
     os.kill(waiting.pid, signal.SIGSTOP)
     until(lambda: stopped(waiting.pid))
     third = holders(1, 0, wait=False)
-    time.sleep(0.2)
+    assert silent(third)
     second.kill()
     assert third.stdout.readline() == "1\n"
 

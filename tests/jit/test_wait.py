@@ -91,7 +91,7 @@ def test_a_released_lock_is_taken_at_once(holder):
     owner = holder("a build", 60)
     began = time.monotonic()
     owner.kill()
-    assert wait("a build", "slow", never) is not None and time.monotonic() - began < 1
+    assert wait("a build", "slow", never) is not None and time.monotonic() - began < 5
 
 
 def test_a_wait_has_a_deadline(holder, monkeypatch):
