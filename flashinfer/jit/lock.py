@@ -16,8 +16,8 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,22 +43,6 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
-
-
-@contextmanager
-def kept_from_children(descriptor: int) -> Iterator[Callable[[], None]]:
-    """A descriptor that no forked child keeps open, closed in the end or by the function given."""
-    _ours.add(descriptor)
-
-    def close() -> None:
-        if descriptor in _ours:
-            _ours.discard(descriptor)
-            os.close(descriptor)
-
-    try:
-        yield close
-    finally:
-        close()
 
 
 def runtime_directory() -> Path | None:

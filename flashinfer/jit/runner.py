@@ -20,7 +20,7 @@ from . import history, store
 from .artifact import file_digest, make_manifest, publish
 from .events import emit, say
 from .history import LINK, Past
-from .lock import Hold, kept_from_children, runtime_directory
+from .lock import Hold, runtime_directory
 from .ninja import render_graph, render_spec, units
 from .progress import Progress, Watch
 from .request import Outcome, Request
@@ -56,24 +56,27 @@ class Run:
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.todo), key=lambda tools: tools.nvcc is not None)
-        # The units hold the other end of this pipe, and end at once when this process does.
-        theirs, alive = os.pipe()
-        with kept_from_children(alive) as close_alive:
+        # The units hold the other end of this pipe, and end at once when this process does: no child may keep it open.
+        theirs, ours = os.pipe()
+        alive = Hold(ours, {})
+        try:
+            graph = self._write(theirs, toolchain)
+            command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
+            command += ["-j", str(min(self.jobs, self.progress.total))]
+            process = self._start(command, theirs)
+        except BaseException:
+            alive.abandon()
+            raise
+        finally:
+            os.close(theirs)
+        with process:
             try:
-                graph = self._write(theirs, toolchain)
-                command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
-                command += ["-j", str(min(self.jobs, self.progress.total))]
-                process = self._start(command, theirs)
+                self._follow(process, verbose, watch)
+            except BaseException:
+                process.terminate()
+                raise
             finally:
-                os.close(theirs)
-            with process:
-                try:
-                    self._follow(process, verbose, watch)
-                except BaseException:
-                    process.terminate()
-                    raise
-                finally:
-                    close_alive()
+                alive.abandon()
         for request in self.todo:
             if request not in self.outcomes:
                 self._record(request)
