@@ -212,7 +212,7 @@ def file_digest(path: Path) -> str:
 
 def covered_files(spec: JitSpec) -> Iterator[str]:
     """The files whose contents the key of ``spec`` covers."""
-    yield from closure(spec.source_paths(), spec.include_dirs)
+    yield from closure(spec.roots(), spec.include_dirs)
 
 
 def elf_requirements(path: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """One file per family: its ``gen_*_module`` functions and ``aot_specs``, the family's share of the AOT matrix.
 
-A family is found by its file being here; nothing lists them.
+A family is found by its file being here; nothing lists them. Files whose names start with ``_`` serve several.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Matrix:
 @cache
 def families() -> tuple[str, ...]:
     """Names of all families, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
 
 
 def family(name: str) -> ModuleType:

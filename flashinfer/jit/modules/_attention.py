@@ -1,0 +1,190 @@
+"""What the attention families share: names of configurations, specialised and dispatching specs, users' variants.
+
+A module has three axes. ``dtypes`` (``query:keys and values:output``) and ``head_dims`` (``128``, or ``192:128`` of
+queries and values) are sets of one value in a specialised module and of several in a dispatching one; so are
+``variants``, the library's own. A user's variant is part of a module's configuration instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..spec import BACKENDS, JitSpec, digest, family_spec
+
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
+MAX_CPU_HEAD_DIM = 512
+# What a variant of the library's own does -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
+VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
+# pos_encoding_mode: none, RoPE on the fly, ALiBi
+POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
+OWN_TENSORS = {"maybe_alibi_slopes": "float"}
+OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
+TENSOR_TYPES = {
+    "float": "float",
+    "float32": "float",
+    "half": "half_t",
+    "nv_half": "half_t",
+    "__half": "half_t",
+    "nv_bfloat16": "bfloat16_t",
+    "__nv_bfloat16": "bfloat16_t",
+    **{name: name for name in ("int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t")},
+}
+SCALAR_TYPES = ("double", "float", "int64_t")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def dtype_name(dtype: object, argument: str = "dtype") -> str:
+    """``torch.bfloat16`` or ``"bfloat16"`` -> ``"bfloat16"``, one of :data:`DTYPES`."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(DTYPES)}")
+    return name
+
+
+def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: str) -> str:
+    """The value of the axis ``dtypes``; checks that the kernels of a backend have it."""
+    q, kv, o = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv"), dtype_name(dtype_o, "dtype_o")
+    queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
+    for argument, name in (("dtype_q", q), ("dtype_o", o)):
+        if name not in queries:
+            raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(queries)} on {backend}")
+    keys = dict.fromkeys([*queries, "float8_e4m3fn", "float8_e5m2"] if backend == "cpu" else [q, *DTYPES[3:]])
+    if kv not in keys:
+        raise ValueError(f"dtype_kv: got {kv}, wanted one of {', '.join(keys)} beside {q} queries on {backend}")
+    return f"{q}:{kv}:{o}"
+
+
+def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
+    """The value of the axis ``head_dims``; a size that no kernel has is an error that lists those there are."""
+    value = f"{head_dim_qk}" if head_dim_qk == head_dim_vo else f"{head_dim_qk}:{head_dim_vo}"
+    if backend == "cuda" and value not in CUDA_HEAD_DIMS:
+        raise ValueError(f"head_dim: got {value}, wanted one of {', '.join(CUDA_HEAD_DIMS)} (queries:values) on cuda")
+    if backend == "cpu":
+        for size in (head_dim_qk, head_dim_vo):
+            if not (0 < size <= MAX_CPU_HEAD_DIM and size % 8 == 0):
+                raise ValueError(f"head_dim: got {value}, wanted a multiple of 8 up to {MAX_CPU_HEAD_DIM} on cpu")
+    return value
+
+
+def variant_value(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
+    """The value of the axis ``variants``: ``default``, or what the variant does joined by ``+``."""
+    if int(pos_encoding_mode) not in POS_ENCODINGS:
+        raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 (none), 1 (RoPE) or 2 (ALiBi)")
+    parts = (*POS_ENCODINGS[int(pos_encoding_mode)], *(("soft_cap",) if use_logits_soft_cap else ()))
+    return "+".join(parts) or "default"
+
+
+def variant_bits(variant: str) -> int:
+    """A variant of the library's own as the number that an operator takes."""
+    return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
+
+
+def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, variant: str) -> JitSpec:
+    """The specialised module of one configuration."""
+    q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
+    types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
+    name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
+    coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
+    return _spec(family, backend, name, coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[str]]) -> JitSpec:
+    """One module for every combination of the values of the three axes, among which it chooses at run time."""
+    return _spec(family, backend, "", coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def customize_spec(
+    family: str,
+    backend: str,
+    uri: str,
+    dtypes: str,
+    head_dims: str,
+    tensors: tuple[Sequence[str], Sequence[str]],
+    scalars: tuple[Sequence[str], Sequence[str]],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int,
+) -> JitSpec:
+    """The module of a user's variant, which is C++ text or the path of a header.
+
+    Its name carries a digest of everything the user gave: two variants of one ``uri`` never meet.
+    """
+    if not _IDENTIFIER.fullmatch(uri):
+        raise ValueError(f"uri: got {uri!r}, wanted a C++ identifier")
+    additional_tensors = _parameters("tensor", tensors, TENSOR_TYPES)
+    additional_scalars = _parameters("scalar", scalars, {name: name for name in SCALAR_TYPES})
+    if set(additional_tensors) & set(additional_scalars):
+        raise ValueError("additional parameters: got one name for a tensor and a scalar, wanted distinct names")
+    if int(pos_encoding_mode) not in (0, 1):
+        raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant does ALiBi by itself")
+    variant = {"ATTENTION_VARIANT": variant_name, "POS_ENCODING_MODE": ("kNone", "kRopeLlama")[int(pos_encoding_mode)]}
+    header = variant_decl if isinstance(variant_decl, Path) or _is_path(variant_decl) else None
+    if header is None:
+        variant |= {
+            "VARIANT_HEADER": "",
+            "VARIANT_DECL": str(variant_decl),
+            "ATTENTION_VARIANT_FILE": f"{uri}: variant_decl",
+        }
+    else:
+        path = Path(header).resolve()
+        if not path.is_file():
+            raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
+        variant |= {"VARIANT_HEADER": path.name, "VARIANT_DECL": ""}
+    coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
+    spec = _spec(family, backend, "", coverage, additional_tensors, additional_scalars, variant)
+    if header is not None:
+        path = Path(header).resolve()
+        spec = replace(spec, headers=(str(path),), include_paths=(str(path.parent),))
+    return replace(spec, name=f"{uri}_{digest(spec.fields())[:12]}_{backend}")
+
+
+def _is_path(text: str) -> bool:
+    return "\n" not in text and "{" not in text and text.endswith((".h", ".hpp", ".cuh"))
+
+
+def _parameters(
+    kind: str, names_and_types: tuple[Sequence[str], Sequence[str]], known: Mapping[str, str]
+) -> dict[str, str]:
+    names, types = names_and_types
+    if len(names) != len(types):
+        raise ValueError(f"additional {kind}s: got {len(names)} names and {len(types)} dtypes, wanted as many of each")
+    for name, type in zip(names, types, strict=True):
+        if not _IDENTIFIER.fullmatch(name):
+            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier")
+        if type not in known:
+            raise ValueError(f"dtype of {name}: got {type!r}, wanted one of {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"additional {kind} names: got {', '.join(names)}, wanted distinct names")
+    return {name: known[type] for name, type in zip(names, types, strict=True)}
+
+
+def _spec(
+    family: str,
+    backend: str,
+    variant: str,
+    coverage: Mapping[str, Iterable[str]],
+    tensors: Mapping[str, str],
+    scalars: Mapping[str, str],
+    config: Mapping[str, str],
+) -> JitSpec:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+    spec = family_spec(
+        family,
+        backend,
+        variant=variant,
+        coverage=coverage,
+        config={
+            "ADDITIONAL_TENSORS": ";".join(f"{name} {type}" for name, type in tensors.items()),
+            "ADDITIONAL_SCALARS": ";".join(f"{name} {type}" for name, type in scalars.items()),
+            **config,
+        },
+    )
+    return replace(
+        spec, template="csrc/attention_config.h.jinja", config_header="attention_config.h", namespace=spec.name
+    )
