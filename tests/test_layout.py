@@ -39,8 +39,12 @@ CONDITIONALS = {
     "__CUDACC__": "common headers, by g++ and by nvcc",
     "__CUDA_ARCH__": "8.0 and 9.0a",
     "__F16C__": "x86-64 and x86-64-v3",
+    "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
 }
+
+# Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.
+ATTENTION = {"decode", "prefill"}
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -82,12 +86,14 @@ NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.
 @needs_x86
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level):
-    compile_each([*CXX, f"-march={level}"], headers("cpu", "common") if level == "x86-64" else headers("cpu"))
+    compile_each(
+        [*CXX, f"-march={level}"], headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
+    )
 
 
 @needs_nvcc
 def test_each_cuda_header_compiles_alone():
-    compile_each(NVCC, headers("cuda", "common"))
+    compile_each(NVCC, headers("cuda", "common", "attention"))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +122,9 @@ def test_a_header_looks_downward_only(path):
 
 
 def test_only_bindings_see_torch():
-    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "boxing.h"}
+    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "attention_binding.h", "boxing.h"}
     for path in (ROOT / "csrc").iterdir():
-        sees_torch = any(name.startswith("torch/") or name == "binding.h" for name in includes(path))
+        sees_torch = any(name.startswith("torch/") or name.endswith("binding.h") for name in includes(path))
         assert sees_torch == (path.name in bindings), path
 
 
@@ -136,7 +142,7 @@ def test_a_family_is_called_the_same_everywhere(name):
         f"csrc/{name}.cc",
         f"csrc/{name}_cpu.cc",
         f"csrc/{name}_cuda.cu",
-        f"include/flashinfer/common/{name}.h",
+        f"include/flashinfer/{'attention/params' if name in ATTENTION else f'common/{name}'}.h",
         f"include/flashinfer/cpu/{name}.h",
         f"include/flashinfer/cuda/{name}.cuh",
         f"tests/test_{name}.py",
