@@ -11,7 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ... import env
+from ...errors import JitDisabledError
+from .. import store
+from ..load import load
 from ..spec import BACKENDS, JitSpec, digest, family_spec
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -59,6 +64,12 @@ def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: st
     return f"{q}:{kv}:{o}"
 
 
+def check_index_dtype(argument: str, dtype: object) -> None:
+    """Indices are int32 in every module; FlashInfer's functions name their dtype all the same."""
+    if str(dtype).removeprefix("torch.") != "int32":
+        raise ValueError(f"{argument}: got {dtype}, wanted int32")
+
+
 def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
     """The value of the axis ``head_dims``; a size that no kernel has is an error that lists those there are."""
     value = f"{head_dim_qk}" if head_dim_qk == head_dim_vo else f"{head_dim_qk}:{head_dim_vo}"
@@ -96,6 +107,43 @@ def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, varia
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[str]]) -> JitSpec:
     """One module for every combination of the values of the three axes, among which it chooses at run time."""
     return _spec(family, backend, "", coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def load_attention(spec: JitSpec) -> Any:
+    """The ``torch.ops`` namespace of a module that computes what ``spec``, a specialised or a user's one, describes.
+
+    The module of exactly that configuration is taken wherever it is; else a dispatching one, built ahead of time, that
+    was built for this configuration among others; else the exact one is built. Keep what this returns: it looks at
+    files.
+
+    Raises:
+        BuildError, JitDisabledError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
+    """
+    several = _dispatching(spec)
+    if several is None or store.find(spec).artifact is not None:
+        return load(spec)
+    lookup = store.find(several, dict(spec.coverage))
+    if lookup.artifact is not None:
+        several = several.covering(lookup.artifact.manifest["coverage"])
+        # A process holds one dispatching module of a family and backend: which, the first call decided.
+        if _loaded_dispatching.setdefault(several.name, several) == several:
+            return load(several)
+    try:
+        return load(spec)
+    except JitDisabledError as err:
+        raise JitDisabledError(f"{err}; nor is there a dispatching one: {lookup.reason}") from err
+
+
+_loaded_dispatching: dict[str, JitSpec] = {}
+
+
+def _dispatching(spec: JitSpec) -> JitSpec | None:
+    """A spec to look for dispatching modules with, where any is there at all: mostly there is none, and nothing to do."""
+    coverage = dict(spec.coverage)
+    if "variants" not in coverage:
+        return None  # a user's variant
+    several = dispatching_spec(Path(spec.sources[0]).stem, spec.backend, coverage)
+    return several if any((directory / several.name).is_dir() for directory in env.aot_dirs()) else None
 
 
 def customize_spec(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..spec import JitSpec
 from . import Matrix
-from ._attention import attention_spec, customize_spec, dtypes_value, head_dims_value, variant_value
+from ._attention import attention_spec, check_index_dtype, customize_spec, dtypes_value, head_dims_value, variant_value
 
 KERNELS = ("auto", "fa2", "fa3")
 
@@ -69,8 +69,7 @@ def gen_batch_prefill_module(
     device: str = "cuda",
 ) -> JitSpec:
     """:func:`gen_single_prefill_module` with the dtype of indices, which is int32."""
-    if str(dtype_idx).removeprefix("torch.") != "int32":
-        raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
+    check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_prefill_module(
         backend, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
         use_logits_soft_cap, use_fp16_qk_reduction, device,
@@ -121,14 +120,33 @@ def gen_customize_single_prefill_module(
 
 
 def gen_customize_batch_prefill_module(
-    backend: str, uri: str, dtype_q: object, dtype_kv: object, dtype_o: object, idtype: object, *rest: object,
-    device: str = "cuda", **more: object,
-) -> JitSpec:  # fmt: skip
+    backend: str,
+    uri: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    idtype: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    fp8_enabled: bool = False,
+    device: str = "cuda",
+) -> JitSpec:
     """:func:`gen_customize_single_prefill_module` with the dtype of indices, int32, behind ``dtype_o``."""
-    if str(idtype).removeprefix("torch.") != "int32":
-        raise ValueError(f"idtype: got {idtype}, wanted int32")
+    check_index_dtype("idtype", idtype)
     return gen_customize_single_prefill_module(
-        backend, uri, dtype_q, dtype_kv, dtype_o, *rest, device=device, **more  # type: ignore[arg-type]
+        backend, uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names,
+        additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes, variant_name, variant_decl,
+        pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction, fp8_enabled, device,
     )  # fmt: skip
 
 
