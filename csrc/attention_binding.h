@@ -176,13 +176,10 @@ const T* data_of(const Check& check, const OptionalTensor& tensor, const char* n
 }
 
 template <typename T>
-void take_tensor(const Check& check, Arguments& arguments, const T*& member, const char* name, bool optional,
+void take_tensor(const Check& check, Arguments& arguments, T*& member, const char* name, bool optional,
                  const View& like) {
-  if (optional) {
-    member = data_of<T>(check, arguments.take<OptionalTensor>(), name, like);
-  } else {
-    member = data_of<T>(check, OptionalTensor(arguments.take<Tensor>()), name, like);
-  }
+  OptionalTensor tensor = optional ? arguments.take<OptionalTensor>() : OptionalTensor(arguments.take<Tensor>());
+  member = const_cast<T*>(data_of<T>(check, tensor, name, like));  // what a variant does with its own is its business
 }
 inline void take_scalar(Arguments& arguments, float& member) { member = static_cast<float>(arguments.take<double>()); }
 inline void take_scalar(Arguments& arguments, int64_t& member) { member = arguments.take<int64_t>(); }
@@ -270,8 +267,9 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   }
   if (!run.paged && kv_indices) check.fail("kv_indices", "got pages, wanted none: k has no dimension of pages");
   const int64_t requests = plan ? batch_size : 1;
-  params.custom_mask = data_of<uint8_t>(check, custom_mask, "custom_mask", run.q);
-  params.mask_indptr = data_of<int32_t>(check, mask_indptr, "mask_indptr", run.q, requests + 1);
+  AttentionParams& common = params;  // a variant may have parameters of its own of these two names
+  common.custom_mask = data_of<uint8_t>(check, custom_mask, "custom_mask", run.q);
+  common.mask_indptr = data_of<int32_t>(check, mask_indptr, "mask_indptr", run.q, requests + 1);
   if (params.mask_mode == MaskMode::kCustom && !custom_mask)
     check.fail("custom_mask", "got none, wanted one for the custom mask mode");
   params.prefix_len = data_of<uint32_t>(check, prefix_len, "prefix_len", run.q, requests);

@@ -7,8 +7,9 @@ queries and values) are sets of one value in a specialised module and of several
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from ... import env
 from ...errors import JitDisabledError
 from .. import store
+from ..closure import closure
 from ..load import load
 from ..spec import BACKENDS, JitSpec, digest, family_spec
 
@@ -40,7 +42,19 @@ TENSOR_TYPES = {
     **{name: name for name in ("int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t")},
 }
 SCALAR_TYPES = ("double", "float", "int64_t")
+# What AttentionParams and the operators call something already, see include/flashinfer/attention/params.h. A variant's
+# own custom_mask and mask_indptr are welcome: they hide members that only the mask mode of that name uses.
+RESERVED_NAMES = frozenset({
+    "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
+    "group", "mask_mode", "window_left", "prefix_len", "token_pos_in_items", "token_pos_in_items_len", "max_item_len",
+    "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
+    "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
+    "partial_lse", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size", "variant",
+    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge",
+})  # fmt: skip
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_HEADERS = (".h", ".hpp", ".cuh")
+_INCLUDE = re.compile(r'#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 
 
 def dtype_name(dtype: object, argument: str = "dtype") -> str:
@@ -164,35 +178,59 @@ def customize_spec(
     """
     if not _IDENTIFIER.fullmatch(uri):
         raise ValueError(f"uri: got {uri!r}, wanted a C++ identifier")
+    if not variant_name or "\n" in variant_name:
+        raise ValueError(f"variant_name: got {variant_name!r}, wanted the name of a C++ struct")
     additional_tensors = _parameters("tensor", tensors, TENSOR_TYPES)
     additional_scalars = _parameters("scalar", scalars, {name: name for name in SCALAR_TYPES})
     if set(additional_tensors) & set(additional_scalars):
         raise ValueError("additional parameters: got one name for a tensor and a scalar, wanted distinct names")
     if int(pos_encoding_mode) not in (0, 1):
         raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant does ALiBi by itself")
-    variant = {"ATTENTION_VARIANT": variant_name, "POS_ENCODING_MODE": ("kNone", "kRopeLlama")[int(pos_encoding_mode)]}
-    header = variant_decl if isinstance(variant_decl, Path) or _is_path(variant_decl) else None
-    if header is None:
-        variant |= {
-            "VARIANT_HEADER": "",
-            "VARIANT_DECL": str(variant_decl),
-            "ATTENTION_VARIANT_FILE": f"{uri}: variant_decl",
-        }
+    variant = {
+        "ATTENTION_VARIANT": variant_name,
+        "POS_ENCODING_MODE": ("kNone", "kRopeLlama")[int(pos_encoding_mode)],
+        "VARIANT_HEADER": "",
+        "VARIANT_DECL": "",
+        "VARIANT_FILE": "",
+    }
+    own = _own_header(variant_decl)
+    if own is None:
+        variant |= {"VARIANT_DECL": str(variant_decl), "VARIANT_FILE": f"{uri}: variant_decl"}
     else:
-        path = Path(header).resolve()
-        if not path.is_file():
-            raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
-        variant |= {"VARIANT_HEADER": path.name, "VARIANT_DECL": ""}
+        variant["VARIANT_HEADER"] = own.name
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
     spec = _spec(family, backend, "", coverage, additional_tensors, additional_scalars, variant)
-    if header is not None:
-        path = Path(header).resolve()
-        spec = replace(spec, headers=(str(path),), include_paths=(str(path.parent),))
-    return replace(spec, name=f"{uri}_{digest(spec.fields())[:12]}_{backend}")
+    if own is not None:
+        spec = replace(spec, headers=(str(own),), include_paths=(str(own.parent),))
+    else:
+        spec = replace(spec, headers=tuple(_included(str(variant_decl), spec.include_dirs)))
+    given = [uri, spec.config, spec.coverage, sorted(_own_digests(spec))]
+    name = f"{uri}_{digest(given)[:12]}_{backend}"
+    return replace(spec, name=name, namespace=name)
 
 
-def _is_path(text: str) -> bool:
-    return "\n" not in text and "{" not in text and text.endswith((".h", ".hpp", ".cuh"))
+def _own_header(variant_decl: str | Path) -> Path | None:
+    """The header that holds a variant, or ``None`` where the variant is text."""
+    text = str(variant_decl)
+    if not isinstance(variant_decl, Path) and ("\n" in text or "{" in text or not text.endswith(_HEADERS)):
+        return None
+    path = Path(variant_decl).resolve()
+    if not path.is_file():
+        raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
+    return path
+
+
+def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
+    """The files that a variant's text includes, so that the key covers them; a system's headers are found nowhere."""
+    for name in _INCLUDE.findall(text):
+        yield from (path for path in (os.path.join(one, name) for one in directories) if os.path.isfile(path))
+
+
+def _own_digests(spec: JitSpec) -> Iterator[str]:
+    """Digests of the user's files that a variant reaches; the library's own are no part of what the user gave."""
+    for path, content in closure(spec.headers, spec.include_dirs).items():
+        if not path.startswith(f"{env.data_root()}/"):
+            yield content
 
 
 def _parameters(
@@ -202,8 +240,8 @@ def _parameters(
     if len(names) != len(types):
         raise ValueError(f"additional {kind}s: got {len(names)} names and {len(types)} dtypes, wanted as many of each")
     for name, type in zip(names, types, strict=True):
-        if not _IDENTIFIER.fullmatch(name):
-            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier")
+        if not _IDENTIFIER.fullmatch(name) or name in RESERVED_NAMES:
+            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier that is not taken")
         if type not in known:
             raise ValueError(f"dtype of {name}: got {type!r}, wanted one of {', '.join(known)}")
     if len(set(names)) != len(names):

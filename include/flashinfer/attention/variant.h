@@ -6,11 +6,19 @@
 //   - the members qo_len, kv_len, window_left, and sm_scale_log2 where it uses softmax,
 //   - static constexpr bool use_softmax.
 // The weight of a key is 2^(logit * sm_scale_log2) over the sum of all with softmax, and the logit itself without.
-// Hooks are written with the REGISTER_ macros; one that is not written costs nothing.
+// Hooks are written with the REGISTER_ macros; one that is not written costs nothing. A variant's own parameters are
+// members of params: tensors as pointers to their elements (null where a maybe_ one is None), scalars by value.
 #pragma once
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+
+#if !defined(__CUDACC__)
+// Variants qualify their functions for both sides; a C++ compiler knows one.
+#define __host__
+#define __device__
+#define __forceinline__ inline
+#endif
 
 namespace flashinfer {
 
