@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import env
-from ...errors import JitDisabledError
 from .. import store
 from ..closure import closure
+from ..events import emit
 from ..load import load
 from ..spec import BACKENDS, JitSpec, digest, family_spec
 
@@ -142,10 +142,9 @@ def load_attention(spec: JitSpec) -> Any:
         # A process holds one dispatching module of a family and backend: which, the first call decided.
         if _loaded_dispatching.setdefault(several.name, several) == several:
             return load(several)
-    try:
-        return load(spec)
-    except JitDisabledError as err:
-        raise JitDisabledError(f"{err}; nor is there a dispatching one: {lookup.reason}") from err
+    else:
+        emit("miss", several.name, reason=lookup.reason)
+    return load(spec)
 
 
 _loaded_dispatching: dict[str, JitSpec] = {}
@@ -205,7 +204,7 @@ def customize_spec(
     else:
         spec = replace(spec, headers=tuple(_included(str(variant_decl), spec.include_dirs)))
     given = [uri, spec.config, spec.coverage, sorted(_own_digests(spec))]
-    name = f"{uri}_{digest(given)[:12]}_{backend}"
+    name = f"{family}_{uri}_{digest(given)[:12]}_{backend}"
     return replace(spec, name=name, namespace=name)
 
 

@@ -48,9 +48,3 @@ WorkLimits attention_limits(const AttentionConfig& config, int64_t rows, int32_t
 void attention(const Params& params, const AttentionConfig& config, const Launch& where);
 
 }  // namespace flashinfer
-
-// One case of a choice: the body with declarations in front of it. The last case of a chain is an error.
-#define FLASHINFER_CASE(condition, declarations, ...) \
-  if (condition) {                                    \
-    declarations __VA_ARGS__                          \
-  } else
