@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from flashinfer import jit
 
 # As a user of FlashInfer writes it: sigmoid(q . k * logits_scale + sigmoid_bias) instead of softmax.
 FLASH_SIGMOID = r"""
@@ -28,6 +31,15 @@ struct FlashSigmoid : AttentionVariantBase {
 };
 """
 SIGMOID_PARAMETERS: tuple[list[str], ...] = ([], [], ["logits_scale", "sigmoid_bias"], ["double", "double"])
+
+
+def sigmoid(
+    uri: str = "sigmoid", decl: str | Path = FLASH_SIGMOID, dtype: str = "float32", name: str = "FlashSigmoid"
+) -> jit.JitSpec:
+    """The prefill module of a user's variant on the CPU, head_dim 64."""
+    return jit.gen_customize_single_prefill_module(
+        "auto", uri, dtype, dtype, dtype, 64, 64, *SIGMOID_PARAMETERS, name, decl, device="cpu"
+    )
 
 
 def single(

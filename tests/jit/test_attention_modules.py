@@ -17,7 +17,7 @@ from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
 from flashinfer.jit.toolchain import find_nvcc
 
-from ..attention_modules import FLASH_SIGMOID, SIGMOID_PARAMETERS
+from ..attention_modules import FLASH_SIGMOID, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("decode", "prefill")
@@ -178,14 +178,6 @@ def test_a_dispatching_module_of_other_sources_is_none(python, tmp_path):
 # --- specs ---
 
 
-def sigmoid(
-    uri: str = "sigmoid", decl: str | Path = FLASH_SIGMOID, dtype: str = "float32", name: str = "FlashSigmoid"
-) -> jit.JitSpec:
-    return jit.gen_customize_single_prefill_module(
-        "auto", uri, dtype, dtype, dtype, 64, 64, *SIGMOID_PARAMETERS, name, decl, device="cpu"
-    )
-
-
 def test_names_say_the_configuration():
     name = {
         ("float32:float32:float32", "64", "default"): "decode_f32_d64_cpu",
@@ -313,59 +305,6 @@ def test_names_that_are_taken_are_known():
     names |= set(re.findall(r"(\w+)(?=[,)]|$)", schema))
     assert {"q", "kv", "lse", "get_qo_len", "num_items", "float_workspace", "variant"} < names
     assert names - _attention.RESERVED_NAMES == {"custom_mask", "mask_indptr"}
-
-
-# --- identity of users' variants ---
-
-
-def test_two_variants_of_one_name_never_meet():
-    texts = [FLASH_SIGMOID, FLASH_SIGMOID.replace("1.f +", "2.f +"), FLASH_SIGMOID + "\n"]
-    specs = [sigmoid(decl=text) for text in texts] + [sigmoid(dtype="float16"), sigmoid("other")]
-    assert len({spec.name for spec in specs}) == len({spec.key for spec in specs}) == len(specs)
-    assert all(spec.name == spec.namespace for spec in specs)
-    assert sigmoid().key == specs[0].key
-    decode_too = jit.gen_customize_single_decode_module(
-        "sigmoid", *("float32",) * 3, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", FLASH_SIGMOID, backend="cpu"
-    )
-    assert decode_too.key != specs[0].key and decode_too.name != specs[0].name
-
-
-def test_a_header_is_known_by_its_contents(tmp_path):
-    places = [tmp_path / "here", tmp_path / "elsewhere" / "deep"]
-    for place in places:
-        place.mkdir(parents=True)
-        (place / "sigmoid.h").write_text('#include "part.h"\n' + FLASH_SIGMOID)
-        (place / "part.h").write_text("// one\n")
-    specs = [sigmoid(decl=place / "sigmoid.h") for place in places]
-    assert specs[0].key == specs[1].key and specs[0].name == specs[1].name
-    assert str(tmp_path) not in str(specs[0].fields())
-    assert sigmoid(decl=str(places[0] / "sigmoid.h")) == specs[0]
-    for edited in ("sigmoid.h", "part.h"):
-        before = sigmoid(decl=places[0] / "sigmoid.h")
-        key = before.key
-        (places[0] / edited).write_text((places[0] / edited).read_text() + "// more\n")
-        after = sigmoid(decl=places[0] / "sigmoid.h")
-        assert after.key != key and after.name != before.name
-
-
-def test_a_header_that_a_text_includes_is_known_by_its_contents(tmp_path):
-    (tmp_path / "own.h").write_text(FLASH_SIGMOID)
-    text = f'#include "{tmp_path / "own.h"}"\n#include <vector>\n'
-    before = sigmoid(decl=text)
-    key = before.key
-    (tmp_path / "own.h").write_text(FLASH_SIGMOID + "// more\n")
-    assert sigmoid(decl=text).key != key and sigmoid(decl=text).name != before.name
-
-
-def test_the_librarys_edits_leave_the_name(tmp_path, monkeypatch):
-    name = sigmoid().name
-    for part in ("csrc", "include"):
-        shutil.copytree(ROOT / part, tmp_path / part)
-    monkeypatch.setattr("flashinfer.env.data_root", lambda: str(tmp_path))
-    key = sigmoid().key
-    header = tmp_path / "include/flashinfer/attention/variant.h"
-    header.write_text(header.read_text() + "// more\n")
-    assert sigmoid().key != key and sigmoid().name == name
 
 
 def test_configuration_headers():
