@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from ._attention import (
-    CUSTOM,
-    MULTI_ITEM,
     Logits,
     Operators,
     Scale,
@@ -25,6 +23,7 @@ from ._attention import (
     scaled_query,
     value_scale,
 )
+from ._masks import MaskTensors
 from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens
 from .jit.spec import JitSpec
 
@@ -61,23 +60,6 @@ class Batch:
     kv_rows: int  # pages that an index names (where they could be looked at), or rows of ragged keys
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class MaskTensors:
-    """What the mask modes beyond causal read, on the device."""
-
-    packed: torch.Tensor | None = None
-    indptr: torch.Tensor | None = None
-    prefix_len: torch.Tensor | None = None
-    token_pos_in_items: torch.Tensor | None = None
-    token_pos_in_items_len: int = 0
-    max_item_len: torch.Tensor | None = None
-
-    @property
-    def mode(self) -> int | None:
-        """The mode that they ask for, whatever ``causal`` is."""
-        return MULTI_ITEM if self.prefix_len is not None else CUSTOM if self.packed is not None else None
 
 
 @dataclass(frozen=True)

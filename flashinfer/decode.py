@@ -28,8 +28,9 @@ from ._attention import (
     operators_of_module,
     run_one,
 )
+from ._masks import MaskTensors
 from ._schedule import Shape, check_tables, on_host
-from ._wrapper import BatchWrapper, MaskTensors, Tables
+from ._wrapper import BatchWrapper, Tables
 from .jit.modules.decode import (
     gen_batch_decode_module,
     gen_customize_batch_decode_module,
