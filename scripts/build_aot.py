@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from flashinfer import env
 from flashinfer.errors import FlashInferError
 from flashinfer.jit import build, store
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
+from flashinfer.jit.modules._attention import FORMS, KV_DTYPES, VARIANTS
 from flashinfer.jit.spec import BACKENDS, DTYPES
 from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus
 
@@ -50,11 +52,11 @@ def cuda_archs(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(err)) from None
 
 
-def head_dims(text: str) -> tuple[int, ...]:
+def head_dims(text: str) -> tuple[str, ...]:
     words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted positive numbers")
-    return tuple(sorted({int(word) for word in words}))
+    if not words or not all(re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", word) for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted positive numbers, or pairs as 192:128")
+    return tuple(dict.fromkeys(words))
 
 
 def positive(text: str) -> int:
@@ -91,7 +93,27 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         type=head_dims,
         default=Matrix.head_dims,
         metavar="LIST",
-        help="for families that are specialised on them",
+        help=f"attention: sizes of heads, 192:128 where those of values differ; by default {','.join(Matrix.head_dims)}",
+    )
+    add(
+        "--kv-dtypes",
+        type=comma_list(KV_DTYPES),
+        default=Matrix.kv_dtypes,
+        metavar="LIST",
+        help=f"attention: some of {','.join(KV_DTYPES)}; by default the dtype of queries alone",
+    )
+    add(
+        "--variants",
+        type=comma_list(VARIANTS),
+        default=Matrix.variants,
+        metavar="LIST",
+        help=f"attention: some of {','.join(VARIANTS)}; by default {','.join(Matrix.variants)}",
+    )
+    add(
+        "--attention-form",
+        choices=FORMS,
+        default=Matrix.attention_form,
+        help="attention: a module of each configuration (by default), or one for each family that chooses among them",
     )
     add(
         "--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}"
@@ -231,10 +253,13 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         chosen = targets(options)
-        matrix = Matrix(tuple(chosen), options.dtypes, options.head_dims)
+        axes = {
+            name: getattr(options, name) for name in ("dtypes", "head_dims", "kv_dtypes", "variants", "attention_form")
+        }
+        matrix = Matrix(tuple(chosen), **axes)
         specs = matrix_specs(matrix, options.families)
         requests = [build.make_request(spec, options.out_dir / spec.name, chosen[spec.backend]) for spec in specs]
-    except FlashInferError as err:
+    except (FlashInferError, ValueError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
     if options.head_dims != Matrix.head_dims and not any(

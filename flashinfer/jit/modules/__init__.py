@@ -21,7 +21,11 @@ class Matrix:
 
     backends: tuple[str, ...] = BACKENDS
     dtypes: tuple[str, ...] = DTYPES
-    head_dims: tuple[int, ...] = (64, 128, 256)
+    # Attention alone: sizes of heads (192:128 of queries and values), dtypes of keys ("same": the queries'), variants.
+    head_dims: tuple[str, ...] = ("64", "128", "256")
+    kv_dtypes: tuple[str, ...] = ("same",)
+    variants: tuple[str, ...] = ("default",)
+    attention_form: str = "specialised"  # a module of each configuration; "dispatching": one of them all
 
 
 @cache

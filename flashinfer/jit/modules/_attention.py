@@ -11,8 +11,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import env
 from .. import store
@@ -20,6 +21,9 @@ from ..closure import closure
 from ..events import emit
 from ..load import load
 from ..spec import BACKENDS, JitSpec, digest, family_spec
+
+if TYPE_CHECKING:
+    from . import Matrix
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -29,6 +33,9 @@ MAX_CPU_HEAD_DIM = 512
 VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
 # pos_encoding_mode: none, RoPE on the fly, ALiBi
 POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
+VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
+KV_DTYPES = ("same", *DTYPES[3:])
+FORMS = ("specialised", "dispatching")
 OWN_TENSORS = {"maybe_alibi_slopes": "float"}
 OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
 TENSOR_TYPES = {
@@ -121,6 +128,32 @@ def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, varia
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[str]]) -> JitSpec:
     """One module for every combination of the values of the three axes, among which it chooses at run time."""
     return _spec(family, backend, "", coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
+    """A family's share of the AOT matrix: every combination of the values of the three axes, in the form wanted.
+
+    Raises:
+        ValueError: a value that a backend's kernels do not have.
+    """
+    for backend in matrix.backends:
+        queries = [dtype for dtype in matrix.dtypes if backend == "cpu" or dtype != "float32"]
+        coverage = {
+            "dtypes": [
+                dtypes_value(q, q if kv == "same" else kv, q, backend) for q in queries for kv in matrix.kv_dtypes
+            ],
+            "head_dims": [_head_dims_of(value, backend) for value in matrix.head_dims],
+            "variants": list(matrix.variants),
+        }
+        if matrix.attention_form == "specialised":
+            yield from (attention_spec(family, backend, *one) for one in product(*coverage.values()))
+        elif queries:
+            yield dispatching_spec(family, backend, coverage)
+
+
+def _head_dims_of(value: str, backend: str) -> str:
+    sizes = [int(size) for size in value.split(":")]
+    return head_dims_value(sizes[0], sizes[-1], backend)
 
 
 def load_attention(spec: JitSpec) -> Any:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from ..spec import JitSpec
 from . import Matrix
-from ._attention import attention_spec, check_index_dtype, customize_spec, dtypes_value, head_dims_value, variant_value
+from ._attention import (
+    CUDA_HEAD_DIMS,
+    attention_aot_specs,
+    attention_spec,
+    check_index_dtype,
+    customize_spec,
+    dtypes_value,
+    head_dims_value,
+    variant_value,
+)
+
+HEAD_DIMS = CUDA_HEAD_DIMS
 
 KERNELS = ("auto", "fa2", "fa3")
 
@@ -151,6 +162,4 @@ def gen_customize_batch_prefill_module(
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
-        for dtype in matrix.dtypes if backend == "cpu" else [one for one in matrix.dtypes if one != "float32"]:
-            yield gen_single_prefill_module("auto", dtype, dtype, dtype, 128, 128, device=backend)
+    return attention_aot_specs("prefill", matrix)
