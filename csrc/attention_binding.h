@@ -231,8 +231,8 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   params.mask_mode = mask_mode_of(check, arguments.take<int64_t>());
   params.window_left = arguments.take_int32(check, "window_left");
   params.o_scale = static_cast<float>(arguments.take<double>());
-  params.rope_rcp_scale = static_cast<float>(1.0 / arguments.take<double>());
-  params.rope_rcp_theta = static_cast<float>(1.0 / arguments.take<double>());
+  params.rope_rcp_scale = 1.0 / arguments.take<double>();
+  params.rope_rcp_theta = 1.0 / arguments.take<double>();
   const AttentionConfig config = run.config(arguments.take<int64_t>());
   require_covered(config);
 #define FLASHINFER_TAKE(name, type, optional) take_tensor(check, arguments, params.name, #name, optional, run.q);

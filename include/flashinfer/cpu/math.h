@@ -78,6 +78,18 @@ inline vfloat exp(vfloat x) {
   return sum * bit_cast<vfloat>(power);
 }
 
+// 2^x for x below 127, to 2 ulp; 0 below -126.5. As in attention/math.h, where the series comes from.
+inline vfloat exp2(vfloat x) {
+  const vfloat clamped = x < -127.0f ? splat(-127.0f) : x, shifted = clamped + kToInteger;
+  const vfloat r = clamped - (shifted - kToInteger);
+  vfloat sum = splat(1.5252733804e-5f);
+  for (float term : {1.5403530394e-4f, 1.3333558146e-3f, 9.6181291076e-3f, 5.5504108665e-2f, 2.4022650696e-1f,
+                     6.9314718056e-1f, 1.0f})
+    sum = sum * r + term;
+  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit at all
+  return sum * bit_cast<vfloat>(power);
+}
+
 // e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
 inline vdouble exp(vdouble x) {
   const vdouble shifted = x * 1.4426950408889634 + kToIntegerWide, k = shifted - kToIntegerWide;
