@@ -41,6 +41,7 @@ CONDITIONALS = {
     "__F16C__": "x86-64 and x86-64-v3",
     "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
+    "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
 }
 
 # Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.
