@@ -233,9 +233,11 @@ class _Run:
             self.logs[module].append(line)
         if status is not None and module:
             request = self.by_module[module]
-            library = self.folder / request.directory / f"{module}.so"
-            # Removed before the run, and by a linker that fails: where it is there, this run has linked it.
-            if library.exists() and request not in self.outcomes:
+            made = f"{request.directory}/{module}.so"
+            library = self.folder / made
+            # Removed before the run, and by a linker that fails: where it is there, this run has linked it. It is there
+            # while the linker writes it, too, when the line of a compiler's end is read late.
+            if made in line and library.exists() and request not in self.outcomes:
                 self._finish(request, self._publish(request, library))
         if status is not None and watch is not None:
             self.progress.done, self.progress.total = int(status[1]), int(status[2])
