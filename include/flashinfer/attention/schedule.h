@@ -80,7 +80,8 @@ inline Plan plan(const PlanRequest& request) {
   for (const WorkItem& tile : tiles) {
     const int32_t length = tile.kv_end - tile.kv_start;
     // A quarter more than the mean share is not worth a merge.
-    const int32_t pieces = request.split ? static_cast<int32_t>(int64_t{length} * 4 / (int64_t{chunk} * 5)) + 1 : 1;
+    const bool splits = request.split && int64_t{length} * 4 > int64_t{chunk} * 5;
+    const int32_t pieces = splits ? (length + chunk - 1) / chunk : 1;
     if (pieces <= 1) {
       result.items.push_back(tile);
       continue;

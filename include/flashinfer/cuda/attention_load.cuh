@@ -52,8 +52,8 @@ struct KeyLoader {
         first(cache.indptr ? cache.indptr[item.batch] : 0),
         kv_start(item.kv_start),
         kv_end(item.kv_end),
-        group(threadIdx.x / kThreads),
-        lane(threadIdx.x % kThreads),
+        group(S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads),
+        lane(S::kKeyWarps == 1 ? threadIdx.x : threadIdx.x % kThreads),
         ring(shared_address(shared) + S::ring(group, stages)),
         table(reinterpret_cast<KeyRow*>(shared + S::table(group, stages))) {}
 
@@ -84,12 +84,12 @@ struct KeyLoader {
   }
 
   __device__ __forceinline__ KeyRow row_of(int32_t t, int32_t page) const {
-    if (t >= kv_end) return {-1, -1};
+    if (t >= kv_end) return {k, v};  // no such key, nothing is read
     int64_t row = static_cast<int64_t>(first) + t;
     if (kv.is_paged()) row = t - static_cast<int32_t>(kv.page_size.div(t) * kv.page_size.divisor);
     if (kDebug && !kv.is_paged()) require_inside(row, t);
     constexpr int64_t kSize = sizeof(typename S::KV);
-    return {kv.k_offset(page, row) * kSize, kv.v_offset(page, row) * kSize};
+    return {k + kv.k_offset(page, row) * kSize, v + kv.v_offset(page, row) * kSize};
   }
 
   // Rows of the first tiles, as many as there are stages.
@@ -100,12 +100,17 @@ struct KeyLoader {
     }
   }
 
-  // Starts the copies of the tile whose rows the table has for a stage. Rows behind the end are zeros: what is in the
+  // Starts the copies of a tile, whose rows the table has for the stage. Rows behind the end are zeros: what is in the
   // cache there may be NaN, and 0 * NaN is NaN.
-  __device__ __forceinline__ void load(int stage) const {
+  __device__ __forceinline__ void load(int stage, int tile) const {
     const uint32_t to = ring + stage * S::kStageBytes;
-    copy_rows<S::kKRow>(to, k, &table[stage * kKeys].k);
-    copy_rows<S::kVRow>(to + S::kKBytes, v, &table[stage * kKeys].v);
+    const KeyRow* rows = table + stage * kKeys;
+    const int32_t left = kv_end - tile_start(tile);
+    if (left >= kKeys) {
+      copy_tile<true>(to, rows, left);
+    } else {
+      copy_tile<false>(to, rows, left);
+    }
   }
 
  private:
@@ -117,31 +122,74 @@ struct KeyLoader {
     __trap();
   }
 
+  // The chunks of 16 bytes that a thread copies of rows of kRow bytes: row(i), and where it goes, at(i).
   template <int kRow>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const char* from, const int64_t* offsets) const {
-    constexpr int kChunks = kRow / 16, kCopies = kKeys * kChunks / kThreads;
-    static_assert(kCopies * kThreads == kKeys * kChunks, "every thread copies as many chunks");
-    if constexpr (kThreads % kChunks == 0) {
-      // The same chunk of every kStep-th row. Rows add up without a carry, so their permutations do, too.
-      constexpr int kStep = kThreads / kChunks;
-      const int row = lane / kChunks, chunk = lane % kChunks;
-      const uint32_t at = Swizzle<kRow>::chunk(Swizzle<kRow>::row(to, row), chunk);
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
+  struct Chunks {
+    static constexpr int kInRow = kRow / 16, kCount = kKeys * kInRow / kThreads;
+    static constexpr bool kSameColumn = kThreads % kInRow == 0;
+    static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
+    static_assert(kCount * kThreads == kKeys * kInRow, "every thread copies as many chunks");
+    int lane;
+    uint32_t first;
+
+    __device__ __forceinline__ explicit Chunks(int lane_)
+        : lane(lane_), first(Swizzle<kRow>::chunk(Swizzle<kRow>::row(0, lane / kInRow), lane % kInRow)) {}
+
+    __device__ __forceinline__ int row(int i) const {
+      return kSameColumn ? lane / kInRow + i * kStep : (lane + i * kThreads) / kInRow;
+    }
+    __device__ __forceinline__ int column(int i) const {
+      return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
+    }
+    // `to` is a multiple of 128.
+    __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
+      if constexpr (kSameColumn) {
+        // Rows add up without a carry, so their permutations do, too.
         const uint32_t pattern = Swizzle<kRow>::row(0, i * kStep) - i * kStep * kRow;
-        copy((at ^ pattern) + i * kStep * kRow, from + chunk * 16, offsets[2 * (row + i * kStep)]);
+        return ((to + first) ^ pattern) + i * kStep * kRow;
+      } else {
+        return Swizzle<kRow>::chunk(Swizzle<kRow>::row(to, row(i)), column(i));
       }
+    }
+  };
+
+  template <bool kAll>
+  __device__ __forceinline__ void copy_tile(uint32_t to, const KeyRow* rows, int32_t left) const {
+    if constexpr (S::kKRow == S::kVRow) {
+      copy_rows<kAll, S::kKRow, true, true>(to, rows, left);
     } else {
+      copy_rows<kAll, S::kKRow, true, false>(to, rows, left);
+      copy_rows<kAll, S::kVRow, false, true>(to, rows, left);
+    }
+  }
+
+  // Rows of keys, of values, or of both, whose chunks are then the same ones.
+  template <bool kAll, int kRow, bool kKeyRows, bool kValueRows>
+  __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
+    constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
+    const Chunks<kRow> chunks(lane);
 #pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        const int row = (lane + i * kThreads) / kChunks, chunk = (lane + i * kThreads) % kChunks;
-        copy(Swizzle<kRow>::chunk(Swizzle<kRow>::row(to, row), chunk), from + chunk * 16, offsets[2 * row]);
+    for (int start = 0; start < kCount; start += kAtOnce) {
+      KeyRow from[kAtOnce];  // before the copies: reading one after the other, each would wait
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) from[i] = rows[chunks.row(start + i)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int n = start + i, byte = chunks.column(n) * 16;
+        const bool wanted = chunks.row(n) < left;
+        if constexpr (kKeyRows) copy<kAll>(chunks.at(to, n), from[i].k + byte, wanted);
+        if constexpr (kValueRows) copy<kAll>(chunks.at(to + S::kKBytes, n), from[i].v + byte, wanted);
       }
     }
   }
 
-  __device__ __forceinline__ void copy(uint32_t to, const char* from, int64_t offset) const {
-    ptx::cp_async_16(to, offset < 0 ? from : from + offset, offset >= 0);
+  template <bool kAll>
+  __device__ __forceinline__ static void copy(uint32_t to, const char* from, bool wanted) {
+    if constexpr (kAll) {
+      ptx::cp_async_16(to, from);
+    } else {
+      ptx::cp_async_16(to, from, wanted);
+    }
   }
 };
 

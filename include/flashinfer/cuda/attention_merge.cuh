@@ -2,6 +2,7 @@
 // along it, the others take turns with the parts.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include <flashinfer/attention/math.h>
@@ -11,7 +12,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kPartThreads = 128;
+constexpr int kPartThreads = 256;
 
 // A row of a merge: where its parts are and where it goes.
 struct MergeRow {
@@ -23,8 +24,8 @@ struct MergeRow {
   __device__ __forceinline__ bool find(const AttentionParams& params, int32_t block) {
     const int32_t row = block % params.slot_rows, rest = block / params.slot_rows;
     const int32_t head = rest % params.num_kv_heads, index = rest / params.num_kv_heads;
-    if (index >= params.num_merges()) return false;
     const MergeItem item = params.merge(index);
+    if (index >= params.num_merges()) return false;  // not before the load above: the two loads take the time of one
     if (item.row_start + row >= item.qo_len * static_cast<int32_t>(params.group.divisor)) return false;
     uint32_t qo, in_group;
     params.group.divmod(item.row_start + row, qo, in_group);
@@ -37,53 +38,60 @@ struct MergeRow {
   }
 };
 
+// Sums of four columns of some parts, weighted by 2^(lse - top).
 template <bool kSoftmax>
-__device__ __forceinline__ float highest_part(const AttentionParams& params, const MergeRow& row) {
-  float top = -math::inf;
-  if constexpr (kSoftmax) {
-    for (int i = threadIdx.x % 32; i < row.parts; i += 32)
-      top = fmaxf(top, params.partial_lse[row.first + i * row.step]);
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, lane));
+struct PartSum {
+  float4 sum{0, 0, 0, 0};
+  float top = -math::inf, total = 0;
+
+  __device__ __forceinline__ void add(float4 part, float part_top, float part_total) {
+    float old = 1, weight = 1;
+    if constexpr (kSoftmax) {
+      if (part_total == 0 || part_top == -math::inf) return;  // no key was seen
+      const float now = fmaxf(top, part_top);
+      old = math::ptx_exp2(top - now), weight = math::ptx_exp2(part_top - now);
+      total = total * old + part_total * weight, top = now;
+    }
+    sum.x = sum.x * old + part.x * weight, sum.y = sum.y * old + part.y * weight;
+    sum.z = sum.z * old + part.z * weight, sum.w = sum.w * old + part.w * weight;
   }
-  return top;
-}
+};
 
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
   constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
   static_assert(kColumns * kTurns == kPartThreads, "every thread has a column");
+  constexpr int kAtOnce = 4;  // parts of a thread whose loads are under way together
   __shared__ float4 sums[kTurns][kColumns];
-  __shared__ float weights[kTurns];
+  __shared__ float2 weights[kTurns];
   wait_for_inputs();
   MergeRow row;
   if (!row.find(params, static_cast<int32_t>(blockIdx.x))) return;
   const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  const float top = highest_part<Variant::use_softmax>(params, row);
-  float4 sum{0, 0, 0, 0};
-  float total = 0;
-#pragma unroll 4
-  for (int i = turn; i < row.parts; i += kTurns) {
-    const int64_t at = row.first + i * row.step;
-    const float lse = params.partial_lse[at];
-    const auto part = *reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4);
-    const float weight = !Variant::use_softmax ? 1.0f : lse == -math::inf ? 0.0f : math::ptx_exp2(lse - top);
-    if (weight == 0) continue;
-    total += weight;
-    sum.x += weight * part.x, sum.y += weight * part.y, sum.z += weight * part.z, sum.w += weight * part.w;
+  PartSum<Variant::use_softmax> all;
+  for (int start = turn; start < row.parts; start += kAtOnce * kTurns) {
+    float4 parts[kAtOnce];
+    float lse[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = row.first + min(start + i * kTurns, row.parts - 1) * row.step;
+      lse[i] = params.partial_lse[at];
+      parts[i] = *reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (start + i * kTurns < row.parts) all.add(parts[i], lse[i], 1.0f);
   }
-  sums[turn][column] = sum;
-  if (column == 0) weights[turn] = total;
+  sums[turn][column] = all.sum;
+  if (column == 0) weights[turn] = {all.top, all.total};
   __syncthreads();
   let_next_start();
   if (turn != 0) return;
 #pragma unroll
-  for (int i = 1; i < kTurns; ++i) {
-    const float4 part = sums[i][column];
-    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w, total += weights[i];
-  }
-  const float share = Variant::use_softmax ? (total == 0 ? 0.0f : 1.0f / total) * params.o_scale : params.o_scale;
-  float values[4] = {sum.x * share, sum.y * share, sum.z * share, sum.w * share};
+  for (int i = 1; i < kTurns; ++i) all.add(sums[i][column], weights[i].x, weights[i].y);
+  float share = params.o_scale;
+  if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
+  float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
   if constexpr (Variant::transforms_output) {
     const Variant variant(params, static_cast<uint32_t>(row.batch), nullptr);
 #pragma unroll
@@ -94,7 +102,7 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
   store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));
   if (params.lse && column == 0)
     params.lse[row.token * params.num_qo_heads + row.qo_head] =
-        !Variant::use_softmax || total == 0 ? -math::inf : top + math::ptx_log2(total);
+        !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
 }
 
 }  // namespace flashinfer::cuda

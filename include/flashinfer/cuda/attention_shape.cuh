@@ -55,9 +55,9 @@ struct Swizzle {
   }
 };
 
-// Where the rows of a key are, in bytes from those of the head's first; k < 0: no such key.
+// Where the rows of a key are.
 struct alignas(16) KeyRow {
-  int64_t k, v;
+  const char *k, *v;
 };
 
 // A turn is 2 pi: turns per position of a pair of elements, as the sum of two floats.

@@ -177,7 +177,7 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   for (int n = 0; n < count; ++n) {
     wait_for_copies(stages - 2);
     keys.sync();
-    if (n + stages - 1 < count) keys.load(free_stage);
+    if (n + stages - 1 < count) keys.load(free_stage, n + stages - 1);
     ptx::cp_async_commit();
     const int32_t ahead = keys.tile_start(n + stages) + keys.lane;
     const bool finds = keys.lane < S::kKeys;
@@ -195,9 +195,9 @@ __device__ __forceinline__ bool find_work(const AttentionParams& params, WorkIte
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
   const int32_t index = S::kHeadsFirst ? block / params.num_kv_heads : block % all;
   head = S::kHeadsFirst ? block % params.num_kv_heads : block / all;
-  if (index >= used) return false;
   // Without a plan the last tile comes first: with a causal mask it sees the most.
   item = params.item(params.items ? index : used - 1 - index);
+  if (index >= used) return false;  // not before the load above: the two loads take the time of one
   const Mask mask(params, item);
   const int32_t last_row = min(item.row_start + S::kRows, item.qo_len * static_cast<int32_t>(params.group.divisor)) - 1;
   item.kv_start = max(item.kv_start, mask.begin(static_cast<int32_t>(params.group.div(item.row_start))));
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   keys.sync();
   const int count = keys.num_tiles();
   for (int i = 0; i < stages - 1; ++i) {
-    if (i < count) keys.load(i);
+    if (i < count) keys.load(i, i);
     ptx::cp_async_commit();
   }
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);

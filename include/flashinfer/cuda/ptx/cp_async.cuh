@@ -5,7 +5,12 @@
 
 namespace flashinfer::cuda::ptx {
 
-// 16 bytes past the L1 cache, or 16 zeros where `wanted` is false: then nothing is read.
+// 16 bytes past the L1 cache.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same, or 16 zeros where `wanted` is false: then nothing is read.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
                : "memory");
