@@ -165,6 +165,9 @@ class BatchWrapper:
         indptr_buf, indices_buf, last_buf = self._paged_buffers
         check_indptr(tables.op, indptr_name, near_indptr)
         batch_size = self._check_batch_size(tables.op, indptr_name, near_indptr.numel() - 1, indptr_buf)
+        if qo_indptr is not None and qo_indptr.numel() != batch_size + 1:
+            got = qo_indptr.numel() - 1
+            raise ValueError(f"{tables.op}: qo_indptr: got {got} requests, and {indptr_name} {batch_size}")
         if near_last.numel() != batch_size:
             raise ValueError(f"{tables.op}: {last_name}: got {near_last.numel()} elements, wanted {batch_size}")
         used = int(near_indptr[-1])
