@@ -95,22 +95,34 @@ __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& par
   }
 }
 
-// Rotates fragments of one half of the head dimension with those of the other; `first_key` is the position of the
-// first of 16 keys.
+// Fragments of keys in two parts whose sum they are: rounded to 16 bits, and what that took away.
+struct KeyParts {
+  uint32_t rounded[2][2], rest[2][2];
+
+  template <typename T>
+  __device__ __forceinline__ void set(int n, int part, const float (&x)[2]) {
+    float back[2];
+    rounded[n][part] = pack<T>(x[0], x[1]);
+    unpack<T>(rounded[n][part], back[0], back[1]);
+    rest[n][part] = pack<T>(x[0] - back[0], x[1] - back[1]);
+  }
+};
+
+// Rotates fragments of one half of the head dimension, keys[0], with those of the other; `first_key` is the position of
+// the first of 16 keys.
 template <typename S>
-__device__ __forceinline__ void rotate_keys(uint32_t (&low)[2][2], uint32_t (&high)[2][2], const Turns* turns, int step,
-                                            int32_t first_key) {
+__device__ __forceinline__ void rotate_keys(KeyParts (&keys)[2], const Turns* turns, int step, int32_t first_key) {
   using T = typename S::DTypeQ;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int n = i / 2, part = i % 2;
     const int32_t position = first_key + 8 * n + static_cast<int>(threadIdx.x % 32) / 4;
     float a[2], b[2];
-    unpack<T>(low[n][part], a[0], a[1]);
-    unpack<T>(high[n][part], b[0], b[1]);
+    unpack<T>(keys[0].rounded[n][part], a[0], a[1]);
+    unpack<T>(keys[1].rounded[n][part], b[0], b[1]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) rotate(a[j], b[j], turns[key_element<S>(step, 2 * part + j)], position);
-    low[n][part] = pack<T>(a[0], a[1]), high[n][part] = pack<T>(b[0], b[1]);
+    keys[0].set<T>(n, part, a), keys[1].set<T>(n, part, b);
   }
 }
 

@@ -56,6 +56,18 @@ WorkLimits limits_of(int device) {
   return {S::kRows, residency<Variant, S, P>(device).blocks, std::max(256, 2 * kStep), kStep};
 }
 
+// How many key heads go through the items together. All of them, so that the longest items of all come first; but one
+// request's long keys head by head, as many as the L2 cache holds.
+template <typename S, typename P>
+int heads_together(const P& params) {
+  constexpr int64_t kCacheBytes = 32 << 20;
+  if (params.items || S::kKeyWarps > 1) return params.num_kv_heads;
+  const int64_t bytes = int64_t{params.single.kv_len} * S::kBytesOfKey;
+  int heads = params.num_kv_heads;
+  while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
+  return heads;
+}
+
 // The tile kernel, and the merges where there can be any.
 template <typename Variant, typename S, typename P>
 void launch_attention(const P& params, const Launch& where) {
@@ -66,7 +78,7 @@ void launch_attention(const P& params, const Launch& where) {
   const int64_t blocks = items * params.num_kv_heads, rows = merges * params.num_kv_heads * params.slot_rows;
   if (blocks > INT32_MAX || rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
   launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
-         S::shared_bytes(how.stages), where, params, how.stages);
+         S::shared_bytes(how.stages), where, params, how.stages, heads_together<S>(params));
   launch(attention_merge_kernel<Variant, typename S::Types, P>, dim3(static_cast<unsigned>(rows)), dim3(kPartThreads),
          0, where, params);
 }

@@ -239,7 +239,10 @@ __device__ __forceinline__ void put_queries(const P& params, const Variant& vari
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const uint32_t at = Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), slots[j] / 8) + slots[j] % 8 * 2;
-      *reinterpret_cast<T*>(to + at) = from_float<T>(values[j]);
+      const T rounded = from_float<T>(values[j]);
+      *reinterpret_cast<T*>(to + at) = rounded;
+      if constexpr (S::kQueryParts == 2)
+        *reinterpret_cast<T*>(to + S::kQPart + at) = from_float<T>(values[j] - to_float(rounded));
     }
   }
 }

@@ -73,13 +73,13 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO, kM = Tile::kMTiles;
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
   // Registers of the accumulators, the products and the queries of a thread: without the last, if that is too many.
-  static constexpr bool kQueryInRegisters = kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
-  // Where heads are next to each other in memory, blocks of one range of keys run together; larger tiles are done head
-  // by head, so that the cache holds one head's keys.
-  static constexpr bool kHeadsFirst = Tile::kKeyWarps > 1;
+  static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
+  // What rotation gives is kept as the sum of two numbers of 16 bits: one would put a logit off by more than 1e-3.
+  static constexpr int kQueryParts = Types::kRope ? 2 : 1;
 
   static constexpr int kQRow = kDQ * 2, kKRow = kDQ * sizeof(KV), kVRow = kDV * sizeof(KV);
-  static constexpr int kQBytes = Tile::kRows * kQRow, kKBytes = Tile::kKeys * kKRow, kVBytes = Tile::kKeys * kVRow;
+  static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kQueryParts * kQPart;
+  static constexpr int kKBytes = Tile::kKeys * kKRow, kVBytes = Tile::kKeys * kVRow;
   static constexpr int kStageBytes = kKBytes + kVBytes, kTableBytes = Tile::kKeys * sizeof(KeyRow);
   static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * sizeof(Turns) : 0;
   static constexpr int kSumStride = kDV + 4;  // floats of a row where groups are put together

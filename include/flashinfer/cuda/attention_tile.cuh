@@ -122,23 +122,31 @@ struct WarpTile {
     }
   }
 
-  // Elements are rotated with those half a head away: both fragments are needed at a time.
+  // Elements are rotated with those half a head away: both fragments are needed at a time. The product of the rests is
+  // below what softmax sees.
   __device__ __forceinline__ void multiply_rotated_keys(Products<S>& s, uint32_t rows, int32_t tile_start) const {
     constexpr int kHalf = S::kSteps / 2;
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < kHalf; ++step) {
-      uint32_t a[2][S::kM][4], b[2][2][2];
-      query(a[0], step), query(a[1], step + kHalf);
 #pragma unroll
       for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
+        KeyParts keys[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          key_fragments<S>(b[i], rows, pair, step + i * kHalf);
-          if constexpr (Variant::transforms_key) transform_keys<Variant, S>(b[i], params, variant);
+          key_fragments<S>(keys[i].rounded, rows, pair, step + i * kHalf);
+          if constexpr (Variant::transforms_key) transform_keys<Variant, S>(keys[i].rounded, params, variant);
         }
-        rotate_keys<S>(b[0], b[1], turns, step, tile_start + 16 * pair);
+        rotate_keys<S>(keys, turns, step, tile_start + 16 * pair);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) add_products(s, a[i], b[i], pair);
+        for (int i = 0; i < 2; ++i) {
+          uint32_t a[S::kM][4];
+          query(a, step + i * kHalf);
+          add_products(s, a, keys[i].rounded, pair);
+          add_products(s, a, keys[i].rest, pair);
+#pragma unroll
+          for (int m = 0; m < S::kM; ++m) query_fragment<S>(a[m], query_rows_at + S::kQPart, m, step + i * kHalf);
+          add_products(s, a, keys[i].rounded, pair);
+        }
       }
     }
   }
@@ -188,13 +196,15 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   }
 }
 
-// Which item and key head a block has, and the part of the item's keys that its rows may see at all.
+// Which item and key head a block has, and the part of the item's keys that its rows may see at all. Blocks of
+// `heads_together` heads of one item are next to each other; then come the other items, then other heads.
 template <typename S>
-__device__ __forceinline__ bool find_work(const AttentionParams& params, WorkItem& item, int32_t& head) {
-  const auto block = static_cast<int32_t>(blockIdx.x);
+__device__ __forceinline__ bool find_work(const AttentionParams& params, int heads_together, WorkItem& item,
+                                          int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
-  const int32_t index = S::kHeadsFirst ? block / params.num_kv_heads : block % all;
-  head = S::kHeadsFirst ? block % params.num_kv_heads : block / all;
+  const int32_t item_and_head = static_cast<int32_t>(blockIdx.x) % (all * heads_together);
+  const int32_t index = item_and_head / heads_together;
+  head = static_cast<int32_t>(blockIdx.x) / (all * heads_together) * heads_together + item_and_head % heads_together;
   // Without a plan the last tile comes first: with a causal mask it sees the most.
   item = params.item(params.items ? index : used - 1 - index);
   if (index >= used) return false;  // not before the load above: the two loads take the time of one
@@ -207,12 +217,13 @@ __device__ __forceinline__ bool find_work(const AttentionParams& params, WorkIte
 
 template <typename Variant, typename S, typename P>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    attention_kernel(const __grid_constant__ P params, const int stages) {
+    attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
+  const int stages = S::kMaxStages == 2 ? 2 : most_stages;
   wait_for_inputs();
   WorkItem item;
   int32_t head;
-  if (!find_work<S>(params, item, head)) return;
+  if (!find_work<S>(params, heads_together, item, head)) return;
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
   keys.find_first(stages);
   keys.sync();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include <flashinfer/cuda/attention_launch.cuh>
 
@@ -15,7 +17,8 @@ struct PrefillShapes {
   static constexpr int kKeys = Types::HEAD_DIM_QK > 128 && !kWide ? 32 : 64;
   using Small = AttentionShape<Types, SmallTile<Types>>;
   using Medium = AttentionShape<Types, AttentionTile<1, 4, 1, kMediumKeys, 2, 2>>;
-  using Large = AttentionShape<Types, AttentionTile<kWide ? 1 : 2, kWide ? 8 : 4, 1, kKeys, 2, kWide ? 1 : 2>>;
+  using Largest = AttentionShape<Types, AttentionTile<kWide ? 1 : 2, kWide ? 8 : 4, 1, kKeys, 2, kWide ? 1 : 2>>;
+  using Large = std::conditional_t<Types::kRope, Medium, Largest>;  // rotations need registers, too
 };
 
 // Where the right tile is too large for the device, a smaller one.
