@@ -6,8 +6,8 @@
 
 namespace flashinfer {
 
-WorkLimits attention_limits(const AttentionConfig&, int64_t rows, int32_t tile_rows, int) {
-  return cpu::decode_limits(rows, tile_rows);
+WorkLimits attention_limits(const AttentionConfig& config, int64_t rows, int32_t tile_rows, int) {
+  return cpu::decode_limits(config, rows, tile_rows);
 }
 
 void attention(const Params& params, const AttentionConfig& config, const Launch&) {

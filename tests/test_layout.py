@@ -35,6 +35,7 @@ LAYERS = {
 CONDITIONALS = {
     "__AVX2__": "x86-64 and x86-64-v3",
     "__AVX512BW__": "x86-64-v3 and x86-64-v4",
+    "__AVX512DQ__": "x86-64-v3 and x86-64-v4",
     "__AVX512F__": "x86-64-v3 and x86-64-v4",
     "__CUDACC__": "common headers, by g++ and by nvcc",
     "__CUDA_ARCH__": "8.0 and 9.0a",

@@ -80,16 +80,18 @@ struct SoftmaxState {
   void reset(int rows) {
     for (int row = 0; row < rows; ++row) highest[row] = -math::inf, total[row] = 0, factor[row] = 1;
   }
+
+  struct Row {
+    float &highest, &total, &factor;
+  };
+  Row at(int row) const { return {highest[row], total[row], factor[row]}; }
 };
 
 // Logits in log2 of [from, to), whole vectors, become weights.
-inline void softmax(float* logits, int from, int to, float& highest, float& total, float& factor) {
+inline void softmax(float* logits, int from, int to, SoftmaxState::Row state) {
   vfloat most = splat(-math::inf);
-  for (int i = from; i < to; i += kLanes) {
-    const vfloat some = load(logits + i);
-    most = some > most ? some : most;
-  }
-  const float block = maximum(most), higher = block > highest ? block : highest;
+  for (int i = from; i < to; i += kLanes) most = max(most, load(logits + i));
+  const float block = maximum_of(most), higher = block > state.highest ? block : state.highest;
   const float reference = higher == -math::inf ? 0.0f : higher;  // where nothing was seen yet all weights are 0
   vfloat sums = {};
   for (int i = from; i < to; i += kLanes) {
@@ -97,9 +99,9 @@ inline void softmax(float* logits, int from, int to, float& highest, float& tota
     store(logits + i, weights);
     sums += weights;
   }
-  factor = highest == higher ? 1.0f : math::ptx_exp2(highest - reference);
-  total = total * factor + sum(sums);
-  highest = higher;
+  state.factor = state.highest == higher ? 1.0f : math::ptx_exp2(state.highest - reference);
+  state.total = state.total * state.factor + total_of(sums);
+  state.highest = higher;
 }
 
 // Rows of queries of one request that read one key head: a work item of one key head.
@@ -111,7 +113,8 @@ struct Tile {
   const Params& params;
   const AttentionParams& common;  // a variant may have parameters of its own of the same names
   const WorkItem& item;
-  const int32_t kv_head, group, rows, first;  // first: where the request's pages or rows begin
+  int32_t kv_head;
+  const int32_t group, rows, first;  // first: where the request's pages or rows begin
   const Mask mask;
   const Variant variant;
 
@@ -167,11 +170,12 @@ struct Tile {
 
   // Keys as rows of floats: transformed and rotated. For what cannot be used as it stands in the cache.
   static constexpr bool kPreparesKeys = Types::kRope || Variant::transforms_key || sizeof(typename Types::DTypeKV) == 1;
-  void prepare_keys(const typename Types::DTypeKV* const* keys, int32_t begin, int count, float* to,
+  void prepare_keys(const typename Types::DTypeKV* const* keys, int64_t offset, int32_t begin, int count, float* to,
                     const Rotation<kDQ>* rotation) const {
     typename Rotation<kDQ>::Angles angles;
     for (int t = 0; t < count; ++t, to += Types::kQueryStride) {
-      for (int d = 0; d < kDQ; d += kLanes) store(to + d, load(keys[t] + d, kDQ - d < kLanes ? kDQ - d : kLanes));
+      for (int d = 0; d < kDQ; d += kLanes)
+        store(to + d, load(keys[t] + offset + d, kDQ - d < kLanes ? kDQ - d : kLanes));
       if constexpr (Variant::transforms_key)
         for (int d = 0; d < kDQ; ++d) to[d] = static_cast<float>(variant.KeyTransform(params, to[d]));
       if constexpr (Types::kRope) {
@@ -184,11 +188,10 @@ struct Tile {
 
   // Products of a row with keys [block + from, block + to), of which only [0, count) are in the request, become
   // weights. from and to: whole vectors.
-  void weigh(int row, float* logits, int32_t block, int32_t count, int from, int to, SoftmaxState& state) const {
+  void weigh(int row, float* logits, int32_t block, int32_t count, int from, int to, SoftmaxState::Row state) const {
     if constexpr (Variant::transforms_logits) transform_logits(row, logits, block, from, to);
     hide(row, logits, block, from, to, visible(row, row, block, count));
-    if constexpr (Variant::use_softmax)
-      softmax(logits, from, to, state.highest[row], state.total[row], state.factor[row]);
+    if constexpr (Variant::use_softmax) softmax(logits, from, to, state);
   }
 
   void transform_logits(int row, float* __restrict logits, int32_t block, int from, int to) const {
@@ -246,9 +249,8 @@ struct Tile {
   }
 
   // Writes a finished row: to the output, or where pieces wait to be merged.
-  void finish(int row, float* sums, const SoftmaxState& state) const {
-    const float total = state.total[row];
-    const float lse = total == 0 ? -math::inf : state.highest[row] + math::ptx_log2(total);
+  void finish(int row, float* sums, float highest, float total) const {
+    const float lse = total == 0 ? -math::inf : highest + math::ptx_log2(total);
     const float scale = !Variant::use_softmax ? 1.0f : total == 0 ? 0.0f : 1.0f / total;
     if (item.slot < 0) {
       write_row(params, variant, item.batch, item.qo_start, query(row), head(row), sums, scale * common.o_scale, lse);
@@ -320,6 +322,12 @@ inline void check_pages(const AttentionParams& params) {
                           std::to_string(params.kv.num_pages));
     }
   }
+}
+
+template <typename Types>
+std::unique_ptr<const Rotation<Types::HEAD_DIM_QK>> rotation_of(const AttentionParams& params) {
+  if constexpr (!Types::kRope) return nullptr;
+  return std::make_unique<const Rotation<Types::HEAD_DIM_QK>>(params.rope_rcp_scale, params.rope_rcp_theta);
 }
 
 // All merges of all heads; after all items.

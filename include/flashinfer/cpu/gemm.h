@@ -59,6 +59,20 @@ inline void transpose(vfloat (&rows)[kLanes]) {
   if constexpr (2 * kWidth < kLanes) transpose<2 * kWidth>(rows);
 }
 
+// One number of all elements, halves with halves.
+template <int kWidth, typename Op, int... kLane>
+inline float reduce(vfloat value, const Op& op, std::integer_sequence<int, kLane...> lanes) {
+  value = op(value, __builtin_shuffle(value, vint{(kLane ^ kWidth)...}));
+  if constexpr (kWidth > 1) return reduce<kWidth / 2>(value, op, lanes);
+  return value[0];
+}
+inline float total_of(vfloat value) {
+  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return a + b; }, Lanes{});
+}
+inline float maximum_of(vfloat value) {
+  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, Lanes{});
+}
+
 // Sums of the elements of each of kLanes vectors, as one vector.
 template <int kWidth = 1>
 inline vfloat sums_of(vfloat (&rows)[kLanes]) {

@@ -10,7 +10,7 @@ namespace flashinfer::cpu {
 constexpr int kPrefillKeys = 128;  // of a block
 
 inline WorkLimits prefill_limits(int64_t rows, int32_t tile_rows) {
-  if (tile_rows == 0) tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 512 ? 64 : 128;
+  if (tile_rows == 0) tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 512 ? 64 : rows < 2048 ? 128 : 256;
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
@@ -73,11 +73,13 @@ struct PrefillTile : Tile<Variant, Types, Params> {
       for (int row = 0; row < this->rows; ++row) {
         const KeyRange range = in_vectors(seen_by_group(row));
         if (!range.empty())
-          this->weigh(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end, scratch.state);
+          this->weigh(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end,
+                      scratch.state.at(row));
       }
       multiply_values();
     }
-    for (int row = 0; row < this->rows; ++row) this->finish(row, scratch.sums + row * kSums, scratch.state);
+    for (int row = 0; row < this->rows; ++row)
+      this->finish(row, scratch.sums + row * kSums, scratch.state.highest[row], scratch.state.total[row]);
   }
 
  private:
@@ -98,7 +100,7 @@ struct PrefillTile : Tile<Variant, Types, Params> {
     for (int t = 0; t < padded; t += kLanes) {
       float* panel = scratch.k + t / kPanel * Memory::kKeyPanel + t % kPanel;
       if constexpr (Base::kPreparesKeys) {
-        this->prepare_keys(rows + t, block + t, kLanes, scratch.prepared, rotation);
+        this->prepare_keys(rows + t, 0, block + t, kLanes, scratch.prepared, rotation);
         const float* prepared[kLanes];
         for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
         pack_columns<kDQ>(prepared, panel);
@@ -162,9 +164,7 @@ template <typename Variant, typename Types, typename Params>
 void prefill(const Params& params) {
   const AttentionParams& common = params;
   check_pages(common);
-  std::unique_ptr<const Rotation<Types::HEAD_DIM_QK>> rotation;
-  if constexpr (Types::kRope)
-    rotation.reset(new Rotation<Types::HEAD_DIM_QK>(common.rope_rcp_scale, common.rope_rcp_theta));
+  const auto rotation = rotation_of<Types>(common);
   const int64_t items = common.num_items(), tasks = items * common.num_kv_heads;
   parallel_tasks(tasks, [&](const auto& next) {
     PrefillScratch<Types> scratch(common.tile_rows);

@@ -280,20 +280,21 @@ inline void store_some(T* to, vfloat value, int64_t count) {
   std::memcpy(to, padded, count * sizeof(T));
 }
 
+// b where either is NaN. GCC 12 makes a comparison and a blend of the vector's conditional expression.
+inline vfloat max(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
 inline float sum(vfloat value) {
   float total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
   return total;
-}
-
-// The greatest element, halves against halves. An element that is NaN may count or not.
-inline float maximum(vfloat value) {
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    vfloat other{};
-    for (int lane = 0; lane < kLanes; ++lane) other[lane] = value[lane ^ width];
-    value = other > value ? other : value;
-  }
-  return value[0];
 }
 
 // Lanes where `mask` is set from `yes`, the others from `no`.
