@@ -30,16 +30,14 @@ def visible(
 
 def multi_item_mask(qo_len: int, kv_len: int, prefix_len: int, item_lens: Sequence[int]) -> torch.Tensor:
     """A prefix, then a delimiter and an item, a delimiter and an item, ...: an item sees the prefix and itself."""
-    item_of = [-1] * prefix_len
+    item_of = [-1] * prefix_len  # the number of a key's item, -1 for one of none
     for number, length in enumerate(item_lens):
-        item_of += [None] + [number] * length  # type: ignore[list-item]
-    item_of = (item_of + [None] * kv_len)[:kv_len]  # type: ignore[list-item]
-    seen = torch.zeros(qo_len, kv_len, dtype=torch.bool)
-    for row in range(qo_len):
-        at = kv_len - qo_len + row
-        for key in range(at + 1 if at >= 0 else 0):
-            seen[row, key] = key < prefix_len or (item_of[at] is not None and item_of[key] == item_of[at])
-    return seen
+        item_of += [-1] + [number] * length
+    items = torch.tensor((item_of + [-1] * kv_len)[:kv_len])
+    at = torch.arange(qo_len)[:, None] + (kv_len - qo_len)
+    of_query = items[at.clamp(min=0)] if kv_len else at
+    key = torch.arange(kv_len)[None, :]
+    return (key <= at) & ((key < prefix_len) | ((of_query >= 0) & (of_query == items)))
 
 
 def token_positions(item_lens: Sequence[int], length: int) -> torch.Tensor:
@@ -58,7 +56,7 @@ def alibi_slopes(heads: int) -> torch.Tensor:
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, scale: float, theta: float) -> torch.Tensor:
     half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequency = theta ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angle = (positions.double() / scale)[:, None, None] * frequency
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
@@ -83,30 +81,32 @@ def attention(
 
     ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``.
     """
-    q, k, v = (x.detach().cpu().double() for x in (q, k, v))
+    device = q.device  # a GPU is the faster calculator in float64, too
+    q, k, v = (x.detach().to(device).double() for x in (q, k, v))
     (qo_len, heads, dim), kv_len = q.shape, k.shape[0]
-    position = torch.arange(qo_len) + (kv_len - qo_len)
+    keys = torch.arange(kv_len, device=device)
+    position = torch.arange(qo_len, device=device) + (kv_len - qo_len)
     if pos_encoding_mode == "ROPE_LLAMA":
         scale, theta = rope_scale or 1.0, rope_theta or 1e4
-        q, k = rotated(q, position, scale, theta), rotated(k, torch.arange(kv_len), scale, theta)
+        q, k = rotated(q, position, scale, theta), rotated(k, keys, scale, theta)
     group = heads // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     logits = torch.einsum("qhd,khd->hqk", q, k)
-    seen = visible(qo_len, kv_len, causal, window_left, mask)
+    seen = visible(qo_len, kv_len, causal, window_left, mask).to(device)
     if weights is not None:
-        return torch.einsum("hqk,khd->qhd", weights(logits) * seen, v), torch.zeros(qo_len, heads)
+        return torch.einsum("hqk,khd->qhd", weights(logits) * seen, v).cpu(), torch.zeros(qo_len, heads)
     logits = logits * (1 / math.sqrt(dim) if sm_scale is None else sm_scale)
     if pos_encoding_mode == "ALIBI":
-        logits = logits + alibi_slopes(heads)[:, None, None] * (torch.arange(kv_len)[None, :] - position[:, None])
+        logits = logits + alibi_slopes(heads).to(device)[:, None, None] * (keys[None, :] - position[:, None])
     if logits_soft_cap:
         logits = logits_soft_cap * torch.tanh(logits / logits_soft_cap)
     logits = logits.masked_fill(~seen, -math.inf)
-    highest = logits.amax(-1, keepdim=True).clamp(min=-1e300) if kv_len else torch.zeros(heads, qo_len, 1).double()
+    highest = logits.amax(-1, keepdim=True).clamp(min=-1e300) if kv_len else logits.new_zeros(heads, qo_len, 1)
     exp = (logits - highest).exp()
     total = exp.sum(-1, keepdim=True)
     out = torch.einsum("hqk,khd->qhd", exp / total.clamp(min=1e-300), v)
     lse = ((highest + total.log()) / math.log(2)).squeeze(-1).masked_fill(~seen.any(-1), -math.inf)
-    return out, lse.t()
+    return out.cpu(), lse.t().cpu()
 
 
 def assert_near(
