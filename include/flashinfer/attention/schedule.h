@@ -61,27 +61,64 @@ inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_s
 
 inline int32_t round_up(int64_t value, int32_t step) { return static_cast<int32_t>((value + step - 1) / step * step); }
 
+// A quarter more than `chunk` is not worth a merge.
+inline int32_t pieces_of(int32_t length, int32_t chunk) {
+  return int64_t{length} * 4 > int64_t{chunk} * 5 ? static_cast<int32_t>((int64_t{length} + chunk - 1) / chunk) : 1;
+}
+
+// Keys of the place that has the most when tiles of these lengths are cut by `chunk` and given out longest first; at
+// most two pieces for each place.
+inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32_t kv_step, size_t places) {
+  std::vector<int32_t> pieces;
+  for (const int32_t length : lengths) {
+    const int32_t count = pieces_of(length, chunk), step = round_up((int64_t{length} + count - 1) / count, kv_step);
+    for (int32_t left = length; left > 0; left -= step) pieces.push_back(std::min(step, left));
+  }
+  if (pieces.empty()) return 0;
+  std::sort(pieces.begin(), pieces.end(), [](int32_t a, int32_t b) { return a > b; });
+  int32_t most = pieces[0];
+  for (size_t i = places; i < pieces.size() && i < 2 * places; ++i)
+    most = std::max(most, pieces[2 * places - 1 - i] + pieces[i]);
+  return most;
+}
+
+// How long pieces are at most: the mean share of a place. Where that makes a few more pieces than there are places,
+// these would wait for a whole round, and longer ones may be done sooner.
+inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t places) {
+  std::vector<int32_t> lengths;
+  int64_t total = 0;
+  for (const WorkItem& tile : tiles) lengths.push_back(tile.kv_end - tile.kv_start), total += lengths.back();
+  const int32_t share =
+      std::max(round_up((total + places - 1) / places, request.kv_step), round_up(request.min_chunk, request.kv_step));
+  if (!request.split || static_cast<int64_t>(tiles.size()) > places) return share;
+  const int32_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const int32_t most_pieces = pieces_of(longest, share);
+  int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(places));
+  for (const int32_t fewer : {1, 2, most_pieces / 8, most_pieces / 4, most_pieces / 2}) {
+    if (fewer == 0 || fewer >= most_pieces) continue;
+    const int32_t pieces = most_pieces - fewer;
+    const int32_t chunk = std::max(share, round_up((int64_t{longest} + pieces - 1) / pieces, request.kv_step));
+    const int32_t most = busiest(lengths, chunk, request.kv_step, static_cast<size_t>(places));
+    if (most <= least) best = chunk, least = most;
+  }
+  return best;
+}
+
 }  // namespace schedule
 
 inline Plan plan(const PlanRequest& request) {
   std::vector<WorkItem> tiles;
-  int64_t total = 0;  // keys of all tiles of one head
   for (int32_t b = 0; b < request.batch_size; ++b) {
-    for (int32_t row = 0; row < request.qo_len(b) * request.group; row += request.tile_rows) {
+    for (int32_t row = 0; row < request.qo_len(b) * request.group; row += request.tile_rows)
       tiles.push_back(schedule::tile_of(request, b, row));
-      total += tiles.back().kv_end - tiles.back().kv_start;
-    }
   }
   const int64_t places = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
-  const int32_t chunk = std::max(schedule::round_up((total + places - 1) / places, request.kv_step),
-                                 schedule::round_up(request.min_chunk, request.kv_step));
+  const int32_t chunk = schedule::chunk_of(request, tiles, places);
   Plan result;
   result.items.reserve(tiles.size() + places);
   for (const WorkItem& tile : tiles) {
     const int32_t length = tile.kv_end - tile.kv_start;
-    // A quarter more than the mean share is not worth a merge.
-    const bool splits = request.split && int64_t{length} * 4 > int64_t{chunk} * 5;
-    const int32_t pieces = splits ? (length + chunk - 1) / chunk : 1;
+    const int32_t pieces = request.split ? schedule::pieces_of(length, chunk) : 1;
     if (pieces <= 1) {
       result.items.push_back(tile);
       continue;
@@ -89,7 +126,7 @@ inline Plan plan(const PlanRequest& request) {
     const int32_t rows = std::min(request.tile_rows, tile.qo_len * request.group - tile.row_start);
     result.merges.push_back({tile.batch, tile.qo_start, tile.qo_len, tile.row_start, result.num_slots, 0, {0, 0}});
     result.slot_rows = std::max(result.slot_rows, rows);
-    const int32_t step = schedule::round_up((length + pieces - 1) / pieces, request.kv_step);
+    const int32_t step = schedule::round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
     for (int32_t start = tile.kv_start; start < tile.kv_end; start += step) {
       WorkItem piece = tile;
       piece.kv_start = start, piece.kv_end = std::min(start + step, tile.kv_end), piece.slot = result.num_slots++;

@@ -94,9 +94,17 @@ struct KeyLoader {
 
   // Rows of the first tiles, as many as there are stages.
   __device__ __forceinline__ void find_first(int stages) const {
-    for (int i = lane; i < stages * kKeys; i += kThreads) {
-      const int32_t t = tile_start(i / kKeys) + i % kKeys;
-      table[i] = row_of(t, page_of(t));
+    constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
+    int32_t pages[kCount];  // all of them before the first is used
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      pages[n] = i < stages * kKeys ? page_of(tile_start(i / kKeys) + i % kKeys) : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      if (i < stages * kKeys) table[i] = row_of(tile_start(i / kKeys) + i % kKeys, pages[n]);
     }
   }
 
@@ -256,7 +264,7 @@ __device__ __forceinline__ void load_queries(const P& params, const Variant& var
   constexpr int kChunks = kAsTheyAre ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
   const int32_t group = static_cast<int32_t>(params.group.divisor), rows = item.qo_len * group;
   const uint32_t flip = sign < 0 ? 0x80008000u : 0;
-#pragma unroll 4
+#pragma unroll kAsTheyAre ? 4 : 1
   for (int i = threadIdx.x; i < S::kRows * kChunks; i += S::kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     uint32_t qo_idx, in_group;

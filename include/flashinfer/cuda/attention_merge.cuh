@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
   __shared__ float4 sums[kTurns][kColumns];
   __shared__ float2 weights[kTurns];
   wait_for_inputs();
+  let_next_start();
   MergeRow row;
   if (!row.find(params, static_cast<int32_t>(blockIdx.x))) return;
   const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
@@ -85,7 +86,6 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
   sums[turn][column] = all.sum;
   if (column == 0) weights[turn] = {all.top, all.total};
   __syncthreads();
-  let_next_start();
   if (turn != 0) return;
 #pragma unroll
   for (int i = 1; i < kTurns; ++i) all.add(sums[i][column], weights[i].x, weights[i].y);

@@ -221,6 +221,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   extern __shared__ __align__(128) uint8_t shared[];
   const int stages = S::kMaxStages == 2 ? 2 : most_stages;
   wait_for_inputs();
+  let_next_start();  // it waits for the end of all blocks, and is there when they end
   WorkItem item;
   int32_t head;
   if (!find_work<S>(params, heads_together, item, head)) return;
@@ -244,7 +245,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const WarpRows<S> warp(params, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, turns, shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages);
-  let_next_start();
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
 }
 
