@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -172,11 +174,34 @@ def test_public_names_are_reachable_and_documented(name):
     assert generators and generators <= set(module.__all__)
 
 
-def test_no_two_families_share_a_name():
+@pytest.mark.parametrize("name", [module.__name__ for module in flashinfer._modules()])
+def test_functions_and_wrappers_are_documented(name):
+    """Those of every public file, with or without a native module of its own; methods too, but for partial ones."""
+    module = sys.modules[name]
+    assert module.__all__ == sorted(module.__all__)
+    for public in module.__all__:
+        found = getattr(flashinfer, public)
+        assert found is getattr(module, public) and public in dir(flashinfer)
+        members = vars(found) if inspect.isclass(found) else {}
+        methods = [x for name, x in members.items() if name[0] != "_" and not isinstance(x, partialmethod)]
+        for what in (found, *methods):
+            assert inspect.getdoc(what), f"{public} has something without a docstring: {what}"
+
+
+def test_no_two_modules_share_a_name():
     owners: dict[str, str] = {}
-    for name in families():
-        for public in getattr(__import__(f"flashinfer.{name}"), name).__all__:
-            assert owners.setdefault(public, name) == name
+    for module in flashinfer._modules():
+        for public in module.__all__:
+            assert owners.setdefault(public, module.__name__) == module.__name__
+
+
+def test_modules_are_found_without_torch():
+    program = (
+        "import flashinfer, sys; assert 'torch' not in sys.modules;"
+        "print(flashinfer.sparse.__name__, flashinfer.utils.__name__, flashinfer.BatchAttention.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["flashinfer.sparse", "flashinfer.utils", "BatchAttention"], done.stderr
 
 
 def test_no_file_is_too_long():

@@ -10,7 +10,7 @@ import torch
 
 import flashinfer
 
-from .attention_modules import FLASH_SIGMOID, SIGMOID_PARAMETERS, relative_error
+from .attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, relative_error
 from .attention_oracle import Paged, assert_near, attention, batch_attention, drawn, indptr_of
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
@@ -120,37 +120,6 @@ def test_flash_sigmoid_of_prefilled_batches(causal, sigmoid, dtype, device):
 
 
 # --- every hook ---
-
-HOOKS = r"""
-// Documents in one sequence: a key counts for the queries of its document alone. Queries and keys are changed before
-// they meet, logits get a bias of their head and are weighted, the output is clipped.
-struct Hooks : AttentionVariantBase {
-  uint32_t qo_len, kv_len, window_left;
-  float sm_scale_log2;
-
-  template <typename Params>
-  FLASHINFER_HD Hooks(const Params& params, uint32_t batch_idx, uint8_t*)
-      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)) {
-    window_left = kv_len, sm_scale_log2 = params.sm_scale * math::log2e;
-  }
-
-  REGISTER_QUERY_TRANSFORM(params, q, { return q * 2.0f; })
-  REGISTER_KEY_TRANSFORM(params, k, { return k < 0.0f ? k : k * 0.5f; })
-  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    const float bias = params.maybe_bias ? params.maybe_bias[qo_head_idx] : 0.0f;
-    return logits + bias * static_cast<float>(static_cast<int64_t>(kv_idx % params.period));
-  })
-  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    return params.documents[kv_idx] == params.documents[kv_len - qo_len + qo_idx];
-  })
-  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, {
-    const float limit = static_cast<float>(params.limit);
-    return output > limit ? limit : output < -limit ? -limit : output;
-  })
-};
-"""
-HOOKS_TENSORS = [("maybe_bias", "float"), ("documents", "int32_t")]
-HOOKS_SCALARS = [("sm_scale", "double"), ("limit", "double"), ("period", "int64_t")]
 
 
 def hooks_oracle(q, k, v, bias, documents, sm_scale: float, limit: float, period: int):

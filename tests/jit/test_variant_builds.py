@@ -12,7 +12,7 @@ from flashinfer.errors import BuildError
 from flashinfer.jit.modules._attention import load_attention
 from flashinfer.jit.toolchain import find_nvcc
 
-from ..attention_modules import FLASH_SIGMOID, SIGMOID_PARAMETERS, sigmoid
+from ..attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
@@ -94,6 +94,22 @@ def test_an_error_is_at_the_users_line(backend, tmp_path, monkeypatch):
     header.write_text(BROKEN)
     error = broken(header, backend)
     assert f"{header}{at}" in error.reason and "log3e" in error.reason
+
+
+@needs_nvcc
+def test_variants_compile_for_a_gpu(monkeypatch):
+    """Every hook, and one without softmax, in the kernels of both families; how they compute is tests/test_variants.py's."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0")
+    half = ("bfloat16",) * 3
+    parameters = [[one[at] for one in many] for many in (HOOKS_TENSORS, HOOKS_SCALARS) for at in (0, 1)]
+    artifacts = jit.build_jit_specs([
+        jit.gen_customize_single_decode_module("hooks", *half, 64, 64, *parameters, "Hooks", HOOKS),
+        jit.gen_customize_single_prefill_module("fa2", "hooks", *half, 64, 64, *parameters, "Hooks", HOOKS),
+        jit.gen_customize_single_prefill_module(
+            "fa2", "sigmoid", *half, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", FLASH_SIGMOID
+        ),
+    ])  # fmt: skip
+    assert [artifact.archs for artifact in artifacts] == [("9.0",)] * 3
 
 
 PROGRAM = """
