@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -134,10 +134,10 @@ def caches_of(op: str, paged_kv_cache: PagedCache) -> tuple[torch.Tensor, torch.
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
-    aligned = x.device.type == "cpu" or x.data_ptr() % 16 == 0
+    aligned = x.is_cpu or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x
-    if x.device.type == "cpu":
+    if x.is_cpu:
         return x if x.stride(-1) == 1 else x.contiguous()
     if aligned and x.stride(-1) == 1:
         size = x.element_size()
@@ -147,8 +147,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@dataclass(frozen=True)
-class Logits:
+class Logits(NamedTuple):
     """How a product of a query and a key becomes a logit."""
 
     pos_encoding_mode: int

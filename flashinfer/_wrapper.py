@@ -62,6 +62,9 @@ class Batch:
     kv_indices: torch.Tensor | None
 
 
+_NO_SCALES = (None, None, None)
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan, ready to run."""
@@ -73,6 +76,7 @@ class Planned:
     masks: MaskTensors
     operators: Operators
     head: tuple[Any, ...]  # the operator's arguments between lse and o_scale
+    tail: tuple[Any, ...]  # those from o_scale on, without scales
     page_size: int | None
 
 
@@ -98,6 +102,7 @@ class BatchWrapper:
         self.device = self._scheduler.device
         self._custom = None if custom is None else custom_operators(custom(self.device.type))
         self._planned: Planned | None = None
+        self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -229,7 +234,9 @@ class BatchWrapper:
             masks.token_pos_in_items, masks.token_pos_in_items_len, masks.max_item_len, self._layout, mask_mode,
             logits.window_left,
         )  # fmt: skip
-        self._planned = Planned(batch, shape, logits, causal, masks, operators, head, page_size)
+        own = () if operators.custom else own_parameters(logits, shape.num_qo_heads, self.device)
+        tail = (1.0, logits.rope_scale, logits.rope_theta, operators.variant, *own)
+        self._planned, self._seen = Planned(batch, shape, logits, causal, masks, operators, head, tail, page_size), None
         if tables is not None:
             tables.commit()
 
@@ -256,40 +263,49 @@ class BatchWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        planned = self._planned_or_fail("run")
-        shape, logits, operators = planned.shape, planned.logits, planned.operators
-        self._check_run(planned, q, k, v)
-        q = rows_of(q)
-        factor, o_scale, finish = 1.0, 1.0, None
-        if scales != (None, None, None):
-            if operators.custom and (scales[0] is not None or scales[1] is not None):
-                raise ValueError(
-                    f"{self._name}.run: q_scale, k_scale: got one with jit_args, wanted none: a variant of your own"
-                    " has the scale of its logits as a parameter"
-                )
-            q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
-            o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads)
-        if operators.custom:
-            parameters = args
-        elif args:
-            raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
-        else:
-            parameters = own_parameters(logits, shape.num_qo_heads, self.device, factor)
+        planned = self._planned
+        if planned is None:
+            planned = self._planned_or_fail("run")
+        # Layer after layer brings the same shapes: what was found right once is not looked at again.
+        seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
+        if seen is None or seen != self._seen:
+            self._check_run(planned, q, k, v)
+            self._seen = seen
+        if not q.is_contiguous() or q.is_cuda:
+            q = rows_of(q)
+        tail, finish = planned.tail, None
+        if args or planned.operators.custom or scales != _NO_SCALES:
+            q, tail, finish = self._scaled(planned, q, args, scales)
+        shape, rows = planned.shape, q.shape[0]
         if out is None:
-            out = torch.empty((*q.shape[:2], shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
+            out = torch.empty((rows, shape.num_qo_heads, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
         else:
-            self._check_result("out", out, (*q.shape[:2], shape.head_dim_vo), shape.dtype_o)
+            self._check_result("out", out, (rows, shape.num_qo_heads, shape.head_dim_vo), shape.dtype_o)
         if lse is not None:
-            self._check_result("lse", lse, tuple(q.shape[:2]), torch.float32)
+            self._check_result("lse", lse, (rows, shape.num_qo_heads), torch.float32)
         elif return_lse:
-            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        call(
-            self._name, operators.run, q, k, v, out, lse, *planned.head, o_scale, logits.rope_scale,
-            logits.rope_theta, operators.variant, *parameters,
-        )  # fmt: skip
+            lse = torch.empty((rows, shape.num_qo_heads), dtype=torch.float32, device=q.device)
+        call(self._name, planned.operators.run, q, k, v, out, lse, *planned.head, *tail)
         if finish is not None:
             finish(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _scaled(
+        self, planned: Planned, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
+    ) -> tuple[torch.Tensor, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
+        """The query, the operator's arguments from o_scale on, and what is left to do to the output."""
+        shape, logits, operators = planned.shape, planned.logits, planned.operators
+        if operators.custom and (scales[0] is not None or scales[1] is not None):
+            raise ValueError(
+                f"{self._name}.run: q_scale, k_scale: got one with jit_args, wanted none: a variant of your own has the"
+                " scale of its logits as a parameter"
+            )
+        if args and not operators.custom:
+            raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
+        q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
+        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads)
+        parameters = args if operators.custom else own_parameters(logits, shape.num_qo_heads, self.device, factor)
+        return q, (o_scale, logits.rope_scale, logits.rope_theta, operators.variant, *parameters), finish
 
     def _check_run(self, planned: Planned, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """What is run is what was planned."""
@@ -321,7 +337,7 @@ class BatchWrapper:
 
     def _check_result(self, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check_tensor(f"{self._name}.run", name, x)
-        if tuple(x.shape) != shape:
+        if x.shape != shape:
             raise ValueError(f"{self._name}.run: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
         if x.dtype != dtype:
             raise TypeError(f"{self._name}.run: {name}: got {x.dtype}, wanted {dtype}")
