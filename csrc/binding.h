@@ -78,6 +78,10 @@ struct View {
     if (type == aoti_torch_dtype_int64()) return DType::kInt64;
     if (type == aoti_torch_dtype_uint8()) return DType::kUInt8;
     if (type == aoti_torch_dtype_bool()) return DType::kBool;
+    if (type == aoti_torch_dtype_float8_e4m3fn()) return DType::kFloat8E4M3;
+    if (type == aoti_torch_dtype_float8_e5m2()) return DType::kFloat8E5M2;
+    if (type == aoti_torch_dtype_uint16()) return DType::kUInt16;
+    if (type == aoti_torch_dtype_uint32()) return DType::kUInt32;
     return DType::kOther;
   }
 };
@@ -293,6 +297,17 @@ inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like) {
   for (int64_t i = ndim - 1; i >= 0; --i) strides[i] = step, step *= sizes[i] > 1 ? sizes[i] : 1;
   AtenTensorHandle handle;
   require(aoti_torch_empty_strided(ndim, sizes, strides, type, kind, index, &handle), "memory for an output");
+  return Tensor(handle);
+}
+
+// Bytes on the device of another tensor, for a kernel to work in.
+inline Tensor empty_bytes(int64_t count, const Tensor& like) {
+  int32_t kind, index;
+  require(aoti_torch_get_device_type(like.get(), &kind), "the device");
+  require(aoti_torch_get_device_index(like.get(), &index), "the device's index");
+  const int64_t stride = 1;
+  AtenTensorHandle handle;
+  require(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_uint8(), kind, index, &handle), "a workspace");
   return Tensor(handle);
 }
 

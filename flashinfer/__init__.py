@@ -1,28 +1,40 @@
 """Kernels for LLM inference, built ahead of time or on first use from one ninja graph.
 
-``flashinfer.<function>`` finds the function in its family's module; families are imported when one is used, or at
-once where torch is loaded already, so that their operators exist for programs saved with them.
+``flashinfer.<function>`` finds the function in its module, ``flashinfer/<module>.py``; those are imported when one is
+used, or at once where torch is loaded already, so that their operators exist for programs saved with them.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
+from types import ModuleType
 from typing import Any
 
-from . import jit
+from . import jit as jit
 
 __version__ = "0.1.0"
 
+# What they hold is found there, and not under flashinfer itself.
+_APART = {"env", "errors", "jit", "ops", "utils"}
 
-def _families() -> list[Any]:
-    return [importlib.import_module(f"{__name__}.{name}") for name in jit.modules.families()]
+
+def _modules() -> list[ModuleType]:
+    """The modules of functions and wrappers: every public file here but a few."""
+    names = (module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
+    return [importlib.import_module(f"{__name__}.{name}") for name in names if name[0] != "_" and name not in _APART]
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in _families():
+    if name in _APART:
+        return importlib.import_module(f"{__name__}.{name}")
+    modules = _modules()
+    if name in globals():  # a module, which its import has put there
+        return globals()[name]
+    for module in modules:
         if name in module.__all__:
             # Kept, so that the next look-up is a plain one.
             return globals().setdefault(name, getattr(module, name))
@@ -30,8 +42,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(name for module in _families() for name in module.__all__)})
+    return sorted({*globals(), *(name for module in _modules() for name in module.__all__)})
 
 
 if "torch" in sys.modules:
-    _families()
+    _modules()

@@ -10,14 +10,28 @@ Source: Ye et al.: Cascade Inference: Memory Bandwidth Efficient Shared Prefix B
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from ._attention import PagedCache, caches_of, check_dims, check_tensor
+from ._schedule import check_tables
+from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
 from .ops import define
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
-__all__ = ["gen_cascade_module", "merge_state", "merge_state_in_place", "merge_states"]
+__all__ = [
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
+    "gen_cascade_module",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+]
 
 
 def _like_a(v_a: torch.Tensor, s_a: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,3 +116,339 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
         ValueError, TypeError: as :func:`merge_state`.
     """
     return _merge_states(v, s)  # type: ignore[no-any-return]
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """Attention of requests whose keys begin with parts that several of them share, each part read once for all of those.
+
+    Level 0 holds what most requests share, the last level what each has for itself; every level is attention of a batch
+    over the same paged cache, and the levels' states are merged. ``plan()`` once for each set of lengths, then ``run()``
+    as often as there are layers.
+
+    Args:
+        num_levels: at least 1.
+        float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`; levels use it in turn.
+        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
+        use_cuda_graph: tables lie in the buffers below, one of each for every level, and ``run()`` may be captured.
+        qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr: those of
+            :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper` for every level.
+
+    Raises:
+        ValueError, TypeError: a number of levels, buffers or a layout that do not fit.
+
+    Source: Ye et al.: Cascade Inference: Memory Bandwidth Efficient Shared Prefix Batch Decoding, 2024.
+    """
+
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Sequence[torch.Tensor] | None = None,
+        paged_kv_indptr_buf_arr: Sequence[torch.Tensor] | None = None,
+        paged_kv_indices_buf_arr: Sequence[torch.Tensor] | None = None,
+        paged_kv_last_page_len_buf_arr: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self._name = type(self).__name__
+        if num_levels < 1:
+            raise ValueError(f"{self._name}: num_levels: got {num_levels}, wanted at least 1")
+        buffers: dict[str, Any] = {
+            "qo_indptr_buf_arr": qo_indptr_buf_arr,
+            "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr,
+            "paged_kv_indices_buf_arr": paged_kv_indices_buf_arr,
+            "paged_kv_last_page_len_buf_arr": paged_kv_last_page_len_buf_arr,
+        }
+        self._num_levels, self._use_cuda_graph, self._is_planned = num_levels, bool(use_cuda_graph), False
+        if self._use_cuda_graph:
+            for name, array in buffers.items():
+                self._check_levels(name, array)
+        self._levels = [
+            BatchPrefillWithPagedKVCacheWrapper(
+                float_workspace_buffer,
+                kv_layout,
+                use_cuda_graph,
+                *(array[level] for array in buffers.values() if self._use_cuda_graph),
+            )
+            for level in range(num_levels)
+        ]
+
+    def _check_levels(self, name: str, array: Sequence[Any] | None) -> None:
+        if not isinstance(array, Sequence):
+            raise TypeError(f"{self._name}: {name}: got {type(array).__name__}, wanted a list of one for every level")
+        if len(array) != self._num_levels:
+            raise ValueError(f"{self._name}: {name}: got {len(array)}, wanted {self._num_levels}, one for every level")
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the tables lie in buffers of the caller's, for CUDA graphs."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: torch.Tensor, int_workspace_buffers: Sequence[torch.Tensor]
+    ) -> None:
+        """Use other workspaces from now on, one for plans for every level; plan again before the next run.
+
+        Raises:
+            ValueError, TypeError: another number of buffers than of levels, another device, or buffers that do not fit.
+        """
+        self._check_levels("int_workspace_buffers", int_workspace_buffers)
+        self._is_planned = False
+        for level, buffer in zip(self._levels, int_workspace_buffers, strict=True):
+            level.reset_workspace_buffer(float_workspace_buffer, buffer)
+
+    def plan(
+        self,
+        qo_indptr_arr: Sequence[torch.Tensor],
+        paged_kv_indptr_arr: Sequence[torch.Tensor],
+        paged_kv_indices_arr: Sequence[torch.Tensor],
+        paged_kv_last_page_len: Sequence[torch.Tensor],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+    ) -> None:
+        """Balance the work of every level; to be called whenever lengths change.
+
+        Args:
+            qo_indptr_arr: for every level, where the queries of each of its parts begin in ``q``: int32, one more than parts.
+                The last element is the same at every level.
+            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for every level, the pages of its parts, as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            causal: of the last level; the queries see all keys of the others.
+            pos_encoding_mode, window_left: positions count from the beginning of a request, and no level but a sole one knows
+                that; with more levels they are an error.
+            num_qo_heads, num_kv_heads, head_dim, page_size, sm_scale, logits_soft_cap, use_fp16_qk_reduction, rope_scale,
+                rope_theta: as there.
+            q_data_type: of queries and of the cache.
+
+        Raises:
+            ValueError, TypeError: as there; levels for different numbers of queries.
+        """
+        arrays = {
+            "qo_indptr_arr": qo_indptr_arr,
+            "paged_kv_indptr_arr": paged_kv_indptr_arr,
+            "paged_kv_indices_arr": paged_kv_indices_arr,
+            "paged_kv_last_page_len": paged_kv_last_page_len,
+        }
+        for name, array in arrays.items():
+            self._check_levels(name, array)
+        if self._num_levels > 1 and (pos_encoding_mode != "NONE" or window_left >= 0):
+            raise ValueError(
+                f"{self._name}.plan: pos_encoding_mode, window_left: got {pos_encoding_mode!r} and {window_left}, wanted"
+                " 'NONE' and -1 with several levels: a level does not know where in a request its keys stand"
+            )
+        self._is_planned = False  # until every level is
+        last = self._num_levels - 1
+        for number, (level, *tables) in enumerate(zip(self._levels, *arrays.values(), strict=True)):
+            level.plan(
+                *tables, num_qo_heads, num_kv_heads, head_dim, page_size, causal=causal and number == last,
+                pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction, sm_scale=sm_scale,
+                window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale,
+                rope_theta=rope_theta, q_data_type=q_data_type,
+            )  # fmt: skip
+        rows = [level._planned_or_fail("plan").batch.rows for level in self._levels]
+        if len(set(rows)) > 1:
+            raise ValueError(
+                f"{self._name}.plan: qo_indptr_arr: got {rows} queries at the levels, wanted as many at each"
+            )
+        self._is_planned = True
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
+        """Attention of the planned requests.
+
+        Args:
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
+            paged_kv_cache: one of all levels, as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+
+        Returns:
+            ``[qo_indptr[-1], num_qo_heads, head_dim]``.
+
+        Raises:
+            ValueError, TypeError: no plan, or what was not planned for.
+        """
+        if not self._is_planned:
+            raise ValueError(f"{self._name}.run: got no plan, wanted a call of plan() before")
+        if self._num_levels == 1:
+            return self._levels[0].run(q, paged_kv_cache)  # type: ignore[return-value]
+        check_dims(f"{self._name}.run", "q", q, 3)
+        v = q.new_empty((q.shape[0], self._num_levels, *q.shape[1:]))
+        s = torch.empty((self._num_levels, *q.shape[:2]), dtype=torch.float32, device=q.device)
+        for number, level in enumerate(self._levels):
+            level.run(q, paged_kv_cache, out=v[:, number], lse=s[number])
+        return merge_states(v, s.transpose(0, 1))[0]
+
+    forward = run
+
+
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+    """Decode of requests that share the first keys of all: those lie in tensors of their own, the others in a paged cache.
+
+    Deprecated in favour of :class:`MultiLevelCascadeAttentionWrapper`.
+
+    Args:
+        float_workspace_buffer, kv_layout: as for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
+    """
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        self._unique = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._kv_layout = kv_layout
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """As :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        self._unique.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    def begin_forward(
+        self,
+        unique_kv_indptr: torch.Tensor,
+        unique_kv_indices: torch.Tensor,
+        unique_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        data_type: str | torch.dtype = "float16",
+    ) -> None:
+        """Plan the keys that are not shared; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`."""
+        self._unique.plan(
+            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
+            page_size, q_data_type=data_type, kv_data_type=data_type,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_shared: torch.Tensor,
+        v_shared: torch.Tensor,
+        unique_kv_cache: PagedCache,
+        allow_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> torch.Tensor:
+        """Attention of the planned batch.
+
+        Args:
+            q: ``[batch_size, num_qo_heads, head_dim]``.
+            k_shared, v_shared: ``[shared_prefix_len, num_kv_heads, head_dim]`` (NHD) or
+                ``[num_kv_heads, shared_prefix_len, head_dim]`` (HND).
+            unique_kv_cache: as for :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.
+            allow_fp16_qk_reduction, rope_scale, rope_theta: accepted.
+            sm_scale: by default ``1 / sqrt(head_dim)``.
+
+        Raises:
+            ValueError, TypeError: no plan, or what was not planned for.
+        """
+        # The paged part goes first: it knows what was planned.
+        v, s = self._unique.forward(q, unique_kv_cache, sm_scale=sm_scale, return_lse=True)
+        v_prefix, s_prefix = single_prefill_with_kv_cache(
+            q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
+        )
+        merge_state_in_place(v, s, v_prefix, s_prefix)
+        return v
+
+    def end_forward(self) -> None:
+        """Do nothing; kept for callers of older interfaces."""
+
+
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+    """Prefill of requests that share the first keys of all: those lie in tensors of their own, the others in a paged cache.
+
+    Deprecated in favour of :class:`MultiLevelCascadeAttentionWrapper`.
+
+    Args:
+        float_workspace_buffer, kv_layout: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+    """
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        self._unique = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._kv_layout = kv_layout
+        self._plan_for: Callable[..., None] | None = None  # plan() with all that begin_forward() was given
+        self._planned: tuple[Any, ...] = ()
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """As :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        self._unique.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+        self._plan_for = None
+
+    def begin_forward(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+    ) -> None:
+        """Keep the tables of the keys that are not shared; as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+
+        The plan itself is made by the first :meth:`forward`, which knows the dtypes.
+        """
+        tables = {
+            "qo_indptr": qo_indptr,
+            "paged_kv_indptr": paged_kv_indptr,
+            "paged_kv_indices": paged_kv_indices,
+            "paged_kv_last_page_len": paged_kv_last_page_len,
+        }
+        check_tables(f"{type(self).__name__}.begin_forward", **tables)
+        # Copies: those given may change before the plan is made.
+        queries, indptr, indices, last = (table.clone() for table in tables.values())
+        self._plan_for = partial(
+            self._unique.plan, queries, indptr, indices, last, num_qo_heads, num_kv_heads, head_dim, page_size
+        )
+        self._planned = ()
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_shared: torch.Tensor,
+        v_shared: torch.Tensor,
+        unique_kv_cache: PagedCache,
+        causal: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> torch.Tensor:
+        """Attention of the planned batch.
+
+        Args:
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
+            k_shared, v_shared, unique_kv_cache, sm_scale: as for
+                :meth:`BatchDecodeWithSharedPrefixPagedKVCacheWrapper.forward`.
+            causal: of the keys that are not shared.
+            use_fp16_qk_reduction, rope_scale, rope_theta: accepted.
+
+        Raises:
+            ValueError, TypeError: no plan, or what was not planned for.
+        """
+        op = f"{type(self).__name__}.forward"
+        if self._plan_for is None:
+            raise ValueError(f"{op}: got no plan, wanted a call of begin_forward() before")
+        check_tensor(op, "q", q)
+        wanted = (bool(causal), sm_scale, q.dtype, caches_of(op, unique_kv_cache)[0].dtype)
+        if wanted != self._planned:
+            self._plan_for(causal=wanted[0], sm_scale=sm_scale, q_data_type=wanted[2], kv_data_type=wanted[3])
+            self._planned = wanted
+        v, s = self._unique.run(q, unique_kv_cache, return_lse=True)
+        v_prefix, s_prefix = single_prefill_with_kv_cache(
+            q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
+        )
+        merge_state_in_place(v, s, v_prefix, s_prefix)
+        return v
+
+    def end_forward(self) -> None:
+        """Do nothing; kept for callers of older interfaces."""

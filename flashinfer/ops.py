@@ -73,7 +73,7 @@ def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., An
         try:
             return operator(*args)
         except RuntimeError as err:
-            _raise_as_callers_mistake(err)
+            raise_as_callers_mistake(err)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -83,14 +83,14 @@ def _has_kernel(name: str, backend: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"flashinfer::{name}", backend.upper())
 
 
-def _raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
+def raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
     """Bindings write the exception's name in front of a mistake of the caller's; torch's parser says it in its way."""
     text = str(err)
     kind, _, message = text.partition(": ")
     if kind in _KINDS:
         raise _KINDS[kind](message.split("\nException raised from")[0]) from None
     wrong_type = re.match(
-        r"flashinfer::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'",
+        r"\w+::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'",
         text,
     )
     if wrong_type is not None:

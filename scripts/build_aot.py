@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from flashinfer.errors import FlashInferError
 from flashinfer.jit import build
 from flashinfer.jit.artifact import Artifact, read
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
+from flashinfer.jit.modules._attention import FORMS, KV_DTYPES, VARIANTS
 from flashinfer.jit.spec import BACKENDS, DTYPES
 from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
 from flashinfer.jit.workspace import workspace
@@ -57,11 +59,11 @@ def cuda_archs(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(err)) from None
 
 
-def head_dims(text: str) -> tuple[int, ...]:
+def head_dims(text: str) -> tuple[str, ...]:
     words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted positive numbers")
-    return tuple(sorted({int(word) for word in words}))
+    if not words or not all(re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", word) for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted positive numbers, or pairs as 192:128")
+    return tuple(dict.fromkeys(words))
 
 
 def positive(text: str) -> int:
@@ -98,7 +100,27 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         type=head_dims,
         default=Matrix.head_dims,
         metavar="LIST",
-        help="for families that are specialised on them",
+        help=f"attention: sizes of heads, 192:128 where those of values differ; by default {','.join(Matrix.head_dims)}",
+    )
+    add(
+        "--kv-dtypes",
+        type=comma_list(KV_DTYPES),
+        default=Matrix.kv_dtypes,
+        metavar="LIST",
+        help=f"attention: some of {','.join(KV_DTYPES)}; by default the dtype of queries alone",
+    )
+    add(
+        "--variants",
+        type=comma_list(VARIANTS),
+        default=Matrix.variants,
+        metavar="LIST",
+        help=f"attention: some of {','.join(VARIANTS)}; by default {','.join(Matrix.variants)}",
+    )
+    add(
+        "--attention-form",
+        choices=FORMS,
+        default=Matrix.attention_form,
+        help="attention: a module of each configuration (by default), or one for each family that chooses among them",
     )
     add(
         "--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}"
@@ -149,6 +171,7 @@ def requests_of(options: argparse.Namespace) -> list[build.Request]:
     Raises:
         FlashInferError: a tool is missing, or nothing says what to compile for.
         UsageError: the file of specs cannot be used.
+        ValueError: the matrix has a module that cannot be.
     """
     if options.specs is not None:
         asked = one_per_name(read_specs(options.specs, workspace() / "sources"))
@@ -156,7 +179,8 @@ def requests_of(options: argparse.Namespace) -> list[build.Request]:
         specs = [(one.spec, target_of(one, options)) for one in asked]
     else:
         chosen = targets(options)
-        matrix = Matrix(tuple(chosen), options.dtypes, options.head_dims)
+        names = ("dtypes", "head_dims", "kv_dtypes", "variants", "attention_form")
+        matrix = Matrix(tuple(chosen), **{name: getattr(options, name) for name in names})
         specs = [(spec, chosen[spec.backend]) for spec in matrix_specs(matrix, options.families)]
         if options.backend is None and "cuda" not in chosen:
             print(CROSS_BUILD, file=sys.stderr)
@@ -281,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         requests = requests_of(options)
-    except (FlashInferError, UsageError) as err:
+    except (FlashInferError, UsageError, ValueError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
     if options.head_dims != Matrix.head_dims and not any(

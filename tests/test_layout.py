@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -35,12 +37,18 @@ LAYERS = {
 CONDITIONALS = {
     "__AVX2__": "x86-64 and x86-64-v3",
     "__AVX512BW__": "x86-64-v3 and x86-64-v4",
+    "__AVX512DQ__": "x86-64-v3 and x86-64-v4",
     "__AVX512F__": "x86-64-v3 and x86-64-v4",
     "__CUDACC__": "common headers, by g++ and by nvcc",
     "__CUDA_ARCH__": "8.0 and 9.0a",
     "__F16C__": "x86-64 and x86-64-v3",
+    "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
+    "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
 }
+
+# Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.
+ATTENTION = {"decode", "prefill"}
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -82,12 +90,14 @@ NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.
 @needs_x86
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level):
-    compile_each([*CXX, f"-march={level}"], headers("cpu", "common") if level == "x86-64" else headers("cpu"))
+    compile_each(
+        [*CXX, f"-march={level}"], headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
+    )
 
 
 @needs_nvcc
 def test_each_cuda_header_compiles_alone():
-    compile_each(NVCC, headers("cuda", "common"))
+    compile_each(NVCC, headers("cuda", "common", "attention"))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +126,9 @@ def test_a_header_looks_downward_only(path):
 
 
 def test_only_bindings_see_torch():
-    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "boxing.h"}
+    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "attention_binding.h", "boxing.h"}
     for path in (ROOT / "csrc").iterdir():
-        sees_torch = any(name.startswith("torch/") or name == "binding.h" for name in includes(path))
+        sees_torch = any(name.startswith("torch/") or name.endswith("binding.h") for name in includes(path))
         assert sees_torch == (path.name in bindings), path
 
 
@@ -136,7 +146,7 @@ def test_a_family_is_called_the_same_everywhere(name):
         f"csrc/{name}.cc",
         f"csrc/{name}_cpu.cc",
         f"csrc/{name}_cuda.cu",
-        f"include/flashinfer/common/{name}.h",
+        f"include/flashinfer/{'attention/params' if name in ATTENTION else f'common/{name}'}.h",
         f"include/flashinfer/cpu/{name}.h",
         f"include/flashinfer/cuda/{name}.cuh",
         f"tests/test_{name}.py",
@@ -164,11 +174,34 @@ def test_public_names_are_reachable_and_documented(name):
     assert generators and generators <= set(module.__all__)
 
 
-def test_no_two_families_share_a_name():
+@pytest.mark.parametrize("name", [module.__name__ for module in flashinfer._modules()])
+def test_functions_and_wrappers_are_documented(name):
+    """Those of every public file, with or without a native module of its own; methods too, but for partial ones."""
+    module = sys.modules[name]
+    assert module.__all__ == sorted(module.__all__)
+    for public in module.__all__:
+        found = getattr(flashinfer, public)
+        assert found is getattr(module, public) and public in dir(flashinfer)
+        members = vars(found) if inspect.isclass(found) else {}
+        methods = [x for name, x in members.items() if name[0] != "_" and not isinstance(x, partialmethod)]
+        for what in (found, *methods):
+            assert inspect.getdoc(what), f"{public} has something without a docstring: {what}"
+
+
+def test_no_two_modules_share_a_name():
     owners: dict[str, str] = {}
-    for name in families():
-        for public in getattr(__import__(f"flashinfer.{name}"), name).__all__:
-            assert owners.setdefault(public, name) == name
+    for module in flashinfer._modules():
+        for public in module.__all__:
+            assert owners.setdefault(public, module.__name__) == module.__name__
+
+
+def test_modules_are_found_without_torch():
+    program = (
+        "import flashinfer, sys; assert 'torch' not in sys.modules;"
+        "print(flashinfer.sparse.__name__, flashinfer.utils.__name__, flashinfer.BatchAttention.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["flashinfer.sparse", "flashinfer.utils", "BatchAttention"], done.stderr
 
 
 def test_no_file_is_too_long():

@@ -55,7 +55,7 @@ def to_json(spec: JitSpec) -> dict[str, Any]:
         OSError: one cannot be read.
     """
     root = env.data_root() + os.sep
-    reached = {os.path.normpath(path) for path in closure(spec.source_paths(), spec.include_dirs)}
+    reached = {os.path.normpath(path) for path in closure(spec.roots(), spec.include_dirs)}
     linked = {flag for flag in spec.ldflags if os.path.isabs(flag) and os.path.isfile(flag)}
     own = sorted(path for path in reached | set(map(os.path.normpath, linked)) if not path.startswith(root))
     folders = [path for path in spec.include_paths if not path.startswith(root)]
@@ -73,7 +73,7 @@ def to_json(spec: JitSpec) -> dict[str, Any]:
     # Any bytes survive this way, and text stays text.
     contents = {names[path]: Path(path).read_bytes().decode("utf-8", "surrogateescape") for path in own}
     plain: dict[str, Any] = json.loads(json.dumps({one.name: getattr(spec, one.name) for one in fields(spec)}))
-    for name in ("sources", "include_paths"):
+    for name in ("sources", "include_paths", "headers"):
         plain[name] = [place(path) for path in plain[name]]
     plain["ldflags"] = [place(flag) if flag in linked else flag for flag in plain["ldflags"]]
     plain["source_cflags"] = [[place(path), flag] for path, flag in plain["source_cflags"]]
@@ -99,7 +99,7 @@ def from_json(value: Any, folder: Path) -> JitSpec:
     if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
         raise ValueError("spec: own: wanted the text of every file")
     home = f"{folder}/{digest(own)[:32]}"
-    for name in ("sources", "include_paths"):
+    for name in ("sources", "include_paths", "headers"):
         values[name] = tuple(_placed(path, home) for path in values[name])
     marked = {flag: _placed(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _OWN))}
     values["ldflags"] = tuple(marked.get(flag, flag) for flag in values["ldflags"])

@@ -142,9 +142,11 @@ class Run:
             request = self.by_module[module]
             self.done[module] += 1
             self.holds[request].say(self.done[module], len(request.spec.sources) + 1)
-            library = self.folder / self.directory(request) / f"{module}.so"
-            # Removed before the run, and by a linker that fails: where it is there, this run has linked it.
-            if library.exists() and request not in self.outcomes:
+            made = f"{self.directory(request)}/{module}.so"
+            library = self.folder / made
+            # Removed before the run, and by a linker that fails: where it is there, this run has linked it. It is there
+            # while the linker writes it, too, when the line of a compiler's end is read late.
+            if made in line and library.exists() and request not in self.outcomes:
                 self._finish(request, self._publish(request, library))
         return module
 

@@ -58,6 +58,7 @@ class JitSpec:
     cuda_cflags: tuple[str, ...] = ()
     ldflags: tuple[str, ...] = ()
     include_paths: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()  # files that the rendered header includes, beyond those the sources reach
     source_cflags: tuple[tuple[str, str], ...] = ()  # a source -> one more flag for it alone
 
     def __post_init__(self) -> None:
@@ -91,14 +92,12 @@ class JitSpec:
         for number, root in enumerate((*(os.path.dirname(source) for source in sources), *self.include_paths)):
             roots.setdefault(f"{root}/", f"<{number}>/")
         named = {}
-        for path, content in closure(sources, self.include_dirs).items():
+        for path, content in closure(self.roots(), self.include_dirs).items():
             inside = next((root for root in roots if path.startswith(root)), None)
             name = os.path.relpath(path, os.path.dirname(sources[0])) if inside is None else path[len(inside) :]
             named[("<outside>/" if inside is None else roots[inside]) + name] = content
         for number, flag in self._linked():
             named[f"<linked>/{number}"] = digest_and_includes(flag)[0]
-        if self.template:
-            named[self.template] = digest_and_includes(f"{env.data_root()}/{self.template}")[0]
         return named
 
     def _linked(self) -> list[tuple[int, str]]:
@@ -106,6 +105,11 @@ class JitSpec:
         return [
             (number, flag) for number, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)
         ]
+
+    def roots(self) -> tuple[str, ...]:
+        """The files from which all others are reached: sources, the template with its includes, further headers."""
+        template = (f"{env.data_root()}/{self.template}",) if self.template else ()
+        return (*self.source_paths(), *template, *self.headers)
 
     def fields(self) -> dict[str, Any]:
         """What the key is made of, as plain JSON values: also what a manifest records for comparison."""

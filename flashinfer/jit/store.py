@@ -194,4 +194,4 @@ def _entries(directory: Path) -> list[Path]:
 
 def covered_files(spec: JitSpec) -> Iterator[str]:
     """The files whose contents the key of ``spec`` covers."""
-    yield from closure(spec.source_paths(), spec.include_dirs)
+    yield from closure(spec.roots(), spec.include_dirs)

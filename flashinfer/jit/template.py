@@ -20,4 +20,6 @@ def render_config(spec: JitSpec) -> str:
         autoescape=False,
     )
     template = environment.get_template(spec.template)
-    return template.render(name=spec.name, config=dict(spec.config), coverage=dict(spec.coverage))
+    return template.render(
+        name=spec.name, config_header=spec.config_header, config=dict(spec.config), coverage=dict(spec.coverage)
+    )

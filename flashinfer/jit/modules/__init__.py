@@ -1,6 +1,6 @@
 """One file per family: its ``gen_*_module`` functions and ``aot_specs``, the family's share of the AOT matrix.
 
-A family is found by its file being here; nothing lists them.
+A family is found by its file being here; nothing lists them. Files whose names start with ``_`` serve several.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ class Matrix:
 
     backends: tuple[str, ...] = BACKENDS
     dtypes: tuple[str, ...] = DTYPES
-    head_dims: tuple[int, ...] = (64, 128, 256)
+    # Attention alone: sizes of heads (192:128 of queries and values), dtypes of keys ("same": the queries'), variants.
+    head_dims: tuple[str, ...] = ("64", "128", "256")
+    kv_dtypes: tuple[str, ...] = ("same",)
+    variants: tuple[str, ...] = ("default",)
+    attention_form: str = "specialised"  # a module of each configuration; "dispatching": one of them all
 
 
 @cache
 def families() -> tuple[str, ...]:
     """Names of all families, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
 
 
 def family(name: str) -> ModuleType:

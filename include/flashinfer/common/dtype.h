@@ -6,7 +6,20 @@
 
 namespace flashinfer {
 
-enum class DType : int32_t { kOther, kFloat32, kFloat16, kBFloat16, kInt32, kInt64, kUInt8, kBool };
+enum class DType : int32_t {
+  kOther,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kInt32,
+  kInt64,
+  kUInt8,
+  kBool,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kUInt16,
+  kUInt32
+};
 
 constexpr const char* to_string(DType dtype) {
   switch (dtype) {
@@ -17,6 +30,10 @@ constexpr const char* to_string(DType dtype) {
     case DType::kInt64: return "int64";
     case DType::kUInt8: return "uint8";
     case DType::kBool: return "bool";
+    case DType::kFloat8E4M3: return "float8_e4m3fn";
+    case DType::kFloat8E5M2: return "float8_e5m2";
+    case DType::kUInt16: return "uint16";
+    case DType::kUInt32: return "uint32";
     case DType::kOther: break;
   }
   return "another dtype";
@@ -25,9 +42,11 @@ constexpr const char* to_string(DType dtype) {
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
-    case DType::kInt32: return 4;
+    case DType::kInt32:
+    case DType::kUInt32: return 4;
     case DType::kFloat16:
-    case DType::kBFloat16: return 2;
+    case DType::kBFloat16:
+    case DType::kUInt16: return 2;
     case DType::kInt64: return 8;
     default: return 1;
   }

@@ -78,6 +78,26 @@ inline vfloat exp(vfloat x) {
   return sum * bit_cast<vfloat>(power);
 }
 
+// 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a denormal.
+inline vfloat exp2(vfloat x) {
+#if defined(__AVX512DQ__)
+  const vfloat r = (vfloat)_mm512_maskz_reduce_ps(kAllLanes, (__m512)x, 9);  // less the integer below
+#else
+  const vfloat clamped = max(splat(-126.5f), x), shifted = (clamped - 0.5f) + kToInteger;
+  const vfloat r = clamped - (shifted - kToInteger);
+#endif
+  vfloat sum = splat(1.8671305698e-3f);  // the polynomial of degree 5 that is nearest to 2^r on [0, 1]
+  for (float term : {9.0170292533e-3f, 5.5799913880e-2f, 2.4016444994e-1f, 6.9315131182e-1f, 1.0f})
+    sum = sum * r + term;
+#if defined(__AVX512DQ__)
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (vfloat)_mm512_maskz_scalef_ps(normal, (__m512)sum, (__m512)x);
+#else
+  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit at all
+  return sum * bit_cast<vfloat>(power);
+#endif
+}
+
 // e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
 inline vdouble exp(vdouble x) {
   const vdouble shifted = x * 1.4426950408889634 + kToIntegerWide, k = shifted - kToIntegerWide;

@@ -1,11 +1,13 @@
-// Threads of the caller's framework: torch's own pool and thread count, through one function of its stable C ABI.
+// Threads of the caller's framework: torch's own pool and thread count, through two functions of its stable C ABI.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 
 extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                       void (*body)(int64_t begin, int64_t end, void* context), void* context);
+extern "C" int32_t torch_get_num_threads(uint32_t* num_threads);
 
 namespace flashinfer::cpu {
 
@@ -27,6 +29,26 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
 template <typename Body>
 void parallel_rows(int64_t rows, int64_t bytes, const Body& body) {
   parallel_for(rows, bytes < 1 ? rows : kGrainBytes / bytes, body);
+}
+
+inline int32_t num_threads() {
+  uint32_t threads = 1;
+  if (torch_get_num_threads(&threads) != 0) throw std::runtime_error("torch_get_num_threads failed");
+  return threads < 1 ? 1 : static_cast<int32_t>(threads);
+}
+
+// Calls work(next) on each thread. Tasks may be of any size: next() is the next of [0, count) that nobody has taken, or
+// count when none is left.
+template <typename Work>
+void parallel_tasks(int64_t count, const Work& work) {
+  std::atomic<int64_t> taken{0};
+  const int64_t threads = num_threads();
+  parallel_for(count < threads ? count : threads, 1, [&](int64_t, int64_t) {
+    work([&] {
+      const int64_t task = taken.fetch_add(1, std::memory_order_relaxed);
+      return task < count ? task : count;
+    });
+  });
 }
 
 }  // namespace flashinfer::cpu

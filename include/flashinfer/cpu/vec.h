@@ -1,4 +1,5 @@
-// Vectors of float as wide as the CPU level has registers, loaded from and stored to float32, float16 and bfloat16.
+// Vectors of float as wide as the CPU level has registers, loaded from and stored to float32, float16 and bfloat16, and
+// loaded from float8.
 //
 // GCC's and Clang's vector extensions write the arithmetic; intrinsics stand only where those have no word for an
 // instruction (conversion of float16) or none that compiles well (bfloat16). Rounding is to nearest, ties to even,
@@ -21,6 +22,12 @@ struct half_t {
 struct bfloat16_t {
   uint16_t bits;
 };
+struct fp8_e4m3_t {  // no infinities, NaN is all ones
+  uint8_t bits;
+};
+struct fp8_e5m2_t {  // the upper half of a half_t
+  uint8_t bits;
+};
 
 namespace cpu {
 
@@ -36,6 +43,11 @@ typedef float vfloat __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vint __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t vuint __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t vushort __attribute__((vector_size(2 * kLanes)));
+
+#if defined(__AVX512F__)
+// GCC 12 warns that the unmasked forms of its own headers use an uninitialised value (bug 105593).
+constexpr __mmask16 kAllLanes = 0xffff;
+#endif
 
 inline vfloat splat(float value) { return vfloat{} + value; }
 
@@ -69,6 +81,15 @@ inline float to_float(half_t value) {
   // Shifted into a float whose exponent is 112 too small; the exact product with 2^112 also rights denormals.
   return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(magnitude << 13) * 0x1p112f));
 #endif
+}
+
+inline float to_float(fp8_e5m2_t value) { return to_float(half_t{static_cast<uint16_t>(value.bits << 8)}); }
+
+// As a half_t, with an exponent that is 8 too small.
+inline float to_float(fp8_e4m3_t value) {
+  const uint32_t sign = value.bits & 0x80u, magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7fu) return bit_cast<float>(0x7fc00000u | sign << 24);
+  return to_float(half_t{static_cast<uint16_t>(sign << 8 | magnitude << 7)}) * 256.0f;
 }
 
 template <typename T>
@@ -113,7 +134,8 @@ inline vfloat load(const float* from) { return load_raw<vfloat>(from); }
 // GCC 12 splits the widening and narrowing of integer vectors into halves: bfloat16 is written out where it can be.
 inline vfloat load(const bfloat16_t* from) {
 #if defined(__AVX512F__)
-  return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_raw<__m256i>(from)), 16);
+  return (vfloat)_mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, load_raw<__m256i>(from)),
+                                         16);
 #elif defined(__AVX2__)
   return (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_raw<__m128i>(from)), 16);
 #else
@@ -123,9 +145,41 @@ inline vfloat load(const bfloat16_t* from) {
 
 inline vfloat load(const half_t* from) {
 #if defined(__AVX512F__)
-  return (vfloat)_mm512_cvtph_ps(load_raw<__m256i>(from));
+  return (vfloat)_mm512_maskz_cvtph_ps(kAllLanes, load_raw<__m256i>(from));
 #elif defined(__AVX2__) && defined(__F16C__)
   return (vfloat)_mm256_cvtph_ps(load_raw<__m128i>(from));
+#else
+  vfloat value;
+  for (int lane = 0; lane < kLanes; ++lane) value[lane] = to_float(from[lane]);
+  return value;
+#endif
+}
+
+inline vfloat load(const fp8_e5m2_t* from) {
+#if defined(__AVX512BW__)
+  return (vfloat)_mm512_maskz_cvtph_ps(kAllLanes, _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_raw<__m128i>(from)), 8));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8));
+#else
+  vfloat value;
+  for (int lane = 0; lane < kLanes; ++lane) value[lane] = to_float(from[lane]);
+  return value;
+#endif
+}
+
+inline vfloat load(const fp8_e4m3_t* from) {
+#if defined(__AVX2__) && defined(__F16C__)
+  // The sign is extended over the bit that the exponent does not reach, which goes.
+#if defined(__AVX512BW__)
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_raw<__m128i>(from)), 7);
+  const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4001));
+  const vfloat value = (vfloat)_mm512_maskz_cvtph_ps(kAllLanes, halves) * 256.0f;
+#else
+  const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)from)), 7);
+  const vfloat value = (vfloat)_mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(-0x4001))) * 256.0f;
+#endif
+  const vuint bits = bit_cast<vuint>(value), is_nan = bit_cast<vuint>((bits & 0x7fffffffu) == 0x43f00000u);  // 480
+  return bit_cast<vfloat>(bits | is_nan >> 1);
 #else
   vfloat value;
   for (int lane = 0; lane < kLanes; ++lane) value[lane] = to_float(from[lane]);
@@ -151,8 +205,8 @@ inline void store(bfloat16_t* to, vfloat value) {
 #if defined(__AVX512BW__)
   const __m512i upper_halves = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21,
                                                 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  const __m256i result = _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_halves, rounded_to_bfloat16(value)));
-  std::memcpy(to, &result, sizeof(result));
+  const __m512i result = _mm512_permutexvar_epi16(upper_halves, rounded_to_bfloat16(value));
+  std::memcpy(to, &result, sizeof(result) / 2);
 #else
   const vuint bits = bit_cast<vuint>(value);
   const vuint is_nan = bit_cast<vuint>(value != value);
@@ -169,7 +223,7 @@ inline void store(bfloat16_t* to, vfloat value) {
 
 inline void store(half_t* to, vfloat value) {
 #if defined(__AVX512F__)
-  const __m256i result = _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  const __m256i result = _mm512_maskz_cvtps_ph(kAllLanes, (__m512)value, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &result, sizeof(result));
 #elif defined(__AVX2__) && defined(__F16C__)
   const __m128i result = _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
@@ -224,6 +278,17 @@ inline void store_some(T* to, vfloat value, int64_t count) {
   T padded[kLanes];
   store(padded, value);
   std::memcpy(to, padded, count * sizeof(T));
+}
+
+// b where either is NaN. GCC 12 makes a comparison and a blend of the vector's conditional expression.
+inline vfloat max(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
 }
 
 inline float sum(vfloat value) {

@@ -1,0 +1,309 @@
+"""What the public functions of attention share: a configuration's operators, and arguments brought into their form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
+from .jit.modules._attention import variant_value as variant_of
+from .jit.spec import BACKENDS, JitSpec
+from .ops import raise_as_callers_mistake
+from .utils import get_alibi_slopes
+
+LAYOUTS = {"NHD": 0, "HND": 1}
+POS_ENCODINGS = {"NONE": 0, "ROPE_LLAMA": 1, "ALIBI": 2}
+NON_CAUSAL, CAUSAL, CUSTOM, MULTI_ITEM = range(4)  # mask_mode of the operators
+Scale = float | torch.Tensor | None
+PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The two operators of one configuration's module, and what of it a call names."""
+
+    run: Callable[..., None]
+    plan: Callable[..., None]
+    variant: int = 0
+    custom: bool = False  # a user's variant, which has parameters of its own
+
+
+@cache
+def own_operators(
+    family: str,
+    backend: str,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    head_dims: tuple[int, int],
+    pos_encoding_mode: int,
+    use_logits_soft_cap: bool,
+) -> Operators:
+    """The operators of a variant of the library's own: found, else built, once in a process."""
+    if backend not in BACKENDS:
+        raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
+    values = dtypes_value(*dtypes, backend), head_dims_value(*head_dims, backend)
+    variant = variant_of(pos_encoding_mode, use_logits_soft_cap)
+    namespace = load_attention(attention_spec(family, backend, *values, variant))
+    return _operators(namespace, variant_bits(variant), custom=False)
+
+
+@cache
+def custom_operators(spec: JitSpec) -> Operators:
+    """The operators of a user's variant."""
+    return _operators(load_attention(spec), 0, custom=True)
+
+
+_fakes: dict[str, torch.library.Library] = {}
+
+
+def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
+    run, plan = namespace.run.default, namespace.plan.default
+    if namespace.name not in _fakes:
+        library = torch.library.Library(namespace.name, "IMPL")
+        library.impl("run", _fake_run, "Meta")
+        _fakes[namespace.name] = library
+    return Operators(run, plan, variant, custom)
+
+
+def _fake_run(*args: Any) -> None:
+    """Writes to arguments and returns nothing; what torch.compile needs to know."""
+    devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
+    if devices != {"meta"}:
+        raise ValueError(f"attention: got tensors on {', '.join(sorted(devices))}, wanted one device for all")
+
+
+def call(op: str, run: Callable[..., None], *args: Any) -> None:
+    """Call an operator; a mistake of the caller's becomes a ``ValueError`` or ``TypeError``."""
+    try:
+        run(*args)
+    except RuntimeError as err:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{op}: got a tensor of {tensor.layout}, wanted dense ones") from None
+        if len({tensor.device for tensor in tensors}) > 1:
+            devices = ", ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
+            raise ValueError(f"{op}: got tensors on {devices}, wanted one device for all") from None
+        if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
+            text = str(err).split(" Declaration:")[0]
+            raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
+        raise_as_callers_mistake(err)
+
+
+def check_tensor(op: str, name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+    if x.layout != torch.strided:
+        raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
+
+
+def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
+    check_tensor(op, name, x)
+    if x.dim() != wanted:
+        raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
+
+
+def layout_of(op: str, kv_layout: str) -> int:
+    if kv_layout not in LAYOUTS:
+        raise ValueError(f"{op}: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
+    return LAYOUTS[kv_layout]
+
+
+def caches_of(op: str, paged_kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a paged cache, given as one tensor or as two."""
+    if isinstance(paged_kv_cache, torch.Tensor):
+        check_dims(op, "paged_kv_cache", paged_kv_cache, 5)
+        if paged_kv_cache.shape[1] != 2:
+            raise ValueError(
+                f"{op}: paged_kv_cache: got size {paged_kv_cache.shape[1]} of dimension 1, wanted 2 (keys and values)"
+            )
+        return paged_kv_cache.unbind(1)  # type: ignore[return-value]
+    if not isinstance(paged_kv_cache, tuple | list):
+        raise TypeError(f"{op}: paged_kv_cache: got {type(paged_kv_cache).__name__}, wanted Tensor or a pair of them")
+    if len(paged_kv_cache) != 2:
+        raise ValueError(f"{op}: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
+    k, v = paged_kv_cache
+    check_dims(op, "k_cache", k, 4)
+    check_dims(op, "v_cache", v, 4)
+    return k, v
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
+    aligned = x.is_cpu or x.data_ptr() % 16 == 0
+    if aligned and x.is_contiguous():
+        return x
+    if x.is_cpu:
+        return x if x.stride(-1) == 1 else x.contiguous()
+    if aligned and x.stride(-1) == 1:
+        size = x.element_size()
+        steps = [stride * size % 16 for n, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n > 1]
+        if not any(steps):
+            return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+class Logits(NamedTuple):
+    """How a product of a query and a key becomes a logit."""
+
+    pos_encoding_mode: int
+    window_left: int
+    logits_soft_cap: float
+    sm_scale: float
+    rope_scale: float
+    rope_theta: float
+
+
+def logits_of(
+    op: str,
+    head_dim: int,
+    pos_encoding_mode: str,
+    window_left: int,
+    logits_soft_cap: float | None,
+    sm_scale: float | None,
+    rope_scale: float | None,
+    rope_theta: float | None,
+) -> Logits:
+    """The arguments of those names with their defaults, checked."""
+    if pos_encoding_mode not in POS_ENCODINGS:
+        known = ", ".join(POS_ENCODINGS)
+        raise ValueError(f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted one of {known}")
+    cap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
+    scale = 1.0 if rope_scale is None else float(rope_scale)
+    theta = 1e4 if rope_theta is None else float(rope_theta)
+    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{op}: {name}: got {value}, wanted a positive number")
+    factor = 1 / math.sqrt(max(head_dim, 1)) if sm_scale is None else float(sm_scale)
+    for name, value in (("logits_soft_cap", cap), ("sm_scale", factor)):
+        if not math.isfinite(value):
+            raise ValueError(f"{op}: {name}: got {value}, wanted a finite number")
+    return Logits(POS_ENCODINGS[pos_encoding_mode], int(window_left), max(cap, 0.0), factor, scale, theta)
+
+
+@cache
+def _slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
+    # Never forgotten: a captured graph may read them for ever.
+    return get_alibi_slopes(num_qo_heads).to(device)
+
+
+def own_parameters(
+    logits: Logits, num_qo_heads: int, device: torch.device, factor: float = 1.0
+) -> tuple[torch.Tensor | None, float, float]:
+    """The parameters of the library's own variants, in their order: slopes, scale of the products, cap."""
+    slopes = _slopes(num_qo_heads, device) if logits.pos_encoding_mode == 2 else None
+    return slopes, logits.sm_scale * factor, logits.logits_soft_cap
+
+
+def scaled_query(
+    op: str, q: torch.Tensor, num_kv_heads: int, q_scale: Scale, k_scale: Scale
+) -> tuple[torch.Tensor, float]:
+    """``q`` and a factor of the logits that together stand for both scales.
+
+    A number is a factor. A tensor on a device is multiplied into the query instead: nothing is read back.
+    """
+    factor = 1.0
+    for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
+        number = _number(op, name, scale, heads)
+        if isinstance(number, float):
+            factor *= number
+        else:
+            per_head = number.repeat_interleave(q.shape[-2] // max(heads, 1)) if number.dim() else number
+            q = (q * per_head.to(q.device, torch.float32).unsqueeze(-1)).to(q.dtype)
+    return q, factor
+
+
+def _number(op: str, name: str, scale: Scale, heads: int) -> float | torch.Tensor:
+    if scale is None:
+        return 1.0
+    if not isinstance(scale, torch.Tensor):
+        return float(scale)
+    if scale.numel() == 1:
+        return float(scale) if scale.device.type == "cpu" else scale.reshape(())
+    if tuple(scale.shape) != (heads,):
+        raise ValueError(f"{op}: {name}: got shape {list(scale.shape)}, wanted one number or [{heads}]")
+    return scale
+
+
+def value_scale(
+    op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int
+) -> tuple[float, Callable[[torch.Tensor], None] | None]:
+    """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
+    number = _number(op, "v_scale", v_scale, num_kv_heads)
+    if isinstance(number, float):
+        return number, None
+    per_head = number.repeat_interleave(num_qo_heads // max(num_kv_heads, 1)) if number.dim() else number
+
+    def multiply(out: torch.Tensor) -> None:
+        out.copy_(out * per_head.to(out.device, torch.float32).unsqueeze(-1))
+
+    return 1.0, multiply
+
+
+def attend_one(
+    family: str,
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_layout: str,
+    logits: Logits,
+    scales: tuple[Scale, Scale, Scale] = (None, None, None),
+    o_dtype: torch.dtype | None = None,
+    mask_mode: int = NON_CAUSAL,
+    packed_mask: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
+    layout = layout_of(op, kv_layout)
+    dtypes, head_dims = (q.dtype, k.dtype, o_dtype or q.dtype), (q.shape[2], v.shape[2])
+    operators = own_operators(
+        family, q.device.type, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0
+    )
+    num_kv_heads = k.shape[1 - layout]
+    q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
+    o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
+    parameters = own_parameters(logits, q.shape[1], q.device, factor)
+    out, lse = run_one(
+        op, operators, q, k, v, layout, logits, parameters, dtypes[2], mask_mode, packed_mask, o_scale, return_lse
+    )
+    if finish is not None:
+        finish(out)
+    return out, lse
+
+
+def run_one(
+    op: str,
+    operators: Operators,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: int,
+    logits: Logits,
+    parameters: Sequence[Any],
+    o_dtype: torch.dtype,
+    mask_mode: int = NON_CAUSAL,
+    packed_mask: torch.Tensor | None = None,
+    o_scale: float = 1.0,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Allocate the results of one request and call the operator without a plan."""
+    out = torch.empty((q.shape[0], q.shape[1], v.shape[2]), dtype=o_dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+    call(
+        op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, None, None, None, None, 1, 0, 0, 0, 0, 0,
+        packed_mask, None, None, None, 0, None, layout, mask_mode, logits.window_left,
+        o_scale, logits.rope_scale, logits.rope_theta, operators.variant, *parameters,
+    )  # fmt: skip
+    return out, lse
+
+
+def operators_of_module(op: str, jit_module: Any) -> Operators:
+    """The operators of what ``JitSpec.build_and_load()`` returned for a user's variant."""
+    if not (hasattr(jit_module, "run") and hasattr(jit_module, "plan")):
+        raise TypeError(f"{op}: jit_module: got {type(jit_module).__name__}, wanted what build_and_load() returns")
+    return _operators(jit_module, 0, custom=True)

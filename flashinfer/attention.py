@@ -1,0 +1,152 @@
+"""Attention of batches that mix prefill and decode, by one plan."""
+
+from __future__ import annotations
+
+import torch
+
+from ._attention import CAUSAL, NON_CAUSAL, PagedCache, caches_of, logits_of
+from ._masks import MaskTensors
+from ._schedule import Shape, check_indptr, check_tables, on_host
+from ._wrapper import Batch, BatchWrapper, Tables
+from .utils import canonicalize_torch_dtype
+
+__all__ = ["BatchAttention"]
+
+FLOAT_WORKSPACE = 128 << 20  # bytes
+
+
+class BatchAttention(BatchWrapper):
+    """Attention of requests with any numbers of queries, one and thousands side by side, over a paged cache.
+
+    The work of all is balanced by one plan. ``plan()`` once for each set of lengths, then ``run()`` as often as there are
+    layers. Workspaces are the wrapper's own, made by the first plan on the device of its ``kv_indices``.
+
+    Args:
+        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
+
+    Raises:
+        ValueError: a layout that is neither.
+    """
+
+    _family = "prefill"
+
+    def __init__(self, kv_layout: str = "NHD") -> None:
+        super().__init__(torch.empty(0, dtype=torch.uint8), kv_layout, False, None)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        page_size: int,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        q_data_type: str | torch.dtype = torch.bfloat16,
+        kv_data_type: str | torch.dtype = torch.bfloat16,
+        use_profiler: bool = False,
+    ) -> None:
+        """Balance the work of a batch; to be called whenever lengths change.
+
+        Args:
+            qo_indptr: ``[batch_size + 1]`` int32, where each request's queries begin in ``q``.
+            kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``kv_indices``.
+            kv_indices: int32, the pages, on the device that the wrapper works on.
+            kv_len_arr: ``[batch_size]`` int32, keys of each request; at most what its pages hold.
+            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
+                for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            use_profiler: ``False``.
+
+        Raises:
+            ValueError: tables, sizes or modes that do not fit.
+            TypeError: dtypes that do not fit.
+        """
+        op = f"{self._name}.plan"
+        if use_profiler:
+            raise ValueError(f"{op}: use_profiler: got True, wanted False: kernels have no profiler")
+        check_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
+        q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
+        shape = Shape(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_dtype, kv_dtype, q_dtype)
+        shape.check(op)
+        logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
+        batch = self._batch(op, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
+        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, MaskTensors(), page_size)
+
+    def _batch(
+        self,
+        op: str,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        page_size: int,
+    ) -> Batch:
+        if page_size < 1:
+            raise ValueError(f"{op}: page_size: got {page_size}, wanted a positive number")
+        queries, pages, lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
+        check_indptr(op, "qo_indptr", queries)
+        batch_size = queries.numel() - 1
+        check_indptr(op, "kv_indptr", pages, batch_size)
+        if lens.numel() != batch_size:
+            raise ValueError(f"{op}: kv_len_arr: got {lens.numel()} elements, wanted {batch_size}")
+        room = pages.diff().to(torch.int64) * page_size
+        wrong = (lens < 0) | (lens > room)
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"{op}: kv_len_arr: got {int(lens[at])} for request {at}, wanted 0 to {int(room[at])}, what its pages hold"
+            )
+        used, highest = int(pages[-1]), -1
+        if kv_indices.numel() < used:
+            raise ValueError(f"{op}: kv_indices: got {kv_indices.numel()} pages, and kv_indptr names {used}")
+        if kv_indices.device.type == "cpu" and used > 0:
+            lowest, highest = (int(x) for x in kv_indices[:used].aminmax())
+            if lowest < 0:
+                raise ValueError(f"{op}: kv_indices: got {lowest}, wanted numbers of pages")
+        self._move_to(kv_indices.device)
+        tables = Tables(op, self.device, non_blocking=True)
+        indptr = tables.take("kv_indptr", None, kv_indptr)
+        return Batch(
+            int(queries[-1]), queries, lens, highest + 1, indptr, tables.take("kv_indices", None, kv_indices[:used])
+        )
+
+    def _move_to(self, device: torch.device) -> None:
+        """Make the workspaces, by the first plan or by one for another device."""
+        if device == self.device and self._scheduler.float_workspace.numel():
+            return
+        self._scheduler.reset(torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device), None)
+        self.device, self._planned = device, None
+
+    def run(
+        self,
+        q: torch.Tensor,
+        kv_cache: PagedCache,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        profiler_buffer: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch.
+
+        Args:
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``.
+            kv_cache: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+            out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]``, to be written; made by default.
+            lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to be written; made by default.
+            profiler_buffer: ``None``.
+
+        Returns:
+            ``(out, lse)``.
+
+        Raises:
+            ValueError: no plan, or shapes, strides or devices other than those planned for.
+            TypeError: dtypes other than those planned for.
+        """
+        op = f"{self._name}.run"
+        if profiler_buffer is not None:
+            raise ValueError(f"{op}: profiler_buffer: got one, wanted None: kernels have no profiler")
+        k, v = caches_of(op, kv_cache)
+        return self._run(q, k, v, (), (None, None, None), out, lse, True)  # type: ignore[return-value]

@@ -1,0 +1,342 @@
+"""Attention of one new token for each request: over one request's keys, or over a batch's in a paged cache.
+
+The output is ``softmax(sm_scale * q . k) @ v``, for query head ``h`` over key head ``h // (num_qo_heads / num_kv_heads)``;
+lse is the logarithm in base 2 of the sum of ``2^(logit * log2 e)``, as :func:`flashinfer.merge_state` takes it. Where
+there is no key to see, the output is 0 and lse -inf.
+
+Source: Milakov, Gimelshein: Online normalizer calculation for softmax, 2018; Dao: FlashAttention-2, 2023; Ye et al.:
+FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving, 2025.
+"""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from typing import Any
+
+import torch
+
+from ._attention import (
+    NON_CAUSAL,
+    Logits,
+    PagedCache,
+    Scale,
+    attend_one,
+    caches_of,
+    check_dims,
+    layout_of,
+    logits_of,
+    operators_of_module,
+    run_one,
+)
+from ._masks import MaskTensors
+from ._schedule import Shape, check_tables, on_host
+from ._wrapper import BatchWrapper, Tables
+from .jit.modules.decode import (
+    gen_batch_decode_module,
+    gen_customize_batch_decode_module,
+    gen_customize_single_decode_module,
+    gen_single_decode_module,
+)
+from .utils import canonicalize_torch_dtype
+
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "gen_batch_decode_module",
+    "gen_customize_batch_decode_module",
+    "gen_customize_single_decode_module",
+    "gen_single_decode_module",
+    "single_decode_with_kv_cache",
+    "single_decode_with_kv_cache_with_jit_module",
+]
+
+
+def single_decode_with_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_tensor_cores: bool = False,
+    q_scale: Scale = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one query token over one request's keys and values.
+
+    Args:
+        q: ``[num_qo_heads, head_dim]`` (float16, bfloat16; float32 on the CPU), the last token of the request.
+        k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND), both of one dtype:
+            ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides ``num_qo_heads``. Strides are free; what
+            kernels cannot read in place is copied.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates ``q`` and ``k`` on the fly, halves of a head against each
+            other) or ``"ALIBI"`` (adds a head's slope times the distance to each logit).
+        use_tensor_cores: accepted; kernels are chosen by the library.
+        q_scale, k_scale, v_scale: what quantised values are to be multiplied by: numbers, or tensors of one element or of
+            one per head. A tensor on a GPU is multiplied into the query or the output, and never read on the host.
+        window_left: the query sees this many keys to its left and the last one; -1: all.
+        logits_soft_cap: logits become ``cap * tanh(logit / cap)`` where this is above 0.
+        sm_scale: by default ``1 / sqrt(head_dim)``.
+        rope_scale, rope_theta: 1 and 1e4 by default: pair ``i`` of a head at position ``p`` turns by
+            ``p / rope_scale * rope_theta^(-2 i / head_dim)``.
+        return_lse: also return the lse.
+
+    Returns:
+        ``[num_qo_heads, head_dim]`` of ``q``'s dtype; with ``return_lse`` also ``[num_qo_heads]`` float32.
+
+    Raises:
+        ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
+        TypeError: dtypes that do not fit.
+    """
+    op = "single_decode_with_kv_cache"
+    check_dims(op, "q", q, 2)
+    check_dims(op, "k", k, 3)
+    check_dims(op, "v", v, 3)
+    logits = logits_of(
+        op, q.shape[1], pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+    )
+    out, lse = attend_one(
+        "decode", op, q.unsqueeze(0), k, v, kv_layout, logits, (q_scale, k_scale, v_scale), return_lse=return_lse
+    )
+    return (out[0], lse[0]) if lse is not None else out[0]
+
+
+def single_decode_with_kv_cache_with_jit_module(
+    jit_module: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *args: Any,
+    kv_layout: str = "NHD",
+    window_left: int = -1,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:func:`single_decode_with_kv_cache` by a variant of your own.
+
+    Args:
+        jit_module: what ``gen_customize_single_decode_module(...).build_and_load()`` returned.
+        q, k, v, kv_layout, window_left, return_lse: as for :func:`single_decode_with_kv_cache`.
+        args: the variant's additional tensors, then its scalars, in the order in which they were named.
+
+    Raises:
+        ValueError, TypeError: as :func:`single_decode_with_kv_cache`; arguments that are not those of the variant.
+    """
+    op = "single_decode_with_kv_cache_with_jit_module"
+    check_dims(op, "q", q, 2)
+    check_dims(op, "k", k, 3)
+    check_dims(op, "v", v, 3)
+    operators = operators_of_module(op, jit_module)
+    logits = Logits(0, int(window_left), 0.0, 1.0, 1.0, 1e4)
+    out, lse = run_one(
+        op, operators, q.unsqueeze(0), k, v, layout_of(op, kv_layout), logits, args, q.dtype, return_lse=return_lse
+    )
+    return (out[0], lse[0]) if lse is not None else out[0]
+
+
+class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
+    """Attention of one query token for each request of a batch, over a paged cache.
+
+    ``plan()`` once for each set of lengths, then ``run()`` as often as there are layers.
+
+    Args:
+        float_workspace_buffer: contiguous, of any dtype, on the device that the wrapper is for: partial results of keys
+            that are split lie there. 128 MiB are plenty; one that is too small is an error of ``plan()``.
+        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
+        use_cuda_graph: ``run()`` will be captured, and ``plan()`` serve its replays: tables then lie in the buffers below,
+            and the number of requests is theirs.
+        use_tensor_cores: accepted; kernels are chosen by the library.
+        paged_kv_indptr_buffer: ``[batch_size + 1]`` int32, for ``indptr``.
+        paged_kv_indices_buffer: int32, as long as ``indices`` will ever be.
+        paged_kv_last_page_len_buffer: ``[batch_size]`` int32, for ``last_page_len``.
+        jit_args: the arguments of :func:`gen_customize_batch_decode_module` less ``backend``: a variant of your own, which is
+            built here. ``run()`` then takes its additional tensors and scalars.
+
+    Raises:
+        ValueError, TypeError: buffers or a layout that do not fit.
+    """
+
+    _family = "decode"
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        jit_args: tuple[Any, ...] | None = None,
+    ) -> None:
+        custom = None
+        if jit_args is not None:
+            arguments = tuple(jit_args)
+
+            def custom(backend: str) -> Any:
+                return gen_customize_batch_decode_module(*arguments, backend=backend)  # type: ignore[misc]
+
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, custom)
+        self._use_tensor_cores = bool(use_tensor_cores)
+        self._dtype_o = None if jit_args is None else canonicalize_torch_dtype(jit_args[3])
+        self._paged_buffers = self._paged_graph_buffers(
+            paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+            paged_kv_indices_buffer=paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+        )
+
+    @property
+    def use_tensor_cores(self) -> bool:
+        """What the constructor was given."""
+        return self._use_tensor_cores
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: str | torch.dtype | None = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        data_type: str | torch.dtype | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+    ) -> None:
+        """Balance the work of a batch; to be called whenever lengths change.
+
+        Args:
+            indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``indices``. On the CPU nothing is waited
+                for; tables of a GPU are read back once, all in one copy.
+            indices: ``[indptr[-1]]`` int32 or longer, the pages; requests may share some.
+            last_page_len: ``[batch_size]`` int32, entries of each request's last page, 1 to ``page_size``. A request without
+                pages has no keys, and its entry here means nothing.
+            num_qo_heads, num_kv_heads, head_dim, page_size: of what will be run.
+            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta: as for
+                :func:`single_decode_with_kv_cache`. With ``jit_args`` the variant's parameters stand for most of them:
+                ``sm_scale`` is not used, a mode or a cap is an error.
+            q_data_type, kv_data_type: of what will be run; ``kv_data_type`` is ``q_data_type`` by default.
+            data_type: stands for those of the two that are ``None``.
+            non_blocking: whether tables in pinned memory are copied without waiting: they must then stay as they are until
+                the copies are done. All others may change once this returns.
+
+        Raises:
+            ValueError: tables, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a plan
+                beyond what a CUDA graph was captured with.
+            TypeError: dtypes that do not fit.
+
+        Under CUDA graphs the first plan fixes what later ones must fit into. Scales, windows, modes and dtypes are captured
+        as they are; what a replay follows are the tables.
+        """
+        op = f"{self._name}.plan"
+        q_dtype = canonicalize_torch_dtype(q_data_type or data_type or "float16")
+        kv_dtype = canonicalize_torch_dtype(kv_data_type or data_type or q_dtype)
+        shape = Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, self._dtype_o or q_dtype)
+        shape.check(op)
+        logits = logits_of(
+            op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+        )
+        tables = Tables(op, self.device, non_blocking)
+        given = {"indptr": indptr, "indices": indices, "last_page_len": last_page_len}
+        check_tables(op, **given)
+        batch = self._paged_batch(tables, None, page_size, on_host(indptr, last_page_len), **given)
+        self._plan(batch, shape, logits, NON_CAUSAL, MaskTensors(), page_size, tables)
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        *args: Any,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch.
+
+        Args:
+            q: ``[batch_size, num_qo_heads, head_dim]``.
+            paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
+                ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` pair without the
+                dimension of 2. Strides are free but for the last dimension, which is contiguous; on CUDA rows start at
+                multiples of 16 bytes. What lies in places that no request owns has no influence, whatever it is.
+            args: with ``jit_args``, the variant's additional tensors, then its scalars.
+            q_scale, k_scale, v_scale: as for :func:`single_decode_with_kv_cache`.
+            out: ``[batch_size, num_qo_heads, head_dim]``, to be written; made by default.
+            lse: ``[batch_size, num_qo_heads]`` float32, contiguous, to be written where it is given.
+            return_lse: return ``(out, lse)``.
+            enable_pdl: accepted.
+
+        Raises:
+            ValueError: no plan, or shapes, strides or devices other than those planned for.
+            TypeError: dtypes other than those planned for.
+        """
+        k, v = caches_of(f"{self._name}.run", paged_kv_cache)
+        return self._run(q, k, v, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
+
+    run_return_lse = partialmethod(run, return_lse=True)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        pos_encoding_mode: str = "NONE",
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        op = f"{self._name}.forward"
+        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
+        self._plan_again(
+            logits_of(op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        )
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    forward_return_lse = partialmethod(forward, return_lse=True)
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph``.
+
+    Args:
+        workspace_buffer, kv_layout, use_tensor_cores: as there.
+        indptr_buffer, indices_buffer, last_page_len_buffer: its ``paged_kv_*_buffer``.
+    """
+
+    def __init__(
+        self,
+        workspace_buffer: torch.Tensor,
+        indptr_buffer: torch.Tensor,
+        indices_buffer: torch.Tensor,
+        last_page_len_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer, last_page_len_buffer
+        )

@@ -1,0 +1,308 @@
+"""What the attention families share: names of configurations, specialised and dispatching specs, users' variants.
+
+A module has three axes. ``dtypes`` (``query:keys and values:output``) and ``head_dims`` (``128``, or ``192:128`` of
+queries and values) are sets of one value in a specialised module and of several in a dispatching one; so are
+``variants``, the library's own. A user's variant is part of a module's configuration instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import env
+from .. import store
+from ..closure import closure
+from ..events import emit
+from ..load import load
+from ..spec import BACKENDS, JitSpec, Value, digest, family_spec
+
+if TYPE_CHECKING:
+    from . import Matrix
+
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
+MAX_CPU_HEAD_DIM = 512
+# What a variant of the library's own does -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
+VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
+# pos_encoding_mode: none, RoPE on the fly, ALiBi
+POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
+VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
+KV_DTYPES = ("same", *DTYPES[3:])
+FORMS = ("specialised", "dispatching")
+OWN_TENSORS = {"maybe_alibi_slopes": "float"}
+OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
+TENSOR_TYPES = {
+    "float": "float",
+    "float32": "float",
+    "half": "half_t",
+    "nv_half": "half_t",
+    "__half": "half_t",
+    "nv_bfloat16": "bfloat16_t",
+    "__nv_bfloat16": "bfloat16_t",
+    **{name: name for name in ("int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t")},
+}
+SCALAR_TYPES = ("double", "float", "int64_t")
+# What AttentionParams and the operators call something already, see include/flashinfer/attention/params.h. A variant's
+# own custom_mask and mask_indptr are welcome: they hide members that only the mask mode of that name uses.
+RESERVED_NAMES = frozenset({
+    "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
+    "group", "mask_mode", "window_left", "prefix_len", "token_pos_in_items", "token_pos_in_items_len", "max_item_len",
+    "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
+    "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
+    "partial_lse", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size", "variant",
+    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge",
+})  # fmt: skip
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_HEADERS = (".h", ".hpp", ".cuh")
+_INCLUDE = re.compile(r'#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
+
+
+def dtype_name(dtype: object, argument: str = "dtype") -> str:
+    """``torch.bfloat16`` or ``"bfloat16"`` -> ``"bfloat16"``, one of :data:`DTYPES`."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(DTYPES)}")
+    return name
+
+
+def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: str) -> str:
+    """The value of the axis ``dtypes``; checks that the kernels of a backend have it."""
+    q, kv, o = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv"), dtype_name(dtype_o, "dtype_o")
+    queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
+    for argument, name in (("dtype_q", q), ("dtype_o", o)):
+        if name not in queries:
+            raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(queries)} on {backend}")
+    keys = dict.fromkeys([*queries, "float8_e4m3fn", "float8_e5m2"] if backend == "cpu" else [q, *DTYPES[3:]])
+    if kv not in keys:
+        raise ValueError(f"dtype_kv: got {kv}, wanted one of {', '.join(keys)} beside {q} queries on {backend}")
+    return f"{q}:{kv}:{o}"
+
+
+def check_index_dtype(argument: str, dtype: object) -> None:
+    """Indices are int32 in every module; FlashInfer's functions name their dtype all the same."""
+    if str(dtype).removeprefix("torch.") != "int32":
+        raise ValueError(f"{argument}: got {dtype}, wanted int32")
+
+
+def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
+    """The value of the axis ``head_dims``; a size that no kernel has is an error that lists those there are."""
+    value = f"{head_dim_qk}" if head_dim_qk == head_dim_vo else f"{head_dim_qk}:{head_dim_vo}"
+    if backend == "cuda" and value not in CUDA_HEAD_DIMS:
+        raise ValueError(f"head_dim: got {value}, wanted one of {', '.join(CUDA_HEAD_DIMS)} (queries:values) on cuda")
+    if backend == "cpu":
+        for size in (head_dim_qk, head_dim_vo):
+            if not (0 < size <= MAX_CPU_HEAD_DIM and size % 8 == 0):
+                raise ValueError(f"head_dim: got {value}, wanted a multiple of 8 up to {MAX_CPU_HEAD_DIM} on cpu")
+    return value
+
+
+def variant_value(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
+    """The value of the axis ``variants``: ``default``, or what the variant does joined by ``+``."""
+    if int(pos_encoding_mode) not in POS_ENCODINGS:
+        raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 (none), 1 (RoPE) or 2 (ALiBi)")
+    parts = (*POS_ENCODINGS[int(pos_encoding_mode)], *(("soft_cap",) if use_logits_soft_cap else ()))
+    return "+".join(parts) or "default"
+
+
+def variant_bits(variant: str) -> int:
+    """A variant of the library's own as the number that an operator takes."""
+    return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
+
+
+def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, variant: str) -> JitSpec:
+    """The specialised module of one configuration."""
+    q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
+    types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
+    name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
+    coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
+    return _spec(family, backend, name, coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
+    """One module for every combination of the values of the three axes, among which it chooses at run time."""
+    return _spec(family, backend, "", coverage, OWN_TENSORS, OWN_SCALARS, {})
+
+
+def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
+    """A family's share of the AOT matrix: every combination of the values of the three axes, in the form wanted.
+
+    Raises:
+        ValueError: a value that a backend's kernels do not have.
+    """
+    for backend in matrix.backends:
+        queries = [dtype for dtype in matrix.dtypes if backend == "cpu" or dtype != "float32"]
+        coverage = {
+            "dtypes": [
+                dtypes_value(q, q if kv == "same" else kv, q, backend) for q in queries for kv in matrix.kv_dtypes
+            ],
+            "head_dims": [_head_dims_of(value, backend) for value in matrix.head_dims],
+            "variants": list(matrix.variants),
+        }
+        if matrix.attention_form == "specialised":
+            yield from (attention_spec(family, backend, *one) for one in product(*coverage.values()))
+        elif queries:
+            yield dispatching_spec(family, backend, coverage)
+
+
+def _head_dims_of(value: str, backend: str) -> str:
+    sizes = [int(size) for size in value.split(":")]
+    return head_dims_value(sizes[0], sizes[-1], backend)
+
+
+def load_attention(spec: JitSpec) -> Any:
+    """The ``torch.ops`` namespace of a module that computes what ``spec``, a specialised or a user's one, describes.
+
+    The module of exactly that configuration is taken wherever it is; else a dispatching one, built ahead of time, that
+    was built for this configuration among others; else the exact one is built. Keep what this returns: it looks at
+    files.
+
+    Raises:
+        BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
+    """
+    several = _dispatching(spec)
+    if several is None or store.find(spec).artifact is not None:
+        return load(spec)
+    lookup = store.find(several, dict(spec.coverage))
+    if lookup.artifact is not None:
+        several = several.covering(lookup.artifact.manifest["coverage"])
+        # A process holds one dispatching module of a family and backend: which, the first call decided.
+        if _loaded_dispatching.setdefault(several.name, several) == several:
+            return load(several)
+    else:
+        emit("miss", several.name, reason=lookup.reason)
+    return load(spec)
+
+
+_loaded_dispatching: dict[str, JitSpec] = {}
+
+
+def _dispatching(spec: JitSpec) -> JitSpec | None:
+    """A spec to look for dispatching modules with, where any is there at all: mostly there is none, and nothing to do."""
+    coverage = dict(spec.coverage)
+    if "variants" not in coverage:
+        return None  # a user's variant
+    several = dispatching_spec(Path(spec.sources[0]).stem, spec.backend, coverage)
+    return several if any((directory / several.name).is_dir() for directory in env.aot_dirs()) else None
+
+
+def customize_spec(
+    family: str,
+    backend: str,
+    uri: str,
+    dtypes: str,
+    head_dims: str,
+    tensors: tuple[Sequence[str], Sequence[str]],
+    scalars: tuple[Sequence[str], Sequence[str]],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int,
+) -> JitSpec:
+    """The module of a user's variant, which is C++ text or the path of a header.
+
+    Its name carries a digest of everything the user gave: two variants of one ``uri`` never meet.
+    """
+    if not _IDENTIFIER.fullmatch(uri):
+        raise ValueError(f"uri: got {uri!r}, wanted a C++ identifier")
+    if not variant_name or "\n" in variant_name:
+        raise ValueError(f"variant_name: got {variant_name!r}, wanted the name of a C++ struct")
+    additional_tensors = _parameters("tensor", tensors, TENSOR_TYPES)
+    additional_scalars = _parameters("scalar", scalars, {name: name for name in SCALAR_TYPES})
+    if set(additional_tensors) & set(additional_scalars):
+        raise ValueError("additional parameters: got one name for a tensor and a scalar, wanted distinct names")
+    if int(pos_encoding_mode) not in (0, 1):
+        raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant does ALiBi by itself")
+    variant = {
+        "ATTENTION_VARIANT": variant_name,
+        "POS_ENCODING_MODE": ("kNone", "kRopeLlama")[int(pos_encoding_mode)],
+        "VARIANT_HEADER": "",
+        "VARIANT_DECL": "",
+        "VARIANT_FILE": "",
+    }
+    own = _own_header(variant_decl)
+    if own is None:
+        variant |= {"VARIANT_DECL": str(variant_decl), "VARIANT_FILE": f"{uri}: variant_decl"}
+    else:
+        variant["VARIANT_HEADER"] = own.name
+    coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
+    spec = _spec(family, backend, "", coverage, additional_tensors, additional_scalars, variant)
+    if own is not None:
+        spec = replace(spec, headers=(str(own),), include_paths=(str(own.parent),))
+    else:
+        spec = replace(spec, headers=tuple(_included(str(variant_decl), spec.include_dirs)))
+    given = [uri, spec.config, spec.coverage, sorted(_own_digests(spec))]
+    name = f"{family}_{uri}_{digest(given)[:12]}_{backend}"
+    return replace(spec, name=name, namespace=name)
+
+
+def _own_header(variant_decl: str | Path) -> Path | None:
+    """The header that holds a variant, or ``None`` where the variant is text."""
+    text = str(variant_decl)
+    if not isinstance(variant_decl, Path) and ("\n" in text or "{" in text or not text.endswith(_HEADERS)):
+        return None
+    path = Path(variant_decl).resolve()
+    if not path.is_file():
+        raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
+    return path
+
+
+def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
+    """The files that a variant's text includes, so that the key covers them; a system's headers are found nowhere."""
+    for name in _INCLUDE.findall(text):
+        yield from (path for path in (os.path.join(one, name) for one in directories) if os.path.isfile(path))
+
+
+def _own_digests(spec: JitSpec) -> Iterator[str]:
+    """Digests of the user's files that a variant reaches; the library's own are no part of what the user gave."""
+    for path, content in closure(spec.headers, spec.include_dirs).items():
+        if not path.startswith(f"{env.data_root()}/"):
+            yield content
+
+
+def _parameters(
+    kind: str, names_and_types: tuple[Sequence[str], Sequence[str]], known: Mapping[str, str]
+) -> dict[str, str]:
+    names, types = names_and_types
+    if len(names) != len(types):
+        raise ValueError(f"additional {kind}s: got {len(names)} names and {len(types)} dtypes, wanted as many of each")
+    for name, type in zip(names, types, strict=True):
+        if not _IDENTIFIER.fullmatch(name) or name in RESERVED_NAMES:
+            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier that is not taken")
+        if type not in known:
+            raise ValueError(f"dtype of {name}: got {type!r}, wanted one of {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"additional {kind} names: got {', '.join(names)}, wanted distinct names")
+    return {name: known[type] for name, type in zip(names, types, strict=True)}
+
+
+def _spec(
+    family: str,
+    backend: str,
+    variant: str,
+    coverage: Mapping[str, Iterable[Value]],
+    tensors: Mapping[str, str],
+    scalars: Mapping[str, str],
+    config: Mapping[str, str],
+) -> JitSpec:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+    spec = family_spec(
+        family,
+        backend,
+        variant=variant,
+        coverage=coverage,
+        config={
+            "ADDITIONAL_TENSORS": ";".join(f"{name} {type}" for name, type in tensors.items()),
+            "ADDITIONAL_SCALARS": ";".join(f"{name} {type}" for name, type in scalars.items()),
+            **config,
+        },
+    )
+    return replace(
+        spec, template="csrc/attention_config.h.jinja", config_header="attention_config.h", namespace=spec.name
+    )

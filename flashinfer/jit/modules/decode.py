@@ -1,0 +1,146 @@
+"""Modules of the decode family: one query token for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..spec import JitSpec
+from . import Matrix
+from ._attention import (
+    CUDA_HEAD_DIMS,
+    attention_aot_specs,
+    attention_spec,
+    check_index_dtype,
+    customize_spec,
+    dtypes_value,
+    head_dims_value,
+    variant_value,
+)
+
+HEAD_DIMS = CUDA_HEAD_DIMS
+
+
+def gen_single_decode_module(
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    backend: str = "cuda",
+) -> JitSpec:
+    """The decode module of one configuration; one request and many are computed by the same module.
+
+    ``use_sliding_window`` is accepted and changes nothing: a window is a run-time value.
+
+    Raises:
+        ValueError: a dtype, size or mode that the backend's kernels do not have.
+    """
+    return attention_spec(
+        "decode",
+        backend,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
+        head_dims_value(head_dim_qk, head_dim_vo, backend),
+        variant_value(pos_encoding_mode, use_logits_soft_cap),
+    )
+
+
+def gen_batch_decode_module(
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    dtype_idx: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    backend: str = "cuda",
+) -> JitSpec:
+    """:func:`gen_single_decode_module` with the dtype of indices, which is int32."""
+    check_index_dtype("dtype_idx", dtype_idx)
+    return gen_single_decode_module(
+        dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
+        use_logits_soft_cap, backend,
+    )  # fmt: skip
+
+
+def gen_customize_single_decode_module(
+    uri: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    backend: str = "cuda",
+) -> JitSpec:
+    """The decode module of a user's variant, see ``include/flashinfer/attention/variant.h``.
+
+    Args:
+        uri: what the module is called; a C++ identifier.
+        additional_tensor_names, additional_tensor_dtypes: parameters ``const T* name`` of the variant, with C++ types
+            (``float``, ``int32_t``, ``uint8_t``, ``half``, ``nv_bfloat16``, ...); one whose name starts with ``maybe``
+            may be ``None`` in a call.
+        additional_scalar_names, additional_scalar_dtypes: parameters by value, ``double`` or ``int64_t``.
+        variant_name, variant_decl: the functor's name, and its C++ text or the path of a header that has it.
+        use_sliding_window, use_logits_soft_cap: accepted; a variant does what it says.
+
+    Raises:
+        ValueError: names, types or sizes that cannot be.
+    """
+    return customize_spec(
+        "decode",
+        backend,
+        uri,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
+        head_dims_value(head_dim_qk, head_dim_vo, backend),
+        (additional_tensor_names, additional_tensor_dtypes),
+        (additional_scalar_names, additional_scalar_dtypes),
+        variant_name,
+        variant_decl,
+        pos_encoding_mode,
+    )
+
+
+def gen_customize_batch_decode_module(
+    uri: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    idtype: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    backend: str = "cuda",
+) -> JitSpec:
+    """:func:`gen_customize_single_decode_module` with the dtype of indices, int32, behind ``dtype_o``."""
+    check_index_dtype("idtype", idtype)
+    return gen_customize_single_decode_module(
+        uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names, additional_tensor_dtypes,
+        additional_scalar_names, additional_scalar_dtypes, variant_name, variant_decl, pos_encoding_mode,
+        use_sliding_window, use_logits_soft_cap, backend,
+    )  # fmt: skip
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    return attention_aot_specs("decode", matrix)

@@ -1,0 +1,165 @@
+"""Modules of the prefill family: any number of query tokens for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..spec import JitSpec
+from . import Matrix
+from ._attention import (
+    CUDA_HEAD_DIMS,
+    attention_aot_specs,
+    attention_spec,
+    check_index_dtype,
+    customize_spec,
+    dtypes_value,
+    head_dims_value,
+    variant_value,
+)
+
+HEAD_DIMS = CUDA_HEAD_DIMS
+
+KERNELS = ("auto", "fa2", "fa3")
+
+
+def check_kernels(backend: str) -> None:
+    """``backend`` of the public functions: which kernels on CUDA. ``fa2``, the portable ones, is what there is."""
+    if backend not in KERNELS:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
+    if backend == "fa3":
+        raise ValueError("backend: got 'fa3', and there are no kernels for Hopper alone yet: wanted 'auto' or 'fa2'")
+
+
+def gen_single_prefill_module(
+    backend: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    device: str = "cuda",
+) -> JitSpec:
+    """The prefill module of one configuration; one request and many, ragged and paged, are computed by the same module.
+
+    Args:
+        backend: ``auto`` or ``fa2``.
+        use_sliding_window, use_fp16_qk_reduction: accepted and change nothing: a window is a run-time value, and
+            products are summed in float32.
+        device: ``cuda`` or ``cpu``.
+
+    Raises:
+        ValueError: a dtype, size or mode that the device's kernels do not have.
+    """
+    check_kernels(backend)
+    return attention_spec(
+        "prefill",
+        device,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, device),
+        head_dims_value(head_dim_qk, head_dim_vo, device),
+        variant_value(pos_encoding_mode, use_logits_soft_cap),
+    )
+
+
+def gen_batch_prefill_module(
+    backend: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    dtype_idx: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    device: str = "cuda",
+) -> JitSpec:
+    """:func:`gen_single_prefill_module` with the dtype of indices, which is int32."""
+    check_index_dtype("dtype_idx", dtype_idx)
+    return gen_single_prefill_module(
+        backend, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
+        use_logits_soft_cap, use_fp16_qk_reduction, device,
+    )  # fmt: skip
+
+
+def gen_customize_single_prefill_module(
+    backend: str,
+    uri: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    fp8_enabled: bool = False,
+    device: str = "cuda",
+) -> JitSpec:
+    """The prefill module of a user's variant; arguments as for ``gen_customize_single_decode_module``.
+
+    Raises:
+        ValueError: names, types or sizes that cannot be, or ``fp8_enabled``, which the kernels do not have.
+    """
+    check_kernels(backend)
+    if fp8_enabled:
+        raise ValueError("fp8_enabled: got True, wanted False: products of fp8 are not computed in fp8")
+    return customize_spec(
+        "prefill",
+        device,
+        uri,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, device),
+        head_dims_value(head_dim_qk, head_dim_vo, device),
+        (additional_tensor_names, additional_tensor_dtypes),
+        (additional_scalar_names, additional_scalar_dtypes),
+        variant_name,
+        variant_decl,
+        pos_encoding_mode,
+    )
+
+
+def gen_customize_batch_prefill_module(
+    backend: str,
+    uri: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    idtype: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str | Path,
+    pos_encoding_mode: int = 0,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    fp8_enabled: bool = False,
+    device: str = "cuda",
+) -> JitSpec:
+    """:func:`gen_customize_single_prefill_module` with the dtype of indices, int32, behind ``dtype_o``."""
+    check_index_dtype("idtype", idtype)
+    return gen_customize_single_prefill_module(
+        backend, uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names,
+        additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes, variant_name, variant_decl,
+        pos_encoding_mode, use_sliding_window, use_logits_soft_cap, use_fp16_qk_reduction, fp8_enabled, device,
+    )  # fmt: skip
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    return attention_aot_specs("prefill", matrix)

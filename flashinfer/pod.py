@@ -1,0 +1,218 @@
+"""One request's prefill beside a batch's decode, for servers that do a chunk of the one with every step of the other.
+
+Source: Kamath et al.: POD-Attention: Unlocking Full Prefill-Decode Overlap for Faster LLM Inference, 2025.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ._attention import POS_ENCODINGS, Logits, PagedCache, Scale, check_dims, logits_of
+from .decode import BatchDecodeWithPagedKVCacheWrapper
+from .prefill import single_prefill_with_kv_cache
+
+__all__ = ["PODWithPagedKVCacheWrapper"]
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+class PODWithPagedKVCacheWrapper:
+    """Prefill of one request (``_p``) and decode of a batch over a paged cache (``_d``) in one call.
+
+    On CUDA the two are launched on two streams: what the one leaves idle, the other uses.
+
+    Args:
+        float_workspace_buffer, kv_layout, use_cuda_graph, paged_kv_indptr_buffer, paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer: of the decode, as for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
+        jit_args: ``None``: variants of your own go through the wrappers of prefill and decode.
+
+    Raises:
+        ValueError, TypeError: buffers or a layout that do not fit.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        jit_args: tuple[Any, ...] | None = None,
+    ) -> None:
+        self._name = type(self).__name__
+        if jit_args is not None:
+            raise ValueError(f"{self._name}: jit_args: got some, wanted None: use the wrappers of prefill and decode")
+        self._decode = BatchDecodeWithPagedKVCacheWrapper(
+            float_workspace_buffer, kv_layout, use_cuda_graph, False, paged_kv_indptr_buffer, paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer,
+        )  # fmt: skip
+        self._kv_layout = kv_layout
+        self._logits: Logits | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the decode's tables lie in buffers of the caller's, for CUDA graphs."""
+        return self._decode.is_cuda_graph_enabled
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """As :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+        self._logits = None
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        q_data_type: str | torch.dtype | None = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        data_type: str | torch.dtype | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+    ) -> None:
+        """Balance the work of the decode; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`."""
+        self._logits = None  # until there is a plan again
+        self._decode.plan(
+            indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode,
+            window_left, None, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
+        )  # fmt: skip
+        self._logits = self._decode._planned_or_fail("plan").logits
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q_p: torch.Tensor,
+        k_p: torch.Tensor,
+        v_p: torch.Tensor,
+        q_d: torch.Tensor,
+        paged_kv_cache_d: PagedCache,
+        custom_mask_p: torch.Tensor | None = None,
+        packed_custom_mask_p: torch.Tensor | None = None,
+        causal_p: bool = False,
+        kv_layout_p: str = "NHD",
+        pos_encoding_mode_p: str = "NONE",
+        sm_scale_p: float | None = None,
+        window_left_p: int = -1,
+        rope_scale_p: float | None = None,
+        rope_theta_p: float | None = None,
+        return_lse_p: bool = False,
+        custom_mask_d: torch.Tensor | None = None,
+        packed_custom_mask_d: torch.Tensor | None = None,
+        causal_d: bool = False,
+        kv_layout_d: str = "NHD",
+        pos_encoding_mode_d: str = "NONE",
+        sm_scale_d: float | None = None,
+        window_left_d: int = -1,
+        rope_scale_d: float | None = None,
+        rope_theta_d: float | None = None,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        return_lse_d: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        enable_pdl: bool | None = None,
+        *args: Any,
+    ) -> tuple[Result, Result]:
+        """Attention of the request and of the planned batch.
+
+        Args:
+            q_p, k_p, v_p, custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, pos_encoding_mode_p, sm_scale_p,
+                window_left_p, rope_scale_p, rope_theta_p, return_lse_p: of the prefill, as for
+                :func:`flashinfer.single_prefill_with_kv_cache`.
+            q_d, paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: of the decode, as for
+                :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.
+            pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d: take the place of those of
+                :meth:`plan` where they are not the defaults.
+            kv_layout_d: the wrapper's, or the default.
+            custom_mask_d, packed_custom_mask_d: ``None``: a query of a decode sees all keys.
+            causal_d, use_fp16_qk_reduction, enable_pdl: accepted.
+
+        Returns:
+            ``(out_p, out_d)``; in the place of each, ``(out, lse)`` where its lse is wanted.
+
+        Raises:
+            ValueError: no plan, or shapes, strides, layouts, masks or devices that do not fit.
+            TypeError: dtypes that do not fit.
+        """
+        op = f"{self._name}.run"
+        if self._logits is None:
+            raise ValueError(f"{op}: got no plan, wanted a call of plan() before")
+        if args:
+            raise TypeError(f"{op}: got {len(args)} more arguments, wanted none")
+        if custom_mask_d is not None or packed_custom_mask_d is not None:
+            raise ValueError(f"{op}: custom_mask_d: got one, wanted None: a query of a decode sees all keys")
+        if kv_layout_d not in ("NHD", self._kv_layout):
+            raise ValueError(f"{op}: kv_layout_d: got {kv_layout_d!r}, wanted {self._kv_layout!r} as the wrapper has")
+        check_dims(op, "q_d", q_d, 3)
+        self._decode._plan_again(
+            self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
+        )
+        shape = self._decode._planned_or_fail("run").shape
+        # Made here: what a stream allocates for itself may not be freed under another.
+        out_d = torch.empty((*q_d.shape[:2], shape.head_dim_vo), dtype=shape.dtype_o, device=q_d.device)
+        lse_d = torch.empty(q_d.shape[:2], dtype=torch.float32, device=q_d.device) if return_lse_d else None
+        with self._beside(q_d.device):
+            self._decode.run(
+                q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out_d, lse=lse_d
+            )
+        try:
+            result_p = single_prefill_with_kv_cache(
+                q_p, k_p, v_p, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p,
+                kv_layout=kv_layout_p, pos_encoding_mode=pos_encoding_mode_p, sm_scale=sm_scale_p,
+                window_left=window_left_p, rope_scale=rope_scale_p, rope_theta=rope_theta_p, return_lse=return_lse_p,
+            )  # fmt: skip
+        finally:
+            if self._stream is not None:
+                torch.cuda.current_stream(q_d.device).wait_stream(self._stream)
+        return result_p, out_d if lse_d is None else (out_d, lse_d)
+
+    forward = run
+
+    def end_forward(self) -> None:
+        """Do nothing; kept for callers of older interfaces."""
+
+    def _beside(self, device: torch.device) -> Any:
+        """Where the decode is launched: a stream of its own, behind all that was launched before."""
+        if device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self._stream)
+
+    def _logits_of(
+        self,
+        op: str,
+        pos_encoding_mode: str,
+        sm_scale: float | None,
+        window_left: int,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> Logits:
+        """What was planned, with what a run says otherwise."""
+        planned = self._logits
+        assert planned is not None
+        return logits_of(
+            op,
+            1,  # of which sm_scale's default would be made
+            list(POS_ENCODINGS)[planned.pos_encoding_mode] if pos_encoding_mode == "NONE" else pos_encoding_mode,
+            planned.window_left if window_left < 0 else window_left,
+            planned.logits_soft_cap,
+            planned.sm_scale if sm_scale is None else sm_scale,
+            planned.rope_scale if rope_scale is None else rope_scale,
+            planned.rope_theta if rope_theta is None else rope_theta,
+        )

@@ -1,0 +1,423 @@
+"""Attention whose matrix of queries and keys is sparse by blocks: what is not in a block is neither read nor computed.
+
+A row of blocks is a request of a batch: its queries are the row's, its keys those of the row's blocks, which are pages
+of ``k`` and ``v`` as they lie. Output and lse are those of dense attention with everything outside the blocks masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partialmethod
+
+import torch
+
+from ._attention import CAUSAL, NON_CAUSAL, Scale, check_dims, check_tensor, logits_of
+from ._masks import MaskTensors, MultiItem, masks_of
+from ._schedule import Shape, check_indptr, check_tables, on_host
+from ._wrapper import Batch, BatchWrapper, Tables
+from .jit.modules.prefill import check_kernels
+from .utils import canonicalize_torch_dtype
+
+__all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
+
+
+def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
+    """From masks of blocks to masks of rows of blocks: what is packed for ``packed_mask``.
+
+    Args:
+        mask: ``[nnz, R, C]``, of each block.
+        indptr: ``[MB + 1]`` int32 or int64, where each row's blocks begin.
+
+    Returns:
+        ``[nnz * R * C]``: for every row of blocks its mask ``[R, keys of the row's blocks]``.
+
+    Raises:
+        ValueError, TypeError: arguments that are no such tensors.
+    """
+    op = "convert_bsr_mask_layout"
+    check_dims(op, "mask", mask, 3)
+    check_dims(op, "indptr", indptr, 1)
+    nnz, rows, columns = mask.shape
+    near = indptr.to("cpu", torch.int64)
+    check_indptr(op, "indptr", near)
+    if int(near[-1]) != nnz:
+        raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
+    # A block's row r begins at: the row's first block, r whole rows of all its blocks, the blocks before this one.
+    counts = near.diff()
+    first, width = near[:-1].repeat_interleave(counts), counts.repeat_interleave(counts)
+    start = (first * rows)[:, None] + torch.arange(rows) * width[:, None] + (torch.arange(nnz) - first)[:, None]
+    order = torch.empty(nnz * rows, dtype=torch.int64)
+    order[start.flatten()] = torch.arange(nnz * rows)
+    return mask.reshape(nnz * rows, columns)[order.to(mask.device)].flatten()
+
+
+def _no_positions(op: str, pos_encoding_mode: str) -> None:
+    if pos_encoding_mode != "NONE":
+        raise ValueError(
+            f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted 'NONE': kernels see a row's keys side by side,"
+            " and not where in the matrix they stand"
+        )
+
+
+def _causal_mask(
+    qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """Masks of rows of blocks under a causal mask of the whole matrix; ``None`` where the kernels' own does the same.
+
+    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys. Those of a
+    kernel are aligned at the end: the last query sees all keys.
+    """
+    same, masks = True, []
+    for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
+        seen = position[None, :] <= start + torch.arange(qo_len)[:, None]
+        aligned = torch.arange(position.numel())[None, :] <= position.numel() - qo_len + torch.arange(qo_len)[:, None]
+        same = same and torch.equal(seen, aligned)
+        masks.append(seen.flatten())
+    return None if same else torch.cat(masks)
+
+
+class _BlockSparse(BatchWrapper):
+    """Base: rows of blocks as requests over pages."""
+
+    _family = "prefill"
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
+        check_kernels(backend)
+        super().__init__(float_workspace_buffer, "NHD", False, None)
+
+    def _plan_rows(
+        self,
+        tables: Tables,
+        batch: Batch,
+        shape: Shape,
+        page_size: int,
+        custom_mask: torch.Tensor | None,
+        packed_mask: torch.Tensor | None,
+        causal: bool,
+        options: tuple[float | None, float | None, float | None, float | None],
+    ) -> None:
+        """``options``: logits_soft_cap, sm_scale, rope_scale, rope_theta."""
+        shape.check(tables.op)
+        logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
+        assert batch.qo_indptr is not None
+        masks = MaskTensors()
+        if custom_mask is not None or packed_mask is not None:
+            masks = masks_of(
+                tables, batch.qo_indptr, batch.kv_lens, custom_mask, packed_mask, MultiItem(), None, (None, None), False
+            )
+        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size, tables)
+
+
+class BlockSparseAttentionWrapper(_BlockSparse):
+    """Attention with a mask in block compressed rows (BSR): blocks of ``R`` queries and ``C`` keys.
+
+    ``plan()`` once for each mask, then ``run()`` as often as there are layers.
+
+    Args:
+        float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        backend: ``"auto"`` or ``"fa2"``.
+
+    Raises:
+        ValueError, TypeError: a buffer or a backend that does not fit.
+    """
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        M: int,
+        N: int,
+        R: int,
+        C: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask: torch.Tensor | None = None,
+        packed_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype = "float16",
+        non_blocking: bool = True,
+    ) -> None:
+        """Balance the work of a mask.
+
+        Args:
+            indptr: ``[ceil(M / R) + 1]`` int32, where each row's blocks begin in ``indices``.
+            indices: ``[nnz]`` int32, the column of each block, below ``N / C``.
+            M, N, R, C: queries, keys, and of each how many are in a block. ``C`` divides ``N``; the last row of blocks may
+                have fewer queries than ``R``.
+            num_qo_heads, num_kv_heads, head_dim: of what will be run.
+            mask: ``[nnz, R, C]`` bool, what is visible in each block; by default all.
+            packed_mask: its bits by rows of blocks: ``segment_packbits(convert_bsr_mask_layout(mask, indptr),
+                indptr * R * C, bitorder="little")[0]``; goes before ``mask``, and both before ``causal``.
+            causal: query ``i`` sees keys up to ``i + N - M``, of those in blocks.
+            pos_encoding_mode: ``"NONE"``.
+            use_fp16_qk_reduction: accepted.
+            logits_soft_cap, sm_scale: as for :func:`flashinfer.single_prefill_with_kv_cache`.
+            rope_scale, rope_theta: accepted.
+            q_data_type, kv_data_type, o_data_type: of what will be run; keys have the queries' by default, the output
+                float16 whatever the queries have.
+            non_blocking: whether tables in pinned memory are copied without waiting.
+
+        Raises:
+            ValueError: tables, masks, sizes or modes that do not fit.
+            TypeError: dtypes that do not fit.
+        """
+        op = f"{self._name}.plan"
+        _no_positions(op, pos_encoding_mode)
+        check_tables(op, indptr=indptr, indices=indices)
+        for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
+            if value < least:
+                raise ValueError(f"{op}: {name}: got {value}, wanted at least {least}")
+        if N % C != 0:
+            raise ValueError(f"{op}: N: got {N}, wanted a multiple of C, {C}")
+        rows = -(-M // R)
+        needs_mask = bool(causal) and mask is None and packed_mask is None
+        near, near_indices = on_host(indptr, indices if needs_mask else None)
+        check_indptr(op, "indptr", near, rows)
+        qo_indptr = torch.clamp(torch.arange(rows + 1) * R, max=M).to(torch.int32)
+        tables = Tables(op, self.device, non_blocking)
+        last = torch.full((rows,), C, dtype=torch.int32)
+        batch = self._paged_batch(
+            tables, qo_indptr, C, [near, last], indptr=indptr, indices=indices, last_page_len=last
+        )
+        if batch.kv_rows > N // C:
+            raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
+        custom = None
+        if packed_mask is None and mask is not None:
+            custom = self._flat(op, mask, near, R, C)[: int((qo_indptr.diff().to(torch.int64) * batch.kv_lens).sum())]
+        elif needs_mask:
+            blocks = near_indices[: int(near[-1])].to(torch.int64).split(near.diff().tolist())
+            positions = [(one[:, None] * C + torch.arange(C)).flatten() for one in blocks]
+            custom = _causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
+        q_dtype = canonicalize_torch_dtype(q_data_type)
+        kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
+        o_dtype = canonicalize_torch_dtype(o_data_type)
+        shape = Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, o_dtype)
+        options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._plan_rows(tables, batch, shape, C, custom, packed_mask, needs_mask and custom is None, options)
+        self._keys, self._block = N, C
+
+    begin_forward = plan
+
+    def _flat(self, op: str, mask: torch.Tensor, indptr: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        check_tensor(op, "mask", mask)
+        wanted = [int(indptr[-1]), rows, columns]
+        if list(mask.shape) != wanted:
+            raise ValueError(f"{op}: mask: got shape {list(mask.shape)}, wanted {wanted}")
+        if mask.dtype != torch.bool:
+            raise TypeError(f"{op}: mask: got {mask.dtype}, wanted torch.bool")
+        return convert_bsr_mask_layout(mask, indptr)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale_q: Scale = None,
+        scale_k: Scale = None,
+        scale_v: Scale = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention by the planned mask.
+
+        Args:
+            q: ``[M, num_qo_heads, head_dim]``.
+            k, v: ``[N, num_kv_heads, head_dim]``; strides are free but for the last dimension, which is contiguous, on CUDA
+                rows start at multiples of 16 bytes.
+            scale_q, scale_k, scale_v: what quantised values are to be multiplied by, as for
+                :func:`flashinfer.single_prefill_with_kv_cache`.
+            out: ``[M, num_qo_heads, head_dim]``, to be written; made by default.
+            lse: ``[M, num_qo_heads]`` float32, contiguous, to be written where it is given.
+            return_lse: return ``(out, lse)``.
+            enable_pdl: accepted.
+
+        Raises:
+            ValueError: no plan, or shapes, strides or devices other than those planned for.
+            TypeError: dtypes other than those planned for.
+        """
+        op = f"{self._name}.run"
+        self._planned_or_fail("run")
+        for name, x in (("k", k), ("v", v)):
+            check_dims(op, name, x, 3)
+            if x.shape[0] != self._keys:
+                raise ValueError(f"{op}: {name}: got {x.shape[0]} rows, and plan() was called for {self._keys}")
+        blocks = (self._keys // self._block, self._block)
+        k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
+        return self._run(q, k, v, (), (scale_q, scale_k, scale_v), out, lse, return_lse)
+
+    run_return_lse = partialmethod(run, return_lse=True)
+    forward = run
+
+
+class VariableBlockSparseAttentionWrapper(_BlockSparse):
+    """Attention with blocks of any sizes, different ones for each head of keys.
+
+    ``plan()`` once for each mask, then ``run()`` as often as there are layers.
+
+    Args:
+        float_workspace_buffer, backend: as for :class:`BlockSparseAttentionWrapper`.
+
+    Raises:
+        ValueError, TypeError: a buffer or a backend that does not fit.
+    """
+
+    def plan(
+        self,
+        block_mask_map: torch.Tensor,
+        block_row_sz: torch.Tensor,
+        block_col_sz: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> None:
+        """Balance the work of a mask. Tables of a GPU are read back.
+
+        Args:
+            block_mask_map: ``[num_kv_heads, MB, NB]`` bool, which blocks there are.
+            block_row_sz: ``[num_kv_heads, MB]`` integers, queries of each row of blocks; each head's sum is ``qo_len``.
+            block_col_sz: ``[num_kv_heads, NB]`` integers, keys of each column of blocks; each head's sum is ``kv_len``.
+                Sizes with a large common divisor are read faster.
+            causal: query ``i`` sees keys up to ``i + kv_len - qo_len``, of those in blocks.
+            num_qo_heads, num_kv_heads, head_dim, pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale,
+                rope_scale, rope_theta, non_blocking, q_data_type, kv_data_type: as for
+                :meth:`BlockSparseAttentionWrapper.plan`. The output is of the queries' dtype.
+
+        Raises:
+            ValueError: sizes or modes that do not fit.
+            TypeError: dtypes that do not fit.
+        """
+        op = f"{self._name}.plan"
+        _no_positions(op, pos_encoding_mode)
+        q_dtype = canonicalize_torch_dtype(q_data_type)
+        kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
+        Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, q_dtype).check(op)
+        blocks, row_sizes, column_sizes = self._sizes(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
+        qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())
+        # Pages of k and v, all heads one behind the other, as large as all blocks allow.
+        page = max(math.gcd(*column_sizes.flatten().tolist()), 1)
+        head_start = torch.arange(num_kv_heads)[:, None] * (kv_len // page)
+        counts = column_sizes // page
+        starts = counts.cumsum(1) - counts + head_start
+        head, _, column = blocks.nonzero(as_tuple=True)
+        lens = counts[head, column]
+        indices = torch.arange(int(lens.sum())) + (starts[head, column] - lens.cumsum(0) + lens).repeat_interleave(lens)
+        pages = (blocks * counts[:, None, :]).sum(-1).flatten()
+        indptr, qo_indptr = (
+            torch.nn.functional.pad(x.cumsum(0), (1, 0)).to(torch.int32) for x in (pages, row_sizes.flatten())
+        )
+        tables = Tables(op, self.device, non_blocking)
+        last = torch.full((pages.numel(),), page, dtype=torch.int32)
+        batch = self._paged_batch(
+            tables, qo_indptr, page, [indptr, last], indptr=indptr, indices=indices.to(torch.int32), last_page_len=last
+        )
+        custom = None
+        if causal:
+            first = (row_sizes.cumsum(1) - row_sizes + kv_len - qo_len).flatten()
+            own = (indices - head_start[head, 0].repeat_interleave(lens)).split(pages.tolist())
+            positions = [(one[:, None] * page + torch.arange(page)).flatten() for one in own]
+            custom = _causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
+        shape = Shape(num_qo_heads // num_kv_heads, 1, head_dim, head_dim, q_dtype, kv_dtype, q_dtype)
+        options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._plan_rows(tables, batch, shape, page, custom, None, bool(causal) and custom is None, options)
+        self._wanted = ([num_qo_heads, qo_len, head_dim], [num_kv_heads, kv_len, head_dim])
+
+    begin_forward = plan
+
+    def _sizes(self, op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
+        """The three tables on the host, checked."""
+        names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
+        near = []
+        for name, x, rank in zip(names, given, ranks, strict=True):
+            check_dims(op, name, x, rank)
+            if x.is_floating_point() or x.is_complex():
+                raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {'torch.bool' if rank == 3 else 'integers'}")
+            near.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
+        _, rows, columns = near[0].shape
+        wanted = [[num_kv_heads, rows, columns], [num_kv_heads, rows], [num_kv_heads, columns]]
+        for name, x, shape in zip(names, near, wanted, strict=True):
+            if list(x.shape) != shape:
+                raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {shape}")
+        for name, x in zip(names[1:], near[1:], strict=True):
+            if x.numel() and int(x.min()) < 0:
+                raise ValueError(f"{op}: {name}: got {int(x.min())}, wanted no negative sizes")
+            sums = x.sum(1).tolist()
+            if len(set(sums)) > 1:
+                raise ValueError(f"{op}: {name}: got sums {sums} of the heads, wanted the same for each")
+        return near
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention by the planned mask.
+
+        Args:
+            q: ``[num_qo_heads, qo_len, head_dim]``.
+            k, v: ``[num_kv_heads, kv_len, head_dim]``; copied where they are not contiguous.
+            out: ``[num_qo_heads, qo_len, head_dim]``, to be written; made by default.
+            lse: ``[num_qo_heads, qo_len]`` float32, to be written where it is given.
+            return_lse: return ``(out, lse)``.
+            enable_pdl: accepted.
+
+        Raises:
+            ValueError: no plan, or shapes or devices other than those planned for.
+            TypeError: dtypes other than those planned for.
+        """
+        op = f"{self._name}.run"
+        planned = self._planned_or_fail("run")
+        (heads, qo_len, dim), kv_shape = self._wanted
+        for name, x, wanted in (("q", q, self._wanted[0]), ("k", k, kv_shape), ("v", v, kv_shape)):
+            check_tensor(op, name, x)
+            if list(x.shape) != wanted:
+                raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, and plan() was called for {wanted}")
+        for name, given, shape, dtype in (
+            ("out", out, (heads, qo_len, dim), planned.shape.dtype_o),
+            ("lse", lse, (heads, qo_len), torch.float32),
+        ):
+            if given is not None:
+                self._check_result(name, given, shape, dtype)
+        # One head of keys in each request: the query heads that use it are the request's heads.
+        kv_heads, kv_len, _ = kv_shape
+        group, page = heads // kv_heads, planned.page_size or 1
+        per_head = q.unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(kv_heads * qo_len, group, dim)
+        k, v = (x.reshape(kv_heads * kv_len // page, page, 1, dim) for x in (k, v))
+        results = self._run(per_head, k, v, (), (None, None, None), None, None, True)
+        got, got_lse = (
+            x.unflatten(0, (kv_heads, qo_len)).transpose(1, 2).reshape(heads, qo_len, *x.shape[2:]) for x in results
+        )
+        if out is not None:
+            got = out.copy_(got)
+        if lse is not None:
+            got_lse = lse.copy_(got_lse)
+        return (got, got_lse) if return_lse else got
+
+    run_return_lse = partialmethod(run, return_lse=True)
+    forward = run

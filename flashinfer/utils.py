@@ -1,0 +1,131 @@
+"""Small things that callers and several families share: names of modes, dtypes, ALiBi's slopes, what a GPU is."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import torch
+from packaging.version import Version
+
+__all__ = [
+    "MaskMode",
+    "PosEncodingMode",
+    "TensorLayout",
+    "canonicalize_torch_dtype",
+    "determine_attention_backend",
+    "get_alibi_slopes",
+    "get_compute_capability",
+    "get_indptr",
+    "is_float8",
+    "is_sm90a_supported",
+    "is_sm100a_supported",
+    "version_at_least",
+]
+
+
+class PosEncodingMode(Enum):
+    """Position encodings that attention applies itself."""
+
+    NONE = 0
+    ROPE_LLAMA = 1
+    ALIBI = 2
+
+
+class MaskMode(Enum):
+    """Which keys a query sees."""
+
+    NON_CAUSAL = 0
+    CAUSAL = 1
+    CUSTOM = 2
+    MULTIITEMSCORING = 3
+
+
+class TensorLayout(Enum):
+    """Order of keys and values: tokens before heads, or heads before tokens."""
+
+    NHD = 0
+    HND = 1
+
+
+def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """``"float16"`` or ``torch.float16`` -> ``torch.float16``.
+
+    Raises:
+        ValueError: a name that is no dtype of torch.
+        TypeError: neither a name nor a dtype.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if not isinstance(dtype, str):
+        raise TypeError(f"dtype: got {type(dtype).__name__}, wanted a torch.dtype or its name")
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype: got {dtype!r}, wanted the name of a torch dtype such as 'float16'")
+    return found
+
+
+def is_float8(x: torch.Tensor) -> bool:
+    """Whether the elements of ``x`` are of one byte: e4m3 or e5m2."""
+    return x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def get_alibi_slopes(n_heads: int) -> torch.Tensor:
+    """The slopes of ALiBi, ``[n_heads]`` float32 on the CPU.
+
+    With ``n`` the largest power of two up to ``n_heads``: ``2^(-8 i / n)`` for ``i`` in 1 ... n, then, for the heads
+    beyond, every second one of the slopes of ``2 n`` heads.
+
+    Source: Press, Smith, Lewis: Train Short, Test Long: Attention with Linear Biases, 2021.
+
+    Raises:
+        ValueError: ``n_heads`` below 1.
+    """
+    if n_heads < 1:
+        raise ValueError(f"get_alibi_slopes: n_heads: got {n_heads}, wanted at least 1")
+    n = 2 ** math.floor(math.log2(n_heads))
+    exponents = [-8 * i / n for i in range(1, n + 1)] + [-4 * (2 * i + 1) / n for i in range(n_heads - n)]
+    return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32)
+
+
+def get_indptr(x: torch.Tensor) -> torch.Tensor:
+    """Where segments of the lengths ``x``, ``[n]``, begin and end: ``[n + 1]`` int64 from 0 on, on ``x``'s device."""
+    return torch.nn.functional.pad(x.to(torch.int64).cumsum(0), (1, 0))
+
+
+def get_compute_capability(device: torch.device) -> tuple[int, int]:
+    """``(major, minor)`` of a GPU.
+
+    Raises:
+        ValueError: the device is no GPU.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"get_compute_capability: device: got {device}, wanted a CUDA device")
+    return torch.cuda.get_device_capability(device.index)
+
+
+def is_sm90a_supported(device: torch.device) -> bool:
+    """Whether the device is of Hopper's architecture."""
+    return device.type == "cuda" and get_compute_capability(device)[0] == 9
+
+
+def is_sm100a_supported(device: torch.device) -> bool:
+    """Whether the device is of the architecture of data-center Blackwell."""
+    return device.type == "cuda" and get_compute_capability(device)[0] == 10
+
+
+def determine_attention_backend(
+    device: torch.device,
+    pos_encoding_mode: int,
+    use_fp16_qk_reductions: bool,
+    use_custom_mask: bool,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+) -> str:
+    """What ``backend="auto"`` stands for: ``"fa2"``, the portable kernels, which are all there are."""
+    return "fa2"
+
+
+def version_at_least(version: str, base_version: str) -> bool:
+    """Whether ``version`` is ``base_version`` or a later one (PEP 440)."""
+    return Version(version) >= Version(base_version)

@@ -1,0 +1,134 @@
+// What an attention kernel computes: parameters shared by the bindings and by the kernels of every backend.
+//
+// One request's queries attend to that request's keys. Query head h uses key head h / group, group = num_qo_heads /
+// num_kv_heads. The queries of a group are packed into rows: row r of a request and a key head is the query token
+// r / group with the query head kv_head * group + r % group; kernels work on tiles of rows, so that a key is read once
+// for all the query heads that use it.
+#pragma once
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/fast_div.h>
+#include <flashinfer/common/rows.h>
+
+#include <cstdint>
+
+namespace flashinfer {
+
+// kMultiItem: the key sequence is a prefix and then items, each of which sees the prefix and itself.
+enum class MaskMode : int32_t { kNone, kCausal, kCustom, kMultiItem };
+enum class PosEncodingMode : int32_t { kNone, kRopeLlama, kAlibi };
+
+// Keys and values of all requests; strides in elements. Token t of request b is
+//   paged:   row t % page_size of page indices[indptr[b] + t / page_size],
+//   ragged:  row indptr[b] + t (t where indptr is null: one request).
+struct KvCache {
+  const void *k, *v;
+  int64_t k_page, k_row, k_head;  // strides; k_page is not used where the cache is ragged
+  int64_t v_page, v_row, v_head;
+  const int32_t* indices;  // null: ragged
+  const int32_t* indptr;
+  FastDiv page_size;  // in tokens
+  int64_t num_pages;  // pages of the cache (rows where it is ragged): what an index must stay below
+
+  FLASHINFER_HD bool is_paged() const { return indices != nullptr; }
+
+  // The page and the row in it of token t of a request; `first` is indptr[b].
+  FLASHINFER_HD void locate(int32_t first, int32_t t, int64_t& page, int64_t& row) const {
+    if (is_paged()) {
+      uint32_t number, rest;
+      page_size.divmod(static_cast<uint32_t>(t), number, rest);
+      page = indices[first + static_cast<int32_t>(number)], row = rest;
+    } else {
+      page = 0, row = static_cast<int64_t>(first) + t;
+    }
+  }
+  FLASHINFER_HD int64_t k_offset(int64_t page, int64_t row) const { return page * k_page + row * k_row; }
+  FLASHINFER_HD int64_t v_offset(int64_t page, int64_t row) const { return page * v_page + row * v_row; }
+};
+
+// One tile of rows of one request against a range of its keys. What one thread block (one CPU task) does for one key
+// head.
+struct alignas(32) WorkItem {
+  int32_t batch;             // which request
+  int32_t qo_start, qo_len;  // its queries: tokens [qo_start, qo_start + qo_len) of q
+  int32_t kv_len;            // its keys
+  int32_t row_start;         // first row of the tile
+  int32_t kv_start, kv_end;  // the keys of this item, [kv_start, kv_end); masks hide the others from every row
+  int32_t slot;              // where the partial result goes, -1: it is the whole result and goes to the output
+};
+
+// A tile whose keys are split over slots [first_slot, first_slot + num_slots), to be merged in that order.
+struct alignas(32) MergeItem {
+  int32_t batch, qo_start, qo_len, row_start, first_slot, num_slots, unused[2];
+};
+
+// Schedule of one request that needs no plan: tiles of rows times equal pieces of the keys.
+struct SingleRequest {
+  int32_t qo_len, kv_len;
+  int32_t num_tiles, num_chunks, kv_chunk;  // kv_chunk tokens in each piece but the last
+};
+
+struct AttentionParams {
+  const void* q;          // [tokens, num_qo_heads, head_dim_qk], last dimension contiguous
+  int64_t q_row, q_head;  // strides in elements
+  void* o;                // [tokens, num_qo_heads, head_dim_vo], last dimension contiguous
+  int64_t o_row, o_head;
+  float* lse;  // [tokens, num_qo_heads] contiguous, log2 of the sum of 2^logit; null: not wanted
+  KvCache kv;
+  int32_t num_qo_heads, num_kv_heads;
+  FastDiv group;  // num_qo_heads / num_kv_heads
+
+  MaskMode mask_mode;
+  int32_t window_left;                 // a query sees this many keys to its left and itself; -1: all
+  const uint8_t* custom_mask;          // bits, little end first: bit qo_idx * kv_len + kv_idx of the request's part
+  const int32_t* mask_indptr;          // [batch + 1] in bytes; null: one request
+  const uint32_t* prefix_len;          // kMultiItem: [batch], keys of the prefix
+  const uint16_t* token_pos_in_items;  // kMultiItem: [batch, token_pos_in_items_len], 0 at a delimiter
+  int32_t token_pos_in_items_len;
+  const uint16_t* max_item_len;  // kMultiItem: [batch]
+
+  float o_scale;  // the output is multiplied by this (the scale of quantised values)
+  // kRopeLlama: the angle of pair i at position p is p * rope_rcp_scale * rope_rcp_theta^(2 i / head_dim_qk). Rounded to
+  // float, they would be off by 1e-4 at position 8192.
+  double rope_rcp_scale, rope_rcp_theta;
+
+  // The schedule: lists made by plan() (attention/schedule.h), or one request (items == nullptr).
+  const WorkItem* items;
+  const MergeItem* merges;
+  const int32_t* counts;  // {number of items, number of merges}, at most max_items and max_merges
+  int32_t max_items, max_merges;
+  const int32_t *qo_lens, *kv_lens;  // [batch]
+  SingleRequest single;
+  int32_t tile_rows;   // rows of a tile
+  int32_t slot_rows;   // rows kept of each slot
+  float* partial_o;    // [slots, num_kv_heads, slot_rows, head_dim_vo], normalised where there is softmax
+  float* partial_lse;  // [slots, num_kv_heads, slot_rows]
+
+  FLASHINFER_HD int32_t get_qo_len(int32_t batch_idx) const { return items ? qo_lens[batch_idx] : single.qo_len; }
+  FLASHINFER_HD int32_t get_kv_len(int32_t batch_idx) const { return items ? kv_lens[batch_idx] : single.kv_len; }
+
+  FLASHINFER_HD int32_t num_items() const { return items ? counts[0] : single.num_tiles * single.num_chunks; }
+  FLASHINFER_HD int32_t num_merges() const { return items ? counts[1] : single.num_chunks > 1 ? single.num_tiles : 0; }
+
+  FLASHINFER_HD WorkItem item(int32_t i) const {
+    if (items) return items[i];
+    const int32_t tile = i / single.num_chunks, chunk = i % single.num_chunks;
+    const int32_t start = chunk * single.kv_chunk, end = start + single.kv_chunk;
+    WorkItem one{};
+    one.qo_len = single.qo_len, one.kv_len = single.kv_len, one.row_start = tile * tile_rows;
+    one.kv_start = start < single.kv_len ? start : single.kv_len;
+    one.kv_end = chunk + 1 < single.num_chunks && end < single.kv_len ? end : single.kv_len;
+    one.slot = single.num_chunks > 1 ? i : -1;
+    return one;
+  }
+
+  FLASHINFER_HD MergeItem merge(int32_t i) const {
+    if (items) return merges[i];
+    MergeItem one{};
+    one.qo_len = single.qo_len, one.row_start = i * tile_rows;
+    one.first_slot = i * single.num_chunks, one.num_slots = single.num_chunks;
+    return one;
+  }
+};
+
+}  // namespace flashinfer

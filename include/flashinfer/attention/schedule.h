@@ -1,0 +1,163 @@
+// Plans: which tiles of queries meet which ranges of keys, so that every multiprocessor (every thread of a CPU) has the
+// same to do, whatever the lengths. Runs on the host.
+//
+// Keys are cut where one tile's share is larger than the mean share of a place that can work: pieces are then about
+// equal, the largest come first, and small ones fill the gaps at the end. Equal lengths that fill the machine are not
+// cut at all. The number of items is bounded by the number of tiles plus the number of places, so buffers are too.
+#pragma once
+
+#include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/params.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace flashinfer {
+
+// What a plan is made from; lengths on the host.
+struct PlanRequest {
+  int32_t batch_size;
+  const int32_t* qo_indptr;  // [batch_size + 1]; null: one query each
+  const int32_t* kv_lens;    // [batch_size]
+  int32_t num_kv_heads, group;
+  MaskMode mask_mode;
+  int32_t window_left;
+  int32_t tile_rows;
+  int32_t places;     // blocks (threads) that work at one time, over all heads
+  int32_t min_chunk;  // no piece of keys is shorter than this: merging must pay
+  int32_t kv_step;    // pieces are multiples of this
+  bool split;         // whether keys may be cut at all
+
+  int32_t qo_start(int32_t b) const { return qo_indptr ? qo_indptr[b] : b; }
+  int32_t qo_len(int32_t b) const { return qo_indptr ? qo_indptr[b + 1] - qo_indptr[b] : 1; }
+};
+
+struct Plan {
+  std::vector<WorkItem> items;
+  std::vector<MergeItem> merges;
+  int32_t num_slots = 0, slot_rows = 0;
+};
+
+namespace schedule {
+
+// One tile and the keys that its rows may see.
+inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_start) {
+  WorkItem item{};
+  item.batch = batch, item.qo_start = request.qo_start(batch), item.qo_len = request.qo_len(batch);
+  item.kv_len = request.kv_lens[batch], item.row_start = row_start, item.slot = -1;
+  AttentionParams params{};  // what the extent of a mask depends on; the bits of a custom one do not matter
+  params.mask_mode = request.mask_mode == MaskMode::kCausal || request.mask_mode == MaskMode::kMultiItem
+                         ? MaskMode::kCausal
+                         : MaskMode::kNone;
+  params.window_left = request.window_left;
+  const Mask mask(params, item);
+  const int32_t rows = item.qo_len * request.group;
+  const int32_t last_row = std::min(row_start + request.tile_rows, rows) - 1;
+  item.kv_start = mask.begin(row_start / request.group);
+  item.kv_end = std::max(mask.end(last_row / request.group), item.kv_start);
+  return item;
+}
+
+inline int32_t round_up(int64_t value, int32_t step) { return static_cast<int32_t>((value + step - 1) / step * step); }
+
+// A quarter more than `chunk` is not worth a merge.
+inline int32_t pieces_of(int32_t length, int32_t chunk) {
+  return int64_t{length} * 4 > int64_t{chunk} * 5 ? static_cast<int32_t>((int64_t{length} + chunk - 1) / chunk) : 1;
+}
+
+// Keys of the place that has the most when tiles of these lengths are cut by `chunk` and given out longest first; at
+// most two pieces for each place.
+inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32_t kv_step, size_t places) {
+  std::vector<int32_t> pieces;
+  for (const int32_t length : lengths) {
+    const int32_t count = pieces_of(length, chunk), step = round_up((int64_t{length} + count - 1) / count, kv_step);
+    for (int32_t left = length; left > 0; left -= step) pieces.push_back(std::min(step, left));
+  }
+  if (pieces.empty()) return 0;
+  std::sort(pieces.begin(), pieces.end(), [](int32_t a, int32_t b) { return a > b; });
+  int32_t most = pieces[0];
+  for (size_t i = places; i < pieces.size() && i < 2 * places; ++i)
+    most = std::max(most, pieces[2 * places - 1 - i] + pieces[i]);
+  return most;
+}
+
+// How long pieces are at most: the mean share of a place. Where that makes a few more pieces than there are places,
+// these would wait for a whole round, and longer ones may be done sooner.
+inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t places) {
+  std::vector<int32_t> lengths;
+  int64_t total = 0;
+  for (const WorkItem& tile : tiles) lengths.push_back(tile.kv_end - tile.kv_start), total += lengths.back();
+  const int32_t share =
+      std::max(round_up((total + places - 1) / places, request.kv_step), round_up(request.min_chunk, request.kv_step));
+  if (!request.split || static_cast<int64_t>(tiles.size()) > places) return share;
+  const int32_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const int32_t most_pieces = pieces_of(longest, share);
+  int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(places));
+  for (const int32_t fewer : {1, 2, most_pieces / 8, most_pieces / 4, most_pieces / 2}) {
+    if (fewer == 0 || fewer >= most_pieces) continue;
+    const int32_t pieces = most_pieces - fewer;
+    const int32_t chunk = std::max(share, round_up((int64_t{longest} + pieces - 1) / pieces, request.kv_step));
+    const int32_t most = busiest(lengths, chunk, request.kv_step, static_cast<size_t>(places));
+    if (most <= least) best = chunk, least = most;
+  }
+  return best;
+}
+
+}  // namespace schedule
+
+inline Plan plan(const PlanRequest& request) {
+  std::vector<WorkItem> tiles;
+  for (int32_t b = 0; b < request.batch_size; ++b) {
+    for (int32_t row = 0; row < request.qo_len(b) * request.group; row += request.tile_rows)
+      tiles.push_back(schedule::tile_of(request, b, row));
+  }
+  const int64_t places = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
+  const int32_t chunk = schedule::chunk_of(request, tiles, places);
+  Plan result;
+  result.items.reserve(tiles.size() + places);
+  for (const WorkItem& tile : tiles) {
+    const int32_t length = tile.kv_end - tile.kv_start;
+    const int32_t pieces = request.split ? schedule::pieces_of(length, chunk) : 1;
+    if (pieces <= 1) {
+      result.items.push_back(tile);
+      continue;
+    }
+    const int32_t rows = std::min(request.tile_rows, tile.qo_len * request.group - tile.row_start);
+    result.merges.push_back({tile.batch, tile.qo_start, tile.qo_len, tile.row_start, result.num_slots, 0, {0, 0}});
+    result.slot_rows = std::max(result.slot_rows, rows);
+    const int32_t step = schedule::round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
+    for (int32_t start = tile.kv_start; start < tile.kv_end; start += step) {
+      WorkItem piece = tile;
+      piece.kv_start = start, piece.kv_end = std::min(start + step, tile.kv_end), piece.slot = result.num_slots++;
+      result.items.push_back(piece);
+      ++result.merges.back().num_slots;
+    }
+  }
+  // Longest first; equal ones stay in order, so that a plan is always the same. (std::stable_sort would do that by
+  // itself, in a buffer that it aligns to 16 bytes whatever the element wants.)
+  std::sort(result.items.begin(), result.items.end(), [](const WorkItem& a, const WorkItem& b) {
+    const int32_t length_a = a.kv_end - a.kv_start, length_b = b.kv_end - b.kv_start;
+    if (length_a != length_b) return length_a > length_b;
+    if (a.batch != b.batch) return a.batch < b.batch;
+    return a.row_start != b.row_start ? a.row_start < b.row_start : a.kv_start < b.kv_start;
+  });
+  return result;
+}
+
+// The schedule of one request without a plan.
+inline SingleRequest plan_single(const PlanRequest& request) {
+  const int32_t rows = request.qo_len(0) * request.group, length = request.kv_lens[0];
+  SingleRequest single{request.qo_len(0), length, (rows + request.tile_rows - 1) / request.tile_rows, 1,
+                       std::max(length, 1)};
+  const int64_t blocks = static_cast<int64_t>(single.num_tiles) * request.num_kv_heads;
+  if (request.split && blocks > 0 && blocks < request.places) {
+    const int64_t pieces = request.places / blocks;
+    single.kv_chunk = std::max(schedule::round_up((length + pieces - 1) / pieces, request.kv_step),
+                               schedule::round_up(request.min_chunk, request.kv_step));
+    single.num_chunks = std::max(1, (length + single.kv_chunk - 1) / single.kv_chunk);
+  }
+  return single;
+}
+
+}  // namespace flashinfer

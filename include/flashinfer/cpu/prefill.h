@@ -1,0 +1,182 @@
+// Attention of many queries: a tile of them meets blocks of keys, packed once for the tile, in two products of matrices
+// with the softmax between them. As fast as the processor multiplies.
+#pragma once
+
+#include <flashinfer/attention/config.h>
+#include <flashinfer/cpu/attention.h>
+
+namespace flashinfer::cpu {
+
+constexpr int kPrefillKeys = 128;  // of a block
+
+inline WorkLimits prefill_limits(int64_t rows, int32_t tile_rows) {
+  if (tile_rows == 0) tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 512 ? 64 : rows < 2048 ? 128 : 256;
+  return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
+}
+
+// Memory of a worker: a tile's queries, logits and sums, a block's keys and values.
+template <typename Types>
+struct PrefillScratch {
+  static constexpr int kDQ = Types::HEAD_DIM_QK, kQ = Types::kQueryStride, kSums = Types::kSumStride;
+  static constexpr int kKeyPanel = kDQ * kPanel, kValuePanel = kPrefillKeys * kPanel;
+  static constexpr int kValuePanels = (kSums + kPanel - 1) / kPanel;
+
+  Scratch memory;
+  float *q, *logits, *sums, *k, *v, *prepared;
+  SoftmaxState state;
+
+  explicit PrefillScratch(int tile_rows) : PrefillScratch(int64_t{round_up(tile_rows, kGemmRows)}, 0) {}
+
+ private:
+  PrefillScratch(int64_t rows, int)
+      : memory(rows * (kQ + kPrefillKeys + kSums + 3) + kPrefillKeys / kPanel * kKeyPanel + kValuePanels * kValuePanel +
+               kLanes * kQ),
+        q(memory.take(rows * kQ)),
+        logits(memory.take(rows * kPrefillKeys)),
+        sums(memory.take(rows * kSums)),
+        k(memory.take(kPrefillKeys / kPanel * kKeyPanel)),
+        v(memory.take(kValuePanels * kValuePanel)),
+        prepared(memory.take(kLanes * kQ)),
+        state(memory, static_cast<int>(rows)) {}
+};
+
+template <typename Variant, typename Types, typename Params>
+struct PrefillTile : Tile<Variant, Types, Params> {
+  using Base = Tile<Variant, Types, Params>;
+  using KV = typename Types::DTypeKV;
+  using Memory = PrefillScratch<Types>;
+  using Rotary = Rotation<Types::HEAD_DIM_QK>;
+  static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
+  static constexpr int kQ = Memory::kQ, kSums = Memory::kSums;
+
+  Memory& scratch;
+  const Rotary* rotation;
+  int32_t block = 0;  // the block's first key
+  int count = 0;      // its keys
+
+  PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory)
+      : Base(params, item, kv_head), scratch(memory), rotation(by) {
+    const int padded = round_up(this->rows, 4);
+    this->load_queries(scratch.q, rotation);
+    std::memset(scratch.q + this->rows * kQ, 0, sizeof(float) * (padded - this->rows) * kQ);
+    std::memset(scratch.sums, 0, sizeof(float) * padded * kSums);
+    scratch.state.reset(padded);
+  }
+
+  void run() {
+    const KeyRange keys = this->visible();
+    for (block = keys.begin; block < keys.end; block += kPrefillKeys) {
+      count = keys.end - block < kPrefillKeys ? keys.end - block : kPrefillKeys;
+      pack_keys();
+      pack_values();
+      multiply_keys();
+      for (int row = 0; row < this->rows; ++row) {
+        const KeyRange range = in_vectors(seen_by_group(row));
+        if (!range.empty())
+          this->weigh(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end,
+                      scratch.state.at(row));
+      }
+      multiply_values();
+    }
+    for (int row = 0; row < this->rows; ++row)
+      this->finish(row, scratch.sums + row * kSums, scratch.state.highest[row], scratch.state.total[row]);
+  }
+
+ private:
+  // What the group of rows that a product takes together sees of the block.
+  KeyRange seen_by_group(int row) const {
+    const int first = row / kGemmRows * kGemmRows, last = first + kGemmRows - 1;
+    return this->visible(first, last < this->rows ? last : this->rows - 1, block, count);
+  }
+  static KeyRange in_vectors(KeyRange range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
+
+  // Columns of keys beyond the request's are zeros.
+  void pack_keys() {
+    static const KV zeros[kDQ] = {};
+    const KV* rows[kPrefillKeys];
+    locate_rows(this->common.kv, true, this->kv_head * this->common.kv.k_head, this->first, block, count, rows);
+    const int padded = round_up(count, kPanel);
+    for (int t = count; t < padded; ++t) rows[t] = zeros;
+    for (int t = 0; t < padded; t += kLanes) {
+      float* panel = scratch.k + t / kPanel * Memory::kKeyPanel + t % kPanel;
+      if constexpr (Base::kPreparesKeys) {
+        this->prepare_keys(rows + t, 0, block + t, kLanes, scratch.prepared, rotation);
+        const float* prepared[kLanes];
+        for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
+        pack_columns<kDQ>(prepared, panel);
+      } else {
+        pack_columns<kDQ>(rows + t, panel);
+      }
+    }
+  }
+
+  void pack_values() {
+    const KV* rows[kPrefillKeys];
+    locate_rows(this->common.kv, false, this->kv_head * this->common.kv.v_head, this->first, block, count, rows);
+    for (int t = 0; t < count; ++t) pack_row<kDV>(rows[t], scratch.v + t * kPanel, Memory::kValuePanel);
+  }
+
+  // Calls body(row, constant of kGemmRows or 4, what they see) for the groups that see anything.
+  template <typename Body>
+  void for_groups(const Body& body) const {
+    for (int row = 0; row < this->rows; row += kGemmRows) {
+      const KeyRange seen = seen_by_group(row);
+      if (seen.empty()) continue;
+      if (kGemmRows == 4 || this->rows - row > 4) {
+        body(row, std::integral_constant<int, kGemmRows>{}, seen);
+      } else {
+        body(row, std::integral_constant<int, 4>{}, seen);
+      }
+    }
+  }
+
+  void multiply_keys() {
+    for (int t = 0; t < count; t += kPanel) {
+      for_groups([&](int row, auto number, KeyRange seen) {
+        if (t + kPanel > seen.begin && t < seen.end)
+          multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(
+              kDQ, scratch.q + row * kQ, scratch.k + t / kPanel * Memory::kKeyPanel,
+              scratch.logits + row * kPrefillKeys + t, nullptr);
+      });
+    }
+  }
+
+  void multiply_values() {
+    constexpr int kWhole = kSums / kPanel * kPanel;
+    for (int d = 0; d < kWhole; d += kPanel) multiply_values<kPanelVectors>(d);
+    if constexpr (kWhole < kSums) multiply_values<1>(kWhole);
+  }
+
+  template <int kVectors>
+  void multiply_values(int d) {
+    for_groups([&](int row, auto number, KeyRange seen) {
+      const int from = in_vectors(seen).begin;
+      multiply_panel<number, kVectors, kPrefillKeys, kSums, Sums::kScaleAndAdd>(
+          seen.end - from, scratch.logits + row * kPrefillKeys + from,
+          scratch.v + d / kPanel * Memory::kValuePanel + from * kPanel, scratch.sums + row * kSums + d,
+          scratch.state.factor + row);
+    });
+  }
+};
+
+// All items, then all merges. Which thread does what does not matter to the result.
+template <typename Variant, typename Types, typename Params>
+void prefill(const Params& params) {
+  const AttentionParams& common = params;
+  check_pages(common);
+  const auto rotation = rotation_of<Types>(common);
+  const int64_t items = common.num_items(), tasks = items * common.num_kv_heads;
+  parallel_tasks(tasks, [&](const auto& next) {
+    PrefillScratch<Types> scratch(common.tile_rows);
+    // A head after the other, so that its keys stay in the cache. Longest first: without a plan that is the last tile.
+    for (int64_t task; (task = next()) < tasks;) {
+      const int64_t number = common.items ? task % items : items - 1 - task % items;
+      const WorkItem item = common.item(static_cast<int32_t>(number));
+      PrefillTile<Variant, Types, Params>(params, item, static_cast<int32_t>(task / items), rotation.get(), scratch)
+          .run();
+    }
+  });
+  merge_all<Variant, Types>(params);
+}
+
+}  // namespace flashinfer::cpu

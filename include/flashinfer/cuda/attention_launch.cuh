@@ -1,0 +1,90 @@
+// Attention kernels from the host: how many blocks of an instance a device holds, and launching them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+
+#include <flashinfer/attention/config.h>
+#include <flashinfer/cuda/attention_merge.cuh>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention_tile.cuh>
+#include <flashinfer/cuda/launch.cuh>
+
+namespace flashinfer::cuda {
+
+// How one instance runs on a device.
+struct Residency {
+  int stages = 0, blocks = 0;  // blocks: at one time, on all multiprocessors; 0: it does not fit
+};
+
+// As many stages as leave room for S::kBlocks blocks on a multiprocessor, two at least.
+template <typename Variant, typename S, typename P>
+Residency find_residency(int device) {
+  const auto kernel = attention_kernel<Variant, S, P>;
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int all = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
+  int stages = S::kMaxStages;
+  while (stages > 2 && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
+  const int bytes = S::shared_bytes(stages);
+  if (bytes > most) return {};
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, S::kThreads, bytes), "occupancy");
+  return {stages, blocks * device_info(device).num_sms};
+}
+
+// Found once: attributes and occupancy cost more than a launch.
+template <typename Variant, typename S, typename P>
+const Residency& residency(int device) {
+  constexpr int kMaxDevices = 64;
+  static Residency found[kMaxDevices];
+  static std::once_flag once[kMaxDevices];
+  if (device < 0 || device >= kMaxDevices)
+    throw std::runtime_error("device index out of range: " + std::to_string(device));
+  std::call_once(once[device], [&] { found[device] = find_residency<Variant, S, P>(device); });
+  return found[device];
+}
+
+template <typename Variant, typename S, typename P>
+WorkLimits limits_of(int device) {
+  constexpr int kStep = S::kKeys * S::kKeyWarps;
+  return {S::kRows, residency<Variant, S, P>(device).blocks, std::max(256, 2 * kStep), kStep};
+}
+
+// How many key heads go through the items together. All of them, so that the longest items of all come first; but one
+// request's long keys head by head, as many as the L2 cache holds.
+template <typename S, typename P>
+int heads_together(const P& params) {
+  constexpr int64_t kCacheBytes = 32 << 20;
+  if (params.items || S::kKeyWarps > 1) return params.num_kv_heads;
+  const int64_t bytes = int64_t{params.single.kv_len} * S::kBytesOfKey;
+  int heads = params.num_kv_heads;
+  while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
+  return heads;
+}
+
+// The tile kernel, and the merges where there can be any.
+template <typename Variant, typename S, typename P>
+void launch_attention(const P& params, const Launch& where) {
+  const Residency& how = residency<Variant, S, P>(where.device);
+  if (how.blocks == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
+  const int64_t items = params.items ? params.max_items : params.num_items();
+  const int64_t merges = params.items ? params.max_merges : params.num_merges();
+  const int64_t blocks = items * params.num_kv_heads, rows = merges * params.num_kv_heads * params.slot_rows;
+  if (blocks > INT32_MAX || rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
+  launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
+         S::shared_bytes(how.stages), where, params, how.stages, heads_together<S>(params));
+  launch(attention_merge_kernel<Variant, typename S::Types, P>, dim3(static_cast<unsigned>(rows)), dim3(kPartThreads),
+         0, where, params);
+}
+
+// The smallest tile, for rows of decode and of short prefills: warps share the keys among them.
+template <typename Types>
+using SmallTile = AttentionTile<1, 1, Types::kBytesOfKey >= 1024 ? 2 : 4, Types::kBytesOfKey <= 256 ? 32 : 16, 3, 2>;
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,289 @@
+// Moving queries and keys of an attention kernel into shared memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+
+namespace flashinfer::cuda {
+
+#if defined(FLASHINFER_DEBUG)
+constexpr bool kDebug = true;
+#else
+constexpr bool kDebug = false;
+#endif
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Until at most `pending` of this thread's groups of copies are under way; for up to 4 stages.
+__device__ __forceinline__ void wait_for_copies(int pending) {
+  if (pending == 0) {
+    ptx::cp_async_wait<0>();
+  } else if (pending == 1) {
+    ptx::cp_async_wait<1>();
+  } else {
+    ptx::cp_async_wait<2>();
+  }
+}
+
+// Keys of one request and head, and the part [kv_start, kv_end) of them that a block has. Where keys are is looked up
+// one tile before their loads start, those one or more tiles before they are used.
+template <typename S>
+struct KeyLoader {
+  const KvCache& kv;
+  const char *k, *v;                // of the head
+  int32_t first, kv_start, kv_end;  // first: where the request's pages or rows start
+  int32_t group, lane;              // of the block; lane: thread of the group
+  uint32_t ring;                    // shared memory of the group
+  KeyRow* table;
+  static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
+
+  __device__ __forceinline__ KeyLoader(const KvCache& cache, const WorkItem& item, int32_t head, uint8_t* shared,
+                                       int stages)
+      : kv(cache),
+        k(static_cast<const char*>(cache.k) + head * cache.k_head * sizeof(typename S::KV)),
+        v(static_cast<const char*>(cache.v) + head * cache.v_head * sizeof(typename S::KV)),
+        first(cache.indptr ? cache.indptr[item.batch] : 0),
+        kv_start(item.kv_start),
+        kv_end(item.kv_end),
+        group(S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads),
+        lane(S::kKeyWarps == 1 ? threadIdx.x : threadIdx.x % kThreads),
+        ring(shared_address(shared) + S::ring(group, stages)),
+        table(reinterpret_cast<KeyRow*>(shared + S::table(group, stages))) {}
+
+  // Tiles of this group.
+  __device__ __forceinline__ int num_tiles() const {
+    const int all = (kv_end - kv_start + kKeys - 1) / kKeys;
+    return (all - group + S::kKeyWarps - 1) / S::kKeyWarps;
+  }
+  __device__ __forceinline__ int32_t tile_start(int tile) const {
+    return kv_start + (tile * S::kKeyWarps + group) * kKeys;
+  }
+
+  // Everything that the threads of the group wrote is seen by all of them.
+  __device__ __forceinline__ static void sync() {
+    if constexpr (S::kRowWarps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  // Separate from row_of(), so that the load can be under way while something else is computed.
+  __device__ __forceinline__ int32_t page_of(int32_t t) const {
+    if (!kv.is_paged() || t >= kv_end) return 0;
+    const int32_t page = __ldg(kv.indices + first + kv.page_size.div(t));
+    if (kDebug) require_inside(page, t);
+    return page;
+  }
+
+  __device__ __forceinline__ KeyRow row_of(int32_t t, int32_t page) const {
+    if (t >= kv_end) return {k, v};  // no such key, nothing is read
+    int64_t row = static_cast<int64_t>(first) + t;
+    if (kv.is_paged()) row = t - static_cast<int32_t>(kv.page_size.div(t) * kv.page_size.divisor);
+    if (kDebug && !kv.is_paged()) require_inside(row, t);
+    constexpr int64_t kSize = sizeof(typename S::KV);
+    return {k + kv.k_offset(page, row) * kSize, v + kv.v_offset(page, row) * kSize};
+  }
+
+  // Rows of the first tiles, as many as there are stages.
+  __device__ __forceinline__ void find_first(int stages) const {
+    constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
+    int32_t pages[kCount];  // all of them before the first is used
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      pages[n] = i < stages * kKeys ? page_of(tile_start(i / kKeys) + i % kKeys) : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      if (i < stages * kKeys) table[i] = row_of(tile_start(i / kKeys) + i % kKeys, pages[n]);
+    }
+  }
+
+  // Starts the copies of a tile, whose rows the table has for the stage. Rows behind the end are zeros: what is in the
+  // cache there may be NaN, and 0 * NaN is NaN.
+  __device__ __forceinline__ void load(int stage, int tile) const {
+    const uint32_t to = ring + stage * S::kStageBytes;
+    const KeyRow* rows = table + stage * kKeys;
+    const int32_t left = kv_end - tile_start(tile);
+    if (left >= kKeys) {
+      copy_tile<true>(to, rows, left);
+    } else {
+      copy_tile<false>(to, rows, left);
+    }
+  }
+
+ private:
+  // Stops the program instead of reading outside the cache.
+  __device__ __forceinline__ void require_inside(int64_t place, int32_t t) const {
+    if (place >= 0 && place < kv.num_pages) return;
+    printf("attention: token %d is on page (row, where ragged) %lld of a cache of %lld\n", t,
+           static_cast<long long>(place), static_cast<long long>(kv.num_pages));
+    __trap();
+  }
+
+  // The chunks of 16 bytes that a thread copies of rows of kRow bytes: row(i), and where it goes, at(i).
+  template <int kRow>
+  struct Chunks {
+    static constexpr int kInRow = kRow / 16, kCount = kKeys * kInRow / kThreads;
+    static constexpr bool kSameColumn = kThreads % kInRow == 0;
+    static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
+    static_assert(kCount * kThreads == kKeys * kInRow, "every thread copies as many chunks");
+    int lane;
+    uint32_t first;
+
+    __device__ __forceinline__ explicit Chunks(int lane_)
+        : lane(lane_), first(Swizzle<kRow>::chunk(Swizzle<kRow>::row(0, lane / kInRow), lane % kInRow)) {}
+
+    __device__ __forceinline__ int row(int i) const {
+      return kSameColumn ? lane / kInRow + i * kStep : (lane + i * kThreads) / kInRow;
+    }
+    __device__ __forceinline__ int column(int i) const {
+      return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
+    }
+    // `to` is a multiple of 128.
+    __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
+      if constexpr (kSameColumn) {
+        // Rows add up without a carry, so their permutations do, too.
+        const uint32_t pattern = Swizzle<kRow>::row(0, i * kStep) - i * kStep * kRow;
+        return ((to + first) ^ pattern) + i * kStep * kRow;
+      } else {
+        return Swizzle<kRow>::chunk(Swizzle<kRow>::row(to, row(i)), column(i));
+      }
+    }
+  };
+
+  template <bool kAll>
+  __device__ __forceinline__ void copy_tile(uint32_t to, const KeyRow* rows, int32_t left) const {
+    if constexpr (S::kKRow == S::kVRow) {
+      copy_rows<kAll, S::kKRow, true, true>(to, rows, left);
+    } else {
+      copy_rows<kAll, S::kKRow, true, false>(to, rows, left);
+      copy_rows<kAll, S::kVRow, false, true>(to, rows, left);
+    }
+  }
+
+  // Rows of keys, of values, or of both, whose chunks are then the same ones.
+  template <bool kAll, int kRow, bool kKeyRows, bool kValueRows>
+  __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
+    constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
+    const Chunks<kRow> chunks(lane);
+#pragma unroll
+    for (int start = 0; start < kCount; start += kAtOnce) {
+      KeyRow from[kAtOnce];  // before the copies: reading one after the other, each would wait
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) from[i] = rows[chunks.row(start + i)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int n = start + i, byte = chunks.column(n) * 16;
+        const bool wanted = chunks.row(n) < left;
+        if constexpr (kKeyRows) copy<kAll>(chunks.at(to, n), from[i].k + byte, wanted);
+        if constexpr (kValueRows) copy<kAll>(chunks.at(to + S::kKBytes, n), from[i].v + byte, wanted);
+      }
+    }
+  }
+
+  template <bool kAll>
+  __device__ __forceinline__ static void copy(uint32_t to, const char* from, bool wanted) {
+    if constexpr (kAll) {
+      ptx::cp_async_16(to, from);
+    } else {
+      ptx::cp_async_16(to, from, wanted);
+    }
+  }
+};
+
+// The angle of a pair at a position, reduced to half a turn to either side before it is multiplied by pi.
+__device__ __forceinline__ void rotate(float& a, float& b, const Turns& turns, int32_t position) {
+  const float p = static_cast<float>(position), whole = p * turns.high;
+  const float rest = fmaf(p, turns.high, -whole) + p * turns.low;
+  const float angle = (whole - rintf(whole) + rest) * 6.283185307179586f;
+  const float c = __cosf(angle), s = __sinf(angle), x = a, y = b;
+  a = x * c - y * s, b = y * c + x * s;
+}
+
+template <typename S>
+__device__ __forceinline__ void find_turns(const AttentionParams& params, Turns* turns) {
+  for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
+    const double exponent = log2(static_cast<double>(params.rope_rcp_theta)) * 2 * i / S::kDQ;
+    const double exact = exp2(exponent) * params.rope_rcp_scale / 6.283185307179586;
+    turns[i].high = static_cast<float>(exact), turns[i].low = static_cast<float>(exact - turns[i].high);
+  }
+}
+
+// Where element d of a query stands in shared memory. Fragments of keys of 8 bits have four elements next to each
+// other where those of 16 bits have two and two; queries are laid out alike.
+template <typename S>
+__device__ __forceinline__ int query_slot(int d) {
+  if constexpr (!S::kFp8) return d;
+  return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2;
+}
+
+// Chunk `chunk` of a row of queries and the one half a head further, transformed, into shared memory.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void put_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
+                                            const Vec<typename S::DTypeQ, 8> (&in)[2], const Turns* turns,
+                                            int32_t position, float sign) {
+  using T = typename S::DTypeQ;
+  constexpr int kHalf = S::kDQ / 2;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int d = chunk * 8 + i;
+    float a = to_float(in[0].at[i]), b = to_float(in[1].at[i]);
+    if constexpr (Variant::transforms_query)
+      a = static_cast<float>(variant.QueryTransform(params, a)),
+      b = static_cast<float>(variant.QueryTransform(params, b));
+    if constexpr (S::kRope) rotate(a, b, turns[d], position);
+    const int slots[] = {query_slot<S>(d), query_slot<S>(d + kHalf)};
+    const float values[] = {a * sign, b * sign};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t at = Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), slots[j] / 8) + slots[j] % 8 * 2;
+      const T rounded = from_float<T>(values[j]);
+      *reinterpret_cast<T*>(to + at) = rounded;
+      if constexpr (S::kQueryParts == 2)
+        *reinterpret_cast<T*>(to + S::kQPart + at) = from_float<T>(values[j] - to_float(rounded));
+    }
+  }
+}
+
+// The tile's rows of queries, times `sign`; zeros behind the last.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
+                                             int32_t head, uint8_t* to, const Turns* turns, float sign) {
+  using V = Vec<typename S::DTypeQ, 8>;
+  constexpr bool kAsTheyAre = !S::kFp8 && !S::kRope && !Variant::transforms_query;
+  constexpr int kChunks = kAsTheyAre ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
+  const int32_t group = static_cast<int32_t>(params.group.divisor), rows = item.qo_len * group;
+  const uint32_t flip = sign < 0 ? 0x80008000u : 0;
+#pragma unroll kAsTheyAre ? 4 : 1
+  for (int i = threadIdx.x; i < S::kRows * kChunks; i += S::kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    uint32_t qo_idx, in_group;
+    params.group.divmod(item.row_start + row, qo_idx, in_group);
+    const auto* from = static_cast<const typename S::DTypeQ*>(params.q) +
+                       (item.qo_start + int64_t{qo_idx}) * params.q_row + (head * group + in_group) * params.q_head +
+                       chunk * 8;
+    const bool wanted = item.row_start + row < rows;
+    if constexpr (kAsTheyAre) {
+      uint4 raw = wanted ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+      raw.x ^= flip, raw.y ^= flip, raw.z ^= flip, raw.w ^= flip;
+      *reinterpret_cast<uint4*>(to + Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), chunk)) = raw;
+    } else {
+      V in[2] = {};
+      if (wanted) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
+      const int32_t position = item.kv_len - item.qo_len + static_cast<int32_t>(qo_idx);
+      put_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda

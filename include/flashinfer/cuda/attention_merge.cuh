@@ -1,0 +1,108 @@
+// Putting together the parts of tiles whose keys were split. A block has one row of one key head: kDV / 4 threads walk
+// along it, the others take turns with the parts.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/launch.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kPartThreads = 256;
+
+// A row of a merge: where its parts are and where it goes.
+struct MergeRow {
+  int64_t first, step;  // of partial_lse: the first part, from one part to the next
+  int32_t parts, batch, qo_idx, qo_head;
+  int64_t token;
+
+  // False where there is nothing to do.
+  __device__ __forceinline__ bool find(const AttentionParams& params, int32_t block) {
+    const int32_t row = block % params.slot_rows, rest = block / params.slot_rows;
+    const int32_t head = rest % params.num_kv_heads, index = rest / params.num_kv_heads;
+    const MergeItem item = params.merge(index);
+    if (index >= params.num_merges()) return false;  // not before the load above: the two loads take the time of one
+    if (item.row_start + row >= item.qo_len * static_cast<int32_t>(params.group.divisor)) return false;
+    uint32_t qo, in_group;
+    params.group.divmod(item.row_start + row, qo, in_group);
+    qo_idx = static_cast<int32_t>(qo), batch = item.batch, parts = item.num_slots;
+    qo_head = head * static_cast<int32_t>(params.group.divisor) + static_cast<int32_t>(in_group);
+    token = int64_t{item.qo_start} + qo_idx;
+    step = static_cast<int64_t>(params.num_kv_heads) * params.slot_rows;
+    first = item.first_slot * step + static_cast<int64_t>(head) * params.slot_rows + row;
+    return true;
+  }
+};
+
+// Sums of four columns of some parts, weighted by 2^(lse - top).
+template <bool kSoftmax>
+struct PartSum {
+  float4 sum{0, 0, 0, 0};
+  float top = -math::inf, total = 0;
+
+  __device__ __forceinline__ void add(float4 part, float part_top, float part_total) {
+    float old = 1, weight = 1;
+    if constexpr (kSoftmax) {
+      if (part_total == 0 || part_top == -math::inf) return;  // no key was seen
+      const float now = fmaxf(top, part_top);
+      old = math::ptx_exp2(top - now), weight = math::ptx_exp2(part_top - now);
+      total = total * old + part_total * weight, top = now;
+    }
+    sum.x = sum.x * old + part.x * weight, sum.y = sum.y * old + part.y * weight;
+    sum.z = sum.z * old + part.z * weight, sum.w = sum.w * old + part.w * weight;
+  }
+};
+
+template <typename Variant, typename Types, typename P>
+__global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
+  constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
+  static_assert(kColumns * kTurns == kPartThreads, "every thread has a column");
+  constexpr int kAtOnce = 4;  // parts of a thread whose loads are under way together
+  __shared__ float4 sums[kTurns][kColumns];
+  __shared__ float2 weights[kTurns];
+  wait_for_inputs();
+  let_next_start();
+  MergeRow row;
+  if (!row.find(params, static_cast<int32_t>(blockIdx.x))) return;
+  const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  PartSum<Variant::use_softmax> all;
+  for (int start = turn; start < row.parts; start += kAtOnce * kTurns) {
+    float4 parts[kAtOnce];
+    float lse[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = row.first + min(start + i * kTurns, row.parts - 1) * row.step;
+      lse[i] = params.partial_lse[at];
+      parts[i] = *reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (start + i * kTurns < row.parts) all.add(parts[i], lse[i], 1.0f);
+  }
+  sums[turn][column] = all.sum;
+  if (column == 0) weights[turn] = {all.top, all.total};
+  __syncthreads();
+  if (turn != 0) return;
+#pragma unroll
+  for (int i = 1; i < kTurns; ++i) all.add(sums[i][column], weights[i].x, weights[i].y);
+  float share = params.o_scale;
+  if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
+  float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
+  if constexpr (Variant::transforms_output) {
+    const Variant variant(params, static_cast<uint32_t>(row.batch), nullptr);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      values[i] = variant.OutputTransform(params, values[i], row.batch, row.qo_idx, row.qo_head);
+  }
+  auto* o = static_cast<typename Types::DTypeO*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head;
+  store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));
+  if (params.lse && column == 0)
+    params.lse[row.token * params.num_qo_heads + row.qo_head] =
+        !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,161 @@
+// From a block's sums to outputs, or to partial results where a tile's keys are split.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention_fragments.cuh>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention_softmax.cuh>
+
+namespace flashinfer::cuda {
+
+// Where a row's result goes.
+template <typename S>
+struct RowOutput {
+  typename S::DTypeO* o;  // null: there is no such row, or it is a part
+  float *partial, *lse;
+  int32_t qo_idx, qo_head;
+
+  __device__ __forceinline__ RowOutput(const AttentionParams& params, const WorkItem& item, const WarpRows<S>& warp,
+                                       int32_t row)
+      : o(nullptr), partial(nullptr), lse(nullptr) {
+    if (row >= warp.rows) return;
+    warp.locate(row, qo_idx, qo_head);
+    if (item.slot >= 0) {
+      const int64_t at =
+          (int64_t{item.slot} * params.num_kv_heads + warp.head) * params.slot_rows + row - item.row_start;
+      partial = params.partial_o + at * S::kDV, lse = params.partial_lse + at;
+      return;
+    }
+    const int64_t token = int64_t{item.qo_start} + qo_idx;
+    o = static_cast<typename S::DTypeO*>(params.o) + token * params.o_row + qo_head * params.o_head;
+    if (params.lse) lse = params.lse + token * params.num_qo_heads + qo_head;
+  }
+
+  // Columns from `column` on; `share` makes sums a mean.
+  template <typename Variant, typename P, int kN>
+  __device__ __forceinline__ void put(const P& params, const Variant& variant, int32_t batch, int column,
+                                      float (&values)[kN], float share) const {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) values[i] *= share;
+    if (partial) {
+      store_vec(partial + column, Vec<float, kN>::from_floats(values));
+    } else if (o) {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        values[i] *= params.o_scale;
+        if constexpr (Variant::transforms_output)
+          values[i] = variant.OutputTransform(params, values[i], batch, qo_idx, qo_head);
+      }
+      store_vec(o + column, Vec<typename S::DTypeO, kN>::from_floats(values));
+    }
+  }
+};
+
+// `base` and `sum` of a row's softmax: log2 of the sum of all weights.
+__device__ __forceinline__ float log2_sum(float base, float sum) {
+  return sum == 0 ? -math::inf : base + math::ptx_log2(sum);
+}
+
+// From a warp's registers.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void write_rows(const P& params, const Variant& variant, const WorkItem& item,
+                                           const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                           const OnlineSoftmax<S>& softmax) {
+#pragma unroll
+  for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowOutput<S> row(params, item, warp, warp.row(m, half));
+      const float sum = Variant::use_softmax ? quad_sum(softmax.sum[m][half]) : 0;
+      const float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : 1.0f / sum;
+#pragma unroll
+      for (int pair = 0; pair < S::kNOut / 2; ++pair) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          float values[2];
+          const int column = output_pair<S>(o[m][2 * pair], o[m][2 * pair + 1], half, pair, which, values);
+          row.template put<Variant>(params, variant, item.batch, column, values, share);
+        }
+      }
+      if (row.lse && threadIdx.x % 4 == 0) *row.lse = log2_sum(softmax.base(m, half), sum);
+    }
+  }
+}
+
+// A group's sums of 16 rows in shared memory: [kRows, kSumStride], then [kRows, 2] of base and sum.
+template <typename Variant, typename S>
+__device__ __forceinline__ void keep_sums(const float (&o)[S::kM][S::kNOut][4], const OnlineSoftmax<S>& softmax,
+                                          float* sums, float* weights) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 8 * half + lane / 4;
+#pragma unroll
+    for (int pair = 0; pair < S::kNOut / 2; ++pair) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float values[2];
+        const int column = output_pair<S>(o[0][2 * pair], o[0][2 * pair + 1], half, pair, which, values);
+        *reinterpret_cast<float2*>(sums + row * S::kSumStride + column) = {values[0], values[1]};
+      }
+    }
+    if constexpr (Variant::use_softmax) {
+      const float sum = quad_sum(softmax.sum[0][half]);
+      if (lane % 4 == 0) weights[2 * row] = sum == 0 ? -math::inf : softmax.base(0, half), weights[2 * row + 1] = sum;
+    }
+  }
+}
+
+// Puts the groups' results together, in their order.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void write_groups(const P& params, const Variant& variant, const WorkItem& item,
+                                             const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                             const OnlineSoftmax<S>& softmax, float* sums) {
+  static_assert(S::kM == 1 && S::kRowWarps == 1, "a group is one warp with 16 rows");
+  constexpr int kGroupFloats = S::kRows * S::kSumStride, kColumns = S::kDV / 4;
+  float* weights = sums + S::kKeyWarps * kGroupFloats;
+  const int own = threadIdx.x / 32;
+  __syncthreads();  // all tiles are done with: their memory is used again
+  keep_sums<Variant, S>(o, softmax, sums + own * kGroupFloats, weights + own * 2 * S::kRows);
+  __syncthreads();
+  for (int i = threadIdx.x; i < S::kRows * kColumns; i += S::kThreads) {
+    const int row = i / kColumns, column = i % kColumns * 4;
+    const RowOutput<S> to(params, item, warp, item.row_start + row);
+    float top = -math::inf, total = 0, values[4] = {};
+    if constexpr (Variant::use_softmax) {
+#pragma unroll
+      for (int g = 0; g < S::kKeyWarps; ++g) top = fmaxf(top, weights[2 * (g * S::kRows + row)]);
+    }
+#pragma unroll
+    for (int g = 0; g < S::kKeyWarps; ++g) {
+      float share = 1;
+      if constexpr (Variant::use_softmax) {
+        const float base = weights[2 * (g * S::kRows + row)];
+        share = base == -math::inf ? 0.0f : math::ptx_exp2(base - top);
+        total += share * weights[2 * (g * S::kRows + row) + 1];
+      }
+      const auto part = *reinterpret_cast<const float4*>(sums + g * kGroupFloats + row * S::kSumStride + column);
+      values[0] += share * part.x, values[1] += share * part.y, values[2] += share * part.z,
+          values[3] += share * part.w;
+    }
+    const float mean = !Variant::use_softmax ? 1.0f : total == 0 ? 0.0f : 1.0f / total;
+    to.template put<Variant>(params, variant, item.batch, column, values, mean);
+    if (to.lse && column == 0) *to.lse = log2_sum(top, total);
+  }
+}
+
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void write_outputs(const P& params, const Variant& variant, const WorkItem& item,
+                                              const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                              const OnlineSoftmax<S>& softmax, uint8_t* shared) {
+  if constexpr (S::kKeyWarps > 1) {
+    write_groups<Variant, S>(params, variant, item, warp, o, softmax, reinterpret_cast<float*>(shared));
+  } else {
+    if (warp.active()) write_rows<Variant, S>(params, variant, item, warp, o, softmax);
+  }
+}
+
+}  // namespace flashinfer::cuda

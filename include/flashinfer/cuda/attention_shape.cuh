@@ -1,0 +1,102 @@
+// Shapes of an attention kernel that are known when it is compiled: element types, head dimensions, the tile, and what
+// its shared memory holds.
+//
+// A block has kRowWarps * kKeyWarps warps. The warps of one key group share the keys that they load and have rows of
+// their own; groups take turns with the tiles of keys and their results are put together at the end.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/fp8.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename Q, typename KV, typename O, int kHeadDimQK, int kHeadDimVO, PosEncodingMode kPosEncoding>
+struct AttentionTypes {
+  using DTypeQ = Q;
+  using DTypeKV = KV;
+  using DTypeO = O;
+  static constexpr int HEAD_DIM_QK = kHeadDimQK, HEAD_DIM_VO = kHeadDimVO;
+  static constexpr bool kRope = kPosEncoding == PosEncodingMode::kRopeLlama;
+  static constexpr bool kFp8 = sizeof(KV) == 1;
+  static constexpr int kBytesOfKey = (kHeadDimQK + kHeadDimVO) * sizeof(KV);
+  static_assert(kHeadDimQK % 32 == 0 && kHeadDimVO % 16 == 0, "fragments are 16 elements wide, rotations two of them");
+  static_assert(sizeof(Q) == 2 && sizeof(O) == 2, "queries and outputs have 16 bits");
+};
+
+// kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: tiles in shared memory where
+// there is room for kBlocks blocks on a multiprocessor.
+template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kBlocks_>
+struct AttentionTile {
+  static constexpr int kMTiles = kMTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kKeys = kKeys_;
+  static constexpr int kMaxStages = kMaxStages_, kBlocks = kBlocks_;
+  static constexpr int kRows = 16 * kMTiles * kRowWarps, kGroupThreads = 32 * kRowWarps;
+  static constexpr int kThreads = kGroupThreads * kKeyWarps;
+  static_assert(kRowWarps == 1 || kKeyWarps == 1, "a group is a warp, or the block");
+  static_assert(kKeys % 16 == 0 && kKeys <= kGroupThreads, "a thread finds one key's row");
+};
+
+// Rows of kBytes in shared memory, their 16-byte chunks permuted so that the same chunk of eight rows lies in eight
+// different groups of banks.
+template <int kBytes>
+struct Swizzle {
+  static constexpr bool kWholeLines = kBytes % 128 == 0;
+  static constexpr int kMask = kWholeLines ? 7 : 3, kRowsOfPattern = kWholeLines ? 1 : 2;
+  static_assert(kBytes % 64 == 0, "rows are whole or half lines of 128 bytes");
+
+  // Of chunk 0 of a row; `start` is a multiple of 128.
+  __device__ __forceinline__ static uint32_t row(uint32_t start, int row) {
+    return start + row * kBytes + ((row / kRowsOfPattern) & kMask) * 16;
+  }
+  // Of a chunk, from chunk 0 of the row.
+  __device__ __forceinline__ static uint32_t chunk(uint32_t row, int chunk) {
+    return (row ^ ((chunk & kMask) * 16)) + (chunk & ~kMask) * 16;
+  }
+};
+
+// Where the rows of a key are.
+struct alignas(16) KeyRow {
+  const char *k, *v;
+};
+
+// A turn is 2 pi: turns per position of a pair of elements, as the sum of two floats.
+struct Turns {
+  float high, low;
+};
+
+template <typename Types_, typename Tile_>
+struct AttentionShape : Types_, Tile_ {
+  using Types = Types_;
+  using Tile = Tile_;
+  using KV = typename Types::DTypeKV;
+  static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO, kM = Tile::kMTiles;
+  static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
+  // Registers of the accumulators, the products and the queries of a thread: without the last, if that is too many.
+  static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
+  // What rotation gives is kept as the sum of two numbers of 16 bits: one would put a logit off by more than 1e-3.
+  static constexpr int kQueryParts = Types::kRope ? 2 : 1;
+
+  static constexpr int kQRow = kDQ * 2, kKRow = kDQ * sizeof(KV), kVRow = kDV * sizeof(KV);
+  static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kQueryParts * kQPart;
+  static constexpr int kKBytes = Tile::kKeys * kKRow, kVBytes = Tile::kKeys * kVRow;
+  static constexpr int kStageBytes = kKBytes + kVBytes, kTableBytes = Tile::kKeys * sizeof(KeyRow);
+  static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * sizeof(Turns) : 0;
+  static constexpr int kSumStride = kDV + 4;  // floats of a row where groups are put together
+  static constexpr int kSumsBytes =
+      Tile::kKeyWarps > 1 ? Tile::kKeyWarps * Tile::kRows * (kSumStride + 2) * static_cast<int>(sizeof(float)) : 0;
+
+  // Queries, turns, then for each group its stages and its table of rows.
+  FLASHINFER_HD static constexpr int shared_bytes(int stages) {
+    const int used = kQBytes + kTurnsBytes + Tile::kKeyWarps * stages * (kStageBytes + kTableBytes);
+    return used > kSumsBytes ? used : kSumsBytes;
+  }
+  FLASHINFER_HD static constexpr int ring(int group, int stages) {
+    return kQBytes + kTurnsBytes + group * stages * kStageBytes;
+  }
+  FLASHINFER_HD static constexpr int table(int group, int stages) {
+    return ring(Tile::kKeyWarps, stages) + group * stages * kTableBytes;
+  }
+};
+
+}  // namespace flashinfer::cuda

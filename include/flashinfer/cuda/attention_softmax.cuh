@@ -1,0 +1,229 @@
+// What happens to the products of queries and keys: a variant's transform, masks, and softmax as keys come.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention_shape.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Over the four lanes that have elements of the same rows.
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+// The rows of a warp and the keys they may see. Element i of fragment n of products belongs to row
+// 16 m + 8 (i / 2) + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
+template <typename S>
+struct WarpRows {
+  const AttentionParams& params;
+  const Mask mask;
+  int32_t batch, head;  // key head
+  int32_t first, rows;  // first of the warp, and those of the request
+  int32_t kv_end;
+  int32_t seen_start, seen_end;      // keys that some row of the warp may see
+  int32_t shared_start, shared_end;  // keys that all of them see, unless the variant hides them
+
+  __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
+      : params(p), mask(p, item), batch(item.batch), head(head_), kv_end(item.kv_end) {
+    const int warp = threadIdx.x / 32 % S::kRowWarps;
+    first = item.row_start + warp * 16 * S::kM, rows = item.qo_len * static_cast<int32_t>(p.group.divisor);
+    if (!active()) return;
+    const int32_t last = min(first + 16 * S::kM, rows) - 1;
+    const auto first_qo = static_cast<int32_t>(p.group.div(first)), last_qo = static_cast<int32_t>(p.group.div(last));
+    seen_start = mask.begin(first_qo), seen_end = min(mask.end(last_qo), kv_end);
+    const bool ranges = mask.mode == MaskMode::kNone || mask.mode == MaskMode::kCausal;
+    shared_start = mask.begin(last_qo), shared_end = ranges ? min(mask.end(first_qo), kv_end) : 0;
+  }
+
+  __device__ __forceinline__ bool active() const { return first < rows; }
+  __device__ __forceinline__ int32_t row(int m, int half) const {
+    return first + 16 * m + 8 * half + static_cast<int32_t>(threadIdx.x % 32) / 4;
+  }
+  // The query token and head of a row; rows behind the last are taken for it.
+  __device__ __forceinline__ void locate(int32_t row, int32_t& qo_idx, int32_t& qo_head) const {
+    uint32_t token, in_group;
+    params.group.divmod(min(row, rows - 1), token, in_group);
+    qo_idx = static_cast<int32_t>(token);
+    qo_head = head * static_cast<int32_t>(params.group.divisor) + static_cast<int32_t>(in_group);
+  }
+  __device__ __forceinline__ static int32_t key(int32_t tile_start, int n, int i) {
+    return tile_start + 8 * n + 2 * static_cast<int32_t>(threadIdx.x % 4) + i % 2;
+  }
+};
+
+// Products of a warp's rows with a tile of keys.
+template <typename S>
+using Products = float[S::kM][S::kNKeys][4];
+
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void transform_logits(Products<S>& s, const P& params, const Variant& variant,
+                                                 const WarpRows<S>& warp, int32_t tile_start) {
+#pragma unroll
+  for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t qo_idx, qo_head;
+      warp.locate(warp.row(m, half), qo_idx, qo_head);
+#pragma unroll
+      for (int n = 0; n < S::kNKeys; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          const int32_t key = min(warp.key(tile_start, n, i), warp.kv_end - 1);  // a variant may look up something
+          s[m][n][i] = variant.LogitsTransform(params, s[m][n][i], warp.batch, qo_idx, key, qo_head, warp.head);
+          if constexpr (Variant::use_softmax) s[m][n][i] *= variant.sm_scale_log2;
+        }
+      }
+    }
+  }
+}
+
+// Hides what a mask of ranges hides: each row sees the keys of one range.
+template <typename S>
+__device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
+                                                    float hidden) {
+#pragma unroll
+  for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto qo_idx = static_cast<int32_t>(warp.params.group.div(warp.row(m, half)));
+      const int32_t start = warp.mask.begin(qo_idx), end = min(warp.mask.end(qo_idx), warp.kv_end);
+#pragma unroll
+      for (int n = 0; n < S::kNKeys; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          const int32_t key = warp.key(tile_start, n, i);
+          s[m][n][i] = key >= start && key < end ? s[m][n][i] : hidden;
+        }
+      }
+    }
+  }
+}
+
+// Hides element by element. Which ones is found in a loop that is not unrolled: masks are much code.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, const Variant& variant,
+                                              const WarpRows<S>& warp, int32_t tile_start, float hidden) {
+  static_assert(S::kM * S::kNKeys * 4 <= 64, "a bit for each element");
+  uint64_t seen = 0;
+#pragma unroll 1
+  for (int part = 0; part < 2 * S::kM; ++part) {
+    int32_t qo_idx, qo_head;
+    warp.locate(warp.row(part / 2, part % 2), qo_idx, qo_head);
+#pragma unroll 1
+    for (int e = 0; e < 2 * S::kNKeys; ++e) {
+      const int32_t key = warp.key(tile_start, e / 2, e);
+      bool sees = key < warp.kv_end && warp.mask.sees(qo_idx, key);
+      if constexpr (Variant::masks_logits)
+        sees = sees && variant.LogitsMask(params, warp.batch, qo_idx, key, qo_head, warp.head);
+      seen |= static_cast<uint64_t>(sees) << (part * 2 * S::kNKeys + e);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < S::kNKeys; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int bit = (2 * m + i / 2) * 2 * S::kNKeys + 2 * n + i % 2;
+        s[m][n][i] = seen >> bit & 1 ? s[m][n][i] : hidden;
+      }
+    }
+  }
+}
+
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void hide(Products<S>& s, const P& params, const Variant& variant, const WarpRows<S>& warp,
+                                     int32_t tile_start) {
+  const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
+  if constexpr (Variant::masks_logits) {
+    hide_elements<Variant, S>(s, params, variant, warp, tile_start, hidden);
+  } else {
+    if (tile_start >= warp.shared_start && tile_start + S::kKeys <= warp.shared_end) return;
+    if (warp.mask.mode == MaskMode::kNone || warp.mask.mode == MaskMode::kCausal) {
+      hide_outside_ranges<S>(s, warp, tile_start, hidden);
+    } else {
+      hide_elements<Variant, S>(s, params, variant, warp, tile_start, hidden);
+    }
+  }
+}
+
+// Softmax of a warp's rows: sums of 2^(scale * (s - reference)), and outputs weighted alike. The reference of a row is
+// a maximum, but not always of all keys so far: it is raised only when a weight would pass 2^kSlack, which spares most
+// tiles the correction of the outputs. The result is the same whatever the reference.
+template <typename S>
+struct OnlineSoftmax {
+  static constexpr float kSlack = 8;
+  float scale;
+  float reference[S::kM][2], sum[S::kM][2];  // sum: of this lane's elements
+
+  __device__ __forceinline__ explicit OnlineSoftmax(float scale_) : scale(scale_) {
+#pragma unroll
+    for (int i = 0; i < 2 * S::kM; ++i) reference[i / 2][i % 2] = -math::inf, sum[i / 2][i % 2] = 0;
+  }
+
+  __device__ __forceinline__ float base(int m, int half) const {
+    return reference[m][half] == -math::inf ? 0.0f : reference[m][half] * scale;
+  }
+
+  // Products become weights; `o` is what the weights of earlier keys gave.
+  __device__ __forceinline__ void weigh(Products<S>& s, float (&o)[S::kM][S::kNOut][4]) {
+    float top[S::kM][2];
+    bool higher = false;
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        top[m][half] = -math::inf;
+#pragma unroll
+        for (int n = 0; n < S::kNKeys; ++n)
+          top[m][half] = fmaxf(top[m][half], fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        higher = higher || (top[m][half] - reference[m][half]) * scale > kSlack;
+      }
+    }
+    if (__any_sync(kAllLanes, higher)) raise(top, o);
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float below = base(m, half);
+#pragma unroll
+        for (int n = 0; n < S::kNKeys; ++n) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            s[m][n][i] = math::ptx_exp2(fmaf(s[m][n][i], scale, -below));
+            sum[m][half] += s[m][n][i];
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void raise(const float (&top)[S::kM][2], float (&o)[S::kM][S::kNOut][4]) {
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float old = reference[m][half], now = fmaxf(old, quad_max(top[m][half]));
+        const float share = now == old ? 1.0f : math::ptx_exp2((old - now) * scale);
+        reference[m][half] = now, sum[m][half] *= share;
+#pragma unroll
+        for (int n = 0; n < S::kNOut; ++n) o[m][n][2 * half] *= share, o[m][n][2 * half + 1] *= share;
+      }
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,251 @@
+// One block: a tile of rows of one request and key head against a range of its keys.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention_fragments.cuh>
+#include <flashinfer/cuda/attention_load.cuh>
+#include <flashinfer/cuda/attention_output.cuh>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention_softmax.cuh>
+#include <flashinfer/cuda/launch.cuh>
+
+namespace flashinfer::cuda {
+
+// A factor of the queries that makes the scale of softmax positive: its maxima are then those of the products.
+template <typename Variant>
+__device__ __forceinline__ float query_sign(const Variant& variant) {
+  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
+    return 1.0f;
+  } else {
+    return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
+  }
+}
+template <typename Variant>
+__device__ __forceinline__ float softmax_scale(const Variant& variant) {
+  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
+    return 1.0f;  // transform_logits() has applied it
+  } else {
+    return fmaxf(fabsf(variant.sm_scale_log2), 1e-30f);  // 0 times -infinity would be NaN
+  }
+}
+
+// A warp's queries and outputs, in registers.
+template <typename Variant, typename S, typename P>
+struct WarpTile {
+  using T = typename S::DTypeQ;
+  const P& params;
+  const Variant& variant;
+  const WarpRows<S>& warp;
+  const Turns* turns;
+  uint32_t query_rows_at;
+  OnlineSoftmax<S> softmax;
+  float o[S::kM][S::kNOut][4];
+  uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
+
+  __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w, const Turns* turns_,
+                                      uint32_t queries)
+      : params(p), variant(v), warp(w), turns(turns_), softmax(softmax_scale(v)) {
+    query_rows_at = query_rows<S>(queries, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM);
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < S::kNOut; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+      if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+        for (int step = 0; step < S::kSteps; ++step) query_fragment<S>(q[m][step], query_rows_at, m, step);
+      }
+    }
+  }
+
+  // One tile of keys and values in shared memory.
+  __device__ __forceinline__ void attend(uint32_t keys, int32_t tile_start) {
+    if (tile_start >= warp.seen_end || tile_start + S::kKeys <= warp.seen_start) return;
+    Products<S> s;
+    multiply_keys(s, keys, tile_start);
+    if constexpr (Variant::transforms_logits) transform_logits<Variant, S>(s, params, variant, warp, tile_start);
+    hide<Variant, S>(s, params, variant, warp, tile_start);
+    if constexpr (Variant::use_softmax) softmax.weigh(s, o);
+    multiply_values(s, keys + S::kKBytes);
+  }
+
+ private:
+  __device__ __forceinline__ void query(uint32_t (&a)[S::kM][4], int step) const {
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+      if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[m][i] = q[m][step][i];
+      } else {
+        query_fragment<S>(a[m], query_rows_at, m, step);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void add_products(Products<S>& s, const uint32_t (&a)[S::kM][4],
+                                                      const uint32_t (&b)[2][2], int pair) {
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+      mma<T>(s[m][2 * pair], a[m], b[0][0], b[0][1]);
+      mma<T>(s[m][2 * pair + 1], a[m], b[1][0], b[1][1]);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int32_t tile_start) const {
+    const uint32_t rows = key_rows<S>(keys);
+#pragma unroll
+    for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < S::kNKeys; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
+    }
+    if constexpr (S::kRope) {
+      multiply_rotated_keys(s, rows, tile_start);
+    } else {
+      multiply_plain_keys(s, rows);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_plain_keys(Products<S>& s, uint32_t rows) const {
+#pragma unroll
+    for (int step = 0; step < S::kSteps; ++step) {
+      uint32_t a[S::kM][4], b[2][2];
+      query(a, step);
+#pragma unroll
+      for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
+        key_fragments<S>(b, rows, pair, step);
+        if constexpr (Variant::transforms_key) transform_keys<Variant, S>(b, params, variant);
+        add_products(s, a, b, pair);
+      }
+    }
+  }
+
+  // Elements are rotated with those half a head away: both fragments are needed at a time. The product of the rests is
+  // below what softmax sees.
+  __device__ __forceinline__ void multiply_rotated_keys(Products<S>& s, uint32_t rows, int32_t tile_start) const {
+    constexpr int kHalf = S::kSteps / 2;
+#pragma unroll 1
+    for (int step = 0; step < kHalf; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
+        KeyParts keys[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          key_fragments<S>(keys[i].rounded, rows, pair, step + i * kHalf);
+          if constexpr (Variant::transforms_key) transform_keys<Variant, S>(keys[i].rounded, params, variant);
+        }
+        rotate_keys<S>(keys, turns, step, tile_start + 16 * pair);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint32_t a[S::kM][4];
+          query(a, step + i * kHalf);
+          add_products(s, a, keys[i].rounded, pair);
+          add_products(s, a, keys[i].rest, pair);
+#pragma unroll
+          for (int m = 0; m < S::kM; ++m) query_fragment<S>(a[m], query_rows_at + S::kQPart, m, step + i * kHalf);
+          add_products(s, a, keys[i].rounded, pair);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(const Products<S>& s, uint32_t values) {
+    const uint32_t rows = value_rows<S>(values);
+#pragma unroll
+    for (int keys16 = 0; keys16 < S::kNKeys / 2; ++keys16) {
+      uint32_t weights[S::kM][4];
+#pragma unroll
+      for (int m = 0; m < S::kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          weights[m][i] = pack<T>(s[m][2 * keys16 + i / 2][i % 2 * 2], s[m][2 * keys16 + i / 2][i % 2 * 2 + 1]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < S::kNOut / 2; ++pair) {
+        uint32_t b[2][2];
+        value_fragments<S>(b, rows, keys16, pair);
+#pragma unroll
+        for (int m = 0; m < S::kM; ++m) {
+          mma<T>(o[m][2 * pair], weights[m], b[0][0], b[0][1]);
+          mma<T>(o[m][2 * pair + 1], weights[m], b[1][0], b[1][1]);
+        }
+      }
+    }
+  }
+};
+
+// All tiles of a group: one is computed while the copies of the next ones are under way.
+template <typename S, typename Tile>
+__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int stages) {
+  const int count = keys.num_tiles();
+  int stage = 0, free_stage = stages - 1;  // of the tile to compute; of the one before it, to be loaded into
+#pragma unroll 1
+  for (int n = 0; n < count; ++n) {
+    wait_for_copies(stages - 2);
+    keys.sync();
+    if (n + stages - 1 < count) keys.load(free_stage, n + stages - 1);
+    ptx::cp_async_commit();
+    const int32_t ahead = keys.tile_start(n + stages) + keys.lane;
+    const bool finds = keys.lane < S::kKeys;
+    const int32_t page = finds ? keys.page_of(ahead) : 0;
+    if (active) tile.attend(keys.ring + stage * S::kStageBytes, keys.tile_start(n));
+    if (finds) keys.table[stage * S::kKeys + keys.lane] = keys.row_of(ahead, page);
+    free_stage = stage, stage = stage + 1 < stages ? stage + 1 : 0;
+  }
+}
+
+// Which item and key head a block has, and the part of the item's keys that its rows may see at all. Blocks of
+// `heads_together` heads of one item are next to each other; then come the other items, then other heads.
+template <typename S>
+__device__ __forceinline__ bool find_work(const AttentionParams& params, int heads_together, WorkItem& item,
+                                          int32_t& head) {
+  const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
+  const int32_t item_and_head = static_cast<int32_t>(blockIdx.x) % (all * heads_together);
+  const int32_t index = item_and_head / heads_together;
+  head = static_cast<int32_t>(blockIdx.x) / (all * heads_together) * heads_together + item_and_head % heads_together;
+  // Without a plan the last tile comes first: with a causal mask it sees the most.
+  item = params.item(params.items ? index : used - 1 - index);
+  if (index >= used) return false;  // not before the load above: the two loads take the time of one
+  const Mask mask(params, item);
+  const int32_t last_row = min(item.row_start + S::kRows, item.qo_len * static_cast<int32_t>(params.group.divisor)) - 1;
+  item.kv_start = max(item.kv_start, mask.begin(static_cast<int32_t>(params.group.div(item.row_start))));
+  item.kv_end = max(min(item.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row)))), item.kv_start);
+  return true;
+}
+
+template <typename Variant, typename S, typename P>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int stages = S::kMaxStages == 2 ? 2 : most_stages;
+  wait_for_inputs();
+  let_next_start();  // it waits for the end of all blocks, and is there when they end
+  WorkItem item;
+  int32_t head;
+  if (!find_work<S>(params, heads_together, item, head)) return;
+  const KeyLoader<S> keys(params.kv, item, head, shared, stages);
+  keys.find_first(stages);
+  keys.sync();
+  const int count = keys.num_tiles();
+  for (int i = 0; i < stages - 1; ++i) {
+    if (i < count) keys.load(i, i);
+    ptx::cp_async_commit();
+  }
+  const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
+  auto* turns = reinterpret_cast<Turns*>(shared + S::kQBytes);
+  if constexpr (S::kRope) {
+    find_turns<S>(params, turns);
+    __syncthreads();
+  }
+  load_queries<Variant, S>(params, variant, item, head, shared, turns, query_sign(variant));
+  __syncthreads();
+
+  const WarpRows<S> warp(params, item, head);
+  WarpTile<Variant, S, P> tile(params, variant, warp, turns, shared_address(shared));
+  attend_all<S>(keys, tile, warp.active(), stages);
+  write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
+}
+
+}  // namespace flashinfer::cuda

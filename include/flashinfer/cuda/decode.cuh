@@ -1,0 +1,21 @@
+// Decode on CUDA: few rows, so that the keys' way through memory is what takes the time.
+#pragma once
+
+#include <flashinfer/cuda/attention_launch.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename Types>
+using DecodeShape = AttentionShape<Types, SmallTile<Types>>;
+
+template <typename Variant, typename Types, typename P>
+WorkLimits decode_limits(int device) {
+  return limits_of<Variant, DecodeShape<Types>, P>(device);
+}
+
+template <typename Variant, typename Types, typename P>
+void decode(const P& params, const Launch& where) {
+  launch_attention<Variant, DecodeShape<Types>>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,61 @@
+"""Prints docs/attention-modules.md: the attention modules in directories of artifacts, their sizes and compile times.
+
+    python scripts/build_aot.py --families decode,prefill --out-dir DIR
+    python scripts/attention_table.py DIR > docs/attention-modules.md
+
+Numbers are those of the artifacts' manifests. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from flashinfer.jit.artifact import Artifact, read
+from flashinfer.jit.modules import families, family
+
+PAGE = """\
+# Attention modules
+
+What `python scripts/build_aot.py --families decode,prefill` builds, with `--cuda-arch` for CUDA: one module for each
+configuration. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` choose others, `--attention-form dispatching`
+makes one module for each family of them all; a call takes the module of exactly its configuration, else a dispatching
+one that was built for it, else it builds the exact one. Masks, windows, layouts, page sizes, groups of heads and whether
+keys are paged are run-time values of every module.
+
+Seconds are of all the compilers that a module takes, added up.
+
+"""
+
+
+def attention_families() -> tuple[str, ...]:
+    """The families whose modules are specialised on sizes of heads."""
+    return tuple(name for name in families() if hasattr(family(name), "HEAD_DIMS"))
+
+
+def rows(directories: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
+    """Module, target, KiB and seconds of every artifact of an attention family, by name."""
+    places = sorted((path for directory in directories for path in directory.iterdir()), key=lambda path: path.name)
+    for place in places:
+        found = read(place, place.name)
+        if isinstance(found, Artifact) and place.name.startswith(attention_families()):
+            size, seconds = found.manifest["size"] / 1024, found.manifest["seconds"]
+            yield f"`{found.name}`", " ".join(found.archs), f"{size:.0f}", f"{seconds:.1f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="where artifacts are")
+    options = parser.parse_args(arguments)
+    missing = [str(path) for path in options.directories if not path.is_dir()]
+    if missing:
+        parser.error(f"got {', '.join(missing)}, wanted directories")
+    table = [("module", "target", "KiB", "seconds"), ("---", "---", "---:", "---:"), *rows(options.directories)]
+    sys.stdout.write(PAGE + "".join(f"| {' | '.join(row)} |\n" for row in table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
