@@ -20,6 +20,7 @@ LAYOUTS = {"NHD": 0, "HND": 1}
 POS_ENCODINGS = {"NONE": 0, "ROPE_LLAMA": 1, "ALIBI": 2}
 NON_CAUSAL, CAUSAL, CUSTOM, MULTI_ITEM = range(4)  # mask_mode of the operators
 Scale = float | torch.Tensor | None
+NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -169,20 +170,29 @@ def logits_of(
     rope_theta: float | None,
 ) -> Logits:
     """The arguments of those names with their defaults, checked."""
-    if pos_encoding_mode not in POS_ENCODINGS:
+    mode = POS_ENCODINGS.get(pos_encoding_mode)
+    if mode is None:
         known = ", ".join(POS_ENCODINGS)
         raise ValueError(f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted one of {known}")
-    cap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
-    scale = 1.0 if rope_scale is None else float(rope_scale)
-    theta = 1e4 if rope_theta is None else float(rope_theta)
-    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{op}: {name}: got {value}, wanted a positive number")
-    factor = 1 / math.sqrt(max(head_dim, 1)) if sm_scale is None else float(sm_scale)
-    for name, value in (("logits_soft_cap", cap), ("sm_scale", factor)):
-        if not math.isfinite(value):
-            raise ValueError(f"{op}: {name}: got {value}, wanted a finite number")
-    return Logits(POS_ENCODINGS[pos_encoding_mode], int(window_left), max(cap, 0.0), factor, scale, theta)
+    cap = 0.0 if logits_soft_cap is None else _finite(op, "logits_soft_cap", logits_soft_cap)
+    factor = max(head_dim, 1) ** -0.5 if sm_scale is None else _finite(op, "sm_scale", sm_scale)
+    scale = 1.0 if rope_scale is None else _positive(op, "rope_scale", rope_scale)
+    theta = 1e4 if rope_theta is None else _positive(op, "rope_theta", rope_theta)
+    return Logits(mode, int(window_left), cap if cap > 0 else 0.0, factor, scale, theta)
+
+
+def _finite(op: str, name: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
+    return number
+
+
+def _positive(op: str, name: str, value: float) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
+    return number
 
 
 @cache
@@ -252,7 +262,7 @@ def attend_one(
     v: torch.Tensor,
     kv_layout: str,
     logits: Logits,
-    scales: tuple[Scale, Scale, Scale] = (None, None, None),
+    scales: tuple[Scale, Scale, Scale] = NO_SCALES,
     o_dtype: torch.dtype | None = None,
     mask_mode: int = NON_CAUSAL,
     packed_mask: torch.Tensor | None = None,
@@ -264,9 +274,11 @@ def attend_one(
     operators = own_operators(
         family, q.device.type, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0
     )
-    num_kv_heads = k.shape[1 - layout]
-    q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
-    o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
+    factor, o_scale, finish = 1.0, 1.0, None
+    if scales != NO_SCALES:
+        num_kv_heads = k.shape[1 - layout]
+        q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
+        o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
     parameters = own_parameters(logits, q.shape[1], q.device, factor)
     out, lse = run_one(
         op, operators, q, k, v, layout, logits, parameters, dtypes[2], mask_mode, packed_mask, o_scale, return_lse
@@ -293,7 +305,7 @@ def run_one(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Allocate the results of one request and call the operator without a plan."""
     out = torch.empty((q.shape[0], q.shape[1], v.shape[2]), dtype=o_dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+    lse = torch.empty((q.shape[0], q.shape[1]), dtype=torch.float32, device=q.device) if return_lse else None
     call(
         op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, None, None, None, None, 1, 0, 0, 0, 0, 0,
         packed_mask, None, None, None, 0, None, layout, mask_mode, logits.window_left,
