@@ -32,8 +32,8 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
   }
 }
 
-// Keys of one request and head, and the part [kv_start, kv_end) of them that a block has. Where keys are is looked up
-// one tile before their loads start, those one or more tiles before they are used.
+// The keys of an item for one head, and a group's tiles of them. Where keys are is looked up one tile before their
+// loads start, and those start one or more tiles before they are used.
 template <typename S>
 struct KeyLoader {
   const KvCache& kv;
@@ -71,7 +71,8 @@ struct KeyLoader {
   // Separate from row_of(), so that the load can be under way while something else is computed.
   __device__ __forceinline__ int32_t page_of(int32_t t) const {
     if (!kv.is_paged() || t >= kv_end) return 0;
-    const int32_t page = __ldg(kv.indices + first + kv.page_size.div(t));
+    // Not through the read-only path: a kernel that ran when this one was launched may have written it.
+    const int32_t page = kv.indices[first + static_cast<int32_t>(kv.page_size.div(t))];
     if (kDebug) require_inside(page, t);
     return page;
   }
