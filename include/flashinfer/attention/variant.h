@@ -26,6 +26,9 @@ struct AttentionVariantBase {
   static constexpr bool use_softmax = true;
   static constexpr bool transforms_query = false, transforms_key = false, transforms_logits = false;
   static constexpr bool masks_logits = false, transforms_output = false;
+  // Whether LogitsTransform may be called for keys and queries behind the last, as the library's variants may: they
+  // look up nothing at these places.
+  static constexpr bool transforms_beyond = false;
 
   template <typename Params, typename T>
   FLASHINFER_HD T QueryTransform(const Params&, T q) const {
