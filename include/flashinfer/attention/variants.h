@@ -23,7 +23,7 @@ struct DefaultAttention : AttentionVariantBase {
     if constexpr (use_logits_soft_cap) rcp_soft_cap = 1.0f / params.logits_soft_cap;
   }
 
-  static constexpr bool transforms_logits = use_logits_soft_cap || use_alibi, transforms_beyond = true;
+  static constexpr bool transforms_logits = use_logits_soft_cap || use_alibi;
 
   template <typename Params, typename T>
   FLASHINFER_HD T LogitsTransform(const Params& params, T logits, uint32_t, uint32_t qo_idx, uint32_t kv_idx,
@@ -43,7 +43,7 @@ struct DefaultAttention : AttentionVariantBase {
 // sigmoid(q . k * logits_scale + sigmoid_bias) as the weight of a key, without softmax.
 // Source: Ramapuram et al.: Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024.
 struct FlashSigmoid : AttentionVariantBase {
-  static constexpr bool use_softmax = false, transforms_beyond = true;
+  static constexpr bool use_softmax = false;
   uint32_t qo_len, kv_len, window_left;
   float scale_log2, bias_log2;
 
