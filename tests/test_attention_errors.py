@@ -279,6 +279,23 @@ def test_bad_prefill_run(change, error, message, device):
         wrapper.run(**{n: x.to(device) for n, x in arguments.items()})
 
 
+def test_numbers_beyond_int32(device):
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    with pytest.raises(ValueError, match="qo_indptr: got more than 2147483647 rows"):
+        wrapper.plan(int32([0, 2**31 - 1]), int32([0, 1]), 4, 2, 64)
+    with pytest.raises(ValueError, match="custom_mask: got 4294967296 elements in all, wanted at most 2147483647"):
+        wrapper.plan(int32([0, 1 << 16]), int32([0, 1 << 16]), 4, 2, 64, custom_mask=torch.ones(8).bool())
+
+
+def test_devices_without_kernels():
+    x = torch.ones(3, 2, 64, device="meta").half()
+    with pytest.raises(ValueError, match="prefill: got tensors on meta, wanted one of cpu, cuda"):
+        flashinfer.single_prefill_with_kv_cache(x, x, x)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8, device="meta"))
+    with pytest.raises(ValueError, match="prefill: got tensors on meta, wanted one of cpu, cuda"):
+        wrapper.plan(int32([0, 3]), int32([0, 3]), 2, 2, 64)
+
+
 def test_an_output_that_overlaps_an_input(device):
     q, k = torch.ones(4, 4, 64, device=device, **HALF), torch.ones(9, 2, 64, device=device, **HALF)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
