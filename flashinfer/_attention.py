@@ -20,6 +20,7 @@ LAYOUTS = {"NHD": 0, "HND": 1}
 POS_ENCODINGS = {"NONE": 0, "ROPE_LLAMA": 1, "ALIBI": 2}
 NON_CAUSAL, CAUSAL, CUSTOM, MULTI_ITEM = range(4)  # mask_mode of the operators
 Scale = float | torch.Tensor | None
+NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -169,20 +170,29 @@ def logits_of(
     rope_theta: float | None,
 ) -> Logits:
     """The arguments of those names with their defaults, checked."""
-    if pos_encoding_mode not in POS_ENCODINGS:
+    mode = POS_ENCODINGS.get(pos_encoding_mode)
+    if mode is None:
         known = ", ".join(POS_ENCODINGS)
         raise ValueError(f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted one of {known}")
-    cap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
-    scale = 1.0 if rope_scale is None else float(rope_scale)
-    theta = 1e4 if rope_theta is None else float(rope_theta)
-    for name, value in (("rope_scale", scale), ("rope_theta", theta)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{op}: {name}: got {value}, wanted a positive number")
-    factor = 1 / math.sqrt(max(head_dim, 1)) if sm_scale is None else float(sm_scale)
-    for name, value in (("logits_soft_cap", cap), ("sm_scale", factor)):
-        if not math.isfinite(value):
-            raise ValueError(f"{op}: {name}: got {value}, wanted a finite number")
-    return Logits(POS_ENCODINGS[pos_encoding_mode], int(window_left), max(cap, 0.0), factor, scale, theta)
+    cap = 0.0 if logits_soft_cap is None else _finite(op, "logits_soft_cap", logits_soft_cap)
+    factor = max(head_dim, 1) ** -0.5 if sm_scale is None else _finite(op, "sm_scale", sm_scale)
+    scale = 1.0 if rope_scale is None else _positive(op, "rope_scale", rope_scale)
+    theta = 1e4 if rope_theta is None else _positive(op, "rope_theta", rope_theta)
+    return Logits(mode, int(window_left), cap if cap > 0 else 0.0, factor, scale, theta)
+
+
+def _finite(op: str, name: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
+    return number
+
+
+def _positive(op: str, name: str, value: float) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
+    return number
 
 
 @cache
@@ -252,7 +262,7 @@ def attend_one(
     v: torch.Tensor,
     kv_layout: str,
     logits: Logits,
-    scales: tuple[Scale, Scale, Scale] = (None, None, None),
+    scales: tuple[Scale, Scale, Scale] = NO_SCALES,
     o_dtype: torch.dtype | None = None,
     mask_mode: int = NON_CAUSAL,
     packed_mask: torch.Tensor | None = None,
@@ -260,20 +270,65 @@ def attend_one(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
     layout = layout_of(op, kv_layout)
-    dtypes, head_dims = (q.dtype, k.dtype, o_dtype or q.dtype), (q.shape[2], v.shape[2])
-    operators = own_operators(
-        family, q.device.type, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0
-    )
-    num_kv_heads = k.shape[1 - layout]
-    q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
-    o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
-    parameters = own_parameters(logits, q.shape[1], q.device, factor)
-    out, lse = run_one(
-        op, operators, q, k, v, layout, logits, parameters, dtypes[2], mask_mode, packed_mask, o_scale, return_lse
-    )
+    factor, o_scale, finish = 1.0, 1.0, None
+    if scales != NO_SCALES:
+        num_kv_heads = k.shape[1 - layout]
+        q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
+        o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
+    out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
+    attend = torch.ops.flashinfer.attend.default if torch.compiler.is_dynamo_compiling() else _attend
+    attend(family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale)
     if finish is not None:
         finish(out)
     return out, lse
+
+
+def _results(
+    q: torch.Tensor, v: torch.Tensor, o_dtype: torch.dtype, return_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    tokens, heads, _ = q.shape
+    lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device) if return_lse else None
+    return torch.empty((tokens, heads, v.shape[2]), dtype=o_dtype, device=q.device), lse
+
+
+def _attend(
+    family: str,
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    packed_mask: torch.Tensor | None,
+    layout: int,
+    mask_mode: int,
+    pos_encoding_mode: int,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+    rope_scale: float,
+    rope_theta: float,
+    factor: float,
+    o_scale: float,
+) -> None:
+    dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
+    operators = own_operators(family, q.device.type, dtypes, head_dims, pos_encoding_mode, logits_soft_cap > 0)
+    logits = Logits(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+    parameters = own_parameters(logits, q.shape[1], q.device, factor)
+    call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, packed_mask, o_scale)
+
+
+# In a traced function which module to call cannot be chosen: its key has sizes that may be symbols, and it may have to
+# be built. An operator that torch does not look into chooses it when the sizes are there.
+_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
+_LIBRARY.define(
+    "attend(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, Tensor? packed_mask,"
+    " int layout, int mask_mode, int pos_encoding_mode, int window_left, float logits_soft_cap, float sm_scale,"
+    " float rope_scale, float rope_theta, float factor, float o_scale) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend", lambda *_: None, "Meta")
 
 
 def run_one(
@@ -285,21 +340,36 @@ def run_one(
     layout: int,
     logits: Logits,
     parameters: Sequence[Any],
-    o_dtype: torch.dtype,
-    mask_mode: int = NON_CAUSAL,
-    packed_mask: torch.Tensor | None = None,
-    o_scale: float = 1.0,
-    return_lse: bool = False,
+    mask_mode: int,
+    return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Allocate the results of one request and call the operator without a plan."""
-    out = torch.empty((q.shape[0], q.shape[1], v.shape[2]), dtype=o_dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+    """Attention of one request by a user's variant."""
+    out, lse = _results(q, v, q.dtype, return_lse)
+    call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
+    return out, lse
+
+
+def call_one(
+    op: str,
+    operators: Operators,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: int,
+    logits: Logits,
+    parameters: Sequence[Any],
+    mask_mode: int,
+    packed_mask: torch.Tensor | None,
+    o_scale: float,
+) -> None:
+    """Call the operator for one request, without a plan."""
     call(
         op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, None, None, None, None, 1, 0, 0, 0, 0, 0,
         packed_mask, None, None, None, 0, None, layout, mask_mode, logits.window_left,
         o_scale, logits.rope_scale, logits.rope_theta, operators.variant, *parameters,
     )  # fmt: skip
-    return out, lse
 
 
 def operators_of_module(op: str, jit_module: Any) -> Operators:

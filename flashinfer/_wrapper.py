@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ._attention import (
+    NO_SCALES,
     Logits,
     Operators,
     Scale,
@@ -60,9 +61,6 @@ class Batch:
     kv_rows: int  # pages that an index names (where they could be looked at), or rows of ragged keys
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
-
-
-_NO_SCALES = (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -274,7 +272,7 @@ class BatchWrapper:
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
         tail, finish = planned.tail, None
-        if args or planned.operators.custom or scales != _NO_SCALES:
+        if args or planned.operators.custom or scales != NO_SCALES:
             q, tail, finish = self._scaled(planned, q, args, scales)
         shape, rows = planned.shape, q.shape[0]
         if out is None:

@@ -105,7 +105,7 @@ def single_decode_with_kv_cache(
     out, lse = attend_one(
         "decode", op, q.unsqueeze(0), k, v, kv_layout, logits, (q_scale, k_scale, v_scale), return_lse=return_lse
     )
-    return (out[0], lse[0]) if lse is not None else out[0]
+    return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
 def single_decode_with_kv_cache_with_jit_module(
@@ -135,9 +135,9 @@ def single_decode_with_kv_cache_with_jit_module(
     operators = operators_of_module(op, jit_module)
     logits = Logits(0, int(window_left), 0.0, 1.0, 1.0, 1e4)
     out, lse = run_one(
-        op, operators, q.unsqueeze(0), k, v, layout_of(op, kv_layout), logits, args, q.dtype, return_lse=return_lse
+        op, operators, q.unsqueeze(0), k, v, layout_of(op, kv_layout), logits, args, NON_CAUSAL, return_lse
     )
-    return (out[0], lse[0]) if lse is not None else out[0]
+    return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):

@@ -159,9 +159,7 @@ def single_prefill_with_kv_cache_with_jit_module(
         raise ValueError(f"{op}: mask_mode: got {mask_mode}, wanted 0 or 1: other masks are the variant's")
     operators = operators_of_module(op, jit_module)
     logits = Logits(0, int(window_left), 0.0, 1.0, 1.0, 1e4)
-    out, lse = run_one(
-        op, operators, q, k, v, layout_of(op, kv_layout), logits, args, q.dtype, int(mask_mode), return_lse=return_lse
-    )
+    out, lse = run_one(op, operators, q, k, v, layout_of(op, kv_layout), logits, args, int(mask_mode), return_lse)
     return (out, lse) if lse is not None else out
 
 

@@ -138,7 +138,7 @@ def int32(values: Sequence[int], device: str = "cpu") -> torch.Tensor:
 
 def workspace(device: str) -> torch.Tensor:
     """A float workspace that is large enough."""
-    return torch.empty(16 << 20, dtype=torch.uint8, device=device)
+    return torch.empty(64 << 20, dtype=torch.uint8, device=device)
 
 
 def indptr_of(lens: Sequence[int]) -> torch.Tensor:

@@ -216,6 +216,8 @@ def test_bad_graph_buffers(device):
         build(paged_kv_indptr_buffer=None)
     with pytest.raises(TypeError, match=r"paged_kv_indices_buffer: got torch\.int64, wanted torch\.int32"):
         build(paged_kv_indices_buffer=torch.zeros(10, dtype=torch.int64, device=device))
+    with pytest.raises(ValueError, match=f"paged_kv_indices_buffer: got one on meta, wanted {device}"):
+        build(paged_kv_indices_buffer=torch.zeros(10, dtype=torch.int32, device="meta"))
     with pytest.raises(ValueError, match="paged_kv_last_page_len_buffer: got 5 elements, wanted 2"):
         build(paged_kv_last_page_len_buffer=torch.zeros(5, dtype=torch.int32, device=device))
 
@@ -245,6 +247,10 @@ def test_workspaces(small):
         wrapper.run(q, paged.cache)
     with pytest.raises(ValueError, match="float_workspace_buffer: wanted a contiguous tensor"):
         wrapper.reset_workspace_buffer(workspace(device)[::2], ints)
+    with pytest.raises(ValueError, match="float_workspace_buffer: wanted .* that starts at a multiple of 32 bytes"):
+        wrapper.reset_workspace_buffer(workspace(device)[4:], ints)
+    with pytest.raises(ValueError, match=f"int_workspace_buffer: got one on meta, wanted {device}"):
+        wrapper.reset_workspace_buffer(workspace(device), workspace("meta"))
     with pytest.raises(TypeError, match="int_workspace_buffer: got list, wanted Tensor"):
         wrapper.reset_workspace_buffer(workspace(device), [])
     with pytest.raises(ValueError, match="float_workspace_buffer: got one on meta"):

@@ -322,6 +322,39 @@ def test_results_into_given_tensors(small):
     assert bool(room[..., 64:].isnan().all()), "something was written beside the output"
 
 
+# torch.compile
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_one_graph_of_one_request(head_dim, device):
+    """Sizes are symbols there, and nothing else may have loaded the module."""
+
+    def layer(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        out, lse = flashinfer.single_prefill_with_kv_cache(q * 2, k, k, causal=True, return_lse=True)
+        return flashinfer.single_decode_with_kv_cache(out[-1], k, k) + lse[-1, :, None]
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for qo_len, kv_len in ((3, 5), (7, 9), (8, 17)):
+        q, k, _ = single((device, torch.bfloat16, head_dim), qo_len, kv_len, (4, 2))
+        torch.testing.assert_close(compiled(q, k), layer(q, k), rtol=0, atol=0)
+
+
+def test_one_graph_of_a_planned_run(small):
+    batch = Batch(small, "one", [5, 0, 20], [9, 7, 50], (4, 2))
+    batch.plan(causal=True)
+    compiled = torch.compile(lambda q: batch.wrapper.run(q * 2, *batch.inputs) + 1, fullgraph=True, backend="aot_eager")
+    want = batch.wrapper.run(batch.q * 2, *batch.inputs) + 1
+    for _ in range(2):
+        torch.testing.assert_close(compiled(batch.q), want, rtol=0, atol=0)
+
+
+def test_the_operator_keeps_the_promises_of_its_schema(small):
+    q, k, v = single(small, 9, 40, (4, 2))
+    out, lse = torch.empty_like(q), torch.empty(9, 4, device=small[0])
+    arguments = ("prefill", "op", q, k, v, out, lse, None, 0, 1, 0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0)
+    torch.library.opcheck(torch.ops.flashinfer.attend.default, arguments)
+
+
 # Variants of one's own
 
 SIGMOID = """

@@ -110,7 +110,7 @@ def test_options(device):
     q, k, v = inputs(M, N, torch.bfloat16, device)
     out = wrapper.forward(q, k, v)
     assert out.dtype == torch.float16, "as FlashInfer does it: o_data_type is float16 by default"
-    assert_near(out, attention(q, k, v, mask=blocks.dense, **options)[0])
+    assert_near(out, attention(q, k, v, mask=blocks.dense, **options)[0], tolerance=1.6e-2)  # bfloat16's
 
 
 @pytest.mark.parametrize("kv_dtype", FLOAT8, ids=["e4m3", "e5m2"])

@@ -80,11 +80,20 @@ def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.Complete
 
 
 @pytest.fixture
-def aot() -> ModuleType:
-    """The script as a module, so that a test can give it small modules to build."""
-    spec = importlib.util.spec_from_file_location("build_aot", ROOT / "scripts" / "build_aot.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["build_aot"] = module
-    spec.loader.exec_module(module)
-    return module
+def load_script() -> Callable[[str], ModuleType]:
+    """A file of scripts/ as a module, so that a test can give it small modules to build."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def aot(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("build_aot")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,10 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
         (["--cpu-arch", "i386"], "invalid choice"),
         (["--dtypes", "int8"], "got int8, wanted some of"),
         (["--head-dims", "x"], "wanted positive numbers"),
+        (["--head-dims", "192:"], "wanted positive numbers, or pairs as 192:128"),
+        (["--kv-dtypes", "int8"], "got int8, wanted some of same, float8_e4m3fn"),
+        (["--variants", "sigmoid"], "got sigmoid, wanted some of default, soft_cap"),
+        (["--attention-form", "both"], "invalid choice"),
         (["--jobs", "0"], "wanted a positive number"),
         (["--report", "/none/build.html"], "--report: wanted a file in a directory that exists"),
         (["--report", "build.html", "--dry-run"], "of a build that is no --dry-run"),
@@ -130,6 +136,60 @@ def test_the_matrix():
     assert all(name.split("_")[0] in {f.split("_")[0] for f in families()} for name in names)
     with pytest.raises(ValueError, match="family: got 'nothing', wanted one of"):
         family("nothing")
+
+
+def planned(aot, capsys, *arguments: str) -> set[str]:
+    """The modules of attention on the CPU that a dry run names."""
+    assert aot.main(["--backend", "cpu", "--families", "decode,prefill", "--dry-run", "--json", *arguments]) == 0
+    return set(rows(capsys))
+
+
+def test_attention_in_the_matrix(aot, capsys):
+    """Every combination of the values of the options, each a module, or one for each family of them all."""
+    names = planned(aot, capsys)
+    assert {"decode_f32_d64_cpu", "prefill_bf16_d128_cpu", "prefill_f16_d256_cpu"} < names and len(names) == 18
+    some = ("--dtypes", "bfloat16", "--head-dims", "96 192:128", "--kv-dtypes", "same,float8_e5m2")
+    names = planned(aot, capsys, *some, "--variants", "default,rope+soft_cap")
+    assert names == {
+        f"{family}_bf16{kv}_d{dims}{variant}_cpu"
+        for family in ("decode", "prefill")
+        for kv in ("", "_kv_e5m2")
+        for dims in ("96", "192_128")
+        for variant in ("", "_rope_soft_cap")
+    }
+    assert planned(aot, capsys, *some, "--attention-form", "dispatching") == {"decode_cpu", "prefill_cpu"}
+    (one, _) = matrix_specs(
+        Matrix(("cpu",), ("float32",), ("64", "128"), attention_form="dispatching"), ["decode", "prefill"]
+    )
+    assert dict(one.coverage) == {
+        "dtypes": ("float32:float32:float32",),
+        "head_dims": ("128", "64"),
+        "variants": ("default",),
+    }
+    assert aot.main(["--backend", "cuda", "--cuda-arch", "8.0", "--head-dims", "96", "--dry-run"]) == 2
+    assert "head_dim: got 96, wanted one of 64, 128, 256, 192:128" in capsys.readouterr().err
+    assert matrix_specs(Matrix(("cuda",), ("float32",), attention_form="dispatching"), ["decode"]) == []
+
+
+def test_the_page_about_attention_modules(load_script, tmp_path, make_spec, capsys):
+    """It names the modules of the default matrix, all of them and no others; the script makes it from artifacts."""
+    page = (ROOT / "docs" / "attention-modules.md").read_text()
+    names = re.findall(r"^\| `(\w+)` \| \S+ \| \d+ \| \d+\.\d \|$", page, re.MULTILINE)
+    assert names == [spec.name for spec in matrix_specs(Matrix(), ["decode", "prefill"])]
+    script = load_script("attention_table")
+    artifact = make_spec("decode_tiny").build()
+    make_spec("other").build()
+    for name in ("decode_tiny", "other"):
+        (found,) = (tmp_path / "workspace" / "artifacts" / name).glob("*/*")
+        shutil.copytree(found, tmp_path / "out" / name)
+    (tmp_path / "out" / "decode_broken").mkdir()
+    assert script.main([str(tmp_path / "out")]) == 0
+    size, seconds = artifact.manifest["size"] / 1024, artifact.manifest["seconds"]
+    row = f"| `decode_tiny` | {artifact.archs[0]} | {size:.0f} | {seconds:.1f} |"
+    assert capsys.readouterr().out == page[: page.index("| `")] + row + "\n"
+    with pytest.raises(SystemExit):
+        script.main([str(tmp_path / "nowhere")])
+    assert "wanted directories" in capsys.readouterr().err
 
 
 def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_started):

@@ -13,30 +13,41 @@ constexpr float log2e = 1.44269504088896340736f;
 constexpr float loge2 = 0.69314718055994530942f;
 constexpr float inf = __builtin_huge_valf();
 
-// 2^x, to about 2 ulp; 0 below -125, infinity from 128 on.
+// condition ? yes : no, by bits: of a conditional expression a compiler may make a branch, and then a loop over it does
+// not become vectors.
+FLASHINFER_HD float select(bool condition, float yes, float no) {
+  uint32_t yes_bits, no_bits;
+  std::memcpy(&yes_bits, &yes, 4);
+  std::memcpy(&no_bits, &no, 4);
+  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  no_bits = (yes_bits & mask) | (no_bits & ~mask);
+  std::memcpy(&no, &no_bits, 4);
+  return no;
+}
+
+// 2^x, to 2e-7; 0 below -126, infinity from 128 on.
 FLASHINFER_HD float ptx_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // x = k + r with |r| <= 1/2; 2^r = e^(r ln 2) by its series, 2^k by adding k to the exponent.
-  const float clamped = x < -125.0f ? -125.0f : x > 128.0f ? 128.0f : x;
-  const float shifted = clamped + 0x1.8p23f, k = shifted - 0x1.8p23f;
-  const float r = clamped - k;
-  float sum = 1.5252733804e-5f;
-  sum = sum * r + 1.5403530394e-4f;
-  sum = sum * r + 1.3333558146e-3f;
-  sum = sum * r + 9.6181291076e-3f;
-  sum = sum * r + 5.5504108665e-2f;
-  sum = sum * r + 2.4022650696e-1f;
-  sum = sum * r + 6.9314718056e-1f;
+  // x = k + r with 0 <= r <= 1: a polynomial nearest to 2^r, times a float that has k as its exponent, or no bit at
+  // all.
+  const float above = select(x < -126.5f, -126.5f, x), clamped = select(above > 128.0f, 128.0f, above);
+  const float shifted = (clamped - 0.5f) + 0x1.8p23f, r = clamped - (shifted - 0x1.8p23f);
+  float sum = 1.8671305698e-3f;
+  sum = sum * r + 9.0170292533e-3f;
+  sum = sum * r + 5.5799913880e-2f;
+  sum = sum * r + 2.4016444994e-1f;
+  sum = sum * r + 6.9315131182e-1f;
   sum = sum * r + 1.0f;
-  int32_t bits;
-  std::memcpy(&bits, &sum, 4);
-  bits += (static_cast<int32_t>(k) - 1) << 23;  // half of it, so that 2^128 is no exponent of its own
-  std::memcpy(&sum, &bits, 4);
-  return x < -125.0f ? 0.0f : x != x ? x : sum * 2.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, 4);
+  bits = (bits + 127u) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return sum * power;
 #endif
 }
 
@@ -70,12 +81,11 @@ FLASHINFER_HD float tanh(float x) {
   return y;
 #else
   // (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits near 0, where the odd series is exact enough.
-  const float a = x < 0 ? -x : x, e = ptx_exp2(-2.0f * log2e * a), xx = x * x;
+  const float a = __builtin_fabsf(x), e = ptx_exp2(-2.0f * log2e * a), xx = x * x;
   const float large = (1.0f - e) / (1.0f + e);
   const float small =
       a * (1.0f + xx * (-0.333333333f + xx * (0.133333333f + xx * (-0.0539682540f + xx * 0.0218694885f))));
-  const float y = a < 0.25f ? small : large;
-  return x < 0 ? -y : y;
+  return __builtin_copysignf(select(a < 0.25f, small, large), x);
 #endif
 }
 

@@ -64,7 +64,8 @@ struct AttentionVariantBase {
   FLASHINFER_HD T KeyTransform([[maybe_unused]] const Params& params, T k) const { \
     __VA_ARGS__                                                                    \
   }
-// The product q . k of one query and one key, as float.
+// The product q . k of one query and one key, as float. Called for queries and keys that there are alone, once for
+// each, so that a variant may look up something by these numbers, or keep it.
 #define REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, ...) \
   static constexpr bool transforms_logits = true;                                                           \
   template <typename Params, typename T>                                                                    \

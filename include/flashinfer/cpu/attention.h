@@ -155,7 +155,7 @@ struct Tile {
     for (int row = 0; row < rows; ++row, to += Types::kQueryStride) {
       const auto* q = static_cast<const typename Types::DTypeQ*>(common.q) +
                       static_cast<int64_t>(item.qo_start + query(row)) * common.q_row + head(row) * common.q_head;
-      for (int d = 0; d < kDQ; d += kLanes) store(to + d, load(q + d, kDQ - d < kLanes ? kDQ - d : kLanes));
+      for_lanes<kDQ>([&](int d, int count) { store(to + d, load(q + d, count)); });
       if constexpr (Variant::transforms_query)
         for (int d = 0; d < kDQ; ++d) to[d] = static_cast<float>(variant.QueryTransform(params, to[d]));
       if constexpr (Types::kRope) {
@@ -174,8 +174,7 @@ struct Tile {
                     const Rotation<kDQ>* rotation) const {
     typename Rotation<kDQ>::Angles angles;
     for (int t = 0; t < count; ++t, to += Types::kQueryStride) {
-      for (int d = 0; d < kDQ; d += kLanes)
-        store(to + d, load(keys[t] + offset + d, kDQ - d < kLanes ? kDQ - d : kLanes));
+      for_lanes<kDQ>([&](int d, int width) { store(to + d, load(keys[t] + offset + d, width)); });
       if constexpr (Variant::transforms_key)
         for (int d = 0; d < kDQ; ++d) to[d] = static_cast<float>(variant.KeyTransform(params, to[d]));
       if constexpr (Types::kRope) {
@@ -189,7 +188,8 @@ struct Tile {
   // Products of a row with keys [block + from, block + to), of which only [0, count) are in the request, become
   // weights. from and to: whole vectors.
   void weigh(int row, float* logits, int32_t block, int32_t count, int from, int to, SoftmaxState::Row state) const {
-    if constexpr (Variant::transforms_logits) transform_logits(row, logits, block, from, to);
+    // Beyond the request there is nothing that a variant could look up by kv_idx.
+    if constexpr (Variant::transforms_logits) transform_logits(row, logits, block, from, to < count ? to : count);
     hide(row, logits, block, from, to, visible(row, row, block, count));
     if constexpr (Variant::use_softmax) softmax(logits, from, to, state);
   }
@@ -257,8 +257,7 @@ struct Tile {
       return;
     }
     const int64_t at = (static_cast<int64_t>(item.slot) * common.num_kv_heads + kv_head) * common.slot_rows + row;
-    for_lanes(kDV,
-              [&](int64_t d, int count) { store(common.partial_o + at * kDV + d, load(sums + d) * scale, count); });
+    for_lanes<kDV>([&](int d, int count) { store(common.partial_o + at * kDV + d, load(sums + d) * scale, count); });
     common.partial_lse[at] = lse;
   }
 
@@ -271,7 +270,7 @@ struct Tile {
     if constexpr (Variant::transforms_output)
       for (int d = 0; d < kDV; ++d)
         sums[d] = static_cast<float>(variant.OutputTransform(params, sums[d], batch, query, head));
-    for (int d = 0; d < kDV; d += kLanes) store(o + d, load(sums + d), kDV - d < kLanes ? kDV - d : kLanes);
+    for_lanes<kDV>([&](int d, int count) { store(o + d, load(sums + d), count); });
     if (common.lse) common.lse[token * common.num_qo_heads + head] = lse;
   }
 };
@@ -297,7 +296,7 @@ void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
       const float weight = !Variant::use_softmax ? 1.0f : lse == -math::inf ? 0.0f : math::ptx_exp2(lse - highest);
       if (weight == 0) continue;
       total += weight;
-      for_lanes(kDV, [&](int64_t d, int count) {
+      for_lanes<kDV>([&](int d, int count) {
         store(sums + d, load(sums + d) + load(common.partial_o + at * kDV + d, count) * weight);
       });
     }

@@ -87,21 +87,19 @@ inline vfloat sums_of(vfloat (&rows)[kLanes]) {
 // kLanes rows of kDepth elements as columns of a panel.
 template <int kDepth, typename T>
 inline void pack_columns(const T* const* rows, float* panel) {
-  for (int d = 0; d < kDepth; d += kLanes) {
-    const int count = kDepth - d < kLanes ? kDepth - d : kLanes;
+  for_lanes<kDepth>([&](int d, int count) {
     vfloat block[kLanes];
     for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + d, count);
     transpose(block);
     for (int i = 0; i < count; ++i) store(panel + (d + i) * kPanel, block[i]);
-  }
+  });
 }
 
 // A row of kWidth elements as a row of panels that are `stride` numbers apart. A last panel that is not full is filled
 // up with zeros as far as a vector goes.
 template <int kWidth, typename T>
 inline void pack_row(const T* row, float* panels, int64_t stride) {
-  for (int d = 0; d < kWidth; d += kLanes)
-    store(panels + d / kPanel * stride + d % kPanel, load(row + d, kWidth - d < kLanes ? kWidth - d : kLanes));
+  for_lanes<kWidth>([&](int d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
 }
 
 }  // namespace flashinfer::cpu

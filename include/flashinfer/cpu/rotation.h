@@ -42,12 +42,12 @@ class Rotation {
   }
 
   void rotate(float* x, const Angles& by) const {
-    for_lanes(kPairs, [&](int64_t i, int count) { turn(x + i, count, load(by.cos + i), load(by.sin + i)); });
+    for_lanes<kPairs>([&](int i, int count) { turn(x + i, count, load(by.cos + i), load(by.sin + i)); });
   }
 
   // By the angle of a block's first position and `step` more, 0 <= step < kSteps.
   void rotate(float* x, const Angles& block, int step) const {
-    for_lanes(kPairs, [&](int64_t i, int count) {
+    for_lanes<kPairs>([&](int i, int count) {
       const vfloat c = load(block.cos + i), s = load(block.sin + i);
       const vfloat step_c = load(steps_[step].cos + i), step_s = load(steps_[step].sin + i);
       turn(x + i, count, c * step_c - s * step_s, s * step_c + c * step_s);

@@ -310,6 +310,13 @@ inline void for_lanes(int64_t n, const Body& body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
+// The same where the number is known: code for what is left is there only if something is.
+template <int kCount, typename Body>
+inline void for_lanes(const Body& body) {
+  for (int i = 0; i + kLanes <= kCount; i += kLanes) body(i, kLanes);
+  if constexpr (kCount % kLanes != 0) body(kCount / kLanes * kLanes, kCount % kLanes);
+}
+
 // The same, first body_two(i) for 2 * kLanes elements at a time.
 template <typename BodyTwo, typename Body>
 inline void for_lanes(int64_t n, const BodyTwo& body_two, const Body& body) {

@@ -32,17 +32,19 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
   }
 }
 
-// Keys of one request and head, and the part [kv_start, kv_end) of them that a block has. Where keys are is looked up
-// one tile before their loads start, those one or more tiles before they are used.
+// The keys of an item for one head, and a group's tiles of them. Where keys are is looked up one tile before their
+// loads start, and those start one or more tiles before they are used.
 template <typename S>
 struct KeyLoader {
   const KvCache& kv;
-  const char *k, *v;                // of the head
-  int32_t first, kv_start, kv_end;  // first: where the request's pages or rows start
-  int32_t group, lane;              // of the block; lane: thread of the group
-  uint32_t ring;                    // shared memory of the group
+  const char *k, *v;      // of the head
+  int32_t first;          // where the request's pages or rows start
+  int32_t start, kv_end;  // the group's first tile, and the end of the block's keys
+  int32_t lane;           // thread of the group
+  uint32_t ring;          // shared memory of the group
   KeyRow* table;
   static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
+  static constexpr int kStride = kKeys * S::kKeyWarps;  // from one of its tiles to the next
 
   __device__ __forceinline__ KeyLoader(const KvCache& cache, const WorkItem& item, int32_t head, uint8_t* shared,
                                        int stages)
@@ -50,20 +52,11 @@ struct KeyLoader {
         k(static_cast<const char*>(cache.k) + head * cache.k_head * sizeof(typename S::KV)),
         v(static_cast<const char*>(cache.v) + head * cache.v_head * sizeof(typename S::KV)),
         first(cache.indptr ? cache.indptr[item.batch] : 0),
-        kv_start(item.kv_start),
-        kv_end(item.kv_end),
-        group(S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads),
-        lane(S::kKeyWarps == 1 ? threadIdx.x : threadIdx.x % kThreads),
-        ring(shared_address(shared) + S::ring(group, stages)),
-        table(reinterpret_cast<KeyRow*>(shared + S::table(group, stages))) {}
-
-  // Tiles of this group.
-  __device__ __forceinline__ int num_tiles() const {
-    const int all = (kv_end - kv_start + kKeys - 1) / kKeys;
-    return (all - group + S::kKeyWarps - 1) / S::kKeyWarps;
-  }
-  __device__ __forceinline__ int32_t tile_start(int tile) const {
-    return kv_start + (tile * S::kKeyWarps + group) * kKeys;
+        kv_end(item.kv_end) {
+    const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;
+    start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
+    ring = shared_address(shared) + S::ring(group, stages);
+    table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
   }
 
   // Everything that the threads of the group wrote is seen by all of them.
@@ -78,7 +71,8 @@ struct KeyLoader {
   // Separate from row_of(), so that the load can be under way while something else is computed.
   __device__ __forceinline__ int32_t page_of(int32_t t) const {
     if (!kv.is_paged() || t >= kv_end) return 0;
-    const int32_t page = __ldg(kv.indices + first + kv.page_size.div(t));
+    // Not through the read-only path: a kernel that ran when this one was launched may have written it.
+    const int32_t page = kv.indices[first + static_cast<int32_t>(kv.page_size.div(t))];
     if (kDebug) require_inside(page, t);
     return page;
   }
@@ -99,21 +93,21 @@ struct KeyLoader {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int i = lane + n * kThreads;
-      pages[n] = i < stages * kKeys ? page_of(tile_start(i / kKeys) + i % kKeys) : 0;
+      pages[n] = i < stages * kKeys ? page_of(start + i / kKeys * kStride + i % kKeys) : 0;
     }
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int i = lane + n * kThreads;
-      if (i < stages * kKeys) table[i] = row_of(tile_start(i / kKeys) + i % kKeys, pages[n]);
+      if (i < stages * kKeys) table[i] = row_of(start + i / kKeys * kStride + i % kKeys, pages[n]);
     }
   }
 
   // Starts the copies of a tile, whose rows the table has for the stage. Rows behind the end are zeros: what is in the
   // cache there may be NaN, and 0 * NaN is NaN.
-  __device__ __forceinline__ void load(int stage, int tile) const {
+  __device__ __forceinline__ void load(int stage, int32_t tile_start) const {
     const uint32_t to = ring + stage * S::kStageBytes;
     const KeyRow* rows = table + stage * kKeys;
-    const int32_t left = kv_end - tile_start(tile);
+    const int32_t left = kv_end - tile_start;
     if (left >= kKeys) {
       copy_tile<true>(to, rows, left);
     } else {

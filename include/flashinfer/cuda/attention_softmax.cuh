@@ -67,25 +67,39 @@ struct WarpRows {
 template <typename S>
 using Products = float[S::kM][S::kNKeys][4];
 
-template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void transform_logits(Products<S>& s, const P& params, const Variant& variant,
-                                                 const WarpRows<S>& warp, int32_t tile_start) {
+// kWhole: all keys of the tile are there. A variant is not asked about rows and keys that are not: it may look them up.
+template <bool kWhole, typename Variant, typename S, typename P>
+__device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, const Variant& variant,
+                                               const WarpRows<S>& warp, int32_t tile_start) {
 #pragma unroll
   for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const int32_t row = warp.row(m, half);
+      if (row >= warp.rows) continue;
       int32_t qo_idx, qo_head;
-      warp.locate(warp.row(m, half), qo_idx, qo_head);
+      warp.locate(row, qo_idx, qo_head);
 #pragma unroll
       for (int n = 0; n < S::kNKeys; ++n) {
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          const int32_t key = min(warp.key(tile_start, n, i), warp.kv_end - 1);  // a variant may look up something
+          const int32_t key = warp.key(tile_start, n, i);
+          if (!kWhole && key >= warp.kv_end) continue;
           s[m][n][i] = variant.LogitsTransform(params, s[m][n][i], warp.batch, qo_idx, key, qo_head, warp.head);
           if constexpr (Variant::use_softmax) s[m][n][i] *= variant.sm_scale_log2;
         }
       }
     }
+  }
+}
+
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void transform_logits(Products<S>& s, const P& params, const Variant& variant,
+                                                 const WarpRows<S>& warp, int32_t tile_start) {
+  if (tile_start + S::kKeys <= warp.kv_end) {
+    transform_tile<true>(s, params, variant, warp, tile_start);
+  } else {
+    transform_tile<false>(s, params, variant, warp, tile_start);
   }
 }
 

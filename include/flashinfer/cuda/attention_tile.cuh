@@ -176,23 +176,35 @@ struct WarpTile {
   }
 };
 
+// Starts the copies of the first tiles: one less than there are stages.
+template <typename S>
+__device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages) {
+  keys.find_first(stages);
+  keys.sync();
+  for (int i = 0; i < stages - 1; ++i) {
+    const int32_t tile_start = keys.start + i * keys.kStride;
+    if (tile_start < keys.kv_end) keys.load(i, tile_start);
+    ptx::cp_async_commit();
+  }
+}
+
 // All tiles of a group: one is computed while the copies of the next ones are under way.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int stages) {
-  const int count = keys.num_tiles();
-  int stage = 0, free_stage = stages - 1;  // of the tile to compute; of the one before it, to be loaded into
+  int stage = 0;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n) {
+  for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride) {
     wait_for_copies(stages - 2);
     keys.sync();
-    if (n + stages - 1 < count) keys.load(free_stage, n + stages - 1);
+    const int32_t next = tile_start + (stages - 1) * keys.kStride;
+    if (next < keys.kv_end) keys.load(stage == 0 ? stages - 1 : stage - 1, next);  // where the tile before was
     ptx::cp_async_commit();
-    const int32_t ahead = keys.tile_start(n + stages) + keys.lane;
+    const int32_t key = next + keys.kStride + keys.lane;
     const bool finds = keys.lane < S::kKeys;
-    const int32_t page = finds ? keys.page_of(ahead) : 0;
-    if (active) tile.attend(keys.ring + stage * S::kStageBytes, keys.tile_start(n));
-    if (finds) keys.table[stage * S::kKeys + keys.lane] = keys.row_of(ahead, page);
-    free_stage = stage, stage = stage + 1 < stages ? stage + 1 : 0;
+    const int32_t page = finds ? keys.page_of(key) : 0;
+    if (active) tile.attend(keys.ring + stage * S::kStageBytes, tile_start);
+    if (finds) keys.table[stage * S::kKeys + keys.lane] = keys.row_of(key, page);
+    stage = stage + 1 < stages ? stage + 1 : 0;
   }
 }
 
@@ -226,13 +238,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   int32_t head;
   if (!find_work<S>(params, heads_together, item, head)) return;
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
-  keys.find_first(stages);
-  keys.sync();
-  const int count = keys.num_tiles();
-  for (int i = 0; i < stages - 1; ++i) {
-    if (i < count) keys.load(i, i);
-    ptx::cp_async_commit();
-  }
+  load_first<S>(keys, stages);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
   auto* turns = reinterpret_cast<Turns*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
