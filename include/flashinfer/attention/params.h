@@ -88,8 +88,8 @@ struct AttentionParams {
   const uint16_t* max_item_len;  // kMultiItem: [batch]
 
   float o_scale;  // the output is multiplied by this (the scale of quantised values)
-  // kRopeLlama: the angle of pair i at position p is p * rope_rcp_scale * rope_rcp_theta^(2 i / head_dim_qk). Rounded to
-  // float, they would be off by 1e-4 at position 8192.
+  // kRopeLlama: the angle of pair i at position p is p * rope_rcp_scale * rope_rcp_theta^(2 i / head_dim_qk). Rounded
+  // to float, they would be off by 1e-4 at position 8192.
   double rope_rcp_scale, rope_rcp_theta;
 
   // The schedule: lists made by plan() (attention/schedule.h), or one request (items == nullptr).
