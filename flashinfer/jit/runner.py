@@ -142,10 +142,11 @@ class Run:
             request = self.by_module[module]
             self.done[module] += 1
             self.holds[request].say(self.done[module], len(request.spec.sources) + 1)
-            library = self.folder / self.directory(request) / f"{module}.so"
-            # Removed before the run, and by a linker that fails: where it is there, this run has linked it.
-            if library.exists() and request not in self.outcomes:
-                self._finish(request, self._publish(request, library))
+            library = f"{self.directory(request)}/{module}.so"
+            # The line of a compiler may be read while the linker writes: only the linker's own says that it is done.
+            # The library is removed before the run, and by a linker that fails: where it is there, this run made it.
+            if library in line.split() and (self.folder / library).exists():
+                self._finish(request, self._publish(request, self.folder / library))
         return module
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
