@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .. import env
 from ..errors import BuildError, CaptureError, FlashInferError, JitTimeoutError
-from . import frozen, gc, history, perfetto, store
+from . import frozen, history, store, timeline
 from .artifact import Artifact, publish
 from .events import asked, emit
 from .lock import Hold, try_hold, wait
@@ -103,8 +103,10 @@ def run(
             for hold in holds.values():
                 hold.abandon()
     outcomes = [building.outcomes[request] for request in requests]
-    if any(outcome.how == "built" for outcome in outcomes):
-        gc.in_background()
+    if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
+        from ..cli.collect import in_background  # for this alone: keeping the workspace small is no part of building
+
+        in_background()
     return outcomes
 
 
@@ -140,7 +142,7 @@ class _Building:
             for request in holds:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
-        perfetto.keep(runner.timeline, self.root)
+        timeline.keep(runner.timeline, self.root)
         for request, outcome in runner.outcomes.items():
             # Somebody removed the build directory, clear_cache_dir() for example: one more try in a new one.
             if request in runner.lost and request not in self.lost:
