@@ -125,29 +125,19 @@ def cpu_limit() -> int:
     """CPUs at hand: those that this process may run on, and no more than its cgroups' quotas give."""
     limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
     for folder in _cgroups("cpu"):
-        quota, _, period = (_read(f"{folder}/cpu.max") or _quota_v1(folder)).partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
+        version_1 = " ".join(_read(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        quota, _, period = (_read(f"{folder}/cpu.max").strip() or version_1).partition(" ")
+        if quota.isdigit() and period.isdigit():
             limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
-
-
-def _quota_v1(folder: str) -> str:
-    return f"{_read(f'{folder}/cpu.cfs_quota_us').strip()} {_read(f'{folder}/cpu.cfs_period_us').strip()}"
 
 
 def available_memory() -> int | None:
     """Bytes that a new process can use: what the machine has left, and what each of our cgroups has."""
     left = [int(line.split()[1]) * 1024 for line in _read(f"{PROC}/meminfo").splitlines() if "MemAvailable" in line]
-    names = (
-        ("memory.max", "memory.current", "inactive_file"),
-        (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    )
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for folder in _cgroups("memory"):
-        for limit, usage, inactive in names:
+        for limit, usage, inactive in [("memory.max", "memory.current", "inactive_file"), version_1]:
             most, used = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{usage}").strip()
             if most.isdigit() and used.isdigit():
                 # Pages of files that nobody uses are given back before anybody is killed.

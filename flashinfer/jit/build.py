@@ -114,7 +114,7 @@ class _Building:
     def __init__(self, requests: Sequence[Request], jobs: int | None) -> None:
         self.root, self.jobs = workspace() if requests else None, history.jobs(jobs)
         self.pending, self.outcomes = list(requests), dict[Request, Outcome]()
-        self.lost = set[Request]()
+        self.tried_again = set[Request]()
         self.began, self.waits = time.time(), list[Unit]()
 
     def take(self, holds: dict[Request, Hold]) -> None:
@@ -144,9 +144,8 @@ class _Building:
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
         timeline.keep(runner.timeline, self.root)
         for request, outcome in runner.outcomes.items():
-            # Somebody removed the build directory, clear_cache_dir() for example: one more try in a new one.
-            if request in runner.lost and request not in self.lost:
-                self.lost.add(request)
+            if outcome.artifact is None and runner.is_lost(request) and request not in self.tried_again:
+                self.tried_again.add(request)
             else:
                 self._end(request, outcome)
 

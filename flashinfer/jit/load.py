@@ -22,19 +22,9 @@ from .workspace import workspace_root
 DAY = 86400.0  # seconds
 
 _loaded: dict[str, Artifact] = {}
-_guard = threading.Lock()
 _per_module: dict[str, threading.Lock] = {}
 _names = itertools.count()
-
-
-def _start_afresh() -> None:
-    """A forked child must not wait for a thread that it does not have."""
-    global _guard
-    _guard = threading.Lock()
-    _per_module.clear()
-
-
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
 
 
 def load(spec: JitSpec, needs: Needs | None = None) -> Any:
@@ -49,9 +39,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     import torch
 
     asked(spec, needs)
-    with _guard:
-        lock = _per_module.setdefault(spec.name, threading.Lock())
-    with lock:
+    with _per_module.setdefault(spec.name, threading.Lock()):  # setdefault is atomic
         _load_locked(spec, needs)
     return getattr(torch.ops, spec.namespace)
 

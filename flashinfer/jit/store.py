@@ -19,7 +19,6 @@ from .. import env
 from ..errors import ArtifactError, ToolchainError
 from . import trust
 from .artifact import Artifact, build_key, read, verified
-from .closure import closure
 from .spec import JitSpec, Value
 from .target import Target, wanted_target, why_not_linkable, why_not_runnable
 from .toolchain import Identity, toolchain_identity
@@ -190,8 +189,3 @@ def _entries(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except OSError:
         return []
-
-
-def covered_files(spec: JitSpec) -> Iterator[str]:
-    """The files whose contents the key of ``spec`` covers."""
-    yield from closure(spec.source_paths(), spec.include_dirs)

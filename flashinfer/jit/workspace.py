@@ -14,15 +14,8 @@ from .. import env
 from ..errors import WorkspaceError
 from . import trust
 
-PARTS = (
-    "artifacts",
-    "build",
-    "history",
-    "answers",
-    "sources",
-    "traces",
-    "trash",
-)  # what the project makes in the workspace, and may remove
+# What the project makes in the workspace, and may remove.
+PARTS = ("artifacts", "build", "history", "answers", "sources", "traces", "trash")
 
 _fallbacks: dict[Path, Path] = {}
 
