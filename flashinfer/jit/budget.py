@@ -1,10 +1,9 @@
 """How many compilers may be alive on this machine at once, whoever started them.
 
 Every compiler and linker runs under a slot: a locked file in a directory that all processes of a user share. The
-kernel takes a lock back when its process ends, however it ends, so that no slot is ever lost. Whoever wants one waits
-for its turn, which is a lock too: one process at a time looks at what runs, at the CPUs and at the memory, and the
-next unit waits behind a heavy one instead of starving it. Standard library only, and little of it: ``unit`` runs this
-in front of every compiler.
+kernel takes a lock back however its process ends, so no slot is ever lost. To wait for one's turn is a lock too: one
+process at a time looks at what runs and at the memory, and the next unit waits behind a heavy one instead of starving
+it. Little of the standard library is used: ``unit`` runs this in front of every compiler.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # a name that mypy knows: importing typing would take a third of what all else takes
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 POLL = 0.02  # seconds between two looks
 PROC, CGROUPS = "/proc", "/sys/fs/cgroup"
 
 
-class Slot(NamedTuple):
-    """A slot that is held until this process ends. Without a lock (``descriptor`` -1) nothing is counted."""
-
-    number: int
-    descriptor: int
+# A slot is held until this process ends. Without a lock (``descriptor`` -1) nothing is counted.
+Slot = namedtuple("Slot", ["number", "descriptor"])
 
 
 def try_lock(descriptor: int) -> bool:

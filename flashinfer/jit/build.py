@@ -1,8 +1,4 @@
-"""Builds what is missing: locks, one ninja run over one graph, checks, publishes.
-
-The same path serves one module at run time and a whole matrix from ``scripts/build_aot.py``; they differ in the
-list of requests and in where the artifacts go.
-"""
+"""Builds what is missing, one module at run time as a whole matrix: locks, one ninja run, checks, publishes."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 
 def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``callback`` with every event of this process from now on; the function returned ends that.
+    """Call ``callback`` with every event of this process, in the event's thread; the function returned ends that.
 
-    It is called in the thread that the event happens in. What it raises is logged and goes no further.
+    What it raises is logged and goes no further.
     """
     _subscribers.append(callback)
     return lambda: _subscribers.remove(callback) if callback in _subscribers else None

@@ -127,7 +127,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def _tell_name(library: ctypes.CDLL, name: str, path: Path) -> None:
-    """Let debuggers, ``dladdr`` and stack traces find the library where it is: a descriptor's name means nothing to them."""
+    """Let debuggers and stack traces find the library: a descriptor's name means nothing to them."""
     entry = _LinkMap.from_address(library._handle)
     if entry.name and ctypes.string_at(entry.name) == name.encode():
         duplicate = ctypes.CDLL(None).strdup

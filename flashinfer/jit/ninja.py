@@ -1,8 +1,7 @@
 """Turns specs into the text of ninja files: pure functions, one file per spec and one that pulls them in.
 
-Paths in the files are relative to the build directory where ninja runs, or absolute. Facts of ninja that shape
-them: only the top file may say ``default``; rules of the top file are visible in every child; two specs with
-one output abort the graph; a newline cannot be escaped.
+Paths are relative to where ninja runs, or absolute. Facts of ninja that shape the files: only the top one may say
+``default``; its rules are visible in every child; two specs with one output abort it; a newline cannot be escaped.
 """
 
 from __future__ import annotations

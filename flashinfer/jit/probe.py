@@ -15,8 +15,8 @@ from .toolchain import find_toolchain
 
 @dataclass(frozen=True)
 class Probe:
-    """``ready`` (at ``where``), ``buildable`` (``estimate``: seconds of compiling, where an earlier build of the
-    module tells; ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
+    """``ready`` (at ``where``), ``buildable`` (in ``estimate`` seconds, where this machine has built the module before;
+    ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
 
     state: Literal["ready", "buildable", "impossible"]
     where: Path | None = None
@@ -46,13 +46,4 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
         find_toolchain(spec.backend)
     except ToolchainError as err:
         return Probe("impossible", reason=str(err))
-    return Probe("buildable", estimate=expected_seconds(spec), reason=lookup.reason)
-
-
-def expected_seconds(spec: JitSpec) -> float | None:
-    """Seconds that compiling will take, by this machine's history, else by the newest artifact of the module's name."""
-    known = history.estimate(spec)
-    if known is not None:
-        return known
-    newest = max(store.artifacts(spec.name), key=lambda found: found.manifest.get("built", 0), default=None)
-    return None if newest is None else newest.manifest.get("seconds")
+    return Probe("buildable", estimate=history.estimate(spec), reason=lookup.reason)

@@ -1,9 +1,8 @@
 """Finding the artifact to load: first those made of exactly what the spec says, then those that cover it.
 
-AOT directories hold ``<aot>/<name>/``, the workspace ``<root>/artifacts/<name>/<key>/<build key>/``. Two rules differ
-by place. An AOT directory is the word of whoever shipped it: any artifact with the spec's key that runs here is taken,
-whatever compiler made it. The workspace is this machine's own: where there is a toolchain, an artifact must come from
-exactly this target and these versions; where there is none, any that runs.
+An AOT directory, ``<aot>/<name>/``, is the word of whoever shipped it: any artifact with the spec's key that runs here
+is taken, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, is this machine's
+own: where there is a toolchain, an artifact must come from exactly this target and these versions.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It waits for a compile slot, takes the compiler down with itself as soon as the builder is gone, and leaves a record
 beside FILE: when it ran, its memory, and digests of FILE and of what it was made from. An object whose record still
-holds is not made again: that is how an interrupted build resumes, in a single build and in a batch alike, whatever
-happened to times, to ninja's log or to the object meanwhile.
+holds is not made again: so an interrupted build resumes, whatever happened to times, ninja's log or the object.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
-if not __package__:
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+TYPE_CHECKING = False  # a name that mypy knows: importing typing takes longer than all that it would be used for
+if TYPE_CHECKING:
+    from typing import Any
 
 if __package__:
     from .budget import POLL, take_slot
 else:
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from budget import POLL, take_slot  # type: ignore[import-not-found,no-redef]
 
 RUN = "run.json"  # what the builder says to the units of one module, beside their files
