@@ -114,12 +114,9 @@ def _digest_of(handle: int) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file; empty where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return _digest_of(file.fileno())
-    except OSError:
-        return ""
+    """SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return _digest_of(file.fileno())
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,20 +72,16 @@ class Run:
             graph = self._write(theirs, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
             command += ["-j", str(min(self.jobs, self.progress.total))]
-            process = self._start(command, theirs)
-        except BaseException:
-            alive.abandon()
-            raise
+            with self._start(command, theirs) as process:
+                try:
+                    self._follow(process, verbose, watch)
+                except BaseException:
+                    alive.abandon()
+                    process.terminate()
+                    raise
         finally:
+            alive.abandon()
             os.close(theirs)
-        with process:
-            try:
-                self._follow(process, verbose, watch)
-            except BaseException:
-                process.terminate()
-                raise
-            finally:
-                alive.abandon()
         for request in self.holds:
             if request not in self.outcomes:
                 self._record(request)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 if __package__:
-    from .budget import POLL, take_slot
+    from .budget import POLL, read_note, take_slot
 else:
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from budget import POLL, take_slot  # type: ignore[import-not-found,no-redef]
+    from budget import POLL, read_note, take_slot  # type: ignore[import-not-found,no-redef]
 
 RUN = "run.json"  # what the builder says to the units of one module, beside their files
 
@@ -114,12 +114,9 @@ def is_made(file: str, folder: str = "") -> bool:
 
 def read_record(file: str) -> dict[str, Any]:
     """What the last run left beside ``file``; empty where there is none, or not a whole one."""
-    try:
-        with open(f"{file}.json") as text:
-            record = json.load(text)
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    with suppress(OSError), open(f"{file}.json") as text:
+        return read_note(text.fileno())
+    return {}
 
 
 def _inputs(file: str, folder: str = "") -> str:
