@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -146,9 +147,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def make_manifest(
-    spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, when: float, seconds: float
+    spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, seconds: float
 ) -> dict[str, Any]:
-    """What an artifact says of itself. ``built`` is a time, ``seconds`` what compiling took."""
+    """What an artifact that has just been built says of itself. ``seconds``: what compiling took."""
     return {
         **spec.fields(),
         "key": key,
@@ -158,7 +159,7 @@ def make_manifest(
         "requires": elf_requirements(so),
         "sha256": file_digest(so),
         "size": so.stat().st_size,
-        "built": round(when),
+        "built": round(time.time()),
         "seconds": round(seconds, 3),
     }
 

@@ -18,6 +18,7 @@ from collections import namedtuple
 TYPE_CHECKING = False  # a name that mypy knows: importing typing would take a third of what all else takes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import Any
 
 POLL = 0.02  # seconds between two looks
@@ -48,7 +49,7 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        turn = _open(f"{folder}/turn")
+        turn = open_lock(f"{folder}/turn")
         while True:
             check()
             if mine := try_lock(turn):
@@ -68,7 +69,7 @@ def _free_slot(folder: str, limit: int, expected: int) -> Slot | None:
     running: list[dict[str, Any]] = []
     free: Slot | None = None
     for number in range(sum(name.startswith("slot.") for name in os.listdir(folder)) + 1):
-        descriptor = _open(f"{folder}/slot.{number}")
+        descriptor = open_lock(f"{folder}/slot.{number}")
         if free is None and try_lock(descriptor):
             free = Slot(number, descriptor)
             write_note(descriptor, {"pid": os.getpid()})
@@ -158,7 +159,7 @@ def _cgroups(controller: str) -> Iterator[str]:
             path = os.path.dirname(path)
 
 
-def _open(path: str) -> int:
+def open_lock(path: str | Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 

@@ -72,11 +72,9 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
     started = time.perf_counter()
     if loaded(spec, needs) is not None:
         return
-    found_after = 0.0
 
     def use(found: Artifact, descriptor: int) -> None:
-        nonlocal found_after
-        found_after = time.perf_counter()
+        emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
         _map(found, descriptor)
 
     artifact = store.find(spec, needs, use).artifact
@@ -87,7 +85,6 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
         with verified(artifact) as descriptor:
             _map(artifact, descriptor)
     else:
-        emit("hit", spec.name, (found_after - started) * 1e3, path=artifact.path)
         mark_used(artifact)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)

@@ -23,7 +23,7 @@ from typing import Any
 from .. import env
 from ..errors import JitTimeoutError
 from . import trust
-from .budget import read_note, trouble, try_lock, write_note
+from .budget import open_lock, read_note, trouble, try_lock, write_note
 from .events import emit, say
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
@@ -94,7 +94,7 @@ def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
     path = _path(name, generation)
     try:
         while path is not None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = open_lock(path)
             try:
                 if not try_lock(descriptor):
                     os.close(descriptor)

@@ -31,7 +31,8 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
 
     try:
         present = loaded(spec, needs)
-        lookup = store.find(spec, needs, writes=False) if present is None else store.Lookup(present, ())
+        here = store.Here(spec.backend, writes=False)
+        lookup = store.find(spec, needs, here=here) if present is None else store.Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
     except ModuleLoadError as err:

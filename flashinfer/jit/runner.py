@@ -48,10 +48,8 @@ class Run:
         self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
         self.done = dict.fromkeys(self.by_module, 0)
         self.progress = Progress(sum(len(request.spec.sources) + 1 for request in holds), left=tuple(self.by_module))
-        self.timeline, self.started = (
-            Timeline(began, socket.gethostname(), os.getpid(), jobs, waits),
-            time.time() - began,
-        )
+        self.timeline = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits)
+        self.started = time.time() - began  # as the timeline counts
         self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
         self.prefix = re.compile(rf"exec {re.escape(shlex.join(self.runner))} .*? -- ")
 
@@ -171,9 +169,7 @@ class Run:
                 raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
             if file_digest(library) != read_record(str(library)).get("object"):
                 raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
-            manifest = make_manifest(
-                spec, request.key, request.target, request.toolchain, library, time.time(), seconds
-            )
+            manifest = make_manifest(spec, request.key, request.target, request.toolchain, library, seconds)
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
             return Outcome(request, "failed", error=err, timeline=self.timeline)

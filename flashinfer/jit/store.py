@@ -44,7 +44,8 @@ class Lookup:
 class Here:
     """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build.
 
-    `python -m flashinfer verify` answers for another machine by a subclass.
+    Without ``writes`` a compiler's version that had to be asked for is not kept in the workspace. `python -m flashinfer
+    verify` answers for another machine by a subclass.
     """
 
     def __init__(self, backend: str, writes: bool = True) -> None:
@@ -85,21 +86,18 @@ def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(
-    spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writes: bool = True, here: Here | None = None
-) -> Lookup:
+def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:
         spec: the module.
         needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
-        writes: a compiler's version that is asked for here is kept in the workspace. Otherwise nothing is written.
-        here: the machine that the artifact is for; by default this one.
+        here: the machine that the artifact is for; by default this one, whose compilers' versions may be written down.
 
     No lock is taken. In each round AOT directories come first.
     """
-    key, here = spec.key, here or Here(spec.backend, writes)
+    key, here = spec.key, here or Here(spec.backend)
     reasons: list[str] = []
     others: list[tuple[Artifact, bool]] = []
 

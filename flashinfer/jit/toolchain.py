@@ -174,11 +174,9 @@ def version_of(program: str, writes: bool = True) -> str:
 
 
 def _ask_version(program: str) -> str:
-    command = [program, "--version"]
+    command, variables = [program, "--version"], {**os.environ, "LC_ALL": "C"}
     try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"}
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables)
     except (OSError, subprocess.SubprocessError) as err:
         detail = getattr(err, "stderr", "") or str(err)
         raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
