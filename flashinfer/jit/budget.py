@@ -56,7 +56,7 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
                 write_note(turn, {"pid": os.getpid()})
             # A process that is stopped in its turn must not stop the machine.
             if mine or stopped(read_note(turn).get("pid")):
-                slot = _free_slot(folder, limit, expected)
+                slot = _free_slot(folder, limit, expected, mine)
                 if slot is not None:
                     os.close(turn)
                     return slot
@@ -65,17 +65,24 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         return Slot(0, -1)  # no locks, or no place for them: compile without a budget rather than not at all
 
 
-def _free_slot(folder: str, limit: int, expected: int) -> Slot | None:
+def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> Slot | None:
+    """``mine``: whether it is our turn. Otherwise somebody is stopped in it, maybe with a slot that has no note yet or
+    still that of a process which is gone."""
     running: list[dict[str, Any]] = []
     free: Slot | None = None
-    for number in range(sum(name.startswith("slot.") for name in os.listdir(folder)) + 1):
+    slots = sum(name.startswith("slot.") for name in os.listdir(folder))
+    for number in range(slots + 1):
+        if number == slots and free is not None:
+            break  # one more is made where none is free, not at every look
         descriptor = open_lock(f"{folder}/slot.{number}")
         if free is None and try_lock(descriptor):
             free = Slot(number, descriptor)
             write_note(descriptor, {"pid": os.getpid()})
             continue
-        if not try_lock(descriptor) and not stopped((note := read_note(descriptor)).get("pid")):
-            running.append(note)
+        if not try_lock(descriptor):
+            state = trouble((note := read_note(descriptor)).get("pid"))
+            if not state or (mine and state == "gone"):
+                running.append(note)
         os.close(descriptor)
     if free is not None and (not running or (len(running) < limit and _fits(expected, running))):
         write_note(free.descriptor, {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
