@@ -54,10 +54,7 @@ def build_key(spec_key: str, target: Target, identity: Identity) -> str:
 
 
 def read(directory: Path, name: str) -> Artifact | str | None:
-    """The artifact in a directory; why it is none; or ``None`` where there is nothing at all.
-
-    What is read is the manifest; :func:`verified` answers for the library.
-    """
+    """The artifact in a directory, by its manifest alone; why it is none; or ``None`` where there is nothing at all."""
     try:
         if (refusal := trust.refusal(directory)) is not None:
             return refusal

@@ -66,8 +66,7 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
 
 
 def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> Slot | None:
-    """``mine``: whether it is our turn. Otherwise somebody is stopped in it, maybe with a slot that has no note yet or
-    still that of a process which is gone."""
+    # Where the turn is not ``mine``, whoever is stopped in it may have a slot with no note yet, or one of the past.
     running: list[dict[str, Any]] = []
     free: Slot | None = None
     slots = sum(name.startswith("slot.") for name in os.listdir(folder))

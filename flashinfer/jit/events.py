@@ -55,10 +55,7 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 
 def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``callback`` with every event of this process, in the event's thread; the function returned ends that.
-
-    What it raises is logged and goes no further.
-    """
+    """Call ``callback`` with every event, in its thread; the function returned ends that. What it raises is logged."""
     _subscribers.append(callback)
     return lambda: _subscribers.remove(callback) if callback in _subscribers else None
 

@@ -44,8 +44,7 @@ class Lookup:
 class Here:
     """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build.
 
-    Without ``writes`` a compiler's version that had to be asked for is not kept in the workspace. `python -m flashinfer
-    verify` answers for another machine by a subclass.
+    Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
     """
 
     def __init__(self, backend: str, writes: bool = True) -> None:
@@ -93,7 +92,7 @@ def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, here
         spec: the module.
         needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
-        here: the machine that the artifact is for; by default this one, whose compilers' versions may be written down.
+        here: the machine that the artifact is for; by default this one, which keeps its compilers' answers.
 
     No lock is taken. In each round AOT directories come first.
     """

@@ -1,7 +1,4 @@
-"""Where the time of a build goes: what ran when, in which compile slot, with how much memory.
-
-It is kept in ``<workspace>/traces``, as ui.perfetto.dev and chrome://tracing read it (Trace Event Format).
-"""
+"""Where the time of a build goes, kept in ``<workspace>/traces`` as ui.perfetto.dev and chrome://tracing read it."""
 
 from __future__ import annotations
 
@@ -22,9 +19,8 @@ KEPT = 50  # traces of the last builds
 class Unit:
     """One step of a build, in seconds since the build began.
 
-    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a compile slot, or
-    for another process that builds the module). ``name`` is the file made, ``source`` what it is made from, ``lane``
-    the compile slot of this machine; of a wait for a slot, the one that it led to.
+    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or another
+    process's build). ``name`` is the file made of ``source``, ``lane`` the compile slot, of a wait the one it led to.
     """
 
     kind: str
@@ -49,7 +45,7 @@ class Timeline:
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """Compile slots as lanes with their units, waits beside them, and the memory of the compilers as a counter."""
+    """In the Trace Event Format: slots as lanes with their units, waits beside them, memory as a counter."""
     first, events = min((unit.start for unit in timeline.units), default=0.0), list[dict[str, Any]]()
 
     def add(ph: str, name: str, at: float, tid: int, **more: Any) -> None:

@@ -166,10 +166,7 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
 
 
 def version_of(program: str, writes: bool = True) -> str:
-    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one compiler.
-
-    The answer is kept beside the cache under what the file is on disk, so the compiler runs once per version.
-    """
+    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one. It runs once per version."""
     return _remembered(program, "version", lambda: _ask_version(program), writes)
 
 

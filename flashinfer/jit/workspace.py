@@ -36,7 +36,7 @@ def refused(root: Path) -> str | None:
 def workspace(create: bool = True) -> Path:
     """The root of the cache. With ``create`` it exists and can be written.
 
-    Where it cannot be written, a private temporary directory serves this process alone, with a warning.
+    Otherwise a private temporary directory serves this process alone, with a warning.
 
     Raises:
         WorkspaceError: that cannot be written either.
