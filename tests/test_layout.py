@@ -22,7 +22,7 @@ from flashinfer.jit.target import CPU_LEVELS, native_level
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include" / "flashinfer"
 SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
-LONGEST_FILE, BUILD_SYSTEM = 500, 2000
+LONGEST_FILE, BUILD_SYSTEM = 500, 2600
 
 # What each layer may include, the layers of include/flashinfer by directory. A layer sees itself and what is below.
 LAYERS = {

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from .. import env
-from ..jit.gc import Item, collect
 from ..jit.workspace import workspace_root
+from .collect import Item, collect
 from .output import age, show, size
 
 

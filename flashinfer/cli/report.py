@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..jit.build import Outcome
-from ..jit.perfetto import memory
-from ..jit.timeline import Timeline, Unit
+from ..jit.timeline import Timeline, Unit, memory
 from ..jit.workspace import write_atomically
 from .output import size
 

@@ -1,10 +1,9 @@
 """How many compilers may be alive on this machine at once, whoever started them.
 
 Every compiler and linker runs under a slot: a locked file in a directory that all processes of a user share. The
-kernel takes a lock back when its process ends, however it ends, so that no slot is ever lost. Whoever wants one waits
-for its turn, which is a lock too: one process at a time looks at what runs, at the CPUs and at the memory, and the
-next unit waits behind a heavy one instead of starving it. Standard library only, and little of it: ``unit`` runs this
-in front of every compiler.
+kernel takes a lock back however its process ends, so no slot is ever lost. To wait for one's turn is a lock too: one
+process at a time looks at what runs and at the memory, and the next unit waits behind a heavy one instead of starving
+it. Little of the standard library is used: ``unit`` runs this in front of every compiler.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # a name that mypy knows: importing typing would take a third of what all else takes
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any
 
 POLL = 0.02  # seconds between two looks
 PROC, CGROUPS = "/proc", "/sys/fs/cgroup"
 
 
-class Slot(NamedTuple):
-    """A slot that is held until this process ends. Without a lock (``descriptor`` -1) nothing is counted."""
-
-    number: int
-    descriptor: int
+# A slot is held until this process ends. Without a lock (``descriptor`` -1) nothing is counted.
+Slot = namedtuple("Slot", ["number", "descriptor"])
 
 
 def try_lock(descriptor: int) -> bool:
@@ -48,14 +49,14 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        turn = _open(f"{folder}/turn")
+        turn = open_lock(f"{folder}/turn")
         while True:
             check()
             if mine := try_lock(turn):
                 write_note(turn, {"pid": os.getpid()})
             # A process that is stopped in its turn must not stop the machine.
             if mine or stopped(read_note(turn).get("pid")):
-                slot = _free_slot(folder, limit, expected)
+                slot = _free_slot(folder, limit, expected, mine)
                 if slot is not None:
                     os.close(turn)
                     return slot
@@ -64,17 +65,23 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         return Slot(0, -1)  # no locks, or no place for them: compile without a budget rather than not at all
 
 
-def _free_slot(folder: str, limit: int, expected: int) -> Slot | None:
+def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> Slot | None:
+    # Where the turn is not ``mine``, whoever is stopped in it may have a slot with no note yet, or one of the past.
     running: list[dict[str, Any]] = []
     free: Slot | None = None
-    for number in range(sum(name.startswith("slot.") for name in os.listdir(folder)) + 1):
-        descriptor = _open(f"{folder}/slot.{number}")
+    slots = sum(name.startswith("slot.") for name in os.listdir(folder))
+    for number in range(slots + 1):
+        if number == slots and free is not None:
+            break  # one more is made where none is free, not at every look
+        descriptor = open_lock(f"{folder}/slot.{number}")
         if free is None and try_lock(descriptor):
             free = Slot(number, descriptor)
             write_note(descriptor, {"pid": os.getpid()})
             continue
-        if not try_lock(descriptor) and not stopped((note := read_note(descriptor)).get("pid")):
-            running.append(note)
+        if not try_lock(descriptor):
+            state = trouble((note := read_note(descriptor)).get("pid"))
+            if not state or (mine and state == "gone"):
+                running.append(note)
         os.close(descriptor)
     if free is not None and (not running or (len(running) < limit and _fits(expected, running))):
         write_note(free.descriptor, {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
@@ -125,29 +132,19 @@ def cpu_limit() -> int:
     """CPUs at hand: those that this process may run on, and no more than its cgroups' quotas give."""
     limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
     for folder in _cgroups("cpu"):
-        quota, _, period = (_read(f"{folder}/cpu.max") or _quota_v1(folder)).partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
+        version_1 = " ".join(_read(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        quota, _, period = (_read(f"{folder}/cpu.max").strip() or version_1).partition(" ")
+        if quota.isdigit() and period.isdigit():
             limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
-
-
-def _quota_v1(folder: str) -> str:
-    return f"{_read(f'{folder}/cpu.cfs_quota_us').strip()} {_read(f'{folder}/cpu.cfs_period_us').strip()}"
 
 
 def available_memory() -> int | None:
     """Bytes that a new process can use: what the machine has left, and what each of our cgroups has."""
     left = [int(line.split()[1]) * 1024 for line in _read(f"{PROC}/meminfo").splitlines() if "MemAvailable" in line]
-    names = (
-        ("memory.max", "memory.current", "inactive_file"),
-        (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    )
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for folder in _cgroups("memory"):
-        for limit, usage, inactive in names:
+        for limit, usage, inactive in [("memory.max", "memory.current", "inactive_file"), version_1]:
             most, used = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{usage}").strip()
             if most.isdigit() and used.isdigit():
                 # Pages of files that nobody uses are given back before anybody is killed.
@@ -168,7 +165,7 @@ def _cgroups(controller: str) -> Iterator[str]:
             path = os.path.dirname(path)
 
 
-def _open(path: str) -> int:
+def open_lock(path: str | Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 

@@ -1,8 +1,4 @@
-"""Builds what is missing: locks, one ninja run over one graph, checks, publishes.
-
-The same path serves one module at run time and a whole matrix from ``scripts/build_aot.py``; they differ in the
-list of requests and in where the artifacts go.
-"""
+"""Builds what is missing, one module at run time as a whole matrix: locks, one ninja run, checks, publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Sequence
 
 from .. import env
 from ..errors import BuildError, CaptureError, FlashInferError, JitTimeoutError
-from . import frozen, gc, history, perfetto, store
+from . import frozen, history, store, timeline
 from .artifact import Artifact, publish
 from .events import asked, emit
 from .lock import Hold, try_hold, wait
@@ -53,7 +49,8 @@ def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt
         started = time.perf_counter()
         lookup = store.find(spec)
         took = (time.perf_counter() - started) * 1e3
-        if lookup.artifact is not None and (skip_prebuilt or not _is_prebuilt(lookup.artifact)):
+        is_prebuilt = lookup.artifact is not None and any(map(lookup.artifact.path.is_relative_to, env.aot_dirs()))
+        if lookup.artifact is not None and (skip_prebuilt or not is_prebuilt):
             emit("hit", spec.name, took, path=lookup.artifact.path)
             found[spec] = lookup.artifact
             continue
@@ -67,10 +64,6 @@ def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt
         assert outcome.artifact is not None
         found[outcome.request.spec] = outcome.artifact
     return [found[spec] for spec in specs]
-
-
-def _is_prebuilt(artifact: Artifact) -> bool:
-    return any(artifact.path.is_relative_to(directory) for directory in env.aot_dirs())
 
 
 def _refuse_capture(name: str) -> None:
@@ -92,6 +85,8 @@ def run(
     """
     if len({request.spec.name for request in requests}) != len(requests):
         raise ValueError("requests: got two modules of one name, wanted distinct names")
+    if not requests:
+        return []
     building = _Building(requests, jobs)
     while building.pending:
         holds: dict[Request, Hold] = {}
@@ -103,36 +98,39 @@ def run(
             for hold in holds.values():
                 hold.abandon()
     outcomes = [building.outcomes[request] for request in requests]
-    if any(outcome.how == "built" for outcome in outcomes):
-        gc.in_background()
+    if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
+        from ..cli.collect import in_background  # for this alone: keeping the workspace small is no part of building
+
+        in_background()
     return outcomes
 
 
 class _Building:
     def __init__(self, requests: Sequence[Request], jobs: int | None) -> None:
-        self.root, self.jobs = workspace() if requests else None, history.jobs(jobs)
-        self.pending, self.outcomes = list(requests), dict[Request, Outcome]()
-        self.lost = set[Request]()
+        self.root, self.jobs = workspace(), history.jobs(jobs)
+        self.requests, self.outcomes, self.tried_again = requests, dict[Request, Outcome](), set[Request]()
         self.began, self.waits = time.time(), list[Unit]()
+
+    @property
+    def pending(self) -> list[Request]:
+        return [request for request in self.requests if request not in self.outcomes]
 
     def take(self, holds: dict[Request, Hold]) -> None:
         """Put into ``holds`` what is to be built now: all that is free, or the first of the rest, waited for."""
         for request in self.pending:
             if len(holds) < AT_ONCE and not self._reuse(request):
                 self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
-        self.pending = [request for request in self.pending if request not in self.outcomes]
-        if self.pending and not holds:
-            request, name, start = self.pending[0], self.pending[0].spec.name, time.time() - self.began
+        if not holds and (pending := self.pending):
+            request, name, start = pending[0], pending[0].spec.name, time.time() - self.began
             try:
                 hold = wait(self._lock(request), name, lambda: request.finished() is not None)
             except JitTimeoutError as err:
-                self._end(request, Outcome(request, "failed", error=err))
+                self.outcomes[request] = Outcome(request, "failed", error=err)
                 return
             self.waits.append(Unit("wait", name, name, "", start, time.time() - self.began))
             self._keep(holds, request, hold)
 
     def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
-        assert self.root is not None
         runner = Run(holds, self.root, self.jobs, self.began, self.waits)
         try:
             runner(verbose, watch or Voice(list(holds), str(self.root / "build" / runner.directory(next(iter(holds))))))
@@ -140,16 +138,16 @@ class _Building:
             for request in holds:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
-        perfetto.keep(runner.timeline, self.root)
+            self.tried_again.update(holds)
+        timeline.keep(runner.timeline, self.root)
         for request, outcome in runner.outcomes.items():
-            # Somebody removed the build directory, clear_cache_dir() for example: one more try in a new one.
-            if request in runner.lost and request not in self.lost:
-                self.lost.add(request)
+            if outcome.artifact is None and runner.is_lost(request) and request not in self.tried_again:
+                self.tried_again.add(request)
             else:
-                self._end(request, outcome)
+                self.outcomes[request] = outcome
 
     def _lock(self, request: Request) -> str:
-        return f"{request.build_key} {self.root.resolve() if self.root else ''}"
+        return f"{request.build_key} {self.root.resolve()}"
 
     def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
         if hold is not None:
@@ -165,12 +163,8 @@ class _Building:
         try:
             if already.directory != request.destination:
                 already = publish(already.path, already.manifest, request.destination)
-            self._end(request, Outcome(request, "reused", already))
+            self.outcomes[request] = Outcome(request, "reused", already)
         except (OSError, FlashInferError) as err:
             error = BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}")
-            self._end(request, Outcome(request, "failed", error=error))
+            self.outcomes[request] = Outcome(request, "failed", error=error)
         return True
-
-    def _end(self, request: Request, outcome: Outcome) -> None:
-        self.outcomes[request] = outcome
-        self.pending = [other for other in self.pending if other != request]

@@ -1,8 +1,7 @@
 """The files a module is made of: its sources and every own header they reach, by content.
 
-The scan over-approximates on purpose: it follows the includes of both sides of every conditional. What it
-cannot see (an include whose name is a macro) the compiler's dependency output reveals after the build, and
-``runner.check_dependencies`` turns that into an error.
+The scan follows the includes of both sides of every conditional. What it cannot see (a name that is a macro) the
+compiler's dependency output reveals after the build, see ``runner.check_dependencies``.
 """
 
 from __future__ import annotations

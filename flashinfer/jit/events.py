@@ -55,10 +55,7 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 
 def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``callback`` with every event of this process from now on; the function returned ends that.
-
-    It is called in the thread that the event happens in. What it raises is logged and goes no further.
-    """
+    """Call ``callback`` with every event, in its thread; the function returned ends that. What it raises is logged."""
     _subscribers.append(callback)
     return lambda: _subscribers.remove(callback) if callback in _subscribers else None
 
@@ -108,12 +105,9 @@ def _append(file: Path, line: dict[str, Any]) -> None:
     data = json.dumps(line, default=str).encode() + b"\n"
     try:
         # Not blocking: a pipe that nobody reads is an error like any other.
-        handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-        try:
-            if os.write(handle, data) != len(data):
+        with open(file, "ab", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o644)) as stream:
+            if stream.write(data) != len(data):
                 raise OSError(28, "No space left on device")
-        finally:
-            os.close(handle)
     except OSError as err:
         if file not in _unwritable:
             _unwritable.add(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from .. import env
 from ..errors import JitFrozenError
@@ -13,16 +13,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _freezes: set[Freeze] = set()  # adding and discarding are atomic, and a forked child finds no lock taken
 
 
-class Freeze:
+class Freeze(AbstractContextManager["Freeze"]):
     """What :func:`freeze` returns. Leaving it as a context, or ``thaw()``, takes back this one call."""
 
     def thaw(self) -> None:
         _freezes.discard(self)
 
-    def __enter__(self) -> Freeze:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.thaw()
 
 

@@ -13,8 +13,7 @@ from .spec import JitSpec
 from .workspace import roots, workspace, write_atomically
 
 LINK = "link"  # stands for the step that makes the library
-_UNKNOWN = {".cu": 2 << 30, "": 256 << 20}  # bytes, where there is no history: of nvcc, of a linker
-_UNKNOWN_CXX = 1 << 30
+_UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes where there is no history, of others than a C++ compiler
 
 
 class Past(NamedTuple):
@@ -41,7 +40,7 @@ def expected_memory(past: dict[str, Past], file: str) -> int:
     """Bytes that compiling ``file`` will need at most, as far as is known."""
     if file in past:
         return past[file].peak_rss_bytes
-    return _UNKNOWN.get(PurePath(file).suffix if file != LINK else "", _UNKNOWN_CXX)
+    return _UNKNOWN.get(PurePath(file).suffix or file, 1 << 30)
 
 
 def estimate(spec: JitSpec) -> float | None:

@@ -22,19 +22,9 @@ from .workspace import workspace_root
 DAY = 86400.0  # seconds
 
 _loaded: dict[str, Artifact] = {}
-_guard = threading.Lock()
 _per_module: dict[str, threading.Lock] = {}
 _names = itertools.count()
-
-
-def _start_afresh() -> None:
-    """A forked child must not wait for a thread that it does not have."""
-    global _guard
-    _guard = threading.Lock()
-    _per_module.clear()
-
-
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
 
 
 def load(spec: JitSpec, needs: Needs | None = None) -> Any:
@@ -49,9 +39,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     import torch
 
     asked(spec, needs)
-    with _guard:
-        lock = _per_module.setdefault(spec.name, threading.Lock())
-    with lock:
+    with _per_module.setdefault(spec.name, threading.Lock()):  # setdefault is atomic
         _load_locked(spec, needs)
     return getattr(torch.ops, spec.namespace)
 
@@ -84,11 +72,9 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
     started = time.perf_counter()
     if loaded(spec, needs) is not None:
         return
-    found_after = 0.0
 
     def use(found: Artifact, descriptor: int) -> None:
-        nonlocal found_after
-        found_after = time.perf_counter()
+        emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
         _map(found, descriptor)
 
     artifact = store.find(spec, needs, use).artifact
@@ -99,7 +85,6 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
         with verified(artifact) as descriptor:
             _map(artifact, descriptor)
     else:
-        emit("hit", spec.name, (found_after - started) * 1e3, path=artifact.path)
         mark_used(artifact)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
@@ -139,7 +124,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def _tell_name(library: ctypes.CDLL, name: str, path: Path) -> None:
-    """Let debuggers, ``dladdr`` and stack traces find the library where it is: a descriptor's name means nothing to them."""
+    """Let debuggers and stack traces find the library: a descriptor's name means nothing to them."""
     entry = _LinkMap.from_address(library._handle)
     if entry.name and ctypes.string_at(entry.name) == name.encode():
         duplicate = ctypes.CDLL(None).strdup

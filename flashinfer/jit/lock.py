@@ -1,10 +1,8 @@
 """Locks of builds: local to this machine, and each says who holds it and how far it has come.
 
-They save work; nothing is wrong without them. The build directory of a module is named by a token that lives in the
-lock's file: whoever shares the lock shares the directory and resumes in it; another host, another user or a
-container that does not see this lock builds in a directory of its own, whatever they are called.
-
-ninja inherits the locks of its run: a directory stays locked until the last process that writes there has ended.
+They save work; nothing is wrong without them. A build directory is named by a token in the lock's file: whoever
+shares the lock resumes in the directory, and another host, user or container builds in one of its own. ninja inherits
+the locks of its run: a directory stays locked until the last process that writes there has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any
 from .. import env
 from ..errors import JitTimeoutError
 from . import trust
-from .budget import read_note, trouble, try_lock, write_note
+from .budget import open_lock, read_note, trouble, try_lock, write_note
 from .events import emit, say
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
@@ -63,13 +61,9 @@ class Hold:
     """A build that is ours: its lock (none where there are none: ``descriptor`` -1) and its token."""
 
     def __init__(self, descriptor: int, note: dict[str, Any], path: Path | None = None) -> None:
-        self.descriptor, self.note, self.path = descriptor, note, path
+        self.descriptor, self.note, self.path, self.token = descriptor, note, path, str(note.get("token"))
         if descriptor >= 0:
             _ours.add(descriptor)
-
-    @property
-    def token(self) -> str:
-        return str(self.note["token"])
 
     def say(self, done: int, total: int) -> None:
         """Tell whoever waits how far this build is."""
@@ -100,7 +94,7 @@ def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
     path = _path(name, generation)
     try:
         while path is not None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = open_lock(path)
             try:
                 if not try_lock(descriptor):
                     os.close(descriptor)
@@ -160,8 +154,8 @@ class Owner:
 def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     """Wait for somebody else's build, and say so. ``None``: its artifact is there; a hold: now it is ours to build.
 
-    An owner that is stopped, or whose lock outlives it, is waited for no longer than ``PATIENCE``: the next
-    generation of the lock lets one of those who wait build in another directory.
+    After ``PATIENCE`` with an owner that is stopped, or whose lock outlives it, the next generation of the lock lets
+    one of those who wait build in another directory.
 
     Raises:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
@@ -173,13 +167,12 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         seen = Owner(name, generation)
         owner = seen if seen.note else owner
         hold, now = try_hold(name, module, generation), time.monotonic()
-        waited, problem = now - started, seen.trouble
-        is_there = hold is None and now - looked >= LOOK and published()
-        if hold is not None or is_there:
+        is_time = hold is None and now - looked >= LOOK
+        if hold is not None or (is_time and published()):
             emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner))
             return hold
-        looked = looked if now - looked < LOOK else now
-        trouble_since = trouble_since if problem else now
+        waited, problem = now - started, seen.trouble
+        looked, trouble_since = now if is_time else looked, trouble_since if problem else now
         late = deadline is not None and waited >= deadline
         if waited >= next_word or late:
             steps = {key: owner.note[key] for key in ("done", "total") if key in owner.note}
@@ -194,5 +187,5 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         if now - trouble_since >= PATIENCE:
             say(f"{module}: {owner} is {problem} since {PATIENCE:g} s; building it here")
             generation, trouble_since = generation + 1, now
-            continue
-        time.sleep(POLL)
+        else:
+            time.sleep(POLL)

@@ -1,8 +1,7 @@
 """Turns specs into the text of ninja files: pure functions, one file per spec and one that pulls them in.
 
-Paths in the files are relative to the build directory where ninja runs, or absolute. Facts of ninja that shape
-them: only the top file may say ``default``; rules of the top file are visible in every child; two specs with
-one output abort the graph; a newline cannot be escaped.
+Paths are relative to where ninja runs, or absolute. Facts of ninja that shape the files: only the top one may say
+``default``; its rules are visible in every child; two specs with one output abort it; a newline cannot be escaped.
 """
 
 from __future__ import annotations
@@ -32,12 +31,9 @@ def words(command: Iterable[str]) -> str:
     return text.replace("$", "$$")
 
 
-def units(spec: JitSpec, directory: str) -> list[tuple[str, str, str]]:
-    """``(rule, source, object)`` of every file to compile, in the order of the sources."""
-    return [
-        ("nvcc" if source.endswith(".cu") else "cxx", source, f"{directory}/{PurePath(source).stem}.o")
-        for source in spec.source_paths()
-    ]
+def objects(spec: JitSpec, directory: str) -> dict[str, str]:
+    """What is compiled from every source: ``<directory>/<stem>.o`` -> the source as the spec names it."""
+    return {f"{directory}/{PurePath(source).stem}.o": source for source in spec.sources}
 
 
 def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
@@ -55,20 +51,18 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
     if spec.backend == "cuda":
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
-    objects = []
-    more = dict(spec.source_cflags)
-    for (rule, source, made), name in zip(units(spec, directory), spec.sources, strict=True):
-        lines += [f"build {escape(made)}: {rule} {escape(source)}", f"  module = {spec.name}"]
+    made, more, order = objects(spec, directory), dict(spec.source_cflags), ""
+    for (file, name), source in zip(made.items(), spec.source_paths(), strict=True):
+        rule = "nvcc" if source.endswith(".cu") else "cxx"
+        lines += [f"build {escape(file)}: {rule} {escape(source)}", f"  module = {spec.name}"]
         if name in more:
             lines.append(f"  cflags = $cflags {words([more[name]])}")
-        objects.append(escape(made))
-    order = ""
     if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
         stub = escape(f"{directory}/libtorch_cuda.so")
         lines += [f"build {stub}: stub", f"  module = {spec.name}"]
         order = f" || {stub}"
     library = escape(f"{directory}/{spec.name}.so")
-    lines += [f"build {library}: link_{spec.backend} {' '.join(objects)}{order}", f"  module = {spec.name}"]
+    lines += [f"build {library}: link_{spec.backend} {' '.join(map(escape, made))}{order}", f"  module = {spec.name}"]
     return "\n".join(lines) + "\n"
 
 

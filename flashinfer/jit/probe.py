@@ -15,8 +15,8 @@ from .toolchain import find_toolchain
 
 @dataclass(frozen=True)
 class Probe:
-    """``ready`` (at ``where``), ``buildable`` (``estimate``: seconds of compiling, where an earlier build of the
-    module tells; ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
+    """``ready`` (at ``where``), ``buildable`` (in ``estimate`` seconds, where this machine has built the module before;
+    ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
 
     state: Literal["ready", "buildable", "impossible"]
     where: Path | None = None
@@ -31,7 +31,8 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
 
     try:
         present = loaded(spec, needs)
-        lookup = store.find(spec, needs, writes=False) if present is None else store.Lookup(present, ())
+        here = store.Here(spec.backend, writes=False)
+        lookup = store.find(spec, needs, here=here) if present is None else store.Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
     except ModuleLoadError as err:
@@ -46,13 +47,4 @@ def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
         find_toolchain(spec.backend)
     except ToolchainError as err:
         return Probe("impossible", reason=str(err))
-    return Probe("buildable", estimate=expected_seconds(spec), reason=lookup.reason)
-
-
-def expected_seconds(spec: JitSpec) -> float | None:
-    """Seconds that compiling will take, by this machine's history, else by the newest artifact of the module's name."""
-    known = history.estimate(spec)
-    if known is not None:
-        return known
-    newest = max(store.artifacts(spec.name), key=lambda found: found.manifest.get("built", 0), default=None)
-    return None if newest is None else newest.manifest.get("seconds")
+    return Probe("buildable", estimate=history.estimate(spec), reason=lookup.reason)

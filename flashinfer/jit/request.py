@@ -56,7 +56,7 @@ class Outcome:
 
 
 def make_request(spec: JitSpec, destination: Path | None = None, target: Target | None = None) -> Request:
-    """Say what building ``spec`` here and now means: for what, by which tools, to be published where.
+    """What building ``spec`` here and now means.
 
     Raises:
         ToolchainError: a tool is missing, or nothing says what to compile for.

@@ -13,15 +13,17 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
-from . import history, store
+from . import history
 from .artifact import file_digest, make_manifest, publish
+from .closure import closure
 from .events import emit, say
 from .history import LINK, Past
 from .lock import Hold, runtime_directory
-from .ninja import render_graph, render_spec, units
+from .ninja import objects, render_graph, render_spec
 from .progress import Progress, Watch
 from .request import Outcome, Request
 from .spec import JitSpec
@@ -41,12 +43,13 @@ class Run:
 
     def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, began: float, waits: list[Unit]) -> None:
         self.holds, self.folder, self.jobs = holds, root / "build", jobs
-        self.todo, self.outcomes, self.lost = list(holds), dict[Request, Outcome](), set[Request]()
+        self.outcomes = dict[Request, Outcome]()
         self.by_module = {request.spec.name: request for request in holds}
         self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
         self.done = dict.fromkeys(self.by_module, 0)
         self.progress = Progress(sum(len(request.spec.sources) + 1 for request in holds), left=tuple(self.by_module))
-        self.timeline, self.started = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits), time.time()
+        self.timeline = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits)
+        self.started = time.time() - began  # as the timeline counts
         self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
         self.prefix = re.compile(rf"exec {re.escape(shlex.join(self.runner))} .*? -- ")
 
@@ -54,8 +57,12 @@ class Run:
         """Where a module is built, below the build directory: private to exactly this build under this lock."""
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
 
+    def is_lost(self, request: Request) -> bool:
+        """Whether somebody has removed the build directory meanwhile, ``clear_cache_dir()`` for example."""
+        return not (self.folder / self.directory(request) / RUN).exists()
+
     def __call__(self, verbose: bool, watch: Watch) -> None:
-        toolchain = max((request.toolchain for request in self.todo), key=lambda tools: tools.nvcc is not None)
+        toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
         # The units hold the other end of this pipe, and end at once when this process does: no child may keep it open.
         theirs, ours = os.pipe()
         alive = Hold(ours, {})
@@ -63,21 +70,17 @@ class Run:
             graph = self._write(theirs, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
             command += ["-j", str(min(self.jobs, self.progress.total))]
-            process = self._start(command, theirs)
-        except BaseException:
-            alive.abandon()
-            raise
+            with self._start(command, theirs) as process:
+                try:
+                    self._follow(process, verbose, watch)
+                except BaseException:
+                    alive.abandon()
+                    process.terminate()
+                    raise
         finally:
+            alive.abandon()
             os.close(theirs)
-        with process:
-            try:
-                self._follow(process, verbose, watch)
-            except BaseException:
-                process.terminate()
-                raise
-            finally:
-                alive.abandon()
-        for request in self.todo:
+        for request in self.holds:
             if request not in self.outcomes:
                 self._record(request)
                 error = self._error(request, command, process.returncode)
@@ -94,11 +97,11 @@ class Run:
     def _write(self, alive: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its file, its configuration header and what its units need to know."""
         # ninja's log would name objects that it takes for made; each unit decides that by its own record.
-        log = self.directory(self.todo[0])
+        log = self.directory(next(iter(self.holds)))
         for name in (".ninja_log", ".ninja_deps"):
             (self.folder / log / name).unlink(missing_ok=True)
         slots = runtime_directory() or self.folder / log  # without a directory of this machine, for this build alone
-        for request in self.todo:
+        for request in self.holds:
             spec, directory = request.spec, self.directory(request)
             place = self.folder / directory
             (place / f"{spec.name}.so").unlink(missing_ok=True)
@@ -107,12 +110,11 @@ class Run:
             if spec.template:
                 write_atomically(place / spec.config_header, render_config(spec).encode())
             past = history.read(spec.name)
-            files = dict(zip((Path(made).name for _, _, made in units(spec, directory)), spec.sources, strict=True))
-            expected = {made: history.expected_memory(past, file) for made, file in files.items()}
-            expected[f"{spec.name}.so"] = history.expected_memory(past, LINK)
+            made = self._made(request).items()
+            expected = {Path(file).name: history.expected_memory(past, source) for file, source in made}
             run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.jobs, "expected": expected}
             write_atomically(place / RUN, json.dumps(run).encode())
-        modules = {self.directory(request): request.spec for request in self.todo}
+        modules = {self.directory(request): request.spec for request in self.holds}
         text = render_graph(modules, toolchain, self.runner, log)
         write_atomically(self.folder / log / "graph.ninja", text.encode())
         return f"{log}/graph.ninja"
@@ -142,17 +144,16 @@ class Run:
             request = self.by_module[module]
             self.done[module] += 1
             self.holds[request].say(self.done[module], len(request.spec.sources) + 1)
-            made = f"{self.directory(request)}/{module}.so"
-            library = self.folder / made
-            # Removed before the run, and by a linker that fails: where it is there, this run has linked it. It is there
-            # while the linker writes it, too, when the line of a compiler's end is read late.
-            if made in line and library.exists() and request not in self.outcomes:
-                self._finish(request, self._publish(request, library))
+            library = f"{self.directory(request)}/{module}.so"
+            # The line of a compiler may be read while the linker writes: only the linker's own says that it is done.
+            # The library is removed before the run, and by a linker that fails: where it is there, this run made it.
+            if library in line.split() and (self.folder / library).exists():
+                self._finish(request, self._publish(request, self.folder / library))
         return module
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
         self.outcomes[request] = outcome
-        self.progress.left = tuple(other.spec.name for other in self.todo if other not in self.outcomes)
+        self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.outcomes)
         # Where it failed, a unit that somebody killed from outside may have left a compiler behind that still writes.
         hold = self.holds[request]
         hold.release() if outcome.artifact else hold.abandon()
@@ -162,24 +163,17 @@ class Run:
         past = self._record(request)
         seconds = round(sum(one.seconds for one in past.values()), 3)
         try:
-            if self._see_if_lost(request):
-                raise FileNotFoundError(f"the build directory {library.parent} was removed while it was in use")
             check_dependencies(spec, self.folder, directory)
-            made = [is_made(file, str(self.folder)) for _, _, file in units(spec, directory)]
-            if spec.key != request.key or not all(made):
+            made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
+            if spec.key != request.key or not made:
                 raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
             if file_digest(library) != read_record(str(library)).get("object"):
                 raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
-            manifest = make_manifest(
-                spec, request.key, request.target, request.toolchain, library, time.time(), seconds
-            )
+            manifest = make_manifest(spec, request.key, request.target, request.toolchain, library, seconds)
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
-            shutil.rmtree(library.parent, ignore_errors=True)  # nothing of it is what its name says
             return Outcome(request, "failed", error=err, timeline=self.timeline)
         except (OSError, FlashInferError) as err:
-            if isinstance(err, FileNotFoundError):
-                self.lost.add(request)
             error = BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
             return Outcome(request, "failed", error=error, timeline=self.timeline)
         emit("compile", spec.name, ms=seconds * 1e3)
@@ -187,37 +181,32 @@ class Run:
         shutil.rmtree(library.parent.parent, ignore_errors=True)
         return Outcome(request, "built", artifact, timeline=self.timeline)
 
-    def _see_if_lost(self, request: Request) -> bool:
-        if not (self.folder / self.directory(request) / RUN).exists():
-            self.lost.add(request)
-        return request in self.lost
+    def _made(self, request: Request) -> dict[str, str]:
+        """What the units of a module make, below the build directory -> what of, as its history names it."""
+        directory = self.directory(request)
+        return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
 
     def _record(self, request: Request) -> dict[str, Past]:
         """Add what the units say of themselves to the timeline; what each file took."""
         past: dict[str, Past] = {}
-        directory, name, began = self.directory(request), request.spec.name, self.timeline.began
-        made = dict(zip((made for _, _, made in units(request.spec, directory)), request.spec.sources, strict=True))
-        for file, source in {**made, f"{directory}/{name}.so": LINK}.items():
+        for file, source in self._made(request).items():
             record = read_record(str(self.folder / file))
             with suppress(KeyError, TypeError):
-                queued, start, end, lane = (record[key] for key in ("queued", "start", "end", "slot"))
+                queued, start, end = (record[key] - self.timeline.began for key in ("queued", "start", "end"))
                 past[source] = Past(round(end - start, 3), record["peak"])
-                kind = "reuse" if end < self.started else "link" if source == LINK else "compile"
-                if kind == "reuse":
-                    start = end = self.started
+                unit = Unit("link" if source == LINK else "compile", request.spec.name, Path(file).name, source, start, end,
+                            record["slot"], record["peak"])  # fmt: skip
+                if end < self.started:
+                    unit = replace(unit, kind="reuse", start=self.started, end=self.started)
                 elif start - queued > 0.1:
-                    add = Unit("wait", name, Path(file).name, source, queued - began, start - began, lane)
-                    self.timeline.units.append(add)
-                self.timeline.units.append(
-                    Unit(kind, name, Path(file).name, source, start - began, end - began, lane, record["peak"])
-                )
+                    self.timeline.units.append(replace(unit, kind="wait", start=queued, end=start, peak_rss_bytes=0))
+                self.timeline.units.append(unit)
         return past
 
     def _error(self, request: Request, command: list[str], status: int) -> BuildError:
         """What a person needs of the output: the failed command and the compiler's words from the first error on."""
         name, lines = request.spec.name, self.logs[request.spec.name] or self.logs[""]
         log = self.folder / self.directory(request) / "build.log"
-        self._see_if_lost(request)
         with suppress(OSError):
             write_atomically(log, "\n".join(lines).encode() + b"\n")
         failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
@@ -260,9 +249,9 @@ def check_dependencies(spec: JitSpec, folder: Path, directory: str) -> None:
     Raises:
         BuildError: one is not, for example because its name in the ``#include`` is a macro.
     """
-    covered = {os.path.realpath(path) for path in store.covered_files(spec)}
+    covered = {os.path.realpath(path) for path in closure(spec.roots(), spec.include_dirs)}
     own = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
-    for _, _, made in units(spec, directory):
+    for made in objects(spec, directory):
         for name in read_depfile((folder / f"{made}.d").read_text()):
             path = os.path.realpath(folder / name)
             if path == os.path.realpath(folder / directory / spec.config_header) or path in covered:

@@ -1,9 +1,8 @@
 """``JitSpec``: everything needed to build a module, and nothing else.
 
-A spec is a value: frozen, hashable, printable, made without a compiler, a GPU or a disk write. Its ``key`` is a
-hash of an injective encoding of all that changes a byte of the result and that any machine can know: name,
-backend, configuration, flags, torch ABI target and the contents of the sources and own headers. The target
-(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
+A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` is a hash of an injective encoding of
+all that changes a byte of the result and that any machine can know, see ``fields``. The target (CPU level, GPU archs)
+and the toolchain's versions complete it at build time, see ``artifact.build_key``.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=return-type")
-_OPTIMISE = ("-O3",)
-_DEBUG = ("-O0", "-g", "-DFLASHINFER_DEBUG=1")
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,8 @@ class JitSpec:
 
     def _linked(self) -> list[tuple[int, str]]:
         """Files that the linker is given by name, an archive for example: like sources, what they hold counts."""
-        return [
-            (number, flag) for number, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)
-        ]
+        files = (os.path.isabs(flag) and os.path.isfile(flag) for flag in self.ldflags)
+        return [(number, self.ldflags[number]) for number, is_file in enumerate(files) if is_file]
 
     def roots(self) -> tuple[str, ...]:
         """The files from which all others are reached: sources, the template with its includes, further headers."""
@@ -231,13 +227,14 @@ def gen_jit_spec(
         ValueError: a name, backend, flag, path or set of values that cannot be.
     """
     debug = env.JIT_DEBUG.get()
-    optimise = _DEBUG if debug else _OPTIMISE
+    optimise = ("-O0", "-g", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)
     if backend is None:
         backend = "cuda" if any(str(source).endswith(".cu") for source in sources) else "cpu"
     cflags, paths = _without_include_paths([*(extra_cflags or ()), *env.EXTRA_CFLAGS.get()])
     cuda_cflags, cuda_paths = _without_include_paths([*(extra_cuda_cflags or ()), *env.EXTRA_CUDAFLAGS.get()])
     paths = [*map(str, extra_include_paths or ()), *paths, *(cuda_paths if backend == "cuda" else ())]
-    host_only = tuple(flag for flag in _BASE_CFLAGS if flag != "-std=c++17")
+    # nvcc knows -std itself, and hands the other flags to the host's compiler. -G is its -g for the device.
+    own_cuda = ("-std=c++17", *optimise, *(["-G"] if debug else []), f"-Xcompiler={','.join(_BASE_CFLAGS[1:])}")
     return JitSpec(
         name=name,
         backend=backend,
@@ -248,14 +245,7 @@ def gen_jit_spec(
         template=template,
         config_header=config_header,
         cflags=(*_BASE_CFLAGS, *optimise, *cflags),
-        cuda_cflags=()
-        if backend == "cpu"
-        else (
-            "-std=c++17",
-            *(("-O0", "-g", "-G", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)),
-            f"-Xcompiler={','.join(host_only)}",
-            *cuda_cflags,
-        ),
+        cuda_cflags=() if backend == "cpu" else (*own_cuda, *cuda_cflags),
         ldflags=(*(extra_ldflags or ()), *env.EXTRA_LDFLAGS.get()),
         include_paths=tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths)),
     )

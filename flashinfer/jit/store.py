@@ -1,9 +1,8 @@
 """Finding the artifact to load: first those made of exactly what the spec says, then those that cover it.
 
-AOT directories hold ``<aot>/<name>/``, the workspace ``<root>/artifacts/<name>/<key>/<build key>/``. Two rules differ
-by place. An AOT directory is the word of whoever shipped it: any artifact with the spec's key that runs here is taken,
-whatever compiler made it. The workspace is this machine's own: where there is a toolchain, an artifact must come from
-exactly this target and these versions; where there is none, any that runs.
+An AOT directory, ``<aot>/<name>/``, is the word of whoever shipped it: any artifact with the spec's key that runs here
+is taken, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, is this machine's
+own: where there is a toolchain, an artifact must come from exactly this target and these versions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from .. import env
 from ..errors import ArtifactError, ToolchainError
 from . import trust
 from .artifact import Artifact, build_key, read, verified
-from .closure import closure
 from .spec import JitSpec, Value
 from .target import Target, wanted_target, why_not_linkable, why_not_runnable
 from .toolchain import Identity, toolchain_identity
@@ -46,7 +44,7 @@ class Lookup:
 class Here:
     """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build.
 
-    `python -m flashinfer verify` answers for another machine by a subclass.
+    Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
     """
 
     def __init__(self, backend: str, writes: bool = True) -> None:
@@ -87,21 +85,18 @@ def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(
-    spec: JitSpec, needs: Needs | None = None, use: Use | None = None, writes: bool = True, here: Here | None = None
-) -> Lookup:
+def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:
         spec: the module.
         needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
-        writes: a compiler's version that is asked for here is kept in the workspace. Otherwise nothing is written.
-        here: the machine that the artifact is for; by default this one.
+        here: the machine that the artifact is for; by default this one, which keeps its compilers' answers.
 
     No lock is taken. In each round AOT directories come first.
     """
-    key, here = spec.key, here or Here(spec.backend, writes)
+    key, here = spec.key, here or Here(spec.backend)
     reasons: list[str] = []
     others: list[tuple[Artifact, bool]] = []
 
@@ -190,8 +185,3 @@ def _entries(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except OSError:
         return []
-
-
-def covered_files(spec: JitSpec) -> Iterator[str]:
-    """The files whose contents the key of ``spec`` covers."""
-    yield from closure(spec.roots(), spec.include_dirs)

@@ -80,11 +80,8 @@ def native_level() -> str:
 
 @cache
 def visible_gpus() -> tuple[tuple[int, int], ...]:
-    """Compute capabilities of the visible GPUs, sorted, without repeats, without creating a CUDA context.
-
-    Where torch has a context already, it knows at once. NVML takes milliseconds, but needs no ``cuInit``, after which
-    a fork would be left with a broken CUDA.
-    """
+    """Compute capabilities of the visible GPUs, sorted, without repeats, without creating a CUDA context."""
+    # torch knows at once, if it has a context. NVML needs no cuInit, after which a fork would have a broken CUDA.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return tuple(sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}))
@@ -178,8 +175,7 @@ _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstd
 def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> str | None:
     """Why this process's C and C++ libraries or torch are too old for a binary, or ``None`` if they are not.
 
-    ``requires`` are the newest symbol versions that it needs: ``{"GLIBC": "2.34", "GLIBCXX": "3.4.29"}``. What is not
-    loaded yet is not judged.
+    ``requires``: see ``artifact.elf_requirements``. What is not loaded yet is not judged.
     """
     for name, version in requires.items():
         library = _RUNTIME.get(name)

@@ -11,13 +11,9 @@ def render_config(spec: JitSpec) -> str:
     # Imported here: a module that is found needs no template, and importing jinja2 takes longer than loading it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    loader = FileSystemLoader(env.data_root())
     environment = Environment(
-        loader=FileSystemLoader(env.data_root()),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     template = environment.get_template(spec.template)
     return template.render(

@@ -1,17 +1,26 @@
-"""Where the time of a build goes: what ran when, in which compile slot, with how much memory."""
+"""Where the time of a build goes, kept in ``<workspace>/traces`` as ui.perfetto.dev and chrome://tracing read it."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .workspace import write_atomically
+
+KEPT = 50  # traces of the last builds
 
 
 @dataclass(frozen=True)
 class Unit:
     """One step of a build, in seconds since the build began.
 
-    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a compile slot, or
-    for another process that builds the module). ``name`` is the file made, ``source`` what it is made from, ``lane``
-    the compile slot of this machine; of a wait for a slot, the one that it led to.
+    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or another
+    process's build). ``name`` is the file made of ``source``, ``lane`` the compile slot, of a wait the one it led to.
     """
 
     kind: str
@@ -33,3 +42,53 @@ class Timeline:
     pid: int
     jobs: int
     units: list[Unit] = field(default_factory=list)
+
+
+def trace_events(timeline: Timeline) -> dict[str, Any]:
+    """In the Trace Event Format: slots as lanes with their units, waits beside them, memory as a counter."""
+    first, events = min((unit.start for unit in timeline.units), default=0.0), list[dict[str, Any]]()
+
+    def add(ph: str, name: str, at: float, tid: int, **more: Any) -> None:
+        events.append({"ph": ph, "name": name, "ts": round((at - first) * 1e6), "pid": 1, "tid": tid, **more})
+
+    add("M", "process_name", first, 0, args={"name": f"build on {timeline.host} by process {timeline.pid}"})
+    for lane in sorted({unit.lane for unit in timeline.units if unit.kind != "wait"}):
+        add("M", "thread_name", first, lane + 1, args={"name": f"slot {lane}"})
+    for number, unit in enumerate(timeline.units):
+        args = {"module": unit.module, "source": unit.source, "peak MiB": unit.peak_rss_bytes >> 20}
+        name, took = f"{unit.module}/{unit.name}", round((unit.end - unit.start) * 1e6)
+        if unit.kind == "wait":  # many at a time: a pair of asynchronous events needs no lane
+            add("b", name, unit.start, 0, cat="wait", id=number, args=args)
+            add("e", name, unit.end, 0, cat="wait", id=number)
+        else:
+            add("X", name, unit.start, unit.lane + 1, cat=unit.kind, dur=took, args=args)
+    for at, size in memory(timeline.units):
+        add("C", "memory, at most", at, 0, args={"MiB": size >> 20})
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(timeline.began + first))
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": began, "jobs": timeline.jobs}}
+
+
+def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:
+    """``(time, bytes)`` at every change: the peaks of all units that run, which is no less than what they hold."""
+    alive = [unit for unit in units if unit.kind in ("compile", "link")]
+    changes = sorted(
+        [(unit.start, unit.peak_rss_bytes) for unit in alive] + [(unit.end, -unit.peak_rss_bytes) for unit in alive]
+    )
+    total, result = 0, dict[float, int]()
+    for at, change in changes:
+        total += change
+        result[at] = total
+    return list(result.items())
+
+
+def keep(timeline: Timeline, root: Path) -> None:
+    """Write a timeline below the workspace; of many, the oldest go. Not being able to is no error."""
+    folder = root / "traces"
+    modules = sorted({unit.module for unit in timeline.units})
+    what = modules[0] if len(modules) == 1 else f"{len(modules)}-modules"
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(timeline.began))
+    with suppress(OSError):
+        if timeline.units:
+            write_atomically(folder / f"{when}-{what}-{timeline.pid}.json", json.dumps(trace_events(timeline)).encode())
+        for old in sorted(folder.glob("[!.]*.json"))[:-KEPT]:
+            old.unlink(missing_ok=True)

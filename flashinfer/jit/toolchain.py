@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -85,37 +85,31 @@ def find_cxx() -> str:
         raise ToolchainError(
             f"CXX={asked!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER"
         )
-    return _find(
-        "a C++ compiler", "CXX", asked, _on_path("g++", "c++"), "g++ 11 or newer (Debian, Ubuntu: apt install g++)"
-    )
+    install = "g++ 11 or newer (Debian, Ubuntu: apt install g++)"
+    return _find("a C++ compiler", "CXX", asked, _on_path("g++", "c++"), install)
 
 
 def find_nvcc() -> str:
     """nvcc: ``FLASHINFER_NVCC``, ``CUDA_HOME``, ``PATH``, the pip package, the usual folder."""
-    home = env.CUDA_HOME.get()
-    if env.NVCC.get() is None and home is not None:
-        return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), iter(()), "a CUDA toolkit there")
-    where = iter((*_on_path("nvcc"), *_in_pip_packages("nvcc"), "/usr/local/cuda/bin/nvcc"))
-    return _find(
-        "nvcc",
-        "FLASHINFER_NVCC",
-        env.NVCC.get(),
-        where,
-        "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc",
-    )
+    asked, home = env.NVCC.get(), env.CUDA_HOME.get()
+    if asked is None and home is not None:
+        return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), (), "a CUDA toolkit there")
+    where = (*_on_path("nvcc"), *_in_pip_packages("nvcc"), "/usr/local/cuda/bin/nvcc")
+    install = "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc"
+    return _find("nvcc", "FLASHINFER_NVCC", asked, where, install)
 
 
 def find_ninja() -> str:
     """ninja: of the ``ninja`` package beside this interpreter (also when its venv is not on ``PATH``), else ``PATH``."""
     folders = dict.fromkeys([os.path.dirname(sys.executable), sysconfig.get_path("scripts")])
-    where = iter((*(os.path.join(folder, "ninja") for folder in folders), *_on_path("ninja")))
+    where = (*(os.path.join(folder, "ninja") for folder in folders), *_on_path("ninja"))
     return _find("ninja", "", None, where, "ninja (pip install ninja)")
 
 
 def find_python() -> str:
     """A Python for the small program that runs every compiler: this one, unless it is part of another program."""
     mine = (sys.executable, os.path.join(sys.prefix, "bin", "python3"))
-    where = iter((*(path for path in mine if "python" in os.path.basename(path or "")), *_on_path("python3")))
+    where = (*(path for path in mine if "python" in os.path.basename(path or "")), *_on_path("python3"))
     return _find("python", "", None, where, "python3")
 
 
@@ -132,7 +126,7 @@ def find_torch() -> Path:
 
 def _launcher(variable: env.Variable[tuple[str, ...]]) -> tuple[str, ...]:
     program, *arguments = variable.get() or ("",)
-    return (_find("", variable.name, program, iter(()), "it"), *arguments) if program else ()
+    return (_find("", variable.name, program, (), "it"), *arguments) if program else ()
 
 
 def _trusted(variable: str, path: str) -> str:
@@ -154,7 +148,7 @@ def _in_pip_packages(name: str) -> Iterator[str]:
         yield from (str(path) for path in sorted(Path(folder).glob(f"*/bin/{name}"), reverse=True))
 
 
-def _find(what: str, variable: str, asked: str | None, where: Iterator[str], install: str) -> str:
+def _find(what: str, variable: str, asked: str | None, where: Iterable[str], install: str) -> str:
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
@@ -172,19 +166,14 @@ def _find(what: str, variable: str, asked: str | None, where: Iterator[str], ins
 
 
 def version_of(program: str, writes: bool = True) -> str:
-    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one compiler.
-
-    The answer is kept beside the cache under what the file is on disk, so the compiler runs once per version.
-    """
+    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one. It runs once per version."""
     return _remembered(program, "version", lambda: _ask_version(program), writes)
 
 
 def _ask_version(program: str) -> str:
-    command = [program, "--version"]
+    command, variables = [program, "--version"], {**os.environ, "LC_ALL": "C"}
     try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "LC_ALL": "C"}
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables)
     except (OSError, subprocess.SubprocessError) as err:
         detail = getattr(err, "stderr", "") or str(err)
         raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
@@ -197,10 +186,8 @@ def _ask_version(program: str) -> str:
 def cxx11_abi(torch_dir: Path, writes: bool = True) -> bool:
     """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
     library = torch_dir / "lib" / "libc10.so"
-    answer = _remembered(
-        str(library), "cxx11_abi", lambda: str(b"__cxx1112basic_string" in library.read_bytes()), writes
-    )
-    return answer == "True"
+    mangled = b"__cxx1112basic_string"
+    return _remembered(str(library), "cxx11_abi", lambda: str(mangled in library.read_bytes()), writes) == "True"
 
 
 _answers: dict[tuple[str, str], str] = {}

@@ -1,12 +1,10 @@
 """Who may have written a file: nothing that somebody else can change is ever loaded.
 
-Looked at are the root that a person named (an AOT directory, the workspace) and every directory and file of an
-artifact below it, each by itself and files through the descriptor that is read: whoever owns a directory above the
-root can put another tree in its place, but can neither make nor change a file of ours in there.
+Looked at are the root that a person named and every directory and file of an artifact below it, files through the
+descriptor that is read. Whoever owns a directory above can put another tree there, but no file of ours in it.
 
-Trusted owners are root, this user and the owner of this package, whose code runs in this process anyway. Nobody
-else may have a right to write, save by a group that has no other member (a user's own, as umask 002 supposes) or
-that can write this package too.
+Trusted owners are root, this user and the owner of this package, whose code runs here anyway. Nobody else may write,
+save by a group without other members (a user's own, as umask 002 supposes) or one that can write this package too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It waits for a compile slot, takes the compiler down with itself as soon as the builder is gone, and leaves a record
 beside FILE: when it ran, its memory, and digests of FILE and of what it was made from. An object whose record still
-holds is not made again: that is how an interrupted build resumes, in a single build and in a batch alike, whatever
-happened to times, to ninja's log or to the object meanwhile.
+holds is not made again: so an interrupted build resumes, whatever happened to times, ninja's log or the object.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
-if not __package__:
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+TYPE_CHECKING = False  # a name that mypy knows: importing typing takes longer than all that it would be used for
+if TYPE_CHECKING:
+    from typing import Any
 
 if __package__:
-    from .budget import POLL, take_slot
+    from .budget import POLL, read_note, take_slot
 else:
-    from budget import POLL, take_slot  # type: ignore[import-not-found,no-redef]
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from budget import POLL, read_note, take_slot  # type: ignore[import-not-found,no-redef]
 
 RUN = "run.json"  # what the builder says to the units of one module, beside their files
 
@@ -114,17 +114,16 @@ def is_made(file: str, folder: str = "") -> bool:
 
 def read_record(file: str) -> dict[str, Any]:
     """What the last run left beside ``file``; empty where there is none, or not a whole one."""
-    try:
-        with open(f"{file}.json") as text:
-            record = json.load(text)
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    with suppress(OSError), open(f"{file}.json") as text:
+        return read_note(text.fileno())
+    return {}
 
 
 def _inputs(file: str, folder: str = "") -> str:
     with open(f"{file}.d") as text:
-        return " ".join(_digest(os.path.join(folder, name)) for name in read_depfile(text.read()))
+        names = [os.path.join(folder, name) for name in read_depfile(text.read())]
+    # nvcc lists the names in #line directives too, which need not be files.
+    return " ".join(_digest(name) if os.path.isfile(name) else "none" for name in names)
 
 
 def _digest(file: str) -> str:

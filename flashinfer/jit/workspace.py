@@ -14,22 +14,14 @@ from .. import env
 from ..errors import WorkspaceError
 from . import trust
 
-PARTS = (
-    "artifacts",
-    "build",
-    "history",
-    "answers",
-    "sources",
-    "traces",
-    "trash",
-)  # what the project makes in the workspace, and may remove
+# What the project makes in the workspace, and may remove.
+PARTS = ("artifacts", "build", "history", "answers", "sources", "traces", "trash")
 
 _fallbacks: dict[Path, Path] = {}
 
 
 def workspace_root() -> Path:
-    """Where the cache is: ``FLASHINFER_WORKSPACE_DIR``, or a directory of this user's in it where others can write
-    there, as in a volume that Kubernetes mounts with mode 0777."""
+    """``FLASHINFER_WORKSPACE_DIR``, or this user's directory in it where others can write there (a volume of Kubernetes)."""
     root = env.WORKSPACE_DIR.get()
     return root if refused(root) is None else root / f"user-{os.geteuid()}"
 
@@ -44,8 +36,7 @@ def refused(root: Path) -> str | None:
 def workspace(create: bool = True) -> Path:
     """The root of the cache. With ``create`` it exists and can be written.
 
-    Where it cannot be written, a private temporary directory takes its place for the life of this process,
-    with a warning: built modules then serve this process alone.
+    Otherwise a private temporary directory serves this process alone, with a warning.
 
     Raises:
         WorkspaceError: that cannot be written either.

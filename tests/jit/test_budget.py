@@ -115,6 +115,7 @@ def test_no_more_than_the_limit(holders, tmp_path):
     first, _ = holders(2, 0), holders(2, 0)
     third = holders(2, 0, wait=False)
     assert silent(third)
+    assert len(list((tmp_path / "slots").glob("slot.*"))) == 3, "however often it has looked"
     began = time.monotonic()
     first.kill()
     assert third.stdout.readline() == "0\n" and time.monotonic() - began < 10, "a killed holder gives its slot back"
@@ -191,6 +192,30 @@ def test_what_is_stopped_does_not_stop_others(holders, tmp_path):
     assert silent(third)
     second.kill()
     assert third.stdout.readline() == "1\n"
+
+
+DECIDE = """
+    import os, signal, sys
+    from flashinfer.jit.budget import open_lock, try_lock, write_note
+    turn, slot = open_lock(f"{sys.argv[1]}/turn"), open_lock(f"{sys.argv[1]}/slot.0")
+    assert try_lock(turn) and try_lock(slot)
+    write_note(turn, {"pid": os.getpid()})
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("note", ["", '{"pid": 99999999, "group": 99999999, "expected": 0}'])
+def test_what_is_stopped_before_it_says_so_in_its_slot(holders, tmp_path, note):
+    """The slot is locked, and its note is not written yet, or still another's who is gone."""
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "slots" / "slot.0").write_text(note)
+    process = start(DECIDE, tmp_path / "slots")
+    try:
+        until(lambda: stopped(process.pid))
+        waiting = holders(1, 0, wait=False)
+        assert select.select([waiting.stdout], [], [], 10)[0] and waiting.stdout.readline() == "1\n"
+    finally:
+        end_now(process)
 
 
 def test_no_locks_no_budget(tmp_path, monkeypatch):

@@ -14,6 +14,10 @@ import pytest
 
 from flashinfer.errors import BuildError, JitFrozenError, ModuleLoadError, ToolchainError
 from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
+from flashinfer.jit.build import make_request, run
+from flashinfer.jit.progress import Progress
+
+from .processes import until
 
 FIRST_CALL = """
     import sys, torch, flashinfer
@@ -283,6 +287,25 @@ def test_a_library_that_does_not_load(make_spec):
     spec = make_spec("unresolved", {"unit.cc": "int missing(); int use = missing();\n"})
     with pytest.raises(ModuleLoadError, match=r"module 'unresolved' at .* does not load: .*missing"):
         spec.build_and_load()
+
+
+def test_a_library_that_the_linker_still_writes_is_not_published(make_spec, tmp_path, workspace, monkeypatch):
+    """The line of the last compiler is read late, when the linker has begun: only its own line says that it is done."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-shared*) for word; do case $word in *.so) echo half > "$word"; sleep 1;; esac; done;;'
+        ' esac\nexec /usr/bin/g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    def look_late(progress: Progress) -> None:
+        if progress.done == 1:
+            until(lambda: list(workspace.glob("build/*/late/late.so")))
+
+    spec = make_spec("late", {"a.cc": "int a;\n", "b.cc": "int b;\n"})
+    (outcome,) = run([make_request(spec)], watch=look_late)
+    assert outcome.how == "built" and spec.find() == outcome.artifact
 
 
 def test_clear_cache_dir(make_spec):

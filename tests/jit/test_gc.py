@@ -14,9 +14,10 @@ from contextlib import suppress
 import pytest
 
 from flashinfer import env
+from flashinfer.cli import collect as gc
+from flashinfer.cli.collect import OLD, RECENT, collect
 from flashinfer.errors import EnvironmentValueError
-from flashinfer.jit import gc, load
-from flashinfer.jit.gc import OLD, RECENT, collect
+from flashinfer.jit import load
 
 DAY = 86400
 
@@ -151,7 +152,8 @@ def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mappe
         """
         import os, sys
         from flashinfer import env, jit
-        from flashinfer.jit import gc, load
+        from flashinfer.cli import collect as gc
+        from flashinfer.jit import load
 
         def remove_and_map(found, descriptor):
             os.utime(found.directory / "manifest.json", (0, 0))

@@ -97,15 +97,6 @@ def test_the_estimate_is_this_machines_history(make_spec, probe):
     assert probe(spec).estimate == history.estimate(spec) > 0
 
 
-def test_the_estimate_of_a_machine_without_history_is_an_older_artifacts(make_spec, probe, tmp_path, workspace):
-    old = make_spec(extra_cflags=["-DOLD"]).build()
-    shutil.copytree(old.directory, tmp_path / "aot" / "tiny")
-    shutil.rmtree(workspace)
-    result = probe(make_spec())
-    assert result.state == "buildable" and result.estimate == old.manifest["seconds"] > 0
-    assert "built from other sources" in result.reason
-
-
 def test_impossible_without_a_compiler(make_spec, probe, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = probe(make_spec())

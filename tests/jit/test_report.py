@@ -17,9 +17,8 @@ import pytest
 
 from flashinfer.cli import report
 from flashinfer.cli.report import rows
-from flashinfer.jit import build, perfetto
-from flashinfer.jit.perfetto import keep, memory, trace_events
-from flashinfer.jit.timeline import Timeline, Unit
+from flashinfer.jit import build, timeline
+from flashinfer.jit.timeline import Timeline, Unit, keep, memory, trace_events
 
 MIB = 1 << 20
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -77,7 +76,7 @@ def test_the_trace_is_in_the_trace_event_format():
 
 
 def test_every_build_leaves_a_trace_and_the_oldest_go(make_spec, workspace, monkeypatch):
-    monkeypatch.setattr(perfetto, "KEPT", 2)
+    monkeypatch.setattr(timeline, "KEPT", 2)
     for name in ("one", "two", "three"):
         make_spec(name).build()
         (newest,) = workspace.glob(f"traces/*-{name}-{os.getpid()}.json")

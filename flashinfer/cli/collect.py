@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
-from .workspace import workspace_root
+from ..jit.workspace import workspace_root
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
 OLD = 86400.0  # seconds: no build goes on for a day without writing a file
@@ -62,7 +62,8 @@ def collect(root: Path, max_size: int | None = None, dry_run: bool = False) -> l
 
 
 def in_background() -> None:
-    """Start :func:`collect` in a thread where FLASHINFER_WORKSPACE_MAX_SIZE asks for it. Ending the process ends it."""
+    """Start :func:`collect` in a thread, which a build does that FLASHINFER_WORKSPACE_MAX_SIZE asks to. Ending the
+    process ends it."""
     root, limit = workspace_root(), env.WORKSPACE_MAX_SIZE.get()
 
     def run() -> None:
@@ -72,8 +73,7 @@ def in_background() -> None:
             names = ", ".join(item.path.parts[-3] for item in gone)
             logging.getLogger("flashinfer").info("%s was larger than %s bytes: removed %s", root, limit, names)
 
-    if limit is not None:
-        threading.Thread(target=run, name="flashinfer-gc", daemon=True).start()
+    threading.Thread(target=run, name="flashinfer-gc", daemon=True).start()
 
 
 def _items(root: Path) -> Iterator[Item]:
