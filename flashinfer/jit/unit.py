@@ -120,10 +120,14 @@ def read_record(file: str) -> dict[str, Any]:
 
 
 def _inputs(file: str, folder: str = "") -> str:
+    """One digest of all that an object was made from: a record stays short, whatever a compiler reads."""
+    import hashlib
+
     with open(f"{file}.d") as text:
         names = [os.path.join(folder, name) for name in read_depfile(text.read())]
     # nvcc lists the names in #line directives too, which need not be files.
-    return " ".join(_digest(name) if os.path.isfile(name) else "none" for name in names)
+    digests = " ".join(_digest(name) if os.path.isfile(name) else "none" for name in names)
+    return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def _digest(file: str) -> str:
