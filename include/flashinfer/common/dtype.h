@@ -6,10 +6,11 @@
 
 namespace flashinfer {
 
-enum class DType : int32_t { kOther, kFloat32, kFloat16, kBFloat16, kInt32, kInt64, kUInt8, kBool };
+enum class DType : int32_t { kOther, kFloat32, kFloat16, kBFloat16, kInt32, kInt64, kUInt8, kBool, kFloat64 };
 
 constexpr const char* to_string(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64: return "float64";
     case DType::kFloat32: return "float32";
     case DType::kFloat16: return "float16";
     case DType::kBFloat16: return "bfloat16";
@@ -24,6 +25,7 @@ constexpr const char* to_string(DType dtype) {
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64: return 8;
     case DType::kFloat32:
     case DType::kInt32: return 4;
     case DType::kFloat16:
