@@ -5,12 +5,12 @@ The functions of :mod:`flashinfer.norm` are differentiable as they are; these se
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from .jit.modules.norm_backward import gen_norm_backward_module
-from .ops import Gradient, define
+from .ops import Gradient, define, no_second_derivative
 
 __all__ = ["gen_norm_backward_module", "layernorm_backward", "rmsnorm_backward"]
 
@@ -25,18 +25,6 @@ def _like_input_gamma_and_beta(
     grad: torch.Tensor, input: torch.Tensor, gemma: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return input.new_empty(input.shape), gemma.new_empty(gemma.shape), gemma.new_empty(gemma.shape)
-
-
-def no_second_derivative(name: str) -> Gradient:
-    """Of an operator that is a gradient itself."""
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise NotImplementedError(f"{name}: second derivatives are not implemented, wanted create_graph=False")
-
-    return Gradient(setup_context, backward)
 
 
 _rmsnorm_backward = define(

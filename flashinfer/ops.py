@@ -38,6 +38,18 @@ class Gradient:
     backward: Callable[..., Any]
 
 
+def no_second_derivative(name: str) -> Gradient:
+    """Of an operator that is a gradient itself."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}: second derivatives are not implemented, wanted create_graph=False")
+
+    return Gradient(setup_context, backward)
+
+
 @dataclass(frozen=True)
 class General:
     """What a call does that an operator without gradients and with numbers for arguments cannot do.
