@@ -55,13 +55,13 @@ _get_batch_indices_positions = define(
     _positions_like,
 )
 _get_seq_lens = define(
-    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size) -> Tensor",
+    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
     gen_page_module,
     _like_last_page_len,
 )
 _block_sparse_offsets = define(
     "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
-    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, int stride_block, int stride_n, int block_size) -> ()",
+    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
     gen_page_module,
     _nothing,
 )

@@ -130,7 +130,7 @@ def _define_rope(name: str, places: tuple[str, ...]) -> tuple[Callable[..., Any]
 
 
 def _define_rope_with_cache() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    name, rest = "apply_rope_with_cos_sin_cache", "int head_size, Tensor cos_sin_cache, bool is_neox"
+    name, rest = "apply_rope_with_cos_sin_cache", "SymInt head_size, Tensor cos_sin_cache, bool is_neox"
     autograd = define(
         f"{name}_autograd(Tensor positions, Tensor query, Tensor key, {rest}, bool inverse) -> (Tensor, Tensor)",
         gen_rope_module,

@@ -34,7 +34,10 @@ def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor)
     Raises:
         ValueError, TypeError: another shape or dtype, which torch would convert.
     """
-    if out.shape != result.shape:
+    if is_dynamo_compiling() and out.dim() == result.dim():
+        for got, wanted in zip(out.shape, result.shape, strict=True):
+            torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
+    elif out.shape != result.shape:
         raise ValueError(f"{operator}: {argument}: got shape {list(out.shape)}, wanted {list(result.shape)}")
     if out.dtype != result.dtype:
         raise TypeError(f"{operator}: {argument}: got {out.dtype}, wanted {result.dtype}")
