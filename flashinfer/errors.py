@@ -33,6 +33,10 @@ class ModuleLoadError(FlashInferError):
     """A verified artifact could not be loaded into this process."""
 
 
+class GradientError(FlashInferError, NotImplementedError):
+    """A gradient was asked for that no operator of ours computes."""
+
+
 class BuildError(FlashInferError):
     """A module did not build.
 

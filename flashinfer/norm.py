@@ -203,6 +203,9 @@ def fused_add_rmsnorm(
     Raises:
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
         TypeError: dtypes that do not fit.
+
+    In training, give it a ``residual`` that no function before needs for its gradient (``residual.clone()`` where one
+    does, as :func:`rmsnorm` does its input), or write ``residual = residual + input`` and :func:`rmsnorm`.
     """
     _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 

@@ -19,6 +19,7 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
+from .errors import GradientError
 from .jit.load import load
 from .jit.spec import BACKENDS, DTYPES, JitSpec
 from .tracing import is_symbolic
@@ -45,7 +46,7 @@ def no_second_derivative(name: str) -> Gradient:
         pass
 
     def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise NotImplementedError(f"{name}: second derivatives are not implemented, wanted create_graph=False")
+        raise GradientError(f"{name}: has no gradient: second derivatives are not implemented")
 
     return Gradient(setup_context, backward)
 
@@ -61,6 +62,15 @@ class General:
     call: Callable[..., Any]
     differentiable: tuple[str, ...]
     scalars: tuple[str, ...] = ()
+
+
+def without_gradient(name: str, *differentiable: str) -> General:
+    """Of an operator that training has no use for: better an error than a gradient that is silently none."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+
+    return General(refuse, differentiable)
 
 
 def define(

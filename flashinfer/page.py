@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .jit.modules.page import gen_page_module
-from .ops import define
+from .ops import define, without_gradient
 
 __all__ = [
     "append_paged_kv_cache",
@@ -42,12 +42,14 @@ _append_paged_kv_cache = define(
     " bool heads_first) -> ()",
     gen_page_module,
     _nothing,
+    general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
 )
 _append_paged_mla_kv_cache = define(
     "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
     " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
     gen_page_module,
     _nothing,
+    general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
 )
 _get_batch_indices_positions = define(
     "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",

@@ -147,6 +147,7 @@ class Case:
     arguments: Callable[[int], dict[str, Any]]
     numbers: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 def public_cases(device: str) -> dict[str, Case]:
@@ -174,14 +175,21 @@ def _norm_cases(device: str) -> dict[str, Case]:
     for gemma in ("", "gemma_"):
         norm, fused = getattr(flashinfer, f"{gemma}rmsnorm"), getattr(flashinfer, f"{gemma}fused_add_rmsnorm")
         cases[f"{gemma}rmsnorm"] = Case(norm, rows("input"), ("eps",), ("input", "weight"))
-        cases[f"{gemma}rmsnorm out"] = Case(norm, rows("input", "out"), ("eps",))
-        cases[f"{gemma}fused_add_rmsnorm"] = Case(fused, rows("input", "residual"), ("eps",))
+        cases[f"{gemma}rmsnorm out"] = Case(norm, rows("input", "out"), ("eps",), ("input", "weight"), ("out",))
+        both = ("input", "residual")
+        cases[f"{gemma}fused_add_rmsnorm"] = Case(fused, rows(*both), ("eps",), (*both, "weight"), both)
     affine = ("gemma", "beta")
     layernorm = flashinfer.layernorm
     cases["layernorm"] = Case(layernorm, rows("input", weights=affine), ("eps",), ("input", *affine))
-    cases["layernorm out"] = Case(layernorm, rows("input", "out", weights=affine), ("eps",))
-    cases["rmsnorm_backward"] = Case(flashinfer.rmsnorm_backward, rows("grad", "input"))
-    cases["layernorm_backward"] = Case(flashinfer.layernorm_backward, rows("grad", "input", weights=("gemma",)))
+    cases["layernorm out"] = Case(
+        layernorm, rows("input", "out", weights=affine), ("eps",), ("input", *affine), ("out",)
+    )
+    cases["rmsnorm_backward"] = Case(
+        flashinfer.rmsnorm_backward, rows("grad", "input"), differentiable=("grad", "input")
+    )
+    cases["layernorm_backward"] = Case(
+        flashinfer.layernorm_backward, rows("grad", "input", weights=("gemma",)), differentiable=("grad", "input")
+    )
     return cases
 
 
@@ -193,8 +201,15 @@ def _activation_cases(device: str) -> dict[str, Case]:
     for name in ACTIVATIONS:
         function, backward = getattr(flashinfer, f"{name}_and_mul"), getattr(flashinfer, f"{name}_and_mul_backward")
         cases[f"{name}_and_mul"] = Case(function, wide, differentiable=("input",))
-        cases[f"{name}_and_mul out"] = Case(function, lambda n: wide(n) | dict(out=_randn(n, 24, device=device)))
-        cases[f"{name}_and_mul_backward"] = Case(backward, lambda n: wide(n) | dict(grad=_randn(n, 24, device=device)))
+        cases[f"{name}_and_mul out"] = Case(
+            function,
+            lambda n: wide(n) | dict(out=_randn(n, 24, device=device)),
+            differentiable=("input",),
+            written=("out",),
+        )
+        cases[f"{name}_and_mul_backward"] = Case(
+            backward, lambda n: wide(n) | dict(grad=_randn(n, 24, device=device)), differentiable=("grad", "input")
+        )
     return cases
 
 
@@ -223,13 +238,15 @@ def _rope_cases(device: str) -> dict[str, Case]:
 
     cases = {}
     for end in ("", "_inplace"):
-        wanted = ("q", "k") if end == "" else ()
+        q_and_k, query_and_key = ("q", "k"), ("query", "key")
         for name, numbers in (("apply_rope", plain), ("apply_llama31_rope", llama31)):
-            cases[name + end] = Case(getattr(flashinfer, name + end), requests, numbers, wanted)
+            cases[name + end] = Case(
+                getattr(flashinfer, name + end), requests, numbers, q_and_k, q_and_k if end else ()
+            )
             by_ids = f"{name}_pos_ids{end}"
-            cases[by_ids] = Case(getattr(flashinfer, by_ids), given, numbers, wanted)
+            cases[by_ids] = Case(getattr(flashinfer, by_ids), given, numbers, q_and_k, q_and_k if end else ())
         by_cache = f"apply_rope_with_cos_sin_cache{end}"
-        cases[by_cache] = Case(getattr(flashinfer, by_cache), cached, (), ("query", "key") if wanted else ())
+        cases[by_cache] = Case(getattr(flashinfer, by_cache), cached, (), query_and_key, query_and_key if end else ())
     return cases
 
 
@@ -287,8 +304,10 @@ def _other_cases(device: str) -> dict[str, Case]:
 
     indptr = torch.tensor([0, 1, 5], dtype=torch.int32, device=device)
     return {
-        "append_paged_kv_cache": Case(flashinfer.append_paged_kv_cache, append),
-        "append_paged_mla_kv_cache": Case(flashinfer.append_paged_mla_kv_cache, append_mla),
+        "append_paged_kv_cache": Case(flashinfer.append_paged_kv_cache, append, written=("paged_kv_cache",)),
+        "append_paged_mla_kv_cache": Case(
+            flashinfer.append_paged_mla_kv_cache, append_mla, written=("ckv_cache", "kpe_cache")
+        ),
         "get_batch_indices_positions": Case(flashinfer.get_batch_indices_positions, lengths),
         "get_seq_lens": Case(flashinfer.get_seq_lens, last_pages, ("page_size",)),
         "block_sparse_indices_to_vector_sparse_offsets": Case(
@@ -297,7 +316,9 @@ def _other_cases(device: str) -> dict[str, Case]:
             ("stride_block", "stride_n", "block_size"),
         ),
         "merge_state": Case(flashinfer.merge_state, states(1, "v_a", "s_a", "v_b", "s_b")),
-        "merge_state_in_place": Case(flashinfer.merge_state_in_place, states(1, "v", "s", "v_other", "s_other")),
+        "merge_state_in_place": Case(
+            flashinfer.merge_state_in_place, states(1, "v", "s", "v_other", "s_other"), written=("v", "s")
+        ),
         "merge_states": Case(flashinfer.merge_states, states(4, "v", "s")),
         "packbits": Case(flashinfer.packbits, bits),
         "segment_packbits": Case(flashinfer.segment_packbits, lambda n: bits(n) | dict(indptr=indptr)),
