@@ -135,18 +135,29 @@ def define(
     # Without the method of Python that stands before it. Dynamo knows the operator only.
     builtin = operator._op
     names = [argument.name for argument in operator._schema.arguments]
-    differentiable = tuple(names.index(one) for one in general.differentiable) if general else ()
+    # Written out for three, where a loop would cost as much as what it does; 0 stands for no second and no third.
+    differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
+    first, second, third = (*differentiable, 0, 0, 0)[:3]
+    others = differentiable[3:]
     scalars = tuple(names.index(one) for one in general.scalars) if general else ()
 
     def call(*args: Any) -> Any:
         try:
-            for position in differentiable:
-                if args[position].requires_grad and is_grad_enabled():
-                    return general.call(*args)  # type: ignore[union-attr]
+            if (
+                general
+                and is_grad_enabled()
+                and (
+                    args[first].requires_grad
+                    or (second and args[second].requires_grad)
+                    or (third and args[third].requires_grad)
+                    or (others and any(args[other].requires_grad for other in others))
+                )
+            ):
+                return general.call(*args)
             if is_dynamo_compiling():
                 for position in scalars:
-                    if is_symbolic(args[position]):
-                        return general.call(*args)  # type: ignore[union-attr]
+                    if general and is_symbolic(args[position]):
+                        return general.call(*args)
                 return operator(*args)
             return builtin(*args)
         except AttributeError:
