@@ -163,14 +163,14 @@ def define(
         except AttributeError:
             return refused(*args)
         except RuntimeError as err:
-            _raise_as_callers_mistake(err)
+            raise_as_callers_mistake(err)
 
     def refused(*args: Any) -> Any:
         """What is no tensor has no attributes of one: the operator says so in its way."""
         try:
             return operator(*args)
         except RuntimeError as err:
-            _raise_as_callers_mistake(err)
+            raise_as_callers_mistake(err)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -180,7 +180,7 @@ def _has_kernel(name: str, backend: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"flashinfer::{name}", backend.upper())
 
 
-def _raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
+def raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
     """Bindings write the exception's name in front of a mistake of the caller's; torch's parser says it in its way."""
     text = str(err)
     kind, _, message = text.partition(": ")
