@@ -26,7 +26,7 @@ struct Half {
 View checked_input(const Check& check, const Tensor& input) {
   const View x(input, "input");
   check.rank(x, 1, 16);
-  check.floating(x);
+  check.trainable(x);
   if (x.size(-1) % 2 != 0)
     check.fail(x, "got a last dimension of " + std::to_string(x.size(-1)) + ", wanted an even one");
   return x;
@@ -66,6 +66,7 @@ Tensor act_and_mul_new(const Tensor& input, std::optional<bool> enable_pdl) {
 FLASHINFER_LIBRARY(m) {
   m.impl(ACTIVATION_OP, box<act_and_mul_new>);
   m.impl(ACTIVATION_OP "_out", box<act_and_mul_out>);
+  m.impl(ACTIVATION_OP "_autograd", box<act_and_mul_new>);
 }
 
 }  // namespace

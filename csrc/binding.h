@@ -17,14 +17,17 @@
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/launch.h>
 #include <flashinfer/common/rows.h>
+#include <flashinfer/common/scalar.h>
 
 #include "boxing.h"
 
 #if FLASHINFER_CUDA
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 #define FLASHINFER_DISPATCH_KEY CUDA
+constexpr bool kOnCuda = true;
 #else
 #define FLASHINFER_DISPATCH_KEY CPU
+constexpr bool kOnCuda = false;
 #endif
 
 // Registers the operators of a binding for the backend that it is compiled for.
@@ -71,6 +74,7 @@ struct View {
 
  private:
   static DType to_dtype(int32_t type) {
+    if (type == aoti_torch_dtype_float64()) return DType::kFloat64;
     if (type == aoti_torch_dtype_float32()) return DType::kFloat32;
     if (type == aoti_torch_dtype_float16()) return DType::kFloat16;
     if (type == aoti_torch_dtype_bfloat16()) return DType::kBFloat16;
@@ -113,6 +117,16 @@ class Check {
     fail(arg, "got " + std::to_string(arg.ndim) + " dimensions, wanted " + wanted);
   }
 
+  // An operator's number, or the tensor that has it instead.
+  Scalar scalar(double value, const std::optional<Tensor>& tensor, const char* name, const View& like) const {
+    if (!tensor) return {value, nullptr};
+    const View arg(*tensor, name);
+    dtype(arg, {DType::kFloat64});
+    shape(arg, {});
+    same_device(arg, like);
+    return {value, static_cast<const double*>(arg.data)};
+  }
+
   // -1 stands for any size.
   void shape(const View& arg, std::initializer_list<int64_t> wanted) const {
     bool same = arg.ndim == static_cast<int64_t>(wanted.size());
@@ -142,6 +156,11 @@ class Check {
   }
 
   void floating(const View& arg) const { dtype(arg, {DType::kFloat32, DType::kFloat16, DType::kBFloat16}); }
+
+  // What gradients are for: float64 too where they can be checked in it.
+  void trainable(const View& arg) const {
+    if (kOnCuda || arg.dtype != DType::kFloat64) floating(arg);
+  }
 
   void same_dtype(const View& arg, const View& like) const {
     if (arg.dtype == like.dtype) return;

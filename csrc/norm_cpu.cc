@@ -6,9 +6,13 @@
 
 namespace flashinfer {
 
-void rms_norm(const RmsNormParams& params, const Launch&) { DISPATCH_dtype(params.dtype, T, cpu::rms_norm<T>(params)) }
+void rms_norm(const RmsNormParams& params, const Launch&) {
+  if (params.dtype == DType::kFloat64) return cpu::rms_norm_float64(params);
+  DISPATCH_dtype(params.dtype, T, cpu::rms_norm<T>(params))
+}
 
 void layer_norm(const LayerNormParams& params, const Launch&) {
+  if (params.dtype == DType::kFloat64) return cpu::layer_norm_float64(params);
   DISPATCH_dtype(params.dtype, T,
                  params.affine_is_float32 ? cpu::layer_norm<T, float>(params) : cpu::layer_norm<T, T>(params))
 }

@@ -45,6 +45,28 @@ struct Frequencies {
            old_context_len == other.old_context_len;
   }
 
+  // Into params, from these numbers or from the tensor that stands for them.
+  void set(RopeParams& params, const Check& check, const std::optional<Tensor>& tensor, const View& like) const {
+    if (!tensor) {
+      this->check(check);
+      fill(params.quarters, params.rotary_dim);
+      return;
+    }
+    const View table(*tensor, "frequencies");
+    check.dtype(table, {DType::kFloat64});
+    check.shape(table, {params.rotary_dim / 2});
+    check.same_device(table, like);
+    check.contiguous(table);
+    params.frequencies = static_cast<const double*>(table.data);
+    if (kOnCuda) return;
+    for (int64_t i = 0; i < params.rotary_dim / 2; ++i) {
+      const double frequency = params.frequencies[i];
+      check.that(frequency > 0 && std::isfinite(frequency), "frequencies",
+                 "wanted positive numbers, so of rope_scale and rope_theta");
+      params.quarters[i] = frequency * M_2_PI;
+    }
+  }
+
   // The table of the last call is kept: a model calls with the same arguments in every layer.
   void fill(double (&quarters)[kMaxRotaryPairs], int64_t rotary_dim) const {
     thread_local Frequencies last{};
@@ -67,7 +89,7 @@ struct Heads {
 
   Heads(const Check& check_, const View& q_, const View& k_, int64_t head_dim_)
       : check(check_), q(q_), k(k_), head_dim(head_dim_) {
-    check.floating(q);
+    check.trainable(q);
     check.same_dtype(k, q);
     check.same_device(k, q);
     check.that(head_dim > 0, q.ndim == 3 ? q.name : "head_size", "wanted a positive size of a head");
@@ -138,7 +160,8 @@ void run(RopeParams& params, const Heads& heads, const NewHeads* out, bool inter
 // ---- positions from requests -------------------------------------------------------------------------------------
 
 void by_requests(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& indptr, const Tensor& offsets,
-                 std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies) {
+                 std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies,
+                 const std::optional<Tensor>& table = std::nullopt, bool inverse = false) {
   const Check check("apply_rope");
   const View q_view(q, "q"), k_view(k, "k"), starts(indptr, "indptr"), first(offsets, "offsets");
   check.rank(q_view, 3, 3);
@@ -147,12 +170,12 @@ void by_requests(const Tensor& q, const Tensor& k, const NewHeads* out, const Te
   check.rank(starts, 1, 1);
   check.that(starts.numel > 0, "indptr", "got no element, wanted the number of requests and one more");
   check.shape(first, {starts.numel - 1});
-  frequencies.check(check);
   RopeParams params{};
+  params.inverse = inverse;
   params.with_requests = true, params.num_requests = starts.numel - 1;
   params.indptr = indices(check, starts, q_view), params.offsets = indices(check, first, q_view);
   params.rotary_dim = checked_rotary_dim(check, rotary_dim, heads.head_dim, "rotary_dim");
-  frequencies.fill(params.quarters, params.rotary_dim);
+  frequencies.set(params, check, table, q_view);
   if (!out) heads.check_in_place({&starts, &first});
   run(params, heads, out, interleave);
 }
@@ -167,6 +190,18 @@ std::tuple<Tensor, Tensor> apply_rope(const Tensor& q, const Tensor& k, const Te
   return {std::move(out.q), std::move(out.k)};
 }
 
+std::tuple<Tensor, Tensor> apply_rope_autograd(const Tensor& q, const Tensor& k, const Tensor& indptr,
+                                               const Tensor& offsets, std::optional<int64_t> rotary_dim,
+                                               bool interleave, double rope_scale, double rope_theta, bool llama31,
+                                               double low_freq_factor, double high_freq_factor, int64_t old_context_len,
+                                               const std::optional<Tensor>& frequencies, bool inverse) {
+  NewHeads out = new_heads(q, k);
+  by_requests(q, k, &out, indptr, offsets, rotary_dim, interleave,
+              {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len}, frequencies,
+              inverse);
+  return {std::move(out.q), std::move(out.k)};
+}
+
 void apply_rope_inplace(const Tensor& q, const Tensor& k, const Tensor& indptr, const Tensor& offsets,
                         std::optional<int64_t> rotary_dim, bool interleave, double rope_scale, double rope_theta,
                         bool llama31, double low_freq_factor, double high_freq_factor, int64_t old_context_len) {
@@ -177,18 +212,19 @@ void apply_rope_inplace(const Tensor& q, const Tensor& k, const Tensor& indptr, 
 // ---- positions given ---------------------------------------------------------------------------------------------
 
 void by_pos_ids(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& pos_ids,
-                std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies) {
+                std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies,
+                const std::optional<Tensor>& table = std::nullopt, bool inverse = false) {
   const Check check("apply_rope_pos_ids");
   const View q_view(q, "q"), k_view(k, "k"), positions(pos_ids, "pos_ids");
   check.rank(q_view, 3, 3);
   check.rank(k_view, 3, 3);
   const Heads heads(check, q_view, k_view, q_view.size(2));
   check.shape(positions, {q_view.size(0)});
-  frequencies.check(check);
   RopeParams params{};
+  params.inverse = inverse;
   params.pos_ids = indices(check, positions, q_view);
   params.rotary_dim = checked_rotary_dim(check, rotary_dim, heads.head_dim, "rotary_dim");
-  frequencies.fill(params.quarters, params.rotary_dim);
+  frequencies.set(params, check, table, q_view);
   if (!out) heads.check_in_place({&positions});
   run(params, heads, out, interleave);
 }
@@ -203,6 +239,19 @@ std::tuple<Tensor, Tensor> apply_rope_pos_ids(const Tensor& q, const Tensor& k, 
   return {std::move(out.q), std::move(out.k)};
 }
 
+std::tuple<Tensor, Tensor> apply_rope_pos_ids_autograd(const Tensor& q, const Tensor& k, const Tensor& pos_ids,
+                                                       std::optional<int64_t> rotary_dim, bool interleave,
+                                                       double rope_scale, double rope_theta, bool llama31,
+                                                       double low_freq_factor, double high_freq_factor,
+                                                       int64_t old_context_len,
+                                                       const std::optional<Tensor>& frequencies, bool inverse) {
+  NewHeads out = new_heads(q, k);
+  by_pos_ids(q, k, &out, pos_ids, rotary_dim, interleave,
+             {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len}, frequencies,
+             inverse);
+  return {std::move(out.q), std::move(out.k)};
+}
+
 void apply_rope_pos_ids_inplace(const Tensor& q, const Tensor& k, const Tensor& pos_ids,
                                 std::optional<int64_t> rotary_dim, bool interleave, double rope_scale,
                                 double rope_theta, bool llama31, double low_freq_factor, double high_freq_factor,
@@ -214,7 +263,7 @@ void apply_rope_pos_ids_inplace(const Tensor& q, const Tensor& k, const Tensor& 
 // ---- angles given ------------------------------------------------------------------------------------------------
 
 void by_cache(const Tensor& positions, const Tensor& query, const Tensor& key, const NewHeads* out, int64_t head_size,
-              const Tensor& cos_sin_cache, bool is_neox) {
+              const Tensor& cos_sin_cache, bool is_neox, bool inverse = false) {
   const Check check("apply_rope_with_cos_sin_cache");
   const View q(query, "query"), k(key, "key"), where(positions, "positions"), cache(cos_sin_cache, "cos_sin_cache");
   check.rank(q, 2, 3);
@@ -229,6 +278,7 @@ void by_cache(const Tensor& positions, const Tensor& query, const Tensor& key, c
   RopeParams params{};
   params.pos_ids = indices(check, where, q);
   params.rotary_dim = checked_rotary_dim(check, cache.size(1), head_size, "cos_sin_cache");
+  params.inverse = inverse;
   params.with_cache = true, params.cos_sin_cache = static_cast<const float*>(cache.data);
   params.cache_size = cache.size(0), params.cache_stride = cache.stride(0);
   if (!out) heads.check_in_place({&where, &cache});
@@ -243,6 +293,15 @@ std::tuple<Tensor, Tensor> apply_rope_with_cos_sin_cache(const Tensor& positions
   return {std::move(out.q), std::move(out.k)};
 }
 
+std::tuple<Tensor, Tensor> apply_rope_with_cos_sin_cache_autograd(const Tensor& positions, const Tensor& query,
+                                                                  const Tensor& key, int64_t head_size,
+                                                                  const Tensor& cos_sin_cache, bool is_neox,
+                                                                  bool inverse) {
+  NewHeads out = new_heads(query, key);
+  by_cache(positions, query, key, &out, head_size, cos_sin_cache, is_neox, inverse);
+  return {std::move(out.q), std::move(out.k)};
+}
+
 void apply_rope_with_cos_sin_cache_inplace(const Tensor& positions, const Tensor& query, const Tensor& key,
                                            int64_t head_size, const Tensor& cos_sin_cache, bool is_neox) {
   by_cache(positions, query, key, nullptr, head_size, cos_sin_cache, is_neox);
@@ -250,10 +309,13 @@ void apply_rope_with_cos_sin_cache_inplace(const Tensor& positions, const Tensor
 
 FLASHINFER_LIBRARY(m) {
   m.impl("apply_rope", box<apply_rope>);
+  m.impl("apply_rope_autograd", box<apply_rope_autograd>);
   m.impl("apply_rope_inplace", box<apply_rope_inplace>);
   m.impl("apply_rope_pos_ids", box<apply_rope_pos_ids>);
+  m.impl("apply_rope_pos_ids_autograd", box<apply_rope_pos_ids_autograd>);
   m.impl("apply_rope_pos_ids_inplace", box<apply_rope_pos_ids_inplace>);
   m.impl("apply_rope_with_cos_sin_cache", box<apply_rope_with_cos_sin_cache>);
+  m.impl("apply_rope_with_cos_sin_cache_autograd", box<apply_rope_with_cos_sin_cache_autograd>);
   m.impl("apply_rope_with_cos_sin_cache_inplace", box<apply_rope_with_cos_sin_cache_inplace>);
 }
 

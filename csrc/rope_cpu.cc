@@ -6,6 +6,9 @@
 
 namespace flashinfer {
 
-void rope(const RopeParams& params, const Launch&) { DISPATCH_dtype(params.dtype, T, cpu::rope<T>(params)) }
+void rope(const RopeParams& params, const Launch&) {
+  if (params.dtype == DType::kFloat64) return cpu::rope<double>(params);
+  DISPATCH_dtype(params.dtype, T, cpu::rope<T>(params))
+}
 
 }  // namespace flashinfer

@@ -1,4 +1,8 @@
-"""Gated activations: ``act(gate) * up`` of the two halves of the last dimension."""
+"""Gated activations: ``act(gate) * up`` of the two halves of the last dimension.
+
+Every function has a gradient, with ``out`` too: autograd takes the write for a ``copy_``. On the CPU float64 is taken
+besides the dtypes named, to check gradients in; it is good to 1e-8.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import Any
 
 import torch
 
+from .activation_backward import act_and_mul_gradient
 from .jit.modules.activation import ACTIVATIONS, gen_act_and_mul_module
-from .ops import define
+from .ops import General, define
+from .tracing import write
 
 __all__ = [
     "gelu_and_mul",
@@ -29,10 +35,20 @@ def _nothing(*_: Any) -> None:
 
 
 def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    module = partial(gen_act_and_mul_module, name)
+    module, op = partial(gen_act_and_mul_module, name), f"{name}_and_mul"
+    arguments = "Tensor input, bool? enable_pdl"
+    autograd = define(
+        f"{op}_autograd({arguments}) -> Tensor", module, _half_of_input, gradient=act_and_mul_gradient(name)
+    )
+
+    def into(out: torch.Tensor, input: torch.Tensor, enable_pdl: bool | None) -> None:
+        write(op, "out", out, autograd(input, enable_pdl))
+
     return (
-        define(f"{name}_and_mul(Tensor input, bool? enable_pdl) -> Tensor", module, _half_of_input),
-        define(f"{name}_and_mul_out(Tensor(a!) out, Tensor input, bool? enable_pdl) -> ()", module, _nothing),
+        define(f"{op}({arguments}) -> Tensor", module, _half_of_input, general=General(autograd, ("input",))),
+        define(
+            f"{op}_out(Tensor(a!) out, {arguments}) -> ()", module, _nothing, general=General(into, ("out", "input"))
+        ),
     )
 
 

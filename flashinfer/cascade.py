@@ -20,7 +20,7 @@ from ._attention import PagedCache, caches_of, check_dims, check_tensor
 from ._schedule import check_tables
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
-from .ops import define
+from .ops import define, without_gradient
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
 __all__ = [
@@ -48,14 +48,23 @@ def _without_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 _merge_state = define(
-    "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b) -> (Tensor, Tensor)", gen_cascade_module, _like_a
+    "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b) -> (Tensor, Tensor)",
+    gen_cascade_module,
+    _like_a,
+    general=without_gradient("merge_state", "v_a", "s_a", "v_b", "s_b"),
 )
 _merge_state_in_place = define(
     "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask) -> ()",
     gen_cascade_module,
     _nothing,
+    general=without_gradient("merge_state_in_place", "v", "s", "v_other", "s_other"),
 )
-_merge_states = define("merge_states(Tensor v, Tensor s) -> (Tensor, Tensor)", gen_cascade_module, _without_states)
+_merge_states = define(
+    "merge_states(Tensor v, Tensor s) -> (Tensor, Tensor)",
+    gen_cascade_module,
+    _without_states,
+    general=without_gradient("merge_states", "v", "s"),
+)
 
 
 def merge_state(

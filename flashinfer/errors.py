@@ -70,6 +70,10 @@ class CaptureError(FlashInferError):
     """A module would have to be built while a CUDA graph is being captured."""
 
 
+class GradientError(FlashInferError, NotImplementedError):
+    """A gradient was asked for that no operator of ours computes."""
+
+
 class BuildError(FlashInferError):
     """A module did not build.
 

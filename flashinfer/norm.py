@@ -1,13 +1,21 @@
-"""Normalisation along the last dimension."""
+"""Normalisation along the last dimension.
+
+Every function has a gradient, those that write to ``out`` or in place too: autograd takes the write for a ``copy_``, so
+a leaf that requires a gradient cannot be written (an error of torch), and what the backward pass needs must not be
+overwritten later. On the CPU float64 is taken besides the dtypes named, to check gradients in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .jit.modules.norm import gen_norm_module
-from .ops import define
+from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
+from .ops import General, define
+from .tracing import scalar, write
 
 __all__ = [
     "fused_add_rmsnorm",
@@ -27,22 +35,103 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-_RMSNORM = "(Tensor input, Tensor weight, float eps, bool? enable_pdl) -> Tensor"
-_RMSNORM_OUT = "(Tensor(a!) out, Tensor input, Tensor weight, float eps, bool? enable_pdl) -> ()"
-_FUSED_ADD = "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool? enable_pdl) -> ()"
+def _like_input_and_residual(input: torch.Tensor, residual: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return input.new_empty(input.shape), residual.new_empty(residual.shape)
 
-_rmsnorm = define(f"rmsnorm{_RMSNORM}", gen_norm_module, _like_input)
-_rmsnorm_out = define(f"rmsnorm_out{_RMSNORM_OUT}", gen_norm_module, _nothing)
-_gemma_rmsnorm = define(f"gemma_rmsnorm{_RMSNORM}", gen_norm_module, _like_input)
-_gemma_rmsnorm_out = define(f"gemma_rmsnorm_out{_RMSNORM_OUT}", gen_norm_module, _nothing)
-_fused_add_rmsnorm = define(f"fused_add_rmsnorm{_FUSED_ADD}", gen_norm_module, _nothing)
-_gemma_fused_add_rmsnorm = define(f"gemma_fused_add_rmsnorm{_FUSED_ADD}", gen_norm_module, _nothing)
-_layernorm = define(
-    "layernorm(Tensor input, Tensor gemma, Tensor beta, float eps) -> Tensor", gen_norm_module, _like_input
-)
-_layernorm_out = define(
-    "layernorm_out(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float eps) -> ()", gen_norm_module, _nothing
-)
+
+def _define_rmsnorm(name: str, weight_offset: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    arguments = "Tensor input, Tensor weight, float eps"
+    autograd = define(
+        f"{name}_autograd({arguments}, Tensor? eps_tensor, bool? enable_pdl) -> Tensor",
+        gen_norm_module,
+        _like_input,
+        gradient=rmsnorm_gradient(weight_offset),
+    )
+
+    def new(input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool | None) -> Any:
+        return autograd(input, weight, *scalar(eps, input.device), enable_pdl)
+
+    def into(out: torch.Tensor, *args: Any) -> None:
+        write(name, "out", out, new(*args))
+
+    given = ("input", "weight")
+    return (
+        define(
+            f"{name}({arguments}, bool? enable_pdl) -> Tensor",
+            gen_norm_module,
+            _like_input,
+            general=General(new, given, ("eps",)),
+        ),
+        define(
+            f"{name}_out(Tensor(a!) out, {arguments}, bool? enable_pdl) -> ()",
+            gen_norm_module,
+            _nothing,
+            general=General(into, ("out", *given), ("eps",)),
+        ),
+    )
+
+
+def _define_fused_add_rmsnorm(name: str, weight_offset: float) -> Callable[..., Any]:
+    autograd = define(
+        f"{name}_autograd(Tensor input, Tensor residual, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl)"
+        " -> (Tensor, Tensor)",
+        gen_norm_module,
+        _like_input_and_residual,
+        gradient=fused_add_rmsnorm_gradient(weight_offset),
+    )
+
+    def in_place(
+        input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool | None
+    ) -> None:
+        normed, total = autograd(input, residual, weight, *scalar(eps, input.device), enable_pdl)
+        write(name, "input", input, normed)
+        write(name, "residual", residual, total)
+
+    return define(
+        f"{name}(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool? enable_pdl) -> ()",
+        gen_norm_module,
+        _nothing,
+        general=General(in_place, ("input", "residual", "weight"), ("eps",)),
+    )
+
+
+def _define_layernorm() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    arguments = "Tensor input, Tensor gemma, Tensor beta, float eps"
+    autograd = define(
+        f"layernorm_autograd({arguments}, Tensor? eps_tensor) -> Tensor",
+        gen_norm_module,
+        _like_input,
+        gradient=layernorm_gradient(),
+    )
+
+    def new(input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float) -> Any:
+        return autograd(input, gemma, beta, *scalar(eps, input.device))
+
+    def into(out: torch.Tensor, *args: Any) -> None:
+        write("layernorm", "out", out, new(*args))
+
+    given = ("input", "gemma", "beta")
+    return (
+        define(
+            f"layernorm({arguments}) -> Tensor",
+            gen_norm_module,
+            _like_input,
+            general=General(new, given, ("eps",)),
+        ),
+        define(
+            f"layernorm_out(Tensor(a!) out, {arguments}) -> ()",
+            gen_norm_module,
+            _nothing,
+            general=General(into, ("out", *given), ("eps",)),
+        ),
+    )
+
+
+_rmsnorm, _rmsnorm_out = _define_rmsnorm("rmsnorm", 0.0)
+_gemma_rmsnorm, _gemma_rmsnorm_out = _define_rmsnorm("gemma_rmsnorm", 1.0)
+_fused_add_rmsnorm = _define_fused_add_rmsnorm("fused_add_rmsnorm", 0.0)
+_gemma_fused_add_rmsnorm = _define_fused_add_rmsnorm("gemma_fused_add_rmsnorm", 1.0)
+_layernorm, _layernorm_out = _define_layernorm()
 
 
 def rmsnorm(
@@ -114,6 +203,9 @@ def fused_add_rmsnorm(
     Raises:
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
         TypeError: dtypes that do not fit.
+
+    In training, give it a ``residual`` that no function before needs for its gradient (``residual.clone()`` where one
+    does, as :func:`rmsnorm` does its input), or write ``residual = residual + input`` and :func:`rmsnorm`.
     """
     _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 

@@ -3,18 +3,26 @@
 An operator is declared here once: schema, fake implementation, and one Python kernel for every device, which loads
 the module of the tensors' device and calls the operator again. The module registers its C++ kernel at that
 device's key, which wins from then on: after the first call no Python is left on the path.
+
+Nor has such an operator a kernel for autograd, which would be Python before every call. A call that wants gradients
+goes to another operator, that of :class:`General`, and so does one whose numbers a graph keeps symbolic.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
+from .errors import GradientError
 from .jit.load import load
 from .jit.spec import BACKENDS, DTYPES, JitSpec
+from .tracing import is_symbolic
 
 _LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 _DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}
@@ -23,13 +31,64 @@ _KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": Typ
 OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
 
 
-def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Gradient:
+    """The backward formula of an operator, as ``torch.library.register_autograd`` takes it."""
+
+    setup_context: Callable[..., None]
+    backward: Callable[..., Any]
+
+
+def no_second_derivative(name: str) -> Gradient:
+    """Of an operator that is a gradient itself."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise GradientError(f"{name}: has no gradient: second derivatives are not implemented")
+
+    return Gradient(setup_context, backward)
+
+
+@dataclass(frozen=True)
+class General:
+    """What a call does that an operator without gradients and with numbers for arguments cannot do.
+
+    ``call`` takes the operator's arguments. It is taken where one of the tensors named by ``differentiable`` wants a
+    gradient, or a number named by ``scalars`` is symbolic under ``torch.compile``.
+    """
+
+    call: Callable[..., Any]
+    differentiable: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
+
+
+def without_gradient(name: str, *differentiable: str) -> General:
+    """Of an operator that training has no use for: better an error than a gradient that is silently none."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+
+    return General(refuse, differentiable)
+
+
+def define(
+    schema: str,
+    module: Callable[[str], JitSpec],
+    fake: Callable[..., Any],
+    *,
+    general: General | None = None,
+    gradient: Gradient | None = None,
+) -> Callable[..., Any]:
     """Declare ``flashinfer::<schema>`` and return a function that calls it.
 
     Args:
         schema: in torch's language, with exact mutation annotations.
         module: backend -> the spec of the module that registers the operator's kernel.
         fake: what the operator returns, as tensors without data.
+        general: what the function returned does instead where gradients or symbolic numbers ask for it.
+        gradient: the operator's own, for one that is not on the path of inference: it costs Python before every call.
 
     The function returned raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
     """
@@ -67,9 +126,47 @@ def define(schema: str, module: Callable[[str], JitSpec], fake: Callable[..., An
         return operator(*args)
 
     _LIBRARY.impl(name, load_and_call_again, "CompositeExplicitAutograd")
+    if gradient is not None:
+        torch.library.register_autograd(
+            f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
+        )
     OPERATORS[name] = operator
 
+    # Without the method of Python that stands before it. Dynamo knows the operator only.
+    builtin = operator._op
+    names = [argument.name for argument in operator._schema.arguments]
+    # Written out for three, where a loop would cost as much as what it does; 0 stands for no second and no third.
+    differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
+    first, second, third = (*differentiable, 0, 0, 0)[:3]
+    others = differentiable[3:]
+    scalars = tuple(names.index(one) for one in general.scalars) if general else ()
+
     def call(*args: Any) -> Any:
+        try:
+            if (
+                general
+                and is_grad_enabled()
+                and (
+                    args[first].requires_grad
+                    or (second and args[second].requires_grad)
+                    or (third and args[third].requires_grad)
+                    or (others and any(args[other].requires_grad for other in others))
+                )
+            ):
+                return general.call(*args)
+            if is_dynamo_compiling():
+                for position in scalars:
+                    if general and is_symbolic(args[position]):
+                        return general.call(*args)
+                return operator(*args)
+            return builtin(*args)
+        except AttributeError:
+            return refused(*args)
+        except RuntimeError as err:
+            raise_as_callers_mistake(err)
+
+    def refused(*args: Any) -> Any:
+        """What is no tensor has no attributes of one: the operator says so in its way."""
         try:
             return operator(*args)
         except RuntimeError as err:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .jit.modules.page import gen_page_module
-from .ops import define
+from .ops import define, without_gradient
 
 __all__ = [
     "append_paged_kv_cache",
@@ -42,12 +42,14 @@ _append_paged_kv_cache = define(
     " bool heads_first) -> ()",
     gen_page_module,
     _nothing,
+    general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
 )
 _append_paged_mla_kv_cache = define(
     "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
     " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
     gen_page_module,
     _nothing,
+    general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
 )
 _get_batch_indices_positions = define(
     "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",
@@ -55,13 +57,13 @@ _get_batch_indices_positions = define(
     _positions_like,
 )
 _get_seq_lens = define(
-    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, int page_size) -> Tensor",
+    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
     gen_page_module,
     _like_last_page_len,
 )
 _block_sparse_offsets = define(
     "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
-    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, int stride_block, int stride_n, int block_size) -> ()",
+    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
     gen_page_module,
     _nothing,
 )

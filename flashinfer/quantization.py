@@ -79,8 +79,8 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
             raise TypeError(f"segment_packbits: {name}: got {type(arg).__name__}, wanted Tensor")
     if indptr.device == x.device:
         packed, packed_indptr = _segment_packbits(x, indptr, little)
-        return packed[: int(packed_indptr[-1])], packed_indptr
+        return packed[: packed_indptr[-1].item()], packed_indptr
     # Copied at once from pageable memory; from pinned memory only a copy that is waited for is safe from later writes.
     on_device = indptr if indptr.device.type != "cpu" else indptr.to(x.device, non_blocking=not indptr.is_pinned())
     packed, packed_indptr = _segment_packbits(x, on_device, little)
-    return packed[: int((indptr.diff().clamp(min=0) + 7).floor_divide(8).sum())], packed_indptr
+    return packed[: (indptr.diff().clamp(min=0) + 7).floor_divide(8).sum().item()], packed_indptr

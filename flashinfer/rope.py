@@ -3,16 +3,23 @@
 A pair ``(a, b)`` of a head's elements is rotated by an angle that grows with the token's position:
 ``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles reduced in float64, so that
 positions up to a million and beyond cost no accuracy.
+
+Every function has a gradient, which is the rotation back, those in place too: autograd takes the write for a
+``copy_``. On the CPU float64 is taken besides the dtypes named, to check gradients in.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .jit.modules.rope import gen_rope_module
-from .ops import define
+from .ops import General, Gradient, define
+from .tracing import as_tensor, is_symbolic, write
 
 __all__ = [
     "apply_llama31_rope",
@@ -41,44 +48,125 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+_NUMBERS = ("rope_scale", "rope_theta", "low_freq_factor", "high_freq_factor", "old_context_len")
 _ANGLES = (
     "int? rotary_dim, bool interleave, float rope_scale, float rope_theta,"
     " bool llama31, float low_freq_factor, float high_freq_factor, int old_context_len"
 )
-_rope = define(
-    f"apply_rope(Tensor q, Tensor k, Tensor indptr, Tensor offsets, {_ANGLES}) -> (Tensor, Tensor)",
-    gen_rope_module,
-    _like_q_and_k,
-)
-_rope_inplace = define(
-    f"apply_rope_inplace(Tensor(a!) q, Tensor(b!) k, Tensor indptr, Tensor offsets, {_ANGLES}) -> ()",
-    gen_rope_module,
-    _nothing,
-)
-_rope_pos_ids = define(
-    f"apply_rope_pos_ids(Tensor q, Tensor k, Tensor pos_ids, {_ANGLES}) -> (Tensor, Tensor)",
-    gen_rope_module,
-    _like_q_and_k,
-)
-_rope_pos_ids_inplace = define(
-    f"apply_rope_pos_ids_inplace(Tensor(a!) q, Tensor(b!) k, Tensor pos_ids, {_ANGLES}) -> ()",
-    gen_rope_module,
-    _nothing,
-)
-_rope_with_cache = define(
-    "apply_rope_with_cos_sin_cache(Tensor positions, Tensor query, Tensor key, int head_size, Tensor cos_sin_cache,"
-    " bool is_neox) -> (Tensor, Tensor)",
-    gen_rope_module,
-    _like_query_and_key,
-)
-_rope_with_cache_inplace = define(
-    "apply_rope_with_cos_sin_cache_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size,"
-    " Tensor cos_sin_cache, bool is_neox) -> ()",
-    gen_rope_module,
-    _nothing,
-)
+
+
+def _frequencies(
+    rotary_dim: int, device: torch.device, rope_scale: float, rope_theta: float,
+    llama31: bool, low_freq_factor: float, high_freq_factor: float, old_context_len: int,
+) -> torch.Tensor:  # fmt: skip
+    """``[rotary_dim / 2]`` float64, radians per position: what the operators compute from the same numbers."""
+    scale, theta, low, high, context = (
+        as_tensor(number, device)
+        for number in (rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
+    )
+    frequency = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / -rotary_dim)
+    if not llama31:
+        return frequency / scale
+    turns = context * frequency / (2 * math.pi)
+    kept = torch.where(turns >= high, 1.0, torch.where(turns <= low, 0.0, (turns - low) / (high - low)))
+    return kept * frequency + (1 - kept) * frequency / scale
+
+
+def _rotated_back(autograd: Callable[[], Callable[..., Any]], first: int) -> Gradient:
+    """Of an operator whose arguments from ``first`` on are q and k, and whose last is ``inverse``."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.arguments = [None if isinstance(one, torch.Tensor) else one for one in inputs]
+        ctx.tensors = [i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor) and i - first not in (0, 1)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
+
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        arguments = [*ctx.arguments[:-1], not ctx.arguments[-1]]
+        for i, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            arguments[i] = tensor
+        arguments[first : first + 2] = [grad.contiguous() for grad in grads]
+        result = [None] * len(arguments)
+        result[first : first + 2] = autograd()(*arguments)
+        return tuple(result)
+
+    return Gradient(setup_context, backward)
+
+
+def _define_rope(name: str, places: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    where = ", ".join(f"Tensor {place}" for place in places)
+    autograd = define(
+        f"{name}_autograd(Tensor q, Tensor k, {where}, {_ANGLES}, Tensor? frequencies, bool inverse)"
+        " -> (Tensor, Tensor)",
+        gen_rope_module,
+        _like_q_and_k,
+        gradient=_rotated_back(lambda: autograd, 0),
+    )
+
+    def new(q: torch.Tensor, k: torch.Tensor, *rest: Any) -> Any:
+        tensors, (rotary_dim, interleave, *numbers) = rest[: len(places)], rest[len(places) :]
+        if not (is_dynamo_compiling() and any(is_symbolic(number) for number in numbers)):
+            return autograd(q, k, *rest, None, False)
+        frequencies = _frequencies(q.shape[-1] if rotary_dim is None else rotary_dim, q.device, *numbers)
+        return autograd(q, k, *tensors, rotary_dim, interleave, 1.0, 1.0, *_PLAIN, frequencies, False)
+
+    def in_place(q: torch.Tensor, k: torch.Tensor, *rest: Any) -> None:
+        for argument, out, result in zip("qk", (q, k), new(q, k, *rest), strict=True):
+            write(name, argument, out, result)
+
+    return (
+        define(
+            f"{name}(Tensor q, Tensor k, {where}, {_ANGLES}) -> (Tensor, Tensor)",
+            gen_rope_module,
+            _like_q_and_k,
+            general=General(new, ("q", "k"), _NUMBERS),
+        ),
+        define(
+            f"{name}_inplace(Tensor(a!) q, Tensor(b!) k, {where}, {_ANGLES}) -> ()",
+            gen_rope_module,
+            _nothing,
+            general=General(in_place, ("q", "k"), _NUMBERS),
+        ),
+    )
+
+
+def _define_rope_with_cache() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    name, rest = "apply_rope_with_cos_sin_cache", "SymInt head_size, Tensor cos_sin_cache, bool is_neox"
+    autograd = define(
+        f"{name}_autograd(Tensor positions, Tensor query, Tensor key, {rest}, bool inverse) -> (Tensor, Tensor)",
+        gen_rope_module,
+        _like_query_and_key,
+        gradient=_rotated_back(lambda: autograd, 1),
+    )
+
+    def new(*args: Any) -> Any:
+        return autograd(*args, False)
+
+    def in_place(positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any) -> None:
+        for argument, out, result in zip(
+            ("query", "key"), (query, key), new(positions, query, key, *rest), strict=True
+        ):
+            write(name, argument, out, result)
+
+    return (
+        define(
+            f"{name}(Tensor positions, Tensor query, Tensor key, {rest}) -> (Tensor, Tensor)",
+            gen_rope_module,
+            _like_query_and_key,
+            general=General(new, ("query", "key")),
+        ),
+        define(
+            f"{name}_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, {rest}) -> ()",
+            gen_rope_module,
+            _nothing,
+            general=General(in_place, ("query", "key")),
+        ),
+    )
+
 
 _PLAIN = (False, 0.0, 0.0, 0)  # no Llama 3.1
+_rope, _rope_inplace = _define_rope("apply_rope", ("indptr", "offsets"))
+_rope_pos_ids, _rope_pos_ids_inplace = _define_rope("apply_rope_pos_ids", ("pos_ids",))
+_rope_with_cache, _rope_with_cache_inplace = _define_rope_with_cache()
 
 
 def apply_rope(

@@ -174,7 +174,7 @@ def with_strides(tensor: torch.Tensor, device: str) -> torch.Tensor:
         (
             dict(v_a=torch.ones(4, 2, 8).double()),
             TypeError,
-            "v_a: got another dtype, wanted float32 or float16 or bfloat16",
+            "v_a: got float64, wanted float32 or float16 or bfloat16",
         ),
         (dict(v_a=torch.ones(4, 8, 2).transpose(1, 2)), ValueError, "v_a: got stride 2 of the last dimension"),
         (dict(v_b=torch.ones(4, 2, 9)), ValueError, r"v_b: got shape \[4, 2, 9\], wanted \[4, 2, 8\] as v_a has"),
@@ -241,7 +241,7 @@ def test_bad_states(device):
     for call, error, message in [
         ((v[0], s), ValueError, "v: got 3 dimensions, wanted 4"),
         ((v, s[:, :2]), ValueError, r"s: got shape \[4, 2, 2\], wanted \[4, 3, 2\]"),
-        ((v, s.double()), TypeError, "s: got another dtype, wanted float32"),
+        ((v, s.double()), TypeError, "s: got float64, wanted float32"),
         ((v.int(), s), TypeError, "v: got int32"),
     ]:
         with pytest.raises(error, match=message):

@@ -89,7 +89,7 @@ def test_list_names_every_module_of_the_matrix(run):
     rows, specs = run("list"), matrix_specs(Matrix())
     assert [row["name"] for row in rows] == [spec.name for spec in specs]
     assert [row["key"] for row in rows] == [spec.key for spec in specs]
-    assert {spec.name.split("_")[0] for spec in specs} == set(families())
+    assert all(any(spec.name.startswith(f"{name}_") for spec in specs) for name in families())
     text = run("list", text=True)
     assert all(spec.name in text and spec.key[:16] in text for spec in specs)
 

@@ -122,7 +122,7 @@ def test_large_and_tiny_values_do_not_overflow_the_sum(device):
         (dict(weight=torch.ones(7)), ValueError, r"weight: got shape \[7\], wanted \[8\]"),
         (dict(weight=torch.ones(8, dtype=torch.float16)), TypeError, "weight: got float16, wanted float32"),
         (dict(input=torch.tensor(1.0)), ValueError, "input: got 0 dimensions"),
-        (dict(input=torch.ones(4, 8, dtype=torch.float64)), TypeError, "input: got another dtype, wanted float32"),
+        (dict(input=torch.ones(4, 8, dtype=torch.int32)), TypeError, "input: got int32, wanted float32"),
         (dict(input=torch.ones(8, 4).t()), ValueError, "input: got stride 4 of the last dimension"),
         (dict(input=[1.0]), TypeError, "input: got list, wanted Tensor"),
         (dict(out=torch.ones(4, 7)), ValueError, r"out: got shape \[4, 7\]"),

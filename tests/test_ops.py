@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.errors import FlashInferError, GradientError
 from flashinfer.ops import OPERATORS
+
+from .samples import operator_calls
 
 
 def functions() -> list[str]:
@@ -53,27 +56,39 @@ def test_sparse_beside_dense(device):
         flashinfer.rmsnorm(x, x[0].to_sparse())
 
 
-def sample_calls(device: str) -> dict[str, tuple]:
-    """Operators of every kind (returning, writing to out, in place, returning two) with arguments for them."""
-    x, w = torch.randn(6, 64, device=device).half(), torch.ones(64, device=device).half()
-    v, s = torch.randn(4, 8, 3, 16, device=device).half(), torch.randn(4, 8, 3, device=device)
-    return {
-        "rmsnorm": (x, w, 1e-6, None),
-        "gemma_rmsnorm_out": (x.clone(), x, w, 1e-6, None),
-        "fused_add_rmsnorm": (x.clone(), x.clone(), w, 1e-6, None),
-        "layernorm": (x, w, w, 1e-6),
-        "silu_and_mul": (x, None),
-        "gelu_and_mul_out": (x[:, :32].clone(), x, None),
-        "packbits": (torch.ones(37, dtype=torch.uint8, device=device), False),
-        "merge_states": (v, s),
-        "merge_state_in_place": (v[:, 0].clone(), s[:, 0].clone(), v[:, 1], s[:, 1], None),
-    }
+def test_every_operator_has_a_sample():
+    assert set(operator_calls("cpu")) == set(OPERATORS)
 
 
-@pytest.mark.parametrize("name", sample_calls("cpu"))
+@pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_operators_keep_the_promises_of_their_schema(name, device):
     """Mutations, fake tensors, dynamic shapes, autograd: torch's own checks of a custom operator."""
-    torch.library.opcheck(OPERATORS[name], sample_calls(device)[name])
+    assert torch.Tag.pt2_compliant_tag in OPERATORS[name].tags
+    for arguments in operator_calls(device)[name]:
+        torch.library.opcheck(OPERATORS[name], arguments)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in OPERATORS if f"{name}_autograd" in OPERATORS))
+def test_nothing_of_python_stands_before_an_operator_of_inference(name, device):
+    """Autograd keys of these have no kernel of ours; after the first call the backend's is the module's own."""
+    OPERATORS[name](*operator_calls(device)[name][0])
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has(f"flashinfer::{name}", "Autograd") and has(f"flashinfer::{name}_autograd", "Autograd")
+    assert has(f"flashinfer::{name}", device.upper())
+
+
+def test_what_has_no_gradient_says_so(device):
+    """Before anything is written; without gradients asked for it works."""
+    v, s = torch.randn(4, 3, 16, device=device), torch.randn(4, 3, device=device)
+    wanted = v.clone().requires_grad_()
+    with pytest.raises(FlashInferError, match="merge_state: has no gradient, wanted tensors that require none"):
+        flashinfer.merge_state(wanted, s, v, s)
+    before = v.clone()
+    with pytest.raises(GradientError, match="merge_state_in_place: has no gradient"):
+        flashinfer.merge_state_in_place(v, s, wanted, s)
+    assert torch.equal(v, before)
+    with torch.no_grad():
+        assert not flashinfer.merge_state(wanted, s, v, s)[0].requires_grad
 
 
 def test_one_graph_from_public_functions(device):

@@ -309,7 +309,7 @@ BAD_ROPE = [
     (dict(k=torch.ones(5, 1, 64)), ValueError, r"k: got shape \[5, 1, 64\], wanted \[4, any, 64\]"),
     (dict(k=torch.ones(4, 1, 32)), ValueError, r"k: got shape \[4, 1, 32\], wanted \[4, any, 64\]"),
     (dict(k=torch.ones(4, 1, 64).half()), TypeError, "k: got float16, wanted float32"),
-    (dict(q=torch.ones(4, 2, 64).double()), TypeError, "q: got another dtype, wanted float32"),
+    (dict(q=torch.ones(4, 2, 64).int()), TypeError, "q: got int32, wanted float32"),
     (dict(q=torch.ones(4, 64, 2).transpose(1, 2)), ValueError, "q: got stride 2 of the last dimension"),
     (dict(indptr=torch.ones(3)), TypeError, "indptr: got float32, wanted int32 or int64"),
     (dict(indptr=torch.zeros(0, dtype=torch.int32)), ValueError, "indptr: got no element"),

@@ -20,6 +20,8 @@ struct ActAndMulParams {
 struct Launch;
 void act_and_mul(const ActAndMulParams& params, const Launch& launch);
 
+// apply(x, factor) is act(x) * factor and slope(x, factor) is act'(x) * factor.
+//
 // The functions are templates over `Math`, a backend's arithmetic on one number or on a vector of them:
 //   Math::V                 the number; Math::S its scalar type
 //   exp(x)                  for x in [-kMaxHalfExponent, 0]
@@ -45,12 +47,26 @@ struct ActivationBase {
     return Math::select_less(x, constant(bound), x, constant(bound));
   }
 
+  // In [-bound, bound], or NaN.
+  static FLASHINFER_HD V within(V x, double bound) {
+    return Math::select_less(constant(bound), x, constant(bound), at_least(x, -bound));
+  }
+
   // x * sigmoid(v) * factor, for v with the sign of x.
   static FLASHINFER_HD V sigmoid_gate(V x, V v, V factor) {
     const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
     const V kept =
         Math::select_less(x, V{}, root, constant(1.0));  // e^v / (1 + e^v) where v < 0, 1 / (1 + e^-v) elsewhere
     return Math::divide(x * kept, root * root + static_cast<S>(1)) * factor * kept;
+  }
+
+  // The derivative of x * sigmoid(v), times factor: sigmoid(v) * (1 + t * sigmoid(-v)) with t = x * dv/dx.
+  static FLASHINFER_HD V sigmoid_gate_slope(V v, V t, V factor) {
+    const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
+    const V tail = root * root, whole = tail + static_cast<S>(1), one = constant(1.0);
+    const V rest = Math::divide(Math::select_less(v, V{}, one, tail), whole);
+    const V kept = Math::select_less(v, V{}, root, one);
+    return Math::divide((t * rest + static_cast<S>(1)) * kept, whole) * factor * kept;
   }
 };
 
@@ -64,6 +80,11 @@ struct Silu : ActivationBase<Math> {
     x = Base::at_least(x, -2.0 * Math::kMaxHalfExponent);
     return Base::sigmoid_gate(x, x, factor);
   }
+
+  static FLASHINFER_HD V slope(V x, V factor) {
+    x = Base::within(x, 2.0 * Math::kMaxHalfExponent);
+    return Base::sigmoid_gate_slope(x, x, factor);
+  }
 };
 
 // x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3); which is x * sigmoid(2 u).
@@ -74,10 +95,22 @@ struct GeluTanh : ActivationBase<Math> {
   using S = typename Math::S;
 
   static FLASHINFER_HD V apply(V x, V factor) {
-    constexpr double kScale = 1.5957691216057308;                         // 2 sqrt(2 / pi)
-    x = Base::at_least(x, Math::kMaxHalfExponent > 100 ? -20.0 : -13.0);  // 2 u is -602 and -177 there
-    const V v = x * (x * x * static_cast<S>(kScale * 0.044715) + static_cast<S>(kScale));
-    return Base::sigmoid_gate(x, v, factor);
+    x = Base::at_least(x, -kEnd);
+    return Base::sigmoid_gate(x, twice_u(x), factor);
+  }
+
+  static FLASHINFER_HD V slope(V x, V factor) {
+    x = Base::within(x, kEnd);
+    const V t = x * (x * x * static_cast<S>(3 * kScale * 0.044715) + static_cast<S>(kScale));
+    return Base::sigmoid_gate_slope(twice_u(x), t, factor);
+  }
+
+ private:
+  static constexpr double kScale = 1.5957691216057308;                        // 2 sqrt(2 / pi)
+  static constexpr double kEnd = Math::kMaxHalfExponent > 100 ? 20.0 : 13.0;  // 2 u is 602 and 177 there
+
+  static FLASHINFER_HD V twice_u(V x) {
+    return x * (x * x * static_cast<S>(kScale * 0.044715) + static_cast<S>(kScale));
   }
 };
 
@@ -93,8 +126,6 @@ struct Gelu : ActivationBase<Math> {
   using S = typename Math::S;
 
   static FLASHINFER_HD V apply(V x, V factor) {
-    constexpr bool kWide = sizeof(S) == 8;
-    constexpr double kEnd = kWide ? 27.0 : 18.5;
     x = Base::at_least(x, -kEnd);
     const V z = Base::at_most(Math::abs(x), kEnd);
     const V root = Math::exp(z * z * static_cast<S>(-0.25));
@@ -103,7 +134,18 @@ struct Gelu : ActivationBase<Math> {
     return x * Math::select_less(x, V{}, tail, one - root * tail) * factor * Math::select_less(x, V{}, root, one);
   }
 
+  // Phi(x) + x phi(x), phi the density e^(-x^2 / 2) / sqrt(2 pi)
+  static FLASHINFER_HD V slope(V x, V factor) {
+    x = Base::within(x, kEnd);
+    const V z = Math::abs(x), root = Math::exp(z * z * static_cast<S>(-0.25));
+    const V tail = upper_tail(z), rise = x * static_cast<S>(0.3989422804014327), one = Base::constant(1.0);
+    const V kept = Math::select_less(x, V{}, root, one);
+    return Math::select_less(x, V{}, root * (tail + rise), one + root * root * (rise - tail)) * factor * kept;
+  }
+
  private:
+  static constexpr double kEnd = sizeof(S) == 8 ? 27.0 : 18.5;
+
   static FLASHINFER_HD V upper_tail(V z) {
     if constexpr (sizeof(S) == 8) {
       constexpr S kP[] = {0.11170425626589513,  0.11169196467708935,  0.10308046647861858,   0.084683980700147196,

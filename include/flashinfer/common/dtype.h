@@ -18,11 +18,13 @@ enum class DType : int32_t {
   kFloat8E4M3,
   kFloat8E5M2,
   kUInt16,
-  kUInt32
+  kUInt32,
+  kFloat64
 };
 
 constexpr const char* to_string(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64: return "float64";
     case DType::kFloat32: return "float32";
     case DType::kFloat16: return "float16";
     case DType::kBFloat16: return "bfloat16";
@@ -41,6 +43,7 @@ constexpr const char* to_string(DType dtype) {
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64: return 8;
     case DType::kFloat32:
     case DType::kInt32:
     case DType::kUInt32: return 4;

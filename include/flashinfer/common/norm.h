@@ -3,6 +3,7 @@
 
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/rows.h>
+#include <flashinfer/common/scalar.h>
 
 namespace flashinfer {
 
@@ -16,7 +17,7 @@ struct RmsNormParams {
   Rows input_rows, residual_rows, output_rows;
   int64_t num_rows;
   int64_t hidden_size;
-  float eps;
+  Scalar eps;
   float weight_offset;  // 1 for Gemma
   DType dtype;
 };
@@ -30,7 +31,7 @@ struct LayerNormParams {
   Rows input_rows, output_rows;
   int64_t num_rows;
   int64_t hidden_size;
-  float eps;
+  Scalar eps;
   DType dtype;
   bool affine_is_float32;
 };

@@ -35,6 +35,7 @@ struct RopeParams {
   int64_t num_tokens, head_dim, rotary_dim;
   bool interleave;
   bool in_place;
+  bool inverse;  // rotates back, as gradients are
   DType dtype;
 
   // The position of a token: pos_ids[token]; or with requests, offsets[r] + token - indptr[r] in the request r with
@@ -44,10 +45,12 @@ struct RopeParams {
   int64_t num_requests;
 
   // The angle: from a cache of the cosines, then the sines, of every position, [cache_size, rotary_dim]; or without it,
-  // position times quarters[i] in quarter turns. Quarters, because an angle is reduced by whole ones exactly.
+  // position times quarters[i] in quarter turns. Quarters, because an angle is reduced by whole ones exactly. Kernels
+  // of a graph whose numbers vary have a tensor of frequencies in radians instead.
   bool with_cache;
   const float* cos_sin_cache;
   int64_t cache_size, cache_stride;
+  const double* frequencies;
   double quarters[kMaxRotaryPairs];  // zeros after the last
 
   FLASHINFER_HD int64_t position(int64_t token) const {

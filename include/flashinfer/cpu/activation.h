@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include <flashinfer/common/activation.h>
+#include <flashinfer/cpu/lanes.h>
 #include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
 
@@ -46,6 +47,23 @@ void act_and_mul(const ActAndMulParams& p) {
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row) + start;
       for_lanes(n - start < kPiece ? n - start : kPiece, [&](int64_t i, int count) {
         store(out + i, act_and_mul<T, Act>(load(in + i, count), load(in + n + i, count)), count);
+      });
+    }
+  });
+}
+
+// For float64, in which gradients are checked.
+template <template <typename> class Act>
+void act_and_mul_float64(const ActAndMulParams& p) {
+  using L = Lanes<double>;
+  const int64_t n = p.out_size;
+  parallel_rows(p.num_rows, 3 * n * static_cast<int64_t>(sizeof(double)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const double* in = static_cast<const double*>(p.input) + p.input_rows.offset(row);
+      double* out = static_cast<double*>(p.output) + p.output_rows.offset(row);
+      for_lanes_of<L>(n, [&](int64_t i, int count) {
+        const vdouble x = L::load(in + i, count), y = L::load(in + n + i, count);
+        L::store(out + i, Act<VectorMath<vdouble, double>>::apply(x, y), count);
       });
     }
   });

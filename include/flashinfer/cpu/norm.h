@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <flashinfer/common/norm.h>
+#include <flashinfer/cpu/lanes.h>
 #include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/vec.h>
@@ -33,8 +34,57 @@ inline double row_sum(int64_t n, const F2& two, const F& one) {
   return total;
 }
 
-inline double inverse_root(double squares, int64_t n, float eps) {
-  return 1.0 / std::sqrt(squares / static_cast<double>(n) + eps);
+inline double inverse_root(double squares, int64_t n, const Scalar& eps) {
+  return 1.0 / std::sqrt(squares / static_cast<double>(n) + eps.get());
+}
+
+// For float64, in which gradients are checked: the same formulas without the care for speed.
+inline void rms_norm_float64(const RmsNormParams& p) {
+  using L = Lanes<double>;
+  const double* weight = static_cast<const double*>(p.weight);
+  const int64_t n = p.hidden_size;
+  parallel_rows(p.num_rows, 2 * n * static_cast<int64_t>(sizeof(double)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const double* in = static_cast<const double*>(p.input) + p.input_rows.offset(row);
+      double* out = static_cast<double*>(p.output) + p.output_rows.offset(row);
+      double* res = p.residual ? static_cast<double*>(p.residual) + p.residual_rows.offset(row) : nullptr;
+      vdouble squares{};
+      for_lanes_of<L>(n, [&](int64_t i, int count) {
+        vdouble x = L::load(in + i, count);
+        if (res) L::store(res + i, x += L::load(res + i, count), count);
+        squares += x * x;
+      });
+      const double scale = inverse_root(sum(squares), n, p.eps);
+      for_lanes_of<L>(n, [&](int64_t i, int count) {
+        const vdouble x = L::load(res ? res + i : in + i, count);
+        L::store(out + i, x * scale * (L::load(weight + i, count) + static_cast<double>(p.weight_offset)), count);
+      });
+    }
+  });
+}
+
+inline void layer_norm_float64(const LayerNormParams& p) {
+  using L = Lanes<double>;
+  const int64_t n = p.hidden_size;
+  const auto affine = [&](const void* values, int64_t i, int count) {
+    return p.affine_is_float32 ? Lanes<float>::load(static_cast<const float*>(values) + i, count)
+                               : L::load(static_cast<const double*>(values) + i, count);
+  };
+  parallel_rows(p.num_rows, 2 * n * static_cast<int64_t>(sizeof(double)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const double* in = static_cast<const double*>(p.input) + p.input_rows.offset(row);
+      double* out = static_cast<double*>(p.output) + p.output_rows.offset(row);
+      double total = 0, squares = 0;
+      for (int64_t i = 0; i < n; ++i) total += in[i];
+      const double mean = total / static_cast<double>(n);
+      for (int64_t i = 0; i < n; ++i) squares += (in[i] - mean) * (in[i] - mean);
+      const double scale = inverse_root(squares, n, p.eps);
+      for_lanes_of<L>(n, [&](int64_t i, int count) {
+        const vdouble x = (L::load(in + i, count) - mean) * scale;
+        L::store(out + i, x * affine(p.gamma, i, count) + affine(p.beta, i, count), count);
+      });
+    }
+  });
 }
 
 // x * scale * factor. For float32 in double: each rounding in float could cost the result a unit in its last place.

@@ -1,7 +1,10 @@
 // Rotary embedding on the CPU: a token at a time per thread, its cosines and sines computed once for all heads.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <type_traits>
 
 #include <flashinfer/common/dispatch.h>
 #include <flashinfer/common/rope.h>
@@ -34,37 +37,62 @@ inline void check_positions(const RopeParams& p) {
   }
 }
 
-// Cosines and sines of one token. Interleaved, each stands twice, the sine first negative: as the elements of a pair
-// need them.
+// Cosines and sines of one token, in float, or in double for float64. Interleaved, each stands twice, the sine first
+// negative: as the elements of a pair need them.
+template <typename S>
 struct Angles {
-  float cos[2 * kMaxRotaryPairs], sin[2 * kMaxRotaryPairs];
+  S cos[2 * kMaxRotaryPairs], sin[2 * kMaxRotaryPairs];
 
   Angles(const RopeParams& p, int64_t token) {
     const int64_t pairs = p.rotary_dim / 2, position = p.position(token);
     if (p.with_cache && pairs > 0) {  // a cache of no columns has no memory
       const float* row = p.cos_sin_cache + position * p.cache_stride;
-      std::memcpy(cos, row, pairs * sizeof(float));
-      std::memcpy(sin, row + pairs, pairs * sizeof(float));
+      std::copy(row, row + pairs, cos);
+      std::copy(row + pairs, row + 2 * pairs, sin);
     } else {
-      static_assert(kMaxRotaryPairs % kLanes == 0, "the table holds whole vectors");
-      const double where = static_cast<double>(position);
+      compute(p.quarters, pairs, static_cast<double>(position));
+    }
+    for (int64_t i = p.inverse ? pairs - 1 : -1; i >= 0; --i) sin[i] = -sin[i];
+    for (int64_t i = p.interleave ? pairs - 1 : -1; i >= 0; --i) {
+      cos[2 * i + 1] = cos[2 * i] = cos[i];
+      const S value = sin[i];
+      sin[2 * i + 1] = value, sin[2 * i] = -value;
+    }
+  }
+
+ private:
+  void compute(const double* quarters, int64_t pairs, double where) {
+    static_assert(kMaxRotaryPairs % kLanes == 0, "the table holds whole vectors");
+    if constexpr (std::is_same_v<S, float>) {
       for (int64_t i = 0; i < pairs; i += kLanes) {
         const SinCos both = sincos_quarters(
-            {load_raw<vdouble>(p.quarters + i) * where, load_raw<vdouble>(p.quarters + i + kWideLanes) * where});
+            {load_raw<vdouble>(quarters + i) * where, load_raw<vdouble>(quarters + i + kWideLanes) * where});
         store(cos + i, both.cos);
         store(sin + i, both.sin);
       }
-    }
-    for (int64_t i = p.interleave ? pairs - 1 : -1; i >= 0; --i) {
-      cos[2 * i + 1] = cos[2 * i] = cos[i];
-      const float value = sin[i];
-      sin[2 * i + 1] = value, sin[2 * i] = -value;
+    } else {
+      for (int64_t i = 0; i < pairs; ++i) {
+        const double turns = quarters[i] * where / 4, rest = (turns - std::nearbyint(turns)) * 2 * M_PI;
+        cos[i] = std::cos(rest), sin[i] = std::sin(rest);
+      }
     }
   }
 };
 
+// For float64, in which gradients are checked.
+inline void rotate(const RopeParams& p, const Angles<double>& angles, const double* in, double* out) {
+  const int64_t pairs = p.rotary_dim / 2, step = p.interleave ? 2 : 1, apart = p.interleave ? 1 : pairs;
+  for (int64_t i = 0; i < pairs; ++i) {
+    const double a = in[i * step], b = in[i * step + apart];
+    const double c = angles.cos[i * step], s = angles.sin[i * step + (p.interleave ? 1 : 0)];
+    out[i * step] = a * c - b * s;
+    out[i * step + apart] = b * c + a * s;
+  }
+  if (!p.in_place) std::copy(in + p.rotary_dim, in + p.head_dim, out + p.rotary_dim);
+}
+
 template <typename T>
-void rotate(const RopeParams& p, const Angles& angles, const T* in, T* out) {
+void rotate(const RopeParams& p, const Angles<float>& angles, const T* in, T* out) {
   const int64_t pairs = p.rotary_dim / 2;
   if (p.interleave) {
     for_lanes(p.rotary_dim, [&](int64_t i, int count) {
@@ -88,7 +116,7 @@ void rope(const RopeParams& p) {
   const int64_t bytes = 2 * (p.q.heads + p.k.heads) * p.head_dim * static_cast<int64_t>(sizeof(T));
   parallel_rows(p.num_tokens, bytes, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
-      const Angles angles(p, token);
+      const Angles<std::conditional_t<std::is_same_v<T, double>, double, float>> angles(p, token);
       for (const RopeHeads* side : {&p.q, &p.k}) {
         const T* in = static_cast<const T*>(side->input) + token * side->input_token_stride;
         T* out = static_cast<T*>(side->output) + token * side->output_token_stride;

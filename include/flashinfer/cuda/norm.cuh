@@ -36,8 +36,8 @@ template <typename T>
 using ScaleOf = std::conditional_t<std::is_same_v<T, float>, double, float>;
 
 template <typename T>
-__device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, float eps) {
-  return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + eps);
+__device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, const Scalar& eps) {
+  return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + ScaleOf<T>(eps.get()));
 }
 
 template <typename T, bool kWithResidual>

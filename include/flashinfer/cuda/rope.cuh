@@ -29,7 +29,8 @@ __device__ __forceinline__ CosSin cos_sin(const RopeParams& p, int64_t token, in
     const float* row = p.cos_sin_cache + position * p.cache_stride;
     return {row[pair], row[p.rotary_dim / 2 + pair]};
   }
-  const double quarters = static_cast<double>(position) * p.quarters[pair], whole = rint(quarters);
+  const double step = p.frequencies ? p.frequencies[pair] * 0.63661977236758134 : p.quarters[pair];  // 2 / pi
+  const double quarters = static_cast<double>(position) * step, whole = rint(quarters);
   float s, c;
   sincospif(static_cast<float>(quarters - whole) * 0.5f, &s, &c);
   const int turn = static_cast<int>(__double2ll_rn(whole)) & 3;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kRopeThreads)
           const int token = i / pairs, pair = i - token * pairs;
           const CosSin both = cos_sin(p, first + token, pair);
           angles[2 * token * pairs + pair] = both.cos;
-          angles[(2 * token + 1) * pairs + pair] = both.sin;
+          angles[(2 * token + 1) * pairs + pair] = p.inverse ? -both.sin : both.sin;
         }
         __syncthreads();
         angles_are_there = true;

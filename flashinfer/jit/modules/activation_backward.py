@@ -1,0 +1,34 @@
+"""Modules of the gradients of the activation family, one per activation function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..spec import DTYPES, JitSpec, family_spec
+from . import Matrix
+from .activation import ACTIVATIONS
+
+
+def gen_act_and_mul_backward_module(
+    act_func_name: str, backend: str = "cuda", dtypes: Iterable[str] = DTYPES
+) -> JitSpec:
+    """The gradient of ``<act_func_name>_and_mul`` for the element types ``dtypes``.
+
+    Raises:
+        ValueError: no such function, backend or element type.
+    """
+    if act_func_name not in ACTIVATIONS:
+        raise ValueError(f"act_func_name: got {act_func_name!r}, wanted one of {', '.join(ACTIVATIONS)}")
+    return family_spec(
+        "activation_backward",
+        backend,
+        variant=act_func_name,
+        config={"ACTIVATION": ACTIVATIONS[act_func_name], "ACTIVATION_OP": f'"{act_func_name}_and_mul"'},
+        coverage={"dtype": dtypes},
+    )
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix.backends:
+        for name in ACTIVATIONS:
+            yield gen_act_and_mul_backward_module(name, backend, matrix.dtypes)

@@ -1,0 +1,18 @@
+"""Modules of the gradients of the norm family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..spec import DTYPES, JitSpec, family_spec
+from . import Matrix
+
+
+def gen_norm_backward_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """Gradients of RMSNorm and LayerNorm for the element types ``dtypes``."""
+    return family_spec("norm_backward", backend, coverage={"dtype": dtypes})
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix.backends:
+        yield gen_norm_backward_module(backend, matrix.dtypes)

@@ -1,0 +1,44 @@
+"""Numbers that users vary, in graphs that are compiled once for all of their values.
+
+A Python number passed to an operator is compiled into the graph, once for each value; as a tensor it is an input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+
+def is_symbolic(number: float) -> bool:
+    """Whether a graph that is being traced has an input in the place of this number."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(number)
+
+
+def as_tensor(number: float, device: torch.device) -> torch.Tensor:
+    """A number as the element of a float64 tensor, symbolic still; ``torch.full`` would compile it into the graph."""
+    return torch.ones((), dtype=torch.float64, device=device) * number
+
+
+def scalar(number: float, device: torch.device) -> tuple[float, torch.Tensor | None]:
+    """A number for an operator that takes it either way: itself, or a tensor that stands for it."""
+    if is_dynamo_compiling() and is_symbolic(number):
+        return 0.0, as_tensor(number, device)
+    return number, None
+
+
+def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor) -> None:
+    """``result`` into ``out`` in a way that autograd follows.
+
+    Raises:
+        ValueError, TypeError: another shape or dtype, which torch would convert.
+    """
+    if is_dynamo_compiling() and out.dim() == result.dim():
+        for got, wanted in zip(out.shape, result.shape, strict=True):
+            torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
+    elif out.shape != result.shape:
+        raise ValueError(f"{operator}: {argument}: got shape {list(out.shape)}, wanted {list(result.shape)}")
+    if out.dtype != result.dtype:
+        raise TypeError(f"{operator}: {argument}: got {out.dtype}, wanted {result.dtype}")
+    out.copy_(result)
