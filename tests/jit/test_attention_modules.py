@@ -134,21 +134,21 @@ def publish(spec: jit.JitSpec, folder: Path) -> None:
 def test_what_a_call_gets(python, tmp_path, compilers_started):
     """An exact artifact wherever it is; else a dispatching one that was built for the configuration; else a new one."""
     (tmp_path / "aot").mkdir()
-    publish(several("64", "72"), tmp_path / "aot")
+    publish(several("40", "72"), tmp_path / "aot")
     aot = {"FLASHINFER_AOT_DIR": str(tmp_path / "aot")}
     assert compilers_started() == 2
-    asked = ("decode,float32,64", "decode,float32,72")
+    asked = ("decode,float32,40", "decode,float32,72")
     assert python(LOAD, *asked, **aot).stdout.split() == ["decode_cpu", "decode_cpu"]
     assert python(LOAD, *asked, **aot, FLASHINFER_DISABLE_JIT="1").stdout.split() == ["decode_cpu", "decode_cpu"]
     assert compilers_started() == 2
     # Another size is built; in the workspace it is exact, and so comes before the dispatching one.
-    assert python(LOAD, "decode,float32,80", "decode,float32,64", **aot).stdout.split() == [
+    assert python(LOAD, "decode,float32,80", "decode,float32,40", **aot).stdout.split() == [
         "decode_f32_d80_cpu",
         "decode_cpu",
     ]
-    attention_spec("decode", "cpu", "float32:float32:float32", "64", "default").build()
+    attention_spec("decode", "cpu", "float32:float32:float32", "40", "default").build()
     assert compilers_started() == 6
-    assert python(LOAD, *asked, **aot).stdout.split() == ["decode_f32_d64_cpu", "decode_cpu"]
+    assert python(LOAD, *asked, **aot).stdout.split() == ["decode_f32_d40_cpu", "decode_cpu"]
     refused = python(LOAD, "decode,float32,88", **aot, check=False, FLASHINFER_DISABLE_JIT="1").stderr
     assert "module 'decode_f32_d88_cpu' is not built" in refused
     assert re.search(f"'miss'.*'decode_cpu'.*{tmp_path}/aot/decode_cpu: built without .*head_dims 88", refused)
@@ -157,21 +157,21 @@ def test_what_a_call_gets(python, tmp_path, compilers_started):
 
 def test_one_dispatching_module_of_two_in_a_process(python, tmp_path):
     """Operators are registered once: the second directory's module is passed over, and the exact one built."""
-    for folder, head_dims in (("a", "64"), ("b", "72")):
+    for folder, head_dims in (("a", "40"), ("b", "72")):
         (tmp_path / folder).mkdir()
         publish(several(head_dims), tmp_path / folder)
     directories = f"{tmp_path / 'a'}:{tmp_path / 'b'}"
-    loaded = python(LOAD, "decode,float32,64", "decode,float32,72", FLASHINFER_AOT_DIR=directories).stdout.split()
+    loaded = python(LOAD, "decode,float32,40", "decode,float32,72", FLASHINFER_AOT_DIR=directories).stdout.split()
     assert loaded == ["decode_cpu", "decode_f32_d72_cpu"]
 
 
 def test_a_dispatching_module_of_other_sources_is_none(python, tmp_path):
     (tmp_path / "aot").mkdir()
-    publish(several("64", "72"), tmp_path / "aot")
+    publish(several("40", "72"), tmp_path / "aot")
     manifest = tmp_path / "aot" / "decode_cpu" / "manifest.json"
     manifest.write_text(re.sub(r'"key": "\w{4}', '"key": "0000', manifest.read_text()))
-    assert python(LOAD, "decode,float32,64", FLASHINFER_AOT_DIR=str(tmp_path / "aot")).stdout.split() == [
-        "decode_f32_d64_cpu"
+    assert python(LOAD, "decode,float32,40", FLASHINFER_AOT_DIR=str(tmp_path / "aot")).stdout.split() == [
+        "decode_f32_d40_cpu"
     ]
 
 

@@ -118,7 +118,9 @@ def endless(make_spec, tmp_path, monkeypatch):
     launcher.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
     spec = make_spec("endless", answering(3))
-    builder = start(BUILD, spec.name, spec.source_paths()[0])
+    # A shell that starts tests in the background leaves SIGINT ignored, and children inherit that.
+    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {BUILD}"
+    builder = start(program, spec.name, spec.source_paths()[0])
     until(lambda: any("sleep 60" in program_of(pid) for pid in descendants(builder.pid)), what="a compiler runs")
     quick.touch()
     yield spec, builder
