@@ -66,7 +66,7 @@ _fakes: dict[str, torch.library.Library] = {}
 
 def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     run, plan = namespace.run.default, namespace.plan.default
-    if namespace.name not in _fakes:
+    if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
         library = torch.library.Library(namespace.name, "IMPL")
         library.impl("run", _fake_run, "Meta")
         _fakes[namespace.name] = library
@@ -388,8 +388,43 @@ def run_one(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request by a user's variant."""
     out, lse = _results(q, v, q.dtype, return_lse)
-    call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
+    if is_dynamo_compiling():
+        tensors = [one for one in parameters if one is None or isinstance(one, torch.Tensor)]
+        torch.ops.flashinfer.attend_own(
+            operators.module, op, q, k, v, out, lse, layout, mask_mode, logits.window_left, tensors,
+            parameters[len(tensors) :],
+        )  # fmt: skip
+    else:
+        call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
     return out, lse
+
+
+def _attend_own(
+    module: str,
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: int,
+    mask_mode: int,
+    window_left: int,
+    tensors: Sequence[torch.Tensor | None],
+    scalars: Sequence[Any],
+) -> None:
+    operators = operators_of_module(op, getattr(torch.ops, module))
+    logits = Logits(0, window_left, 0.0, 1.0, 1.0, 1e4)
+    call_one(op, operators, q, k, v, out, lse, layout, logits, (*tensors, *scalars), mask_mode, None, 1.0)
+
+
+_LIBRARY.define(
+    "attend_own(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, int layout,"
+    " int mask_mode, SymInt window_left, Tensor?[] tensors, Scalar[] scalars) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl("attend_own", _attend_own, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend_own", lambda *_: None, "Meta")
 
 
 def call_one(

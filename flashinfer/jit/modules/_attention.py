@@ -181,6 +181,14 @@ def load_attention(spec: JitSpec) -> Any:
     return load(spec)
 
 
+def covered(spec: JitSpec) -> bool:
+    """Whether a dispatching module, built ahead of time, stands for an attention module that there is none of."""
+    several = _dispatching(spec)
+    if several is None or store.find(spec).artifact is not None:
+        return False
+    return store.find(several, dict(spec.coverage)).artifact is not None
+
+
 _loaded_dispatching: dict[str, JitSpec] = {}
 
 
