@@ -6,7 +6,6 @@ import sys
 
 from .errors import CaptureError
 
-
 WARM_UP = "call flashinfer.warmup() with this function, or the function itself, once"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any, Literal
 import torch
 
 from ._capture import refuse_capture
-from .cli.main import UsageError
-from .cli.specs import read_specs
 from .jit.events import Event, subscribe
 from .jit.load import load
 from .jit.modules._attention import covered, load_attention
@@ -64,14 +61,7 @@ def warmup(
         with _Heard() as heard:
             _load([(spec, None) for spec in specs])
         return heard.loaded([spec.name for spec in specs])
-    with tempfile.TemporaryDirectory(prefix="flashinfer-warmup-") as folder:
-        try:
-            asked = read_specs(Path(what), Path(folder))
-        except UsageError as err:
-            raise ValueError(f"warmup: {str(err).removeprefix('--specs: ')}") from None
-        with _Heard() as heard:
-            _load([(one.spec, one.needs) for one in asked])
-        return heard.loaded([one.spec.name for one in asked])
+    return _load_file(Path(what))
 
 
 def _specs(what: Iterable[JitSpec]) -> list[JitSpec]:
@@ -96,6 +86,22 @@ def _call(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[s
             function(*args, **kwargs)
     finally:
         current.wait_stream(side)
+
+
+def _load_file(path: Path) -> list[Loaded]:
+    import tempfile  # for this alone, as what reads files of specs is
+
+    from .cli.main import UsageError
+    from .cli.specs import read_specs
+
+    with tempfile.TemporaryDirectory(prefix="flashinfer-warmup-") as folder:
+        try:
+            asked = read_specs(path, Path(folder))
+        except UsageError as err:
+            raise ValueError(f"warmup: {str(err).removeprefix('--specs: ')}") from None
+        with _Heard() as heard:
+            _load([(one.spec, one.needs) for one in asked])
+        return heard.loaded([one.spec.name for one in asked])
 
 
 def _load(wanted: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
