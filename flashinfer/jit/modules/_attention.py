@@ -313,5 +313,9 @@ def _spec(
         },
     )
     return replace(
-        spec, template="csrc/attention_config.h.jinja", config_header="attention_config.h", namespace=spec.name
+        spec,
+        template="csrc/attention_config.h.jinja",
+        config_header="attention_config.h",
+        namespace=spec.name,
+        split=True,
     )
