@@ -15,7 +15,7 @@ from ._tracing import as_tensor, is_symbolic, numbers_of
 from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from .jit.modules._attention import variant_value as variant_of
 from .jit.spec import BACKENDS, JitSpec
-from .ops import raise_as_callers_mistake
+from .ops import OPERATORS, raise_as_callers_mistake
 from .utils import get_alibi_slopes
 
 LAYOUTS = {"NHD": 0, "HND": 1}
@@ -372,6 +372,7 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend", lambda *_: None, "Meta")
+OPERATORS["attend"] = torch.ops.flashinfer.attend.default
 
 
 def run_one(
@@ -425,6 +426,7 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("attend_own", _attend_own, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend_own", lambda *_: None, "Meta")
+OPERATORS["attend_own"] = torch.ops.flashinfer.attend_own.default
 
 
 def call_one(

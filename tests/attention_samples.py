@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import flashinfer
+from flashinfer._planned import from_shape
 from tests.attention_oracle import indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8
@@ -141,6 +142,31 @@ def own_variants(device: str) -> dict[str, Sample]:
     return {
         f"{name}_with_jit_module": Sample(call(name, spec.build_and_load()), functions[name].inputs)
         for name, spec in modules.items()
+    }
+
+
+def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    """The operators that graphs have: of one request, of a plan, of a module of a user's own; with and without numbers."""
+    q, k, v = (_randn(n, h, DIM, device=device) for n, h in ((5, HEADS), (11, KV_HEADS), (11, KV_HEADS)))
+    numbers = torch.tensor([0.2, 0.0, 1.0, 1e4], dtype=torch.float64, device=device)
+    lse = torch.empty(5, HEADS, device=device)
+    mask = torch.full((7,), 255, dtype=torch.uint8, device=device)
+    one = ("prefill", "sample", q, k, v, torch.empty_like(q))
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr_of([2, 3]), indptr_of([6, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE)
+    planned = wrapper._planned
+    assert planned is not None
+    sizes = from_shape(planned.sizes)
+    plan = (planned.operators.module, "sample", q, k, v, torch.empty_like(q), lse, *planned.head[:3], *sizes[:8])
+    plan = (*plan, None, None, None, None, sizes[8], None, 0, 1, sizes[9] - 1, 1.0, 1.0, 1e4, 0, None)
+    module = flashinfer.gen_customize_single_prefill_module(*SIGMOID, SIGMOID_DECL, device=device).build_and_load()
+    return {
+        "attend": [
+            (*one, lse, None, 0, 1, 0, -1, 0.0, 0.2, 1.0, 1e4, 1.0, 1.0, None, None),
+            (*one, None, mask, 0, 2, 0, 3, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, numbers),
+        ],
+        "attend_planned": [(*plan, None, 0.2, 0.0), (*plan, numbers, 1.0, 1.0)],
+        "attend_own": [(module.name, "sample", q, k, v, torch.empty_like(q), lse, 0, 1, -1, [], [0.3])],
     }
 
 
