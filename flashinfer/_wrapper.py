@@ -238,8 +238,12 @@ class BatchWrapper:
         )  # fmt: skip
         own = () if operators.custom else own_parameters(logits, shape.num_qo_heads, self.device)
         tail = (1.0, logits.rope_scale, logits.rope_theta, operators.variant, *own)
+        rows, kv_rows, bounds = batch.rows, batch.kv_rows, self._scheduler.bounds
+        if bounds is not None and self.device.type == "cuda":
+            # One captured graph serves all plans: what it compares with is the same for all.
+            rows, kv_rows = bounds.rows // (shape.num_qo_heads // shape.num_kv_heads), 0
         sizes = as_shape((
-            batch.rows, batch.kv_rows, *lists[2:], masks.token_pos_in_items_len, max(logits.window_left, -1) + 1,
+            rows, kv_rows, *lists[2:], masks.token_pos_in_items_len, max(logits.window_left, -1) + 1,
         ))  # fmt: skip
         self._planned, self._seen = (
             Planned(batch, shape, logits, causal, masks, operators, head, tail, page_size, sizes), None
