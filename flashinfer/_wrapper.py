@@ -18,6 +18,7 @@ from ._attention import (
     check_tensor,
     custom_operators,
     layout_of,
+    no_gradient,
     own_operators,
     own_parameters,
     rows_of,
@@ -264,6 +265,7 @@ class BatchWrapper:
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")
+        no_gradient(f"{self._name}.run", q, k, v, *args)
         # Layer after layer brings the same shapes: what was found right once is not looked at again.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
