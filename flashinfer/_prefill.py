@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, logits_of, rows_of
 from ._masks import MaskTensors, MultiItem, masks_of
+from ._planned import from_shape
 from ._schedule import Shape, check_indptr, check_table, on_host
 from ._wrapper import Batch, BatchWrapper, Tables
 from .jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
@@ -151,10 +153,14 @@ class BatchPrefill(BatchWrapper):
             refuse(op, "with jit_args: wanted tensors that require none")
         if args:
             raise TypeError(f"{op}: got {len(args)} more arguments, wanted none without jit_args")
-        self._check_run(planned, q, k, v)
+        logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
+        if is_dynamo_compiling():
+            rows, kv_rows, *_, window = from_shape(planned.sizes)
+            logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
+        self._check_run(planned, q, k, v, *sizes)
         computed = differentiable(
             op, q, k, v, lambda: self._run(q, k, v, (), NO_SCALES, None, None, True), self._layout,
-            planned.causal if planned.masks.mode is None else planned.masks.mode, planned.logits, planned.masks.packed,
+            planned.causal if planned.masks.mode is None else planned.masks.mode, logits, planned.masks.packed,
             planned.batch.qo_indptr, planned.batch.kv_lens,
         )  # fmt: skip
         return results(op, computed, out, lse, return_lse)

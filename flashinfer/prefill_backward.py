@@ -15,10 +15,9 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
-from ._attention import CUSTOM, MULTI_ITEM, NO_SCALES, POS_ENCODINGS, Logits, Scale, attend_one, layout_of, rows_of
-from ._attention import _slopes as own_slopes
+from ._attention import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, attend_one, layout_of, rows_of, slopes_of
 from ._prefill_backward import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
-from ._tracing import as_tensor, is_symbolic, write
+from ._tracing import numbers_of, write
 from .errors import GradientError
 from .jit.modules.prefill_backward import gen_prefill_backward_module
 from .ops import OPERATORS, Gradient, define, no_second_derivative
@@ -49,12 +48,13 @@ def _define(schema: str, function: Callable[..., Any], fake: Callable[..., Any],
 def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
     """``numbers``, on the host, stands for the last four arguments, where a graph keeps these symbolic."""
     if numbers is not None:
-        rest = (*rest[:2], *numbers.tolist())
+        scale, cap, *rope = numbers.tolist()
+        rest = (*rest[:2], cap, scale, *rope)
     return Problem(layout, mask_mode, *rest)
 
 
 def _slopes(q: torch.Tensor, problem: Problem) -> torch.Tensor | None:
-    return own_slopes(q.shape[1], q.device) if problem.pos_encoding_mode == POS_ENCODINGS["ALIBI"] else None
+    return slopes_of(Logits(problem.pos_encoding_mode, *[0.0] * 5), q.shape[1], q.device)
 
 
 def _kernel_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -228,10 +228,9 @@ def differentiable(
         with torch.no_grad():
             out, lse = infer()
     mode, window_left, *four = logits
-    numbers = None
-    if torch.compiler.is_dynamo_compiling() and any(is_symbolic(one) for one in four):
-        host = torch.device("cpu")
-        numbers, four = torch.stack([as_tensor(one, host) for one in four]), [0.0, 0.0, 1.0, 1.0]
+    numbers = numbers_of(four, 1.0, torch.device("cpu")) if torch.compiler.is_dynamo_compiling() else None
+    if numbers is not None:
+        four = [0.0, 0.0, 1.0, 1.0]
     return _autograd(  # type: ignore[no-any-return]
         q, k, v, out, lse, qo_indptr, kv_lens, packed_mask if mask_mode == CUSTOM else None, numbers, layout, mask_mode,
         window_left, mode, *four,
