@@ -1,7 +1,7 @@
 // The operator of attention's gradients; the kernels are in prefill_backward_cpu.cc.
 #include "binding.h"
 
-#include <flashinfer/common/prefill_backward.h>
+#include <flashinfer/attention/prefill_backward.h>
 
 #include <cstring>
 #include <tuple>

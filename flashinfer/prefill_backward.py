@@ -54,7 +54,7 @@ def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: A
 
 
 def _slopes(q: torch.Tensor, problem: Problem) -> torch.Tensor | None:
-    return slopes_of(Logits(problem.pos_encoding_mode, *[0.0] * 5), q.shape[1], q.device)
+    return slopes_of(Logits(problem.pos_encoding_mode, -1, 0.0, 1.0, 1.0, 1.0), q.shape[1], q.device)
 
 
 def _kernel_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:

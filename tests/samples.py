@@ -24,6 +24,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
         **_norm_operators(device),
         **_activation_operators(device),
         **_rope_operators(device),
+        **_prefill_operators(device),
         **_other_operators(device),
     }
 
@@ -84,6 +85,30 @@ def _rope_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "apply_rope_with_cos_sin_cache_inplace": [(where, q.clone(), k.clone(), 16, cache, True)],
         "apply_rope_with_cos_sin_cache_autograd": [
             (where, qg, kg, 16, cache, True, inverse) for inverse in (False, True)
+        ],
+    }
+
+
+def _prefill_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    q, k, v = (torch.randn(n, heads, 64, device=device, dtype=dtype) for n, heads in ((7, 4), (9, 2), (9, 2)))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, return_lse=True)
+    one = (None, None, None, None, 0, 0, -1, 0, 0.0, 0.125, 1.0, 1e4)
+    tables = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([5, 4], dtype=torch.int32)
+    numbers = torch.tensor([0.125, 5.0, 1.0, 1e4], dtype=torch.float64)
+    mask = torch.full((9,), 255, dtype=torch.uint8, device=device)
+    masked = (*tables, mask, numbers, 0, 2, 3, 2, 1.0, 1.0, 1.0, 1.0)
+    wide = [x.double().requires_grad_() for x in (q, k, v)] if device == "cpu" else leaves
+    rows = (out.cpu().float(), lse.cpu())
+    kernel = [x.cpu().float() for x in (q, k, v)]
+    return {
+        "prefill_autograd": [(*leaves, out, lse, *one), (*wide, None, None, *masked)],
+        "prefill_gradients": [(q, k, v, out, lse, out, lse, *one), (q, k, v, out, lse, out, lse, *masked)],
+        # of the CPU alone
+        "prefill_backward": [
+            (*kernel, rows[0], rows[1], rows[1], *tables, mask.cpu(), torch.ones(4), 0, 2, 3, 5.0, 0.125),
+            (*kernel, rows[0], rows[1], rows[1], None, None, None, None, 0, 1, -1, 0.0, 0.125),
         ],
     }
 

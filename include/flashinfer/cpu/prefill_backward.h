@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <flashinfer/attention/mask.h>
-#include <flashinfer/common/prefill_backward.h>
+#include <flashinfer/attention/prefill_backward.h>
 #include <flashinfer/cpu/attention.h>
 
 namespace flashinfer::cpu {
