@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ._tracing import as_tensor, is_symbolic, numbers_of
 from .errors import GradientError
@@ -146,7 +146,7 @@ def caches_of(op: str, paged_kv_cache: PagedCache) -> tuple[torch.Tensor, torch.
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
     # An address cannot be traced: in a graph, rows that start elsewhere are the operator's error.
-    aligned = x.is_cpu or is_dynamo_compiling() or x.data_ptr() % 16 == 0
+    aligned = x.is_cpu or is_compiling() or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x
     if x.is_cpu:
@@ -315,7 +315,7 @@ def attend_one(
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
         o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
-    if is_dynamo_compiling():
+    if is_compiling():  # by torch.export without Dynamo, too
         slopes = slopes_of(logits, q.shape[1], q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
         cap, *rest = logits[2:] if numbers is None else (1.0 if logits.logits_soft_cap > 0 else 0.0, 1.0, 1.0, 1.0)
