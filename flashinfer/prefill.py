@@ -106,10 +106,12 @@ def single_prefill_with_kv_cache(
 
     Returns:
         ``[qo_len, num_qo_heads, head_dim_vo]`` of ``o_dtype``; with ``return_lse`` also ``[qo_len, num_qo_heads]`` float32.
+        Both have gradients for ``q``, ``k`` and ``v``. On the CPU these may be float64, to check gradients in.
 
     Raises:
         ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
         TypeError: dtypes that do not fit.
+        GradientError: a gradient is wanted with scales or of float8.
     """
     op = "single_prefill_with_kv_cache"
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -460,7 +462,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             args, out, lse, return_lse, enable_pdl: as for :meth:`BatchPrefillWithPagedKVCacheWrapper.run`.
 
         Raises:
-            ValueError, TypeError: as there.
+            ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
         """
         op = f"{self._name}.run"
         check_dims(op, "k", k, 3)

@@ -180,6 +180,40 @@ def public_cases(device: str) -> dict[str, Case]:
     return {**_norm_cases(device), **_activation_cases(device), **_rope_cases(device), **_other_cases(device)}
 
 
+def attention_cases(device: str) -> dict[str, Case]:
+    """The functions and wrappers of attention that one trains with, and those beside them."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+
+    def inputs(*lengths: int, heads: tuple[int, ...] = (6, 2, 2)) -> dict[str, Any]:
+        shapes = zip(lengths, heads, strict=True)
+        return {
+            name: torch.randn(n, count, 64, device=device, dtype=dtype)
+            for name, (n, count) in zip("qkv", shapes, strict=True)
+        }
+
+    def causal(**tensors: torch.Tensor) -> Any:
+        return flashinfer.single_prefill_with_kv_cache(**tensors, causal=True)
+
+    def decode(n: int) -> dict[str, Any]:
+        return inputs(1, 2 * n, 2 * n) | dict(q=torch.randn(6, 64, device=device, dtype=dtype))
+
+    def ragged(**tensors: torch.Tensor) -> Any:
+        return wrapper.run(**tensors)
+
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8, device=device))
+    qo_indptr, kv_indptr = (torch.tensor(indptr, dtype=torch.int32) for indptr in ([0, 4, 9], [0, 8, 18]))
+    wrapper.plan(qo_indptr, kv_indptr, 6, 2, 64, causal=True, q_data_type=dtype)
+    return {
+        "single_prefill_with_kv_cache": Case(
+            causal, lambda n: inputs(n, 2 * n, 2 * n), ("sm_scale",), ("q", "k", "v")
+        ),
+        "single_decode_with_kv_cache": Case(flashinfer.single_decode_with_kv_cache, decode, differentiable=("q",)),
+        "BatchPrefillWithRaggedKVCacheWrapper.run": Case(
+            ragged, lambda _: inputs(9, 18, 18), differentiable=("q", "k", "v")
+        ),
+    }
+
+
 def values(number: str, count: int) -> list[float]:
     """Values of a number that users vary, no two alike."""
     if number in ("page_size", "block_size", "stride_block", "stride_n"):
