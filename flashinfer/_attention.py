@@ -112,10 +112,14 @@ def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
         raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
 
 
-def no_gradient(op: str, *tensors: torch.Tensor) -> None:
+def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
     """Better an error than a gradient that is silently none."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors if isinstance(x, torch.Tensor)):
-        raise GradientError(f"{op}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise GradientError(
+                    f"{op}{method}: has no gradient, wanted tensors that require none, or torch.no_grad()"
+                )
 
 
 def layout_of(op: str, kv_layout: str) -> int:
@@ -307,7 +311,7 @@ def attend_one(
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
-    no_gradient(op, q, k, v)
+    no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
     factor, o_scale, finish = 1.0, 1.0, None
     if scales != NO_SCALES:
@@ -395,7 +399,7 @@ def run_one(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request by a user's variant."""
-    no_gradient(op, q, k, v)
+    no_gradient(op, (q, k, v, *parameters))
     out, lse = _results(q, v, q.dtype, return_lse)
     call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
     return out, lse

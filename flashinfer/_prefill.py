@@ -146,7 +146,7 @@ class BatchPrefill(BatchWrapper):
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         k, v = rows_of(k), rows_of(v)
-        if not wanted(q, k, v):
+        if not (isinstance(q, torch.Tensor) and wanted(q, k, v)):
             return self._run(q, k, v, args, NO_SCALES, out, lse, return_lse)
         op, planned = f"{self._name}.run", self._planned_or_fail("run")
         if planned.operators.custom:

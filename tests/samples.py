@@ -204,9 +204,7 @@ def attention_cases(device: str) -> dict[str, Case]:
     qo_indptr, kv_indptr = (torch.tensor(indptr, dtype=torch.int32) for indptr in ([0, 4, 9], [0, 8, 18]))
     wrapper.plan(qo_indptr, kv_indptr, 6, 2, 64, causal=True, q_data_type=dtype)
     return {
-        "single_prefill_with_kv_cache": Case(
-            causal, lambda n: inputs(n, 2 * n, 2 * n), ("sm_scale",), ("q", "k", "v")
-        ),
+        "single_prefill_with_kv_cache": Case(causal, lambda n: inputs(n, 2 * n, 2 * n), ("sm_scale",), ("q", "k", "v")),
         "single_decode_with_kv_cache": Case(flashinfer.single_decode_with_kv_cache, decode, differentiable=("q",)),
         "BatchPrefillWithRaggedKVCacheWrapper.run": Case(
             ragged, lambda _: inputs(9, 18, 18), differentiable=("q", "k", "v")

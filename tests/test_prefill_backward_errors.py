@@ -66,6 +66,21 @@ def test_wrappers_without_a_gradient(device):
         assert not prefill.run(q, cache).requires_grad and not decode.run(q[:2], cache).requires_grad
 
 
+def test_a_batch_that_is_none(device):
+    place = small_place(device)
+    batch = Ragged(place, [5, 30], [50, 31], (4, 2))
+    q, k, v = batch.leaves
+    for wrong, error, message in (
+        (None, TypeError, "q: got NoneType, wanted Tensor"),
+        (q[1:], ValueError, "q: got 34 queries, and plan\\(\\) was called for 35"),
+        (q.double(), TypeError, "q, k: got torch.float64 and"),
+    ):
+        with pytest.raises(error, match=f"BatchPrefillWithRaggedKVCacheWrapper.run: {message}"):
+            batch.wrapper.run(wrong, k, v)
+    with pytest.raises(TypeError, match=r"run: got 1 more arguments, wanted none without jit_args"):
+        batch.wrapper.run(q, k, v, 3)
+
+
 def test_multi_item_scoring_has_no_gradient(device):
     place = small_place(device)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
