@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, logits_of, rows_of
+from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_tensor, logits_of, rows_of
 from ._masks import MaskTensors, MultiItem, masks_of
 from ._planned import from_shape
 from ._schedule import Shape, check_indptr, check_table, on_host
@@ -145,8 +145,9 @@ class BatchPrefill(BatchWrapper):
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        check_tensor(f"{self._name}.run", "q", q)
         k, v = rows_of(k), rows_of(v)
-        if not (isinstance(q, torch.Tensor) and wanted(q, k, v)):
+        if not wanted(q, k, v):
             return self._run(q, k, v, args, NO_SCALES, out, lse, return_lse)
         op, planned = f"{self._name}.run", self._planned_or_fail("run")
         if planned.operators.custom:
