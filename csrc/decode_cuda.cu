@@ -1,28 +1,24 @@
-// The decode family's CUDA kernels for the configurations of this module.
+// The decode family's CUDA kernels for one configuration of this module.
 #include <flashinfer/cuda/decode.cuh>
 
 #include "attention_config.h"
 
 namespace flashinfer {
 
-WorkLimits attention_limits(const AttentionConfig& config, int64_t, int32_t, int device) {
-  (void)config;  // not asked where every axis has one value
-  DISPATCH_dtypes(
-      config, DISPATCH_head_dims(
-                  config, DISPATCH_variants(config, {
-                    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-                    return cuda::decode_limits<Variant, Types, Params>(device);
-                  })))
+template <>
+WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig&, int64_t, int32_t, int device) {
+  WITH_CONFIG({
+    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+    return cuda::decode_limits<Variant, Types, Params>(device);
+  })
 }
 
-void attention(const Params& params, const AttentionConfig& config, const Launch& where) {
-  (void)config;
-  DISPATCH_dtypes(
-      config, DISPATCH_head_dims(
-                  config, DISPATCH_variants(config, {
-                    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-                    cuda::decode<Variant, Types>(params, where);
-                  })))
+template <>
+void attention<FLASHINFER_PART>(const Params& params, const Launch& where) {
+  WITH_CONFIG({
+    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+    cuda::decode<Variant, Types>(params, where);
+  })
 }
 
 }  // namespace flashinfer

@@ -16,7 +16,7 @@ from .errors import GradientError
 from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from .jit.modules._attention import variant_value as variant_of
 from .jit.spec import BACKENDS, JitSpec
-from .ops import raise_as_callers_mistake
+from .ops import OPERATORS, raise_as_callers_mistake
 from .utils import get_alibi_slopes
 
 LAYOUTS = {"NHD": 0, "HND": 1}
@@ -67,7 +67,7 @@ _fakes: dict[str, torch.library.Library] = {}
 
 def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     run, plan = namespace.run.default, namespace.plan.default
-    if namespace.name not in _fakes:
+    if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
         library = torch.library.Library(namespace.name, "IMPL")
         library.impl("run", _fake_run, "Meta")
         _fakes[namespace.name] = library
@@ -384,6 +384,7 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend", lambda *_: None, "Meta")
+OPERATORS["attend"] = torch.ops.flashinfer.attend.default
 
 
 def run_one(
@@ -401,8 +402,44 @@ def run_one(
     """Attention of one request by a user's variant."""
     no_gradient(op, (q, k, v, *parameters))
     out, lse = _results(q, v, q.dtype, return_lse)
-    call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
+    if is_dynamo_compiling():
+        tensors = [one for one in parameters if one is None or isinstance(one, torch.Tensor)]
+        torch.ops.flashinfer.attend_own(
+            operators.module, op, q, k, v, out, lse, layout, mask_mode, logits.window_left, tensors,
+            parameters[len(tensors) :],
+        )  # fmt: skip
+    else:
+        call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
     return out, lse
+
+
+def _attend_own(
+    module: str,
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: int,
+    mask_mode: int,
+    window_left: int,
+    tensors: Sequence[torch.Tensor | None],
+    scalars: Sequence[Any],
+) -> None:
+    operators = operators_of_module(op, getattr(torch.ops, module))
+    logits = Logits(0, window_left, 0.0, 1.0, 1.0, 1e4)
+    call_one(op, operators, q, k, v, out, lse, layout, logits, (*tensors, *scalars), mask_mode, None, 1.0)
+
+
+_LIBRARY.define(
+    "attend_own(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, int layout,"
+    " int mask_mode, SymInt window_left, Tensor?[] tensors, Scalar[] scalars) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl("attend_own", _attend_own, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend_own", lambda *_: None, "Meta")
+OPERATORS["attend_own"] = torch.ops.flashinfer.attend_own.default
 
 
 def call_one(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .ops import OPERATORS
+
 _LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 _LIBRARY.define(
     "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
@@ -66,6 +68,7 @@ def _attend_planned(
 
 _LIBRARY.impl("attend_planned", _attend_planned, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend_planned", lambda *_: None, "Meta")
+OPERATORS["attend_planned"] = torch.ops.flashinfer.attend_planned.default
 
 
 # Far from any size of any tensor, and from each other: torch takes sizes that are equal once for one and the same.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ._attention import Operators, call
+from ._capture import refuse_capture
 
 INT_WORKSPACE = 8 << 20  # bytes
 INT32_MAX = 2**31 - 1
@@ -52,7 +53,12 @@ class Shape:
 
 
 def on_host(*tensors: torch.Tensor | None) -> list[Any]:
-    """The tensors' values on the CPU: those of a device come in one copy, the only time that the host waits."""
+    """The tensors' values on the CPU: those of a device come in one copy, the only time that the host waits.
+
+    Raises:
+        CaptureError: a CUDA graph is being captured: what a plan copies would be gone when the graph is replayed.
+    """
+    refuse_capture("plan(): the host would read and write tables", "call it")
     far = [x for x in tensors if x is not None and x.device.type != "cpu"]
     if not far:
         return list(tensors)

@@ -333,6 +333,7 @@ class BatchWrapper:
         numbers = numbers_of(logits[2:], factor, q.device)
         slopes = planned.tail[4]
         cap, scale, rope_scale, rope_theta = logits[2:]
+        tail: tuple[Any, ...]
         if numbers is None:
             tail = (o_scale, rope_scale, rope_theta, planned.operators.variant, slopes, None, scale * factor, cap)
         else:

@@ -67,7 +67,10 @@ class ModuleLoadError(FlashInferError):
 
 
 class CaptureError(FlashInferError):
-    """A module would have to be built while a CUDA graph is being captured."""
+    """While a CUDA graph is being captured, a module would have to be loaded or built, or a plan made.
+
+    It is raised before anything is done that ends the capture: what was captured before stays in it.
+    """
 
 
 class GradientError(FlashInferError, NotImplementedError):

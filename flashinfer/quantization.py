@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from ._capture import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
 from .ops import define
 
@@ -70,7 +72,7 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
         TypeError: dtypes that do not fit.
 
     How long ``packed`` is, the values of ``indptr`` say. Where ``indptr`` is on CUDA, its last word is read back once, after
-    all kernels are launched, which waits for the device (and cannot be captured into a CUDA graph); with ``indptr`` on the
+    all kernels are launched, which waits for the device (``CaptureError`` while a CUDA graph is captured); with ``indptr`` on the
     CPU nothing is waited for. Under ``torch.compile`` the read ends a graph.
     """
     little = _is_little("segment_packbits", bitorder)
@@ -78,6 +80,8 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
         if not isinstance(arg, torch.Tensor):
             raise TypeError(f"segment_packbits: {name}: got {type(arg).__name__}, wanted Tensor")
     if indptr.device == x.device:
+        if x.is_cuda and not is_dynamo_compiling():
+            refuse_capture("segment_packbits: the host would wait for indptr", "call it, or with indptr on the CPU")
         packed, packed_indptr = _segment_packbits(x, indptr, little)
         return packed[: packed_indptr[-1].item()], packed_indptr
     # Copied at once from pageable memory; from pinned memory only a copy that is waited for is safe from later writes.

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from functools import partialmethod
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ._attention import CAUSAL, NON_CAUSAL, Scale, check_dims, check_tensor, logits_of
+from ._capture import refuse_capture
 from ._masks import MaskTensors, MultiItem, masks_of
+from ._planned import differs
 from ._schedule import Shape, check_indptr, check_tables, on_host
 from ._wrapper import Batch, BatchWrapper, Tables
 from .jit.modules.prefill import check_kernels
@@ -39,17 +42,21 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     check_dims(op, "mask", mask, 3)
     check_dims(op, "indptr", indptr, 1)
     nnz, rows, columns = mask.shape
-    near = indptr.to("cpu", torch.int64)
-    check_indptr(op, "indptr", near)
-    if int(near[-1]) != nnz:
-        raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
+    if not is_dynamo_compiling():  # where values cannot be looked at
+        near = indptr.to("cpu", torch.int64)
+        check_indptr(op, "indptr", near)
+        if int(near[-1]) != nnz:
+            raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
     # A block's row r begins at: the row's first block, r whole rows of all its blocks, the blocks before this one.
-    counts = near.diff()
-    first, width = near[:-1].repeat_interleave(counts), counts.repeat_interleave(counts)
-    start = (first * rows)[:, None] + torch.arange(rows) * width[:, None] + (torch.arange(nnz) - first)[:, None]
-    order = torch.empty(nnz * rows, dtype=torch.int64)
-    order[start.flatten()] = torch.arange(nnz * rows)
-    return mask.reshape(nnz * rows, columns)[order.to(mask.device)].flatten()
+    table, block = indptr.to(mask.device, torch.int64), torch.arange(nnz, device=mask.device)
+    after = torch.searchsorted(table, block, right=True)
+    first = table[after - 1]
+    width = table[after] - first
+    row = torch.arange(rows, device=mask.device)
+    start = (first * rows)[:, None] + row * width[:, None] + (block - first)[:, None]
+    order = torch.empty(nnz * rows, dtype=torch.int64, device=mask.device)
+    order[start.flatten()] = torch.arange(nnz * rows, device=mask.device)
+    return mask.reshape(nnz * rows, columns)[order].flatten()
 
 
 def _no_positions(op: str, pos_encoding_mode: str) -> None:
@@ -251,7 +258,7 @@ class BlockSparseAttentionWrapper(_BlockSparse):
         self._planned_or_fail("run")
         for name, x in (("k", k), ("v", v)):
             check_dims(op, name, x, 3)
-            if x.shape[0] != self._keys:
+            if differs(x.shape[0], self._keys):
                 raise ValueError(f"{op}: {name}: got {x.shape[0]} rows, and plan() was called for {self._keys}")
         blocks = (self._keys // self._block, self._block)
         k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
@@ -347,6 +354,7 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
 
     def _sizes(self, op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
         """The three tables on the host, checked."""
+        refuse_capture("plan(): the host would read and write tables", "call it")
         names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
         near = []
         for name, x, rank in zip(names, given, ranks, strict=True):
@@ -396,7 +404,7 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
         (heads, qo_len, dim), kv_shape = self._wanted
         for name, x, wanted in (("q", q, self._wanted[0]), ("k", k, kv_shape), ("v", v, kv_shape)):
             check_tensor(op, name, x)
-            if list(x.shape) != wanted:
+            if x.dim() != 3 or any(differs(got, size) for got, size in zip(x.shape, wanted, strict=True)):
                 raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, and plan() was called for {wanted}")
         for name, given, shape, dtype in (
             ("out", out, (heads, qo_len, dim), planned.shape.dtype_o),

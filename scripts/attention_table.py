@@ -22,9 +22,9 @@ PAGE = """\
 What `python scripts/build_aot.py --families decode,prefill` builds, with `--cuda-arch` for CUDA: one module for each
 configuration. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` choose others, `--attention-form dispatching`
 makes one module for each family of them all; a call takes the module of exactly its configuration, else a dispatching
-one that was built for it, else it builds the exact one. A dispatching module is compiled in one file: it takes as long as
-all of its combinations. Masks, windows, layouts, page sizes, groups of heads and whether keys are paged are run-time
-values of every module.
+one that was built for it, else it builds the exact one. A dispatching module has one translation unit for each
+combination of its values, none of which takes longer than a specialised module's. Masks, windows, layouts, page sizes,
+groups of heads and whether keys are paged are run-time values of every module.
 
 Seconds are of all the compilers that a module takes, added up, while as many run as the machine has cores.
 

@@ -13,6 +13,8 @@ import torch
 
 import flashinfer
 
+from . import attention_samples
+
 EPS = 1e-5
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ANGLES = (None, False, 1.5, 1e4, True, 1.0, 4.0, 8192)
@@ -26,6 +28,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
         **_rope_operators(device),
         **_prefill_operators(device),
         **_other_operators(device),
+        **attention_samples.operator_calls(device),
     }
 
 

@@ -45,6 +45,7 @@ CONDITIONALS = {
     "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
     "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
+    "FLASHINFER_PART": "every part of a dispatching module",
 }
 
 # Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.

@@ -18,7 +18,7 @@ def functions() -> list[str]:
     return [
         name
         for name in dir(flashinfer)
-        if not name.startswith(("gen_", "get_act", "_")) and inspect.isfunction(getattr(flashinfer, name))
+        if not name.startswith(("gen_", "get_act", "_", "warmup")) and inspect.isfunction(getattr(flashinfer, name))
     ]
 
 

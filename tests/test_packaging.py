@@ -15,7 +15,8 @@ import pytest
 
 from .tree import ROOT, copy_tree, make_venv, run
 
-for needed in ("build", "hatchling", "pip"):
+# pip is needed too, and never imported here: setuptools then gives up its own distutils, for the whole process.
+for needed in ("build", "hatchling"):
     pytest.importorskip(needed)
 
 import build_backend  # noqa: E402 - needs hatchling

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
 from .. import env
-from ..errors import BuildError, CaptureError, FlashInferError, JitTimeoutError
+from .._capture import WARM_UP, refuse_capture
+from ..errors import BuildError, FlashInferError, JitTimeoutError
 from . import frozen, history, store, timeline
 from .artifact import Artifact, publish
 from .events import asked, emit
@@ -56,7 +56,7 @@ def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt
             continue
         emit("miss", spec.name, took, reason=lookup.reason)
         frozen.check(spec.name, lookup.reason)
-        _refuse_capture(spec.name)
+        refuse_capture(f"module {spec.name!r} is not built, and building it takes seconds", WARM_UP)
         missing.append(make_request(spec))
     for outcome in run(missing, verbose=verbose):
         if outcome.error is not None:
@@ -64,15 +64,6 @@ def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt
         assert outcome.artifact is not None
         found[outcome.request.spec] = outcome.artifact
     return [found[spec] for spec in specs]
-
-
-def _refuse_capture(name: str) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise CaptureError(
-            f"module {name!r} is not built, and building it now would spoil the CUDA graph that is being captured:"
-            " call the function once before the capture, or build the module ahead of time"
-        )
 
 
 def run(

@@ -46,9 +46,9 @@ def expected_memory(past: dict[str, Past], file: str) -> int:
 def estimate(spec: JitSpec) -> float | None:
     """Seconds that building ``spec`` from nothing will take on this machine when it is idle, or ``None``."""
     past = read(spec.name)
-    if not all(file in past for file in (*spec.sources, LINK)):
+    if not all(file in past for file in (*spec.units(), LINK)):
         return None
-    took = [past[file].seconds for file in spec.sources]
+    took = [past[file].seconds for file in spec.units()]
     return max(*took, sum(took) / jobs()) + past[LINK].seconds
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .._capture import WARM_UP, refuse_capture
 from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified
@@ -35,6 +36,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
         BuildError, JitFrozenError, ToolchainError: there is none and none can be built.
+        CaptureError: a CUDA graph is being captured, and the module is not loaded yet.
     """
     import torch
 
@@ -72,6 +74,8 @@ def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
     started = time.perf_counter()
     if loaded(spec, needs) is not None:
         return
+    if spec.backend == "cuda":  # the driver may allocate for it and wait
+        refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
 
     def use(found: Artifact, descriptor: int) -> None:
         emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)

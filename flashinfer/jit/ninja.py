@@ -32,12 +32,12 @@ def words(command: Iterable[str]) -> str:
 
 
 def objects(spec: JitSpec, directory: str) -> dict[str, str]:
-    """What is compiled from every source: ``<directory>/<stem>.o`` -> the source as the spec names it."""
-    return {f"{directory}/{PurePath(source).stem}.o": source for source in spec.sources}
+    """What is made of every unit: ``<directory>/<stem>.o`` -> the unit as the spec names it."""
+    return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
 def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
-    """The ninja file of one spec: an edge per source, and one that links them to ``<directory>/<name>.so``."""
+    """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
     directory = directory or spec.name
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
     defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
@@ -51,12 +51,12 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
     if spec.backend == "cuda":
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
-    made, more, order = objects(spec, directory), dict(spec.source_cflags), ""
-    for (file, name), source in zip(made.items(), spec.source_paths(), strict=True):
-        rule = "nvcc" if source.endswith(".cu") else "cxx"
+    made, order = objects(spec, directory), ""
+    for file, (source, *own) in zip(made, spec.units().values(), strict=True):
+        rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
         lines += [f"build {escape(file)}: {rule} {escape(source)}", f"  module = {spec.name}"]
-        if name in more:
-            lines.append(f"  cflags = $cflags {words([more[name]])}")
+        if own:
+            lines.append(f"  {flags} = ${flags} {words(own)}")
     if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
         stub = escape(f"{directory}/libtorch_cuda.so")
         lines += [f"build {stub}: stub", f"  module = {spec.name}"]

@@ -35,7 +35,7 @@ class Voice:
         # Together they share the CPUs: no more is known than the sum, and that the longest takes what it takes.
         self.estimate = sum(filter(None, took)) if None not in took else None
         names = ", ".join(request.spec.name for request in requests[:8]) + ", ..." * (len(requests) > 8)
-        files = sum(len(request.spec.sources) for request in requests)
+        files = sum(len(request.spec.units()) for request in requests)
         about = f", about {self.estimate:.0f} s" if self.estimate else ""
         say(f"building {names} ({files} source files{about}) in {place}")
         self.on_terminal, self.last = sys.stderr.isatty(), time.monotonic()

@@ -47,7 +47,7 @@ class Run:
         self.by_module = {request.spec.name: request for request in holds}
         self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
         self.done = dict.fromkeys(self.by_module, 0)
-        self.progress = Progress(sum(len(request.spec.sources) + 1 for request in holds), left=tuple(self.by_module))
+        self.progress = Progress(sum(len(request.spec.units()) + 1 for request in holds), left=tuple(self.by_module))
         self.timeline = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits)
         self.started = time.time() - began  # as the timeline counts
         self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
@@ -143,7 +143,7 @@ class Run:
         if module:
             request = self.by_module[module]
             self.done[module] += 1
-            self.holds[request].say(self.done[module], len(request.spec.sources) + 1)
+            self.holds[request].say(self.done[module], len(request.spec.units()) + 1)
             library = f"{self.directory(request)}/{module}.so"
             # The line of a compiler may be read while the linker writes: only the linker's own says that it is done.
             # The library is removed before the run, and by a linker that fails: where it is there, this run made it.

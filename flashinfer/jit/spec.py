@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from .. import env
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Scalar = str | int | bool
 Value = str | int  # of an axis of coverage; all of one axis are of one type
 TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding.h
-FORMAT = 2  # of the key and of the manifest: raise it when either changes its meaning
+FORMAT = 3  # of the key and of the manifest: raise it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -57,6 +58,7 @@ class JitSpec:
     include_paths: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()  # files that the rendered header includes, beyond those the sources reach
     source_cflags: tuple[tuple[str, str], ...] = ()  # a source -> one more flag for it alone
+    split: bool = False  # the last source is compiled once for each combination of coverage's values, see units()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -65,9 +67,9 @@ class JitSpec:
             raise ValueError(f"backend: got {self.backend!r}, wanted one of {', '.join(BACKENDS)}")
         if not self.sources:
             raise ValueError(f"sources of {self.name!r}: got none, wanted at least one file")
-        units = [Path(source).stem for source in self.sources]
-        if len(set(units)) != len(units):
-            raise ValueError(f"sources of {self.name!r}: got two files with one stem in {units}, wanted distinct stems")
+        stems = [PurePath(unit).stem for unit in self.units()]
+        if len(set(stems)) != len(stems):
+            raise ValueError(f"sources of {self.name!r}: got two files with one stem in {stems}, wanted distinct stems")
         for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags, *self.include_paths, *self.sources):
             if "\n" in flag or "\0" in flag:
                 raise ValueError(f"flags and paths of {self.name!r}: got a newline or NUL in {flag!r}, wanted none")
@@ -80,6 +82,23 @@ class JitSpec:
     def source_paths(self) -> tuple[str, ...]:
         """Sources as absolute paths; names without a leading ``/`` are relative to the data root."""
         return tuple(os.path.join(env.data_root(), source) for source in self.sources)
+
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """What is compiled, named as its source, or as a part of it -> the source's path, and flags for it alone.
+
+        Where the last source is ``split``, its part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
+        """
+        flags, parts = dict(self.source_cflags), math.prod(len(values) for _, values in self.coverage)
+        units = dict[str, tuple[str, ...]]()
+        for source, path in zip(self.sources, self.source_paths(), strict=True):
+            own = (path, *([flags[source]] if source in flags else []))
+            if not self.split or parts == 1 or source != self.sources[-1]:
+                units[source] = own
+                continue
+            for part in range(parts):
+                name = PurePath(source).with_stem(f"{PurePath(source).stem}.{part}")
+                units[str(name)] = (*own, f"-DFLASHINFER_PART={part}")
+        return units
 
     def files(self) -> dict[str, str]:
         """Every file the module is made of -> SHA-256, named relative to the data root or to the user's own root."""
@@ -123,6 +142,7 @@ class JitSpec:
             "cuda_cflags": [flag.replace(root, "<root>") for flag in self.cuda_cflags],
             "ldflags": [f"<linked>/{n}" if n in linked else flag for n, flag in enumerate(self.ldflags)],
             "source_cflags": [list(item) for item in self.source_cflags],
+            "split": self.split,
             "torch_abi": list(TORCH_ABI),
             "files": self.files(),
         }

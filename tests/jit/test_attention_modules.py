@@ -136,23 +136,23 @@ def test_what_a_call_gets(python, tmp_path, compilers_started):
     (tmp_path / "aot").mkdir()
     publish(several("40", "72"), tmp_path / "aot")
     aot = {"FLASHINFER_AOT_DIR": str(tmp_path / "aot")}
-    assert compilers_started() == 2
+    assert compilers_started() == 3
     asked = ("decode,float32,40", "decode,float32,72")
     assert python(LOAD, *asked, **aot).stdout.split() == ["decode_cpu", "decode_cpu"]
     assert python(LOAD, *asked, **aot, FLASHINFER_DISABLE_JIT="1").stdout.split() == ["decode_cpu", "decode_cpu"]
-    assert compilers_started() == 2
+    assert compilers_started() == 3
     # Another size is built; in the workspace it is exact, and so comes before the dispatching one.
     assert python(LOAD, "decode,float32,80", "decode,float32,40", **aot).stdout.split() == [
         "decode_f32_d80_cpu",
         "decode_cpu",
     ]
     attention_spec("decode", "cpu", "float32:float32:float32", "40", "default").build()
-    assert compilers_started() == 6
+    assert compilers_started() == 7
     assert python(LOAD, *asked, **aot).stdout.split() == ["decode_f32_d40_cpu", "decode_cpu"]
     refused = python(LOAD, "decode,float32,88", **aot, check=False, FLASHINFER_DISABLE_JIT="1").stderr
     assert "module 'decode_f32_d88_cpu' is not built" in refused
     assert re.search(f"'miss'.*'decode_cpu'.*{tmp_path}/aot/decode_cpu: built without .*head_dims 88", refused)
-    assert compilers_started() == 6
+    assert compilers_started() == 7
 
 
 def test_one_dispatching_module_of_two_in_a_process(python, tmp_path):
@@ -308,11 +308,17 @@ def test_names_that_are_taken_are_known():
 
 
 def test_configuration_headers():
-    """Specialised: the body alone. Dispatching: a case for each value. A variant: its text at its own lines."""
+    """One value: the body alone. Several: a case for each, and constants for each part. A variant: its text at its lines."""
     coverage = {"dtypes": ["float32:float32:float32"], "head_dims": ["64", "192:128"], "variants": ["default"]}
     text = render_config(dispatching_spec("prefill", "cpu", coverage))
-    assert "#define DISPATCH_dtypes(config, ...) \\\n  { using DTypeQ = float;" in text
-    assert "if ((config).is_head_dims(192, 128)) { constexpr int HEAD_DIM_QK = 192;" in text
+    assert "#define DISPATCH_dtypes(config, INDEX, ...) \\\n  { constexpr int INDEX = 0; __VA_ARGS__ }" in text
+    assert "if ((config).is_head_dims(64, 64)) { constexpr int INDEX = 1;" in text
+    parts = text[text.index("#if FLASHINFER_PART == 0") :].split("#elif FLASHINFER_PART == 1")
+    assert ["constexpr int HEAD_DIM_QK = 192;" in part for part in parts] == [True, False]
+    assert ["constexpr int HEAD_DIM_QK = 64;" in part for part in parts] == [False, True]
+    assert "FLASHINFER_PART ==" not in render_config(
+        attention_spec("prefill", "cpu", "float32:float32:float32", "64", "rope")
+    )
     text = render_config(sigmoid())
     assert '#line 1 "sigmoid: variant_decl"\n' + FLASH_SIGMOID in text
     assert "float logits_scale;" in text and '", float sigmoid_bias"' in text

@@ -403,7 +403,7 @@ def test_threads_want_different_modules(make_spec, compilers_started):
 
 
 def test_a_miss_during_capture(make_spec, monkeypatch, workspace):
-    """Refused before anything is started; a hit is fine."""
+    """Refused before anything is started; a hit of a module for the CPU is fine, a load of one for CUDA is not."""
     spec, built = make_spec("wanted"), make_spec("built")
     built.build()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -413,6 +413,8 @@ def test_a_miss_during_capture(make_spec, monkeypatch, workspace):
         spec.build()
     with pytest.raises(CaptureError):
         build_jit_specs([built, spec])
-    assert files_in(workspace) == before and built.build().path.exists()
+    with pytest.raises(CaptureError, match=r"module 'tiny' would be loaded, .* call flashinfer.warmup\(\)"):
+        make_spec(backend="cuda").build_and_load()
+    assert files_in(workspace) == before and built.build().path.exists() and built.build_and_load()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert spec.build().path.exists()

@@ -135,6 +135,7 @@ specs = st.builds(
     cuda_cflags=word_tuples,
     ldflags=word_tuples,
     source_cflags=pairs,
+    split=st.booleans(),
 )
 
 

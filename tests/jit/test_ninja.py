@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_spec_file_cuda(torch):
     )
     (torch / "lib" / "libtorch_cuda.so").touch()
     assert "stub" not in render_spec(gen_norm_module("cuda"), CUDA, tools("cuda", torch))
+
+
+def test_spec_file_of_parts(torch):
+    """Each part of a split source is an object of its own, made with the flag of its number."""
+    spec = replace(gen_norm_module("cuda").covering({"dtype": ["float16", "bfloat16"]}), split=True)
+    text = render_spec(spec, CUDA, tools("cuda", torch))
+    for part in range(2):
+        assert (
+            f"build norm_cuda/norm_cuda.{part}.o: nvcc {env.data_root()}/csrc/norm_cuda.cu\n  module = norm_cuda\n"
+            f"  cuda_cflags = $cuda_cflags -DFLASHINFER_PART={part}\n"
+        ) in text
+    assert "norm_cuda/norm_cuda.so: link_cuda norm_cuda/norm.o norm_cuda/norm_cuda.0.o norm_cuda/norm_cuda.1.o" in text
 
 
 def test_graph_file(torch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,7 @@ def test_a_spec_is_a_value():
         dict(include_paths=("/nowhere",), cuda_cflags=("-g",)),
         dict(sources=("csrc/norm_cpu.cc",)),
         dict(config_header="other.h"),
+        dict(split=True),
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -111,6 +113,17 @@ def _same(first: object, second: object) -> bool:
 @given(PLAIN, PLAIN)
 def test_two_values_never_encode_alike(first, second):
     assert (digest(first) == digest(second)) == _same(first, second)
+
+
+def test_a_split_source_has_a_unit_for_each_combination(tmp_path):
+    coverage = {"a": ["x", "y"], "b": [1, 2, 3]}
+    spec = replace(gen_jit_spec("split", ["/one.cc", "/two.cu"], coverage=coverage), split=True)
+    parts = {f"/two.{part}.cu": ("/two.cu", f"-DFLASHINFER_PART={part}") for part in range(6)}
+    assert spec.units() == {"/one.cc": ("/one.cc",), **parts}
+    assert list(replace(spec, split=False).units()) == ["/one.cc", "/two.cu"]
+    assert list(spec.covering({"a": ["x"], "b": [3]}).units()) == ["/one.cc", "/two.cu"]
+    with pytest.raises(ValueError, match=r"two files with one stem in \['two.0', 'two.0', 'two.1'"):
+        replace(spec, sources=("/two.0.cc", "/two.cu"))
 
 
 def test_neighbouring_words_do_not_run_together():

@@ -181,6 +181,14 @@ def load_attention(spec: JitSpec) -> Any:
     return load(spec)
 
 
+def covered(spec: JitSpec) -> bool:
+    """Whether a dispatching module, built ahead of time, stands for an attention module that there is none of."""
+    several = _dispatching(spec)
+    if several is None or store.find(spec).artifact is not None:
+        return False
+    return store.find(several, dict(spec.coverage)).artifact is not None
+
+
 _loaded_dispatching: dict[str, JitSpec] = {}
 
 
@@ -305,5 +313,9 @@ def _spec(
         },
     )
     return replace(
-        spec, template="csrc/attention_config.h.jinja", config_header="attention_config.h", namespace=spec.name
+        spec,
+        template="csrc/attention_config.h.jinja",
+        config_header="attention_config.h",
+        namespace=spec.name,
+        split=True,
     )

@@ -17,10 +17,14 @@ def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda", dtypes: It
     Raises:
         ValueError: no such function, backend or element type.
     """
+    return activation_spec("activation", act_func_name, backend, dtypes)
+
+
+def activation_spec(family: str, act_func_name: str, backend: str, dtypes: Iterable[str]) -> JitSpec:
     if act_func_name not in ACTIVATIONS:
         raise ValueError(f"act_func_name: got {act_func_name!r}, wanted one of {', '.join(ACTIVATIONS)}")
     return family_spec(
-        "activation",
+        family,
         backend,
         variant=act_func_name,
         config={"ACTIVATION": ACTIVATIONS[act_func_name], "ACTIVATION_OP": f'"{act_func_name}_and_mul"'},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..spec import DTYPES, JitSpec, family_spec
+from ..spec import DTYPES, JitSpec
 from . import Matrix
-from .activation import ACTIVATIONS
+from .activation import ACTIVATIONS, activation_spec
 
 
 def gen_act_and_mul_backward_module(
@@ -17,15 +17,7 @@ def gen_act_and_mul_backward_module(
     Raises:
         ValueError: no such function, backend or element type.
     """
-    if act_func_name not in ACTIVATIONS:
-        raise ValueError(f"act_func_name: got {act_func_name!r}, wanted one of {', '.join(ACTIVATIONS)}")
-    return family_spec(
-        "activation_backward",
-        backend,
-        variant=act_func_name,
-        config={"ACTIVATION": ACTIVATIONS[act_func_name], "ACTIVATION_OP": f'"{act_func_name}_and_mul"'},
-        coverage={"dtype": dtypes},
-    )
+    return activation_spec("activation_backward", act_func_name, backend, dtypes)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

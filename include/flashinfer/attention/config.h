@@ -1,4 +1,4 @@
-// Which instance of a kernel a call wants: what the DISPATCH_ macros of a module's configuration header choose by.
+// Which instance of a kernel a call wants: what a module's configuration header chooses its part by.
 #pragma once
 
 #include <flashinfer/attention/params.h>
@@ -41,10 +41,13 @@ struct WorkLimits {
   int32_t tile_rows, places, min_chunk, kv_step;
 };
 
-// The two functions that a module's kernels give to its binding. `rows` is the mean number of rows (queries times
-// group) of a request, by which a backend chooses its tile; `tile_rows` other than 0 is one that was chosen before.
+// The two functions that the kernels of each part of a module give to its binding. `rows` is the mean number of rows
+// (queries times group) of a request, by which a backend chooses its tile; `tile_rows` other than 0 is one that was
+// chosen before.
 struct Params;
+template <int kPart>
 WorkLimits attention_limits(const AttentionConfig& config, int64_t rows, int32_t tile_rows, int device);
-void attention(const Params& params, const AttentionConfig& config, const Launch& where);
+template <int kPart>
+void attention(const Params& params, const Launch& where);
 
 }  // namespace flashinfer

@@ -5,8 +5,9 @@
 
 namespace flashinfer {
 
-// Softmax of scaled products: params.sm_scale (this and others may be in params.maybe_numbers instead, see Number). The mask mode and the window need no variant, a kernel applies both;
-// use_custom_mask and use_sliding_window are there because variants of other libraries name them.
+// Softmax of scaled products: params.sm_scale. The mask mode and the window need no variant, a kernel applies both;
+// use_custom_mask and use_sliding_window are there because variants of other libraries name them. sm_scale and the cap
+// may be in params.maybe_numbers instead, see Number.
 //   use_logits_soft_cap: logits become cap * tanh(logits / cap), params.logits_soft_cap > 0
 //   use_alibi:           logits get slope * (distance of the key from the query), params.maybe_alibi_slopes
 //   [num_qo_heads]
@@ -31,16 +32,15 @@ struct DefaultAttention : AttentionVariantBase {
   static constexpr bool transforms_logits = use_logits_soft_cap || use_alibi;
 
   template <typename Params, typename T>
-  FLASHINFER_HD T LogitsTransform([[maybe_unused]] const Params& params, T logits, uint32_t, uint32_t qo_idx, uint32_t kv_idx,
-                                  uint32_t qo_head_idx, uint32_t) const {
+  FLASHINFER_HD T LogitsTransform([[maybe_unused]] const Params& params, T logits, uint32_t, uint32_t qo_idx,
+                                  uint32_t kv_idx, uint32_t qo_head_idx, uint32_t) const {
     if constexpr (transforms_logits) logits = logits * sm_scale;
     if constexpr (use_alibi) {
       const float distance =
           static_cast<float>(static_cast<int32_t>(kv_idx + qo_len) - static_cast<int32_t>(kv_len + qo_idx));
       logits = logits + params.maybe_alibi_slopes[qo_head_idx] * distance;
     }
-    if constexpr (use_logits_soft_cap)
-      logits = soft_cap * math::tanh(logits * rcp_soft_cap);
+    if constexpr (use_logits_soft_cap) logits = soft_cap * math::tanh(logits * rcp_soft_cap);
     return logits;
   }
 };
