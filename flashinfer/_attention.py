@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ._tracing import as_tensor, is_symbolic, numbers_of
+from .errors import GradientError
 from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from .jit.modules._attention import variant_value as variant_of
 from .jit.spec import BACKENDS, JitSpec
@@ -111,6 +112,16 @@ def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
         raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
 
 
+def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
+    """Better an error than a gradient that is silently none."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise GradientError(
+                    f"{op}{method}: has no gradient, wanted tensors that require none, or torch.no_grad()"
+                )
+
+
 def layout_of(op: str, kv_layout: str) -> int:
     if kv_layout not in LAYOUTS:
         raise ValueError(f"{op}: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
@@ -139,7 +150,7 @@ def caches_of(op: str, paged_kv_cache: PagedCache) -> tuple[torch.Tensor, torch.
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
     # An address cannot be traced: in a graph, rows that start elsewhere are the operator's error.
-    aligned = x.is_cpu or is_dynamo_compiling() or x.data_ptr() % 16 == 0
+    aligned = x.is_cpu or is_compiling() or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x
     if x.is_cpu:
@@ -300,6 +311,7 @@ def attend_one(
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
+    no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
     factor, o_scale, finish = 1.0, 1.0, None
     if scales != NO_SCALES:
@@ -307,7 +319,7 @@ def attend_one(
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
         o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
-    if is_dynamo_compiling():
+    if is_compiling():  # by torch.export without Dynamo, too
         slopes = slopes_of(logits, q.shape[1], q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
         cap, *rest = logits[2:] if numbers is None else (1.0 if logits.logits_soft_cap > 0 else 0.0, 1.0, 1.0, 1.0)
@@ -388,6 +400,7 @@ def run_one(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request by a user's variant."""
+    no_gradient(op, (q, k, v, *parameters))
     out, lse = _results(q, v, q.dtype, return_lse)
     if is_dynamo_compiling():
         tensors = [one for one in parameters if one is None or isinstance(one, torch.Tensor)]

@@ -19,6 +19,7 @@ from ._attention import (
     check_tensor,
     custom_operators,
     layout_of,
+    no_gradient,
     own_operators,
     own_parameters,
     rows_of,
@@ -277,6 +278,7 @@ class BatchWrapper:
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")
+        no_gradient(self._name, (q, k, v, *args), ".run")
         if is_dynamo_compiling() and not planned.operators.custom:
             return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse)
         # Layer after layer brings the same shapes: what was found right once is not looked at again.

@@ -29,7 +29,6 @@ from ._attention import (
     layout_of,
     logits_of,
     operators_of_module,
-    rows_of,
     run_one,
 )
 from ._masks import MultiItem, one_mask
@@ -42,6 +41,7 @@ from .jit.modules.prefill import (
     gen_customize_single_prefill_module,
     gen_single_prefill_module,
 )
+from .prefill_backward import single, wanted
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -106,10 +106,12 @@ def single_prefill_with_kv_cache(
 
     Returns:
         ``[qo_len, num_qo_heads, head_dim_vo]`` of ``o_dtype``; with ``return_lse`` also ``[qo_len, num_qo_heads]`` float32.
+        Both have gradients for ``q``, ``k`` and ``v``. On the CPU these may be float64, to check gradients in.
 
     Raises:
         ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
         TypeError: dtypes that do not fit.
+        GradientError: a gradient is wanted with scales or of float8.
     """
     op = "single_prefill_with_kv_cache"
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -120,9 +122,10 @@ def single_prefill_with_kv_cache(
     )
     packed = one_mask(op, custom_mask, packed_custom_mask, q.shape[0], k.shape[layout_of(op, kv_layout)], q.device)
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
-    out, lse = attend_one(
-        "prefill", op, q, k, v, kv_layout, logits, (scale_q, scale_k, scale_v), o_dtype, mode, packed, return_lse
-    )
+    scales = (scale_q, scale_k, scale_v)
+    if wanted(q, k, v):
+        return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     return (out, lse) if lse is not None else out
 
 
@@ -459,12 +462,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             args, out, lse, return_lse, enable_pdl: as for :meth:`BatchPrefillWithPagedKVCacheWrapper.run`.
 
         Raises:
-            ValueError, TypeError: as there.
+            ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
         """
         op = f"{self._name}.run"
         check_dims(op, "k", k, 3)
         check_dims(op, "v", v, 3)
-        return self._run(q, rows_of(k), rows_of(v), args, (None, None, None), out, lse, return_lse)
+        return self._run_ragged(q, k, v, args, out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

@@ -82,7 +82,7 @@ def attention(
     ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``.
     """
     device = q.device  # a GPU is the faster calculator in float64, too
-    q, k, v = (x.detach().to(device).double() for x in (q, k, v))
+    q, k, v = (x.to(device).double() for x in (q, k, v))
     (qo_len, heads, dim), kv_len = q.shape, k.shape[0]
     keys = torch.arange(kv_len, device=device)
     position = torch.arange(qo_len, device=device) + (kv_len - qo_len)
@@ -105,7 +105,7 @@ def attention(
     exp = (logits - highest).exp()
     total = exp.sum(-1, keepdim=True)
     out = torch.einsum("hqk,khd->qhd", exp / total.clamp(min=1e-300), v)
-    lse = ((highest + total.log()) / math.log(2)).squeeze(-1).masked_fill(~seen.any(-1), -math.inf)
+    lse = ((highest + total.clamp(min=1e-300).log()) / math.log(2)).squeeze(-1).masked_fill(~seen.any(-1), -math.inf)
     return out.cpu(), lse.t().cpu()
 
 

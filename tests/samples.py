@@ -26,6 +26,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
         **_norm_operators(device),
         **_activation_operators(device),
         **_rope_operators(device),
+        **_prefill_operators(device),
         **_other_operators(device),
         **attention_samples.operator_calls(device),
     }
@@ -87,6 +88,30 @@ def _rope_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "apply_rope_with_cos_sin_cache_inplace": [(where, q.clone(), k.clone(), 16, cache, True)],
         "apply_rope_with_cos_sin_cache_autograd": [
             (where, qg, kg, 16, cache, True, inverse) for inverse in (False, True)
+        ],
+    }
+
+
+def _prefill_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    q, k, v = (torch.randn(n, heads, 64, device=device, dtype=dtype) for n, heads in ((7, 4), (9, 2), (9, 2)))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, return_lse=True)
+    one = (None, None, None, None, 0, 0, -1, 0, 0.0, 0.125, 1.0, 1e4)
+    tables = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([5, 4], dtype=torch.int32)
+    numbers = torch.tensor([0.125, 5.0, 1.0, 1e4], dtype=torch.float64)
+    mask = torch.full((9,), 255, dtype=torch.uint8, device=device)
+    masked = (*tables, mask, numbers, 0, 2, 3, 2, 1.0, 1.0, 1.0, 1.0)
+    wide = [x.double().requires_grad_() for x in (q, k, v)] if device == "cpu" else leaves
+    rows = (out.cpu().float(), lse.cpu())
+    kernel = [x.cpu().float() for x in (q, k, v)]
+    return {
+        "prefill_autograd": [(*leaves, out, lse, *one), (*wide, None, None, *masked)],
+        "prefill_gradients": [(q, k, v, out, lse, out, lse, *one), (q, k, v, out, lse, out, lse, *masked)],
+        # of the CPU alone
+        "prefill_backward": [
+            (*kernel, rows[0], rows[1], rows[1], *tables, mask.cpu(), torch.ones(4), 0, 2, 3, 5.0, 0.125),
+            (*kernel, rows[0], rows[1], rows[1], None, None, None, None, 0, 1, -1, 0.0, 0.125),
         ],
     }
 
@@ -156,6 +181,38 @@ class Case:
 def public_cases(device: str) -> dict[str, Case]:
     """Name of a public function -> a call of it."""
     return {**_norm_cases(device), **_activation_cases(device), **_rope_cases(device), **_other_cases(device)}
+
+
+def attention_cases(device: str) -> dict[str, Case]:
+    """The functions and wrappers of attention that one trains with, and those beside them."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+
+    def inputs(*lengths: int, heads: tuple[int, ...] = (6, 2, 2)) -> dict[str, Any]:
+        shapes = zip(lengths, heads, strict=True)
+        return {
+            name: torch.randn(n, count, 64, device=device, dtype=dtype)
+            for name, (n, count) in zip("qkv", shapes, strict=True)
+        }
+
+    def causal(**tensors: torch.Tensor) -> Any:
+        return flashinfer.single_prefill_with_kv_cache(**tensors, causal=True)
+
+    def decode(n: int) -> dict[str, Any]:
+        return inputs(1, 2 * n, 2 * n) | dict(q=torch.randn(6, 64, device=device, dtype=dtype))
+
+    def ragged(**tensors: torch.Tensor) -> Any:
+        return wrapper.run(**tensors)
+
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8, device=device))
+    qo_indptr, kv_indptr = (torch.tensor(indptr, dtype=torch.int32) for indptr in ([0, 4, 9], [0, 8, 18]))
+    wrapper.plan(qo_indptr, kv_indptr, 6, 2, 64, causal=True, q_data_type=dtype)
+    return {
+        "single_prefill_with_kv_cache": Case(causal, lambda n: inputs(n, 2 * n, 2 * n), ("sm_scale",), ("q", "k", "v")),
+        "single_decode_with_kv_cache": Case(flashinfer.single_decode_with_kv_cache, decode, differentiable=("q",)),
+        "BatchPrefillWithRaggedKVCacheWrapper.run": Case(
+            ragged, lambda _: inputs(9, 18, 18), differentiable=("q", "k", "v")
+        ),
+    }
 
 
 def values(number: str, count: int) -> list[float]:

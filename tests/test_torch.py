@@ -14,10 +14,17 @@ import torch
 
 from flashinfer.errors import GradientError
 
-from .samples import Case, public_cases
+from .samples import Case, attention_cases, public_cases
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "torch.md"
 NO_RULE = "the fallback path doesn't work on out= or view ops"
+
+
+def cases(device: str) -> dict[str, Case]:
+    return {**public_cases(device), **attention_cases(device)}
+
+
+CASES = list(cases("cpu"))
 
 
 class Program(torch.nn.Module):
@@ -112,23 +119,23 @@ def vmap(case: Case) -> str:
 
 
 def row(name: str, device: str) -> str:
-    case = public_cases(device)[name]
+    case = cases(device)[name]
     function, _, out = name.partition(" ")
     cells = [f"`{function}`{f' with `{out}`' if out else ''}", gradient(case), export(case), vmap(case)]
     return f"| {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("name", list(public_cases("cpu")))
+@pytest.mark.parametrize("name", CASES)
 def test_the_document_says_what_happens(name, device):
     assert row(name, device) in DOCUMENT.read_text().splitlines(), "run: python -m tests.test_torch"
 
 
 def test_the_document_has_no_other_rows():
     (table,) = re.findall(r"<!-- python -m tests.test_torch -->\n(.*?)\n<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
-    assert len(table.splitlines()) == 2 + len(public_cases("cpu"))
+    assert len(table.splitlines()) == 2 + len(CASES)
 
 
 if __name__ == "__main__":
     print("| function | gradient | `torch.export` | `torch.func.vmap` |\n| --- | --- | --- | --- |")
-    for name in public_cases("cpu"):
+    for name in CASES:
         print(row(name, "cpu"), flush=True)
