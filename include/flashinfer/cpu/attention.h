@@ -126,7 +126,7 @@ struct Tile {
         group(static_cast<int32_t>(common.group.divisor)),
         rows(rows_of(common, i.qo_len, i.row_start)),
         first(common.kv.indptr ? common.kv.indptr[i.batch] : 0),
-        mask(common, i),
+        mask(common, i, head),
         variant(p, static_cast<uint32_t>(i.batch), nullptr) {}
 
   static int32_t rows_of(const AttentionParams& p, int32_t qo_len, int32_t row_start) {
