@@ -8,7 +8,6 @@ Importing this module does not import transformers; :func:`register` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,7 +83,7 @@ def attention_forward(
         ``[batch_size, qo_len, num_qo_heads, head_dim]``, and ``None`` in the place of weights.
     """
     device = query.device.type
-    if torch.is_autocast_enabled(device):
+    if device in BACKENDS and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     _check(query, key, value, attention_mask, dropout, kwargs)
