@@ -151,6 +151,7 @@ class Arguments {
 template <typename T>
 constexpr DType kind_of() {
   if constexpr (std::is_same_v<T, float>) return DType::kFloat32;
+  if constexpr (std::is_same_v<T, double>) return DType::kFloat64;
   if constexpr (std::is_same_v<T, int32_t>) return DType::kInt32;
   if constexpr (std::is_same_v<T, int64_t>) return DType::kInt64;
   if constexpr (std::is_same_v<T, uint8_t>) return DType::kUInt8;

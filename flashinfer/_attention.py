@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from ._tracing import as_tensor, is_symbolic, numbers_of
+from .errors import GradientError
 from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from .jit.modules._attention import variant_value as variant_of
 from .jit.spec import BACKENDS, JitSpec
@@ -32,6 +35,7 @@ class Operators:
     plan: Callable[..., None]
     variant: int = 0
     custom: bool = False  # a user's variant, which has parameters of its own
+    module: str = ""  # its namespace
 
 
 @cache
@@ -67,7 +71,7 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
         library = torch.library.Library(namespace.name, "IMPL")
         library.impl("run", _fake_run, "Meta")
         _fakes[namespace.name] = library
-    return Operators(run, plan, variant, custom)
+    return Operators(run, plan, variant, custom, namespace.name)
 
 
 def _fake_run(*args: Any) -> None:
@@ -108,6 +112,12 @@ def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
         raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
 
 
+def no_gradient(op: str, *tensors: torch.Tensor) -> None:
+    """Better an error than a gradient that is silently none."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors if isinstance(x, torch.Tensor)):
+        raise GradientError(f"{op}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+
+
 def layout_of(op: str, kv_layout: str) -> int:
     if kv_layout not in LAYOUTS:
         raise ValueError(f"{op}: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
@@ -136,7 +146,7 @@ def caches_of(op: str, paged_kv_cache: PagedCache) -> tuple[torch.Tensor, torch.
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
     # An address cannot be traced: in a graph, rows that start elsewhere are the operator's error.
-    aligned = x.is_cpu or torch.compiler.is_dynamo_compiling() or x.data_ptr() % 16 == 0
+    aligned = x.is_cpu or is_dynamo_compiling() or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x
     if x.is_cpu:
@@ -184,30 +194,52 @@ def logits_of(
 
 def _finite(op: str, name: str, value: float) -> float:
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= sys.float_info.max:  # math.isfinite() cannot be traced, and inf is not looked at there
         raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
     return number
 
 
 def _positive(op: str, name: str, value: float) -> float:
     number = float(value)
-    if not 0 < number < math.inf:
+    if not 0 < number <= sys.float_info.max:
         raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
     return number
 
 
 @cache
-def _slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
-    # Never forgotten: a captured graph may read them for ever.
-    return get_alibi_slopes(num_qo_heads).to(device)
+def _cpu_slopes(num_qo_heads: int) -> torch.Tensor:
+    return get_alibi_slopes(num_qo_heads)
+
+
+def slopes_of(logits: Logits, num_qo_heads: int, device: torch.device) -> torch.Tensor | None:
+    """ALiBi's slopes, where they are wanted.
+
+    On CUDA they are computed there, each time anew: a copy from the host cannot be captured into a graph, and what is
+    allocated while one is captured, or warmed up, belongs to the graph's memory.
+    """
+    if logits.pos_encoding_mode != 2:
+        return None
+    if device.type == "cpu" and not is_dynamo_compiling():
+        return _cpu_slopes(num_qo_heads)
+    whole = 1
+    while 2 * whole <= num_qo_heads:
+        whole *= 2
+    number = torch.arange(1, num_qo_heads + 1, device=device, dtype=torch.float32)
+    return torch.exp2(torch.where(number <= whole, number * 2, (number - whole) * 2 - 1) * (-4 / whole))
 
 
 def own_parameters(
-    logits: Logits, num_qo_heads: int, device: torch.device, factor: float = 1.0
-) -> tuple[torch.Tensor | None, float, float]:
-    """The parameters of the library's own variants, in their order: slopes, scale of the products, cap."""
-    slopes = _slopes(num_qo_heads, device) if logits.pos_encoding_mode == 2 else None
-    return slopes, logits.sm_scale * factor, logits.logits_soft_cap
+    logits: Logits,
+    num_qo_heads: int,
+    device: torch.device,
+    factor: float = 1.0,
+    numbers: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, float, float]:
+    """The parameters of the library's own variants, in their order: slopes, ``numbers``, scale of the products, cap.
+
+    ``numbers``: see :func:`flashinfer._tracing.numbers_of`.
+    """
+    return slopes_of(logits, num_qo_heads, device), numbers, logits.sm_scale * factor, logits.logits_soft_cap
 
 
 def scaled_query(
@@ -215,13 +247,16 @@ def scaled_query(
 ) -> tuple[torch.Tensor, float]:
     """``q`` and a factor of the logits that together stand for both scales.
 
-    A number is a factor. A tensor on a device is multiplied into the query instead: nothing is read back.
+    A number is a factor. A tensor on a device is multiplied into the query instead: nothing is read back. In a graph one
+    of a single element is a factor too, of ``numbers_of()``.
     """
-    factor = 1.0
+    factor: Any = 1.0
     for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
         number = _number(op, name, scale, heads)
         if isinstance(number, float):
             factor *= number
+        elif is_dynamo_compiling() and number.dim() == 0:
+            factor = number.to(q.device, torch.float64) * factor
         else:
             per_head = number.repeat_interleave(q.shape[-2] // max(heads, 1)) if number.dim() else number
             q = (q * per_head.to(q.device, torch.float32).unsqueeze(-1)).to(q.dtype)
@@ -234,19 +269,21 @@ def _number(op: str, name: str, scale: Scale, heads: int) -> float | torch.Tenso
     if not isinstance(scale, torch.Tensor):
         return float(scale)
     if scale.numel() == 1:
-        return float(scale) if scale.device.type == "cpu" else scale.reshape(())
+        return float(scale) if scale.device.type == "cpu" and not is_dynamo_compiling() else scale.reshape(())
     if tuple(scale.shape) != (heads,):
         raise ValueError(f"{op}: {name}: got shape {list(scale.shape)}, wanted one number or [{heads}]")
     return scale
 
 
 def value_scale(
-    op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int
+    op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, Callable[[torch.Tensor], None] | None]:
     """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
     number = _number(op, "v_scale", v_scale, num_kv_heads)
     if isinstance(number, float):
-        return number, None
+        if not (is_dynamo_compiling() and is_symbolic(number)):
+            return number, None
+        number = as_tensor(number, device)
     per_head = number.repeat_interleave(num_qo_heads // max(num_kv_heads, 1)) if number.dim() else number
 
     def multiply(out: torch.Tensor) -> None:
@@ -270,15 +307,24 @@ def attend_one(
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
+    no_gradient(op, q, k, v)
     layout = layout_of(op, kv_layout)
     factor, o_scale, finish = 1.0, 1.0, None
     if scales != NO_SCALES:
         num_kv_heads = k.shape[1 - layout]
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
-        o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads)
+        o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
-    attend = torch.ops.flashinfer.attend.default if torch.compiler.is_dynamo_compiling() else _attend
-    attend(family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale)
+    if is_dynamo_compiling():
+        slopes = slopes_of(logits, q.shape[1], q.device)
+        numbers = numbers_of(logits[2:], factor, q.device)
+        cap, *rest = logits[2:] if numbers is None else (1.0 if logits.logits_soft_cap > 0 else 0.0, 1.0, 1.0, 1.0)
+        torch.ops.flashinfer.attend(
+            family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits[:2], cap, *rest,
+            factor if numbers is None else 1.0, o_scale, slopes, numbers,
+        )  # fmt: skip
+    else:
+        _attend(family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale)
     if finish is not None:
         finish(out)
     return out, lse
@@ -311,11 +357,15 @@ def _attend(
     rope_theta: float,
     factor: float,
     o_scale: float,
+    slopes: torch.Tensor | None = None,
+    numbers: torch.Tensor | None = None,
 ) -> None:
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
     operators = own_operators(family, q.device.type, dtypes, head_dims, pos_encoding_mode, logits_soft_cap > 0)
     logits = Logits(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-    parameters = own_parameters(logits, q.shape[1], q.device, factor)
+    if slopes is None:
+        slopes = slopes_of(logits, q.shape[1], q.device)
+    parameters = (slopes, numbers, sm_scale * factor, logits_soft_cap)
     call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, packed_mask, o_scale)
 
 
@@ -324,8 +374,8 @@ def _attend(
 _LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 _LIBRARY.define(
     "attend(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, Tensor? packed_mask,"
-    " int layout, int mask_mode, int pos_encoding_mode, int window_left, float logits_soft_cap, float sm_scale,"
-    " float rope_scale, float rope_theta, float factor, float o_scale) -> ()",
+    " int layout, int mask_mode, int pos_encoding_mode, SymInt window_left, float logits_soft_cap, float sm_scale,"
+    " float rope_scale, float rope_theta, float factor, float o_scale, Tensor? slopes, Tensor? numbers) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
@@ -345,6 +395,7 @@ def run_one(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request by a user's variant."""
+    no_gradient(op, q, k, v)
     out, lse = _results(q, v, q.dtype, return_lse)
     call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
     return out, lse

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._attention import CUSTOM, MULTI_ITEM
+from ._planned import differs, exceeds
 from ._schedule import INT32_MAX, check_table
 from .quantization import packbits, segment_packbits
 
@@ -63,7 +64,7 @@ class MultiItem:
 def check_packed(op: str, packed: object, at_least: int) -> None:
     check_table(op, "packed_custom_mask", packed, torch.uint8)
     assert isinstance(packed, torch.Tensor)
-    if packed.numel() < at_least:
+    if exceeds(at_least, packed.numel()):
         raise ValueError(f"{op}: packed_custom_mask: got {packed.numel()} bytes, wanted {at_least}")
 
 
@@ -73,7 +74,7 @@ def check_bits(op: str, custom_mask: object, wanted: int) -> torch.Tensor:
         raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
     if custom_mask.dtype != torch.bool:
         raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
-    if custom_mask.numel() != wanted:
+    if differs(custom_mask.numel(), wanted):
         raise ValueError(f"{op}: custom_mask: got {custom_mask.numel()} elements, wanted {wanted}, queries times keys")
     return custom_mask.contiguous().view(-1)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from ._attention import CAUSAL, NON_CAUSAL, Logits, logits_of
+from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, logits_of, rows_of
 from ._masks import MaskTensors, MultiItem, masks_of
+from ._planned import from_shape
 from ._schedule import Shape, check_indptr, check_table, on_host
 from ._wrapper import Batch, BatchWrapper, Tables
 from .jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
+from .prefill_backward import differentiable, refuse, results, wanted
 from .utils import canonicalize_torch_dtype
 
 
@@ -114,9 +118,52 @@ class BatchPrefill(BatchWrapper):
         self._queries(tables, qo_indptr, near)
         check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
         placed = tables.take("kv_indptr", kv_indptr_buf, kv_indptr)
-        batch = Batch(int(near[-1]), near, near_kv.diff(), int(near_kv[-1]), placed, None)
+        # Copied: the caller may change his own, and gradients are computed long after the call.
+        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), int(near_kv[-1]), placed, None)
         masks = self._masks(tables, batch, custom_mask, packed_custom_mask, items, prefix_len)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, None, tables)
+
+    def _plan(
+        self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int | None,
+        tables: Tables | None = None,
+    ) -> None:  # fmt: skip
+        # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
+        wide = page_size is None and self.device.type == "cpu" and self._custom is None
+        if not wide or {shape.dtype_q, shape.dtype_kv, shape.dtype_o} != {torch.float64}:
+            return super()._plan(batch, shape, logits, causal, masks, page_size, tables)
+        narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
+        super()._plan(batch, narrow, logits, causal, masks, page_size, tables)
+        self._planned = replace(self._planned_or_fail("plan"), shape=shape)
+
+    def _run_ragged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: tuple[Any, ...],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        k, v = rows_of(k), rows_of(v)
+        if not wanted(q, k, v):
+            return self._run(q, k, v, args, NO_SCALES, out, lse, return_lse)
+        op, planned = f"{self._name}.run", self._planned_or_fail("run")
+        if planned.operators.custom:
+            refuse(op, "with jit_args: wanted tensors that require none")
+        if args:
+            raise TypeError(f"{op}: got {len(args)} more arguments, wanted none without jit_args")
+        logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
+        if is_dynamo_compiling():
+            rows, kv_rows, *_, window = from_shape(planned.sizes)
+            logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
+        self._check_run(planned, q, k, v, *sizes)
+        computed = differentiable(
+            op, q, k, v, lambda: self._run(q, k, v, (), NO_SCALES, None, None, True), self._layout,
+            planned.causal if planned.masks.mode is None else planned.masks.mode, logits, planned.masks.packed,
+            planned.batch.qo_indptr, planned.batch.kv_lens,
+        )  # fmt: skip
+        return results(op, computed, out, lse, return_lse)
 
     def _prefix_len(self, op: str, items: MultiItem) -> torch.Tensor | None:
         if items.prefix_len_ptr is not None:

@@ -5,6 +5,8 @@ A Python number passed to an operator is compiled into the graph, once for each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -19,6 +21,22 @@ def is_symbolic(number: float) -> bool:
 def as_tensor(number: float, device: torch.device) -> torch.Tensor:
     """A number as the element of a float64 tensor, symbolic still; ``torch.full`` would compile it into the graph."""
     return torch.ones((), dtype=torch.float64, device=device) * number
+
+
+def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
+    """Numbers of attention as kernels take them where they are values of a device; ``None``: a graph knows them all.
+
+    Args:
+        given: logits_soft_cap, sm_scale, rope_scale, rope_theta.
+        factor: of sm_scale.
+
+    Returns:
+        ``[4]`` float64 on ``device``: sm_scale, logits_soft_cap, rope_scale, rope_theta.
+    """
+    if not isinstance(factor, torch.Tensor) and not any(is_symbolic(number) for number in (*given, factor)):
+        return None
+    cap, scale, rope_scale, rope_theta = (as_tensor(number, device) for number in given)
+    return torch.stack([scale * factor, cap, rope_scale, rope_theta])
 
 
 def scalar(number: float, device: torch.device) -> tuple[float, torch.Tensor | None]:

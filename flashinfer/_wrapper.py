@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ._attention import (
     NO_SCALES,
@@ -18,6 +19,7 @@ from ._attention import (
     check_tensor,
     custom_operators,
     layout_of,
+    no_gradient,
     own_operators,
     own_parameters,
     rows_of,
@@ -25,7 +27,9 @@ from ._attention import (
     value_scale,
 )
 from ._masks import MaskTensors
+from ._planned import as_shape, differs, exceeds, from_shape
 from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens
+from ._tracing import numbers_of
 from .jit.spec import JitSpec
 
 
@@ -76,6 +80,7 @@ class Planned:
     head: tuple[Any, ...]  # the operator's arguments between lse and o_scale
     tail: tuple[Any, ...]  # those from o_scale on, without scales
     page_size: int | None
+    sizes: torch.Tensor  # rows, kv_rows, what of head is a size, and window_left, for graphs
 
 
 class BatchWrapper:
@@ -234,7 +239,12 @@ class BatchWrapper:
         )  # fmt: skip
         own = () if operators.custom else own_parameters(logits, shape.num_qo_heads, self.device)
         tail = (1.0, logits.rope_scale, logits.rope_theta, operators.variant, *own)
-        self._planned, self._seen = Planned(batch, shape, logits, causal, masks, operators, head, tail, page_size), None
+        sizes = as_shape((
+            batch.rows, batch.kv_rows, *lists[2:], masks.token_pos_in_items_len, max(logits.window_left, -1) + 1,
+        ))  # fmt: skip
+        self._planned, self._seen = (
+            Planned(batch, shape, logits, causal, masks, operators, head, tail, page_size, sizes), None
+        )  # fmt: skip
         if tables is not None:
             tables.commit()
 
@@ -264,10 +274,13 @@ class BatchWrapper:
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")
+        no_gradient(f"{self._name}.run", q, k, v, *args)
+        if is_dynamo_compiling() and not planned.operators.custom:
+            return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse)
         # Layer after layer brings the same shapes: what was found right once is not looked at again.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
-            self._check_run(planned, q, k, v)
+            self._check_run(planned, q, k, v, planned.batch.rows, planned.batch.kv_rows)
             self._seen = seen
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
@@ -288,6 +301,52 @@ class BatchWrapper:
             finish(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
+    def _run_traced(
+        self,
+        planned: Planned,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: tuple[Any, ...],
+        scales: tuple[Scale, Scale, Scale],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`_run` under ``torch.compile``: one graph for all plans."""
+        if args:
+            raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
+        sizes = from_shape(planned.sizes)
+        self._check_run(planned, q, k, v, sizes[0], sizes[1])
+        shape, logits, rows = planned.shape, planned.logits, q.shape[0]
+        heads, dim = shape.num_qo_heads, shape.head_dim_vo
+        if out is None:
+            out = torch.empty((rows, heads, dim), dtype=shape.dtype_o, device=q.device)
+        else:
+            self._check_result("out", out, (rows, heads, dim), shape.dtype_o)
+        if lse is not None:
+            self._check_result("lse", lse, (rows, heads), torch.float32)
+        elif return_lse:
+            lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
+        q, factor = scaled_query(self._name, rows_of(q), shape.num_kv_heads, scales[0], scales[1])
+        o_scale, finish = value_scale(self._name, scales[2], heads, shape.num_kv_heads, q.device)
+        numbers = numbers_of(logits[2:], factor, q.device)
+        slopes = planned.tail[4]
+        cap, scale, rope_scale, rope_theta = logits[2:]
+        if numbers is None:
+            tail = (o_scale, rope_scale, rope_theta, planned.operators.variant, slopes, None, scale * factor, cap)
+        else:
+            tail = (o_scale, 1.0, 1.0, planned.operators.variant, slopes, numbers, 1.0, 1.0)
+        masks = planned.masks
+        torch.ops.flashinfer.attend_planned(
+            planned.operators.module, f"{self._name}.run", q, k, v, out, lse, *planned.head[:3], *sizes[:8],
+            masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items, sizes[8], masks.max_item_len,
+            self._layout, planned.causal if masks.mode is None else masks.mode, sizes[9] - 1, *tail,
+        )  # fmt: skip
+        if finish is not None:
+            finish(out)
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
+
     def _scaled(
         self, planned: Planned, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
     ) -> tuple[torch.Tensor, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
@@ -301,15 +360,17 @@ class BatchWrapper:
         if args and not operators.custom:
             raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
-        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads)
+        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         parameters = args if operators.custom else own_parameters(logits, shape.num_qo_heads, self.device, factor)
         return q, (o_scale, logits.rope_scale, logits.rope_theta, operators.variant, *parameters), finish
 
-    def _check_run(self, planned: Planned, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _check_run(
+        self, planned: Planned, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int
+    ) -> None:
         """What is run is what was planned."""
-        op, shape, rows = f"{self._name}.run", planned.shape, planned.batch.rows
+        op, shape = f"{self._name}.run", planned.shape
         check_dims(op, "q", q, 3)
-        if q.shape[0] != rows and not (self._use_cuda_graph and q.shape[0] > rows):
+        if differs(q.shape[0], rows) and not (self._use_cuda_graph and exceeds(q.shape[0], rows)):
             raise ValueError(f"{op}: q: got {q.shape[0]} queries, and plan() was called for {rows}")
         if q.shape[1] != shape.num_qo_heads or q.shape[2] != shape.head_dim_qk:
             wanted = f"[{rows}, {shape.num_qo_heads}, {shape.head_dim_qk}]"
@@ -329,9 +390,9 @@ class BatchWrapper:
             raise ValueError(
                 f"{op}: paged_kv_cache: got pages of {k.shape[tokens]}, and plan() was called for {planned.page_size}"
             )
-        if planned.batch.kv_rows > (k.shape[tokens] if ragged else k.shape[0]):
+        if exceeds(kv_rows, k.shape[tokens] if ragged else k.shape[0]):
             got, what = (k.shape[tokens], "rows of keys") if ragged else (k.shape[0], "pages")
-            raise ValueError(f"{op}: k: got {got} {what}, and the tables of plan() name {planned.batch.kv_rows}")
+            raise ValueError(f"{op}: k: got {got} {what}, and the tables of plan() name {kv_rows}")
 
     def _check_result(self, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check_tensor(f"{self._name}.run", name, x)

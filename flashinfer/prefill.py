@@ -29,7 +29,6 @@ from ._attention import (
     layout_of,
     logits_of,
     operators_of_module,
-    rows_of,
     run_one,
 )
 from ._masks import MultiItem, one_mask
@@ -42,6 +41,7 @@ from .jit.modules.prefill import (
     gen_customize_single_prefill_module,
     gen_single_prefill_module,
 )
+from .prefill_backward import single, wanted
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -120,9 +120,10 @@ def single_prefill_with_kv_cache(
     )
     packed = one_mask(op, custom_mask, packed_custom_mask, q.shape[0], k.shape[layout_of(op, kv_layout)], q.device)
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
-    out, lse = attend_one(
-        "prefill", op, q, k, v, kv_layout, logits, (scale_q, scale_k, scale_v), o_dtype, mode, packed, return_lse
-    )
+    scales = (scale_q, scale_k, scale_v)
+    if wanted(q, k, v):
+        return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     return (out, lse) if lse is not None else out
 
 
@@ -464,7 +465,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         op = f"{self._name}.run"
         check_dims(op, "k", k, 3)
         check_dims(op, "v", v, 3)
-        return self._run(q, rows_of(k), rows_of(v), args, (None, None, None), out, lse, return_lse)
+        return self._run_ragged(q, k, v, args, out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

@@ -64,7 +64,7 @@ def test_a_page_outside_of_the_cache_is_never_read():
         module.run(
             q, cache[:, 0], cache[:, 1], out, None, indptr, torch.tensor([0, page], dtype=torch.int32), plan, None, 1,
             items, merges, slots, tile_rows, slot_rows, None, None, None, None, 0, None, 0, 0, -1, 1.0, 1.0, 1e4, 0, None,
-            0.125, 0.0,
+            None, 0.125, 0.0,
         )  # fmt: skip
 
     for wrong in (5, -1, 2**30):

@@ -21,7 +21,7 @@ from ..attention_modules import FLASH_SIGMOID, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("decode", "prefill")
-VARIANTS = {"default": "None, 0.125, 0.0", "rope+soft_cap": "None, 0.125, 5.0"}
+VARIANTS = {"default": "None, None, 0.125, 0.0", "rope+soft_cap": "None, None, 0.125, 5.0"}
 COVERAGE = {
     "cpu": {
         "dtypes": ["float32:float32:float32", "bfloat16:float8_e4m3fn:bfloat16"],

@@ -36,7 +36,8 @@ POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
 VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
 KV_DTYPES = ("same", *DTYPES[3:])
 FORMS = ("specialised", "dispatching")
-OWN_TENSORS = {"maybe_alibi_slopes": "float"}
+# maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
+OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double"}
 OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
 TENSOR_TYPES = {
     "float": "float",

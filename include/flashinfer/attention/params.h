@@ -132,4 +132,17 @@ struct AttentionParams {
   }
 };
 
+// Numbers that nobody knew when a kernel was launched. Where a variant's parameters have maybe_numbers and it is not
+// null, these elements of it stand for the parameters of those names; scale and theta are not their reciprocals there.
+enum Number { kSmScale, kLogitsSoftCap, kRopeScale, kRopeTheta };
+
+template <typename Params>
+FLASHINFER_HD auto numbers_of(const Params& params, int) -> decltype(static_cast<const double*>(params.maybe_numbers)) {
+  return params.maybe_numbers;
+}
+template <typename Params>
+FLASHINFER_HD const double* numbers_of(const Params&, long) {  // a variant of a user's, which has none
+  return nullptr;
+}
+
 }  // namespace flashinfer

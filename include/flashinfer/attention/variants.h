@@ -5,7 +5,7 @@
 
 namespace flashinfer {
 
-// Softmax of scaled products: params.sm_scale. The mask mode and the window need no variant, a kernel applies both;
+// Softmax of scaled products: params.sm_scale (this and others may be in params.maybe_numbers instead, see Number). The mask mode and the window need no variant, a kernel applies both;
 // use_custom_mask and use_sliding_window are there because variants of other libraries name them.
 //   use_logits_soft_cap: logits become cap * tanh(logits / cap), params.logits_soft_cap > 0
 //   use_alibi:           logits get slope * (distance of the key from the query), params.maybe_alibi_slopes
@@ -13,29 +13,34 @@ namespace flashinfer {
 template <bool use_custom_mask, bool use_sliding_window, bool use_logits_soft_cap, bool use_alibi>
 struct DefaultAttention : AttentionVariantBase {
   uint32_t qo_len, kv_len, window_left;
-  float sm_scale_log2, rcp_soft_cap;
+  float sm_scale, soft_cap, sm_scale_log2, rcp_soft_cap;
 
   template <typename Params>
   FLASHINFER_HD DefaultAttention(const Params& params, uint32_t batch_idx, uint8_t*)
-      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), rcp_soft_cap(0) {
+      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), soft_cap(0), rcp_soft_cap(0) {
     window_left = params.window_left < 0 ? kv_len : params.window_left;
-    sm_scale_log2 = use_logits_soft_cap || use_alibi ? math::log2e : params.sm_scale * math::log2e;
-    if constexpr (use_logits_soft_cap) rcp_soft_cap = 1.0f / params.logits_soft_cap;
+    const double* numbers = numbers_of(params, 0);
+    sm_scale = numbers ? static_cast<float>(numbers[kSmScale]) : params.sm_scale;
+    sm_scale_log2 = use_logits_soft_cap || use_alibi ? math::log2e : sm_scale * math::log2e;
+    if constexpr (use_logits_soft_cap) {
+      soft_cap = numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : params.logits_soft_cap;
+      rcp_soft_cap = 1.0f / soft_cap;
+    }
   }
 
   static constexpr bool transforms_logits = use_logits_soft_cap || use_alibi;
 
   template <typename Params, typename T>
-  FLASHINFER_HD T LogitsTransform(const Params& params, T logits, uint32_t, uint32_t qo_idx, uint32_t kv_idx,
+  FLASHINFER_HD T LogitsTransform([[maybe_unused]] const Params& params, T logits, uint32_t, uint32_t qo_idx, uint32_t kv_idx,
                                   uint32_t qo_head_idx, uint32_t) const {
-    if constexpr (transforms_logits) logits = logits * static_cast<float>(params.sm_scale);
+    if constexpr (transforms_logits) logits = logits * sm_scale;
     if constexpr (use_alibi) {
       const float distance =
           static_cast<float>(static_cast<int32_t>(kv_idx + qo_len) - static_cast<int32_t>(kv_len + qo_idx));
       logits = logits + params.maybe_alibi_slopes[qo_head_idx] * distance;
     }
     if constexpr (use_logits_soft_cap)
-      logits = static_cast<float>(params.logits_soft_cap) * math::tanh(logits * rcp_soft_cap);
+      logits = soft_cap * math::tanh(logits * rcp_soft_cap);
     return logits;
   }
 };

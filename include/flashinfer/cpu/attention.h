@@ -323,10 +323,13 @@ inline void check_pages(const AttentionParams& params) {
   }
 }
 
-template <typename Types>
-std::unique_ptr<const Rotation<Types::HEAD_DIM_QK>> rotation_of(const AttentionParams& params) {
+template <typename Types, typename Params>
+std::unique_ptr<const Rotation<Types::HEAD_DIM_QK>> rotation_of(const Params& params) {
   if constexpr (!Types::kRope) return nullptr;
-  return std::make_unique<const Rotation<Types::HEAD_DIM_QK>>(params.rope_rcp_scale, params.rope_rcp_theta);
+  const double* numbers = numbers_of(params, 0);
+  return std::make_unique<const Rotation<Types::HEAD_DIM_QK>>(
+      numbers ? 1.0 / numbers[kRopeScale] : params.rope_rcp_scale,
+      numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta);
 }
 
 // All merges of all heads; after all items.

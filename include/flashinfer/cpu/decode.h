@@ -222,7 +222,7 @@ template <typename Variant, typename Types, typename Params>
 void decode(const Params& params) {
   const AttentionParams& common = params;
   check_pages(common);
-  const auto rotation = rotation_of<Types>(common);
+  const auto rotation = rotation_of<Types>(params);
   // As many heads to a task as leave every thread a few tasks.
   const int64_t items = common.num_items(), heads = common.num_kv_heads, enough = items * heads / (4 * num_threads());
   const int64_t most = heads_of_task(Types::HEAD_DIM_QK * sizeof(typename Types::DTypeKV));

@@ -108,6 +108,16 @@ inline vdouble exp(vdouble x) {
   return sum * bit_cast<vdouble>(power);
 }
 
+// To a few ulp of 1: (1 - e) / (1 + e) with e = exp(-2 |x|), and near 0, where that loses digits, the odd series.
+inline vfloat tanh(vfloat x) {
+  const vfloat a = abs(x), e = exp2(a * -2.88539008f), xx = x * x;
+  vfloat series = splat(0.0218694885f);
+  for (float term : {-0.0539682540f, 0.133333333f, -0.333333333f, 1.0f}) series = series * xx + term;
+  const vfloat far = (1.0f - e) / (1.0f + e);
+  const vint sign = bit_cast<vint>(x) & INT32_MIN;
+  return select(a < 0.25f, x * series, bit_cast<vfloat>(bit_cast<vint>(far) | sign));
+}
+
 struct SinCos {
   vfloat sin, cos;
 };

@@ -164,7 +164,7 @@ template <typename Variant, typename Types, typename Params>
 void prefill(const Params& params) {
   const AttentionParams& common = params;
   check_pages(common);
-  const auto rotation = rotation_of<Types>(common);
+  const auto rotation = rotation_of<Types>(params);
   const int64_t items = common.num_items(), tasks = items * common.num_kv_heads;
   parallel_tasks(tasks, [&](const auto& next) {
     PrefillScratch<Types> scratch(common.tile_rows);

@@ -204,11 +204,14 @@ __device__ __forceinline__ void rotate(float& a, float& b, const Turns& turns, i
   a = x * c - y * s, b = y * c + x * s;
 }
 
-template <typename S>
-__device__ __forceinline__ void find_turns(const AttentionParams& params, Turns* turns) {
+template <typename S, typename P>
+__device__ __forceinline__ void find_turns(const P& params, Turns* turns) {
+  const double* numbers = numbers_of(params, 0);
+  const double rcp_scale = numbers ? 1.0 / numbers[kRopeScale] : params.rope_rcp_scale;
+  const double rcp_theta = numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta;
   for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
-    const double exponent = log2(static_cast<double>(params.rope_rcp_theta)) * 2 * i / S::kDQ;
-    const double exact = exp2(exponent) * params.rope_rcp_scale / 6.283185307179586;
+    const double exponent = log2(rcp_theta) * 2 * i / S::kDQ;
+    const double exact = exp2(exponent) * rcp_scale / 6.283185307179586;
     turns[i].high = static_cast<float>(exact), turns[i].low = static_cast<float>(exact - turns[i].high);
   }
 }

@@ -1,0 +1,288 @@
+"""Attention and its gradients as compositions of torch's functions: for every device, and for float64.
+
+Work is done in float64 for float64 and in float32 for all else, block by block: what is kept of the logits is one block
+of queries by one of keys for all heads. Sums are in a fixed order. Nothing that is on a device is read on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ._attention import CAUSAL, CUSTOM, POS_ENCODINGS
+
+LOG2E = 1 / math.log(2)
+KEYS = 1024  # of a block
+BLOCK = 1 << 22  # elements of a block of logits of all heads
+
+
+class Problem(NamedTuple):
+    """What of attention the tensors do not say. ``layout``, ``mask_mode``, ...: as the operators of attention have them."""
+
+    layout: int
+    mask_mode: int
+    window_left: int
+    pos_encoding_mode: int
+    logits_soft_cap: float
+    sm_scale: float
+    rope_scale: float
+    rope_theta: float
+
+    @property
+    def rope(self) -> bool:
+        return self.pos_encoding_mode == POS_ENCODINGS["ROPE_LLAMA"]
+
+
+class Request(NamedTuple):
+    """Where one request's queries, keys and bits of a custom mask lie."""
+
+    qo_start: int
+    qo_len: int
+    kv_start: int
+    kv_len: int
+    mask_start: int  # in bytes
+
+
+class Block(NamedTuple):
+    """Queries and keys, numbered in their request."""
+
+    q_from: int
+    q_to: int
+    k_from: int
+    k_to: int
+
+
+def requests_of(
+    q: torch.Tensor, k: torch.Tensor, layout: int, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor | None
+) -> list[Request]:
+    """``qo_indptr`` and ``kv_lens`` are on the host; without them there is one request."""
+    if qo_indptr is None or kv_lens is None:
+        return [Request(0, q.shape[0], 0, k.shape[layout], 0)]
+    starts, lengths = qo_indptr.tolist(), kv_lens.tolist()
+    requests, kv_start, mask_start = [], 0, 0
+    for start, stop, kv_len in zip(starts[:-1], starts[1:], lengths, strict=True):
+        requests.append(Request(start, stop - start, kv_start, kv_len, mask_start))
+        kv_start += kv_len
+        mask_start += ((stop - start) * kv_len + 7) // 8
+    return requests
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Problem, back: bool = False) -> torch.Tensor:
+    """``x`` ``[tokens, heads, head_dim]`` turned as RoPE on the fly turns queries or keys, or turned back."""
+    half = x.shape[-1] // 2
+    positions = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    for one in requests:
+        start, length, first = (
+            (one.kv_start, one.kv_len, 0) if keys else (one.qo_start, one.qo_len, one.kv_len - one.qo_len)
+        )
+        positions[start : start + length] = torch.arange(first, first + length, device=x.device)
+    exponents = torch.arange(half, dtype=torch.float64, device=x.device) / -half
+    angles = (positions / problem.rope_scale)[:, None, None] * problem.rope_theta**exponents
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    sin = -sin if back else sin
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class _Attention:
+    """One request's blocks, ready to be multiplied: keys and values ``[num_kv_heads, kv_len, head_dim]``."""
+
+    def __init__(
+        self,
+        request: Request,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        problem: Problem,
+        packed_mask: torch.Tensor | None,
+        slopes: torch.Tensor | None,
+    ) -> None:
+        work = work_dtype(q.dtype)
+        self.request, self.problem, self.packed_mask = request, problem, packed_mask
+        k, v = (x if problem.layout else x.transpose(0, 1) for x in (k, v))
+        keys = slice(request.kv_start, request.kv_start + request.kv_len)
+        self.k, self.v = k[:, keys].to(work), v[:, keys].to(work)
+        self.q = q[request.qo_start : request.qo_start + request.qo_len]
+        self.kv_heads, self.work = k.shape[0], work
+        self.group = q.shape[1] // self.kv_heads
+        self.slopes = None if slopes is None else slopes.to(work).view(self.kv_heads, self.group, 1, 1)
+
+    def first_key(self, query: int) -> int:
+        if self.problem.window_left < 0:
+            return 0
+        start = self.request.kv_len - self.request.qo_len + query - self.problem.window_left
+        return min(max(start, 0), self.request.kv_len)
+
+    def last_key(self, query: int) -> int:
+        """The key behind the last that a query sees."""
+        if self.problem.mask_mode != CAUSAL:
+            return self.request.kv_len
+        return min(max(self.request.kv_len - self.request.qo_len + query + 1, 0), self.request.kv_len)
+
+    def queries(self, keys: int) -> Iterator[tuple[int, int]]:
+        """Ranges of queries such that a block of them and ``keys`` keys is not too large."""
+        step = max(1, BLOCK // max(1, self.kv_heads * self.group * keys))
+        for start in range(0, self.request.qo_len, step):
+            yield start, min(start + step, self.request.qo_len)
+
+    def blocks(self, q_from: int, q_to: int, step: int) -> Iterator[Block]:
+        """Blocks of keys of which these queries see any."""
+        stop = self.last_key(q_to - 1)
+        for start in range(self.first_key(q_from), stop, step):
+            yield Block(q_from, q_to, start, min(start + step, stop))
+
+    def rows(self, x: torch.Tensor, q_from: int, q_to: int) -> torch.Tensor:
+        """``[tokens, num_qo_heads, ...]`` of the request -> ``[num_kv_heads, group * tokens, ...]``."""
+        part: torch.Tensor = x[q_from:q_to].to(self.work).unflatten(1, (self.kv_heads, self.group))
+        return part.movedim(0, 2).flatten(1, 2)
+
+    def tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        """The way back of :meth:`rows`."""
+        part: torch.Tensor = rows.unflatten(1, (self.group, -1))
+        return part.movedim(2, 0).flatten(1, 2)
+
+    def hidden(self, at: Block) -> torch.Tensor | None:
+        """Which keys queries do not see, ``[queries, keys]``; ``None`` where they see all."""
+        request, problem = self.request, self.problem
+        custom = problem.mask_mode == CUSTOM
+        if not custom and at.k_to <= self.last_key(at.q_from) and at.k_from >= self.first_key(at.q_to - 1):
+            return None
+        device = self.k.device
+        query = torch.arange(at.q_from, at.q_to, device=device)[:, None]
+        key = torch.arange(at.k_from, at.k_to, device=device)
+        ahead = key - query - (request.kv_len - request.qo_len)  # of the query's own position
+        hidden = torch.zeros_like(ahead, dtype=torch.bool)
+        if problem.mask_mode == CAUSAL:
+            hidden |= ahead > 0
+        if problem.window_left >= 0:
+            hidden |= ahead < -problem.window_left
+        if custom:
+            assert self.packed_mask is not None
+            bit = query * request.kv_len + key
+            hidden |= (self.packed_mask[request.mask_start + (bit >> 3)] >> (bit & 7)) & 1 == 0
+        return hidden
+
+    def logits(self, q: torch.Tensor, at: Block) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of rows ``q``, and their derivative by the scaled products where that is not 1; what is hidden aside."""
+        cap = self.problem.logits_soft_cap
+        x = torch.bmm(q, self.k[:, at.k_from : at.k_to].transpose(1, 2)).mul_(self.problem.sm_scale)
+        if self.slopes is not None:
+            key = torch.arange(at.k_from, at.k_to, device=x.device)
+            query = torch.arange(at.q_from, at.q_to, device=x.device)[:, None]
+            distance = key - query - (self.request.kv_len - self.request.qo_len)
+            self._of_heads(x, at).add_(self.slopes * distance)
+        if cap <= 0:
+            return x, None
+        bent = torch.tanh(x / cap)
+        return bent * cap, 1 - bent.square()
+
+    def weights(self, logits: torch.Tensor, lse: torch.Tensor, hidden: torch.Tensor | None, at: Block) -> torch.Tensor:
+        """Of every key in the softmax, given lse of the rows."""
+        reference = torch.where(lse == -math.inf, 0.0, lse)
+        weights = torch.exp2(logits.mul_(LOG2E).sub_(reference.unsqueeze(-1)))
+        if hidden is not None:
+            self._of_heads(weights, at).masked_fill_(hidden, 0.0)
+        return weights
+
+    def _of_heads(self, x: torch.Tensor, at: Block) -> torch.Tensor:
+        """A view ``[num_kv_heads, group, queries, keys]``."""
+        return x.view(self.kv_heads, self.group, at.q_to - at.q_from, at.k_to - at.k_from)
+
+    def attend(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """The result of the request's queries, into its rows of ``out`` and ``lse``."""
+        for q_from, q_to in self.queries(self.request.kv_len):
+            q = self.rows(self.q, q_from, q_to)
+            for at in self.blocks(q_from, q_to, self.request.kv_len):
+                logits, _ = self.logits(q, at)
+                hidden = self.hidden(at)
+                if hidden is not None:
+                    self._of_heads(logits, at).masked_fill_(hidden, -math.inf)
+                total = torch.logsumexp(logits, -1) * LOG2E
+                weights = self.weights(logits, total, hidden, at)
+                out[q_from:q_to] = self.tokens(torch.bmm(weights, self.v[:, at.k_from : at.k_to]))
+                lse[q_from:q_to] = self.tokens(total)
+
+    def add_gradients(
+        self, grad: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor,
+        dv: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Of the request's rows ``grad``, ``delta`` and ``lse``, into its rows of the others."""
+        scale = self.problem.sm_scale
+        for q_from, q_to in self.queries(min(KEYS, self.request.kv_len)):
+            q, of_out, of_row, total = (self.rows(x, q_from, q_to) for x in (self.q, grad, delta, lse))
+            of_q = torch.zeros_like(q)
+            for at in self.blocks(q_from, q_to, KEYS):
+                keys = slice(at.k_from, at.k_to)
+                logits, bent = self.logits(q, at)
+                hidden = self.hidden(at)
+                weights = self.weights(logits, total, hidden, at)
+                dv[:, keys].baddbmm_(weights.transpose(1, 2), of_out)
+                of_logits = torch.bmm(of_out, self.v[:, keys].transpose(1, 2)).sub_(of_row.unsqueeze(-1)).mul_(weights)
+                if bent is not None:
+                    of_logits.mul_(bent)
+                if hidden is not None:
+                    self._of_heads(of_logits, at).masked_fill_(hidden, 0.0)
+                of_q.baddbmm_(of_logits, self.k[:, keys], alpha=scale)
+                dk[:, keys].baddbmm_(of_logits.transpose(1, 2), q, alpha=scale)
+            dq[q_from:q_to] = self.tokens(of_q)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    requests: list[Request],
+    problem: Problem,
+    packed_mask: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of tensors whose positions are encoded already: the output and lse, both of the dtype worked in."""
+    work = work_dtype(q.dtype)
+    out = q.new_zeros((*q.shape[:2], v.shape[2]), dtype=work)
+    lse = q.new_full(q.shape[:2], -math.inf, dtype=work)
+    for request in requests:
+        if not (request.qo_len and request.kv_len):
+            continue
+        rows = slice(request.qo_start, request.qo_start + request.qo_len)
+        _Attention(request, q, k, v, problem, packed_mask, slopes).attend(out[rows], lse[rows])
+    return out, lse
+
+
+def gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    delta: torch.Tensor,
+    lse: torch.Tensor,
+    requests: list[Request],
+    problem: Problem,
+    packed_mask: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v, of the dtype worked in.
+
+    ``delta`` ``[tokens, num_qo_heads]``: what of a row is to be subtracted from the products of ``grad`` and values.
+    """
+    work = work_dtype(q.dtype)
+    dq = q.new_zeros(q.shape, dtype=work)
+    heads, tokens = 1 - problem.layout, problem.layout
+    of_k, of_v = (x.new_zeros((x.shape[heads], x.shape[tokens], x.shape[2]), dtype=work) for x in (k, v))
+    for request in requests:
+        if not (request.qo_len and request.kv_len):
+            continue
+        rows = slice(request.qo_start, request.qo_start + request.qo_len)
+        keys = slice(request.kv_start, request.kv_start + request.kv_len)
+        _Attention(request, q, k, v, problem, packed_mask, slopes).add_gradients(
+            grad[rows], delta[rows], lse[rows], dq[rows], of_k[:, keys], of_v[:, keys]
+        )
+    if problem.layout:
+        return dq, of_k, of_v
+    return dq, of_k.transpose(0, 1).contiguous(), of_v.transpose(0, 1).contiguous()

@@ -1,0 +1,431 @@
+// Gradients of attention: for a block of keys and a tile of queries the weights once more, and five products of
+// matrices.
+//
+// A task is a part of the keys of one request and one key head: it owns the rows of dk and dv, and adds to sums of dq
+// of its own, which are added up at the end in the order of the parts. No atomics, the same bits in every run.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <flashinfer/attention/mask.h>
+#include <flashinfer/common/prefill_backward.h>
+#include <flashinfer/cpu/attention.h>
+
+namespace flashinfer::cpu {
+
+constexpr int kBackwardRows = 128, kBackwardKeys = 128;  // of a block
+constexpr int kBackwardChunk = 512;                      // keys that are packed and summed up for at a time
+constexpr int kWeightStride = kBackwardKeys + kLanes;    // no power of two, whose rows would meet in few cache lines
+
+// c += a * panel, or = where kSet. `depth` numbers of a row of `a` lie kDepthStep apart, rows kRowStep; after each
+// kPanel numbers `a` goes on `segment` further.
+template <int kRows, int kVectors, int kRowStep, int kDepthStep, int kTo, bool kSet>
+inline void multiply_block(int depth, const float* __restrict a, int64_t segment, const float* __restrict panel,
+                           float* __restrict c) {
+  vfloat sums[kRows][kVectors] = {};
+  for (int start = 0; start < depth; start += kPanel, a += segment) {
+    const int stop = depth - start < kPanel ? depth - start : kPanel;
+#pragma GCC unroll 2
+    for (int k = 0; k < stop; ++k, panel += kPanel) {
+      vfloat right[kVectors];
+      for (int v = 0; v < kVectors; ++v) right[v] = load(panel + v * kLanes);
+      for (int row = 0; row < kRows; ++row)
+        for (int v = 0; v < kVectors; ++v) sums[row][v] += right[v] * a[row * kRowStep + k * kDepthStep];
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = c + row * kTo + v * kLanes;
+      store(to, kSet ? sums[row][v] : load(to) + sums[row][v]);
+    }
+  }
+}
+
+// Calls body(d, constant of vectors) for the panels of a head of `dim` numbers.
+template <typename Body>
+inline void for_panels(int dim, const Body& body) {
+  int d = 0;
+  for (; d + kLanes < dim; d += kPanel) body(d, std::integral_constant<int, kPanelVectors>{});
+  if (d < dim) body(d, std::integral_constant<int, 1>{});
+}
+
+// Memory of a worker, in panels: kPanel numbers of each row, then the next kPanel of each.
+struct BackwardScratch {
+  int dim_qk, dim_vo;
+  Scratch memory;
+  float *keys_by_column, *keys, *values_by_column, *dk, *dv;  // of a chunk
+  float *q, *grad, *dq, *lse, *delta;                         // of a tile
+  float *weights, *of_logits;                                 // of a block
+
+  BackwardScratch(int qk, int vo)
+      : dim_qk(round_up(qk, kPanel)),
+        dim_vo(round_up(vo, kPanel)),
+        memory(int64_t{kBackwardChunk} * (3 * dim_qk + 2 * dim_vo) +
+               int64_t{kBackwardRows} * (2 * dim_qk + dim_vo + 2) + 2 * kBackwardRows * kWeightStride),
+        keys_by_column(memory.take(kBackwardChunk * dim_qk)),
+        keys(memory.take(kBackwardChunk * dim_qk)),
+        values_by_column(memory.take(kBackwardChunk * dim_vo)),
+        dk(memory.take(kBackwardChunk * dim_qk)),
+        dv(memory.take(kBackwardChunk * dim_vo)),
+        q(memory.take(kBackwardRows * dim_qk)),
+        grad(memory.take(kBackwardRows * dim_vo)),
+        dq(memory.take(kBackwardRows * dim_qk)),
+        lse(memory.take(kBackwardRows)),
+        delta(memory.take(kBackwardRows)),
+        weights(memory.take(kBackwardRows * kWeightStride)),
+        of_logits(memory.take(kBackwardRows * kWeightStride)) {}
+};
+
+struct BackwardRequest {
+  WorkItem item;  // batch, queries and keys; kv_start is where its keys begin among all
+  int64_t mask_start;
+  int32_t splits, split_keys;
+};
+
+// What a row sees of a block, numbered in the block.
+using Seen = KeyRange;
+
+template <typename T, bool kTransforms>
+class BackwardTask {
+ public:
+  BackwardTask(const PrefillBackwardParams& params, const BackwardRequest& request, int32_t kv_head,
+               BackwardScratch& scratch)
+      : p_(params),
+        item_(request.item),
+        head_(kv_head),
+        group_(params.num_qo_heads / params.num_kv_heads),
+        rows_(request.item.qo_len * group_),
+        s_(scratch),
+        mask_(mask_params(params, request), request.item) {}
+
+  // Keys [begin, end) of the request, sums of dq as part number `split`.
+  void run(int32_t begin, int32_t end, int32_t split) {
+    float* sums = p_.partial_dq + partial_row(p_, item_, head_, split) * p_.head_dim_qk;
+    for (chunk_ = begin; chunk_ < end; chunk_ += kBackwardChunk) {
+      count_ = std::min<int32_t>(end - chunk_, kBackwardChunk);
+      pack_keys();
+      std::fill_n(s_.dk, kBackwardChunk * s_.dim_qk, 0.0f);
+      std::fill_n(s_.dv, kBackwardChunk * s_.dim_vo, 0.0f);
+      for (row_start_ = 0; row_start_ < rows_; row_start_ += kBackwardRows)
+        tile(sums + static_cast<int64_t>(row_start_) * p_.head_dim_qk, chunk_ == begin);
+      unpack(s_.dk, p_.dk, p_.head_dim_qk, p_.sm_scale);
+      unpack(s_.dv, p_.dv, p_.head_dim_vo, 1.0f);
+    }
+  }
+
+  // Where the sums of dq of a request, a key head and a part begin.
+  static int64_t partial_row(const PrefillBackwardParams& p, const WorkItem& item, int32_t kv_head, int32_t split) {
+    const int64_t group = p.num_qo_heads / p.num_kv_heads;
+    return (split * p.tokens + item.qo_start) * p.num_qo_heads + kv_head * group * item.qo_len;
+  }
+
+ private:
+  static AttentionParams mask_params(const PrefillBackwardParams& params, const BackwardRequest& request) {
+    AttentionParams result{};
+    result.mask_mode = params.mask_mode, result.window_left = params.window_left;
+    if (params.custom_mask) result.custom_mask = params.custom_mask + request.mask_start;
+    return result;
+  }
+
+  int32_t query(int row) const { return (row_start_ + row) / group_; }
+  int64_t token(int row) const { return int64_t{item_.qo_start} + query(row); }
+  int32_t qo_head(int row) const { return head_ * group_ + (row_start_ + row) % group_; }
+
+  Seen seen(int first, int last, int32_t from, int32_t count) const {
+    const int32_t begin = mask_.begin(query(first)) - from, end = mask_.end(query(last)) - from;
+    return {begin > 0 ? begin : 0, end < count ? end : count};
+  }
+
+  // ---- a chunk of keys ---------------------------------------------------------------------------------------------
+
+  void pack_keys() {
+    const int padded = round_up(count_, kPanel);
+    const std::vector<T> zeros(std::max(s_.dim_qk, s_.dim_vo));
+    for (int t = 0; t < padded; t += kLanes) {
+      const T *k[kLanes], *v[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t row = int64_t{item_.kv_start} + chunk_ + t + i;
+        k[i] = t + i < count_ ? p_.k.at<const T>(row, head_) : zeros.data();
+        v[i] = t + i < count_ ? p_.v.at<const T>(row, head_) : zeros.data();
+      }
+      pack_columns(k, p_.head_dim_qk, s_.keys_by_column + t / kPanel * kPanel * s_.dim_qk + t % kPanel);
+      pack_columns(v, p_.head_dim_vo, s_.values_by_column + t / kPanel * kPanel * s_.dim_vo + t % kPanel);
+      for (int i = 0; i < kLanes; ++i)
+        pack_row(k[i], p_.head_dim_qk, s_.keys + (t + i) * kPanel, kBackwardChunk * kPanel);
+    }
+  }
+
+  static void pack_columns(const T* const* rows, int dim, float* panel) {
+    for_lanes(dim, [&](int64_t d, int count) {
+      vfloat block[kLanes];
+      for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + d, count);
+      transpose(block);
+      for (int i = 0; i < count; ++i) store(panel + (d + i) * kPanel, block[i]);
+    });
+  }
+  static void pack_row(const T* row, int dim, float* panels, int64_t stride) {
+    for_lanes(dim,
+              [&](int64_t d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
+  }
+
+  void unpack(const float* panels, const HeadRows& to, int dim, float scale) const {
+    for (int t = 0; t < count_; ++t) {
+      T* row = to.at<T>(int64_t{item_.kv_start} + chunk_ + t, head_);
+      for_lanes(dim, [&](int64_t d, int count) {
+        store(row + d, load(panels + d / kPanel * kBackwardChunk * kPanel + t * kPanel + d % kPanel) * scale, count);
+      });
+    }
+  }
+
+  // ---- a tile of queries -------------------------------------------------------------------------------------------
+
+  void tile(float* sums, bool first) {
+    tile_rows_ = std::min<int32_t>(rows_ - row_start_, kBackwardRows);
+    const Seen range = seen(0, tile_rows_ - 1, chunk_, count_);
+    if (range.empty()) {
+      if (first) std::fill_n(sums, tile_rows_ * p_.head_dim_qk, 0.0f);
+      return;
+    }
+    load_rows();
+    for (block_ = range.begin / kBackwardKeys * kBackwardKeys; block_ < range.end; block_ += kBackwardKeys) block();
+    for (int row = 0; row < tile_rows_; ++row) {
+      float* to = sums + row * p_.head_dim_qk;
+      for_lanes(p_.head_dim_qk, [&](int64_t d, int count) {
+        const vfloat more = load(s_.dq + d / kPanel * kBackwardRows * kPanel + row * kPanel + d % kPanel);
+        store(to + d, first ? more : load(to + d, count) + more, count);
+      });
+    }
+  }
+
+  void load_rows() {
+    const int padded = round_up(tile_rows_, kGemmRows);
+    const std::vector<T> zeros(std::max(s_.dim_qk, s_.dim_vo));
+    for (int row = 0; row < padded; ++row) {
+      const bool there = row < tile_rows_;
+      const int64_t at = there ? token(row) * p_.num_qo_heads + qo_head(row) : 0;
+      const float lse = there ? p_.lse[at] : 0;
+      s_.lse[row] = lse == -math::inf ? 0 : lse;
+      s_.delta[row] = there ? p_.delta[at] : 0;
+      pack_row(there ? p_.q.at<const T>(token(row), qo_head(row)) : zeros.data(), p_.head_dim_qk, s_.q + row * kPanel,
+               kBackwardRows * kPanel);
+      pack_row(there ? p_.grad.at<const T>(token(row), qo_head(row)) : zeros.data(), p_.head_dim_vo,
+               s_.grad + row * kPanel, kBackwardRows * kPanel);
+    }
+    std::fill_n(s_.dq, kBackwardRows * s_.dim_qk, 0.0f);
+  }
+
+  // ---- a block of a tile and keys ----------------------------------------------------------------------------------
+
+  void block() {
+    const int32_t keys = std::min<int32_t>(count_ - block_, kBackwardKeys);
+    const int padded = round_up(tile_rows_, kGemmRows);
+    // In whole panels: what of the block a group of rows sees, and which rows see a panel.
+    Seen groups[kBackwardRows / kGemmRows], rows[kBackwardKeys / kPanel];
+    for (Seen& one : rows) one = {padded, 0};
+    for (int row = 0; row < padded; row += kGemmRows) {
+      const Seen exact = seen(row, std::min(row + kGemmRows, tile_rows_) - 1, chunk_ + block_, keys);
+      Seen& group = groups[row / kGemmRows];
+      group = exact.empty() ? Seen{0, 0} : Seen{exact.begin / kPanel * kPanel, round_up(exact.end, kPanel)};
+      for (int t = group.begin; t < group.end; t += kPanel) {
+        rows[t / kPanel].begin = std::min(rows[t / kPanel].begin, row);
+        rows[t / kPanel].end = row + kGemmRows;
+      }
+    }
+    for (int t = 0; t < keys; t += kPanel) {
+      const Seen seen_by = rows[t / kPanel];
+      const int64_t panel = (block_ + t) / kPanel * kPanel;
+      for (int row = seen_by.begin; row < seen_by.end; row += kGemmRows) {
+        multiply_rows(p_.head_dim_qk, s_.q + row * kPanel, s_.keys_by_column + panel * s_.dim_qk,
+                      s_.weights + row * kWeightStride + t);
+        multiply_rows(p_.head_dim_vo, s_.grad + row * kPanel, s_.values_by_column + panel * s_.dim_vo,
+                      s_.of_logits + row * kWeightStride + t);
+      }
+    }
+    for (int row = 0; row < padded; ++row) {
+      const Seen group = groups[row / kGemmRows];
+      if (!group.empty()) weigh(row, group, keys);
+    }
+    add_to_keys(rows, keys, s_.weights, s_.grad, p_.head_dim_vo, s_.dv);
+    add_to_keys(rows, keys, s_.of_logits, s_.q, p_.head_dim_qk, s_.dk);
+    add_to_queries(groups, padded);
+  }
+
+  static void multiply_rows(int dim, const float* rows, const float* panel, float* to) {
+    multiply_block<kGemmRows, kPanelVectors, kPanel, 1, kWeightStride, true>(dim, rows, kBackwardRows * kPanel, panel,
+                                                                             to);
+  }
+
+  // dv += weights^T grad, or dk += of_logits^T q.
+  void add_to_keys(const Seen* rows, int keys, const float* left, const float* right, int dim, float* sums) const {
+    for_panels(dim, [&](int d, auto vectors) {
+      const int64_t column = d / kPanel;
+      for (int t = 0; t < keys; t += kGemmRows) {
+        const Seen range = rows[t / kPanel];
+        if (range.empty()) continue;
+        multiply_block<kGemmRows, vectors, 1, kWeightStride, kPanel, false>(
+            range.end - range.begin, left + range.begin * kWeightStride + t, kPanel * kWeightStride,
+            right + (column * kBackwardRows + range.begin) * kPanel,
+            sums + (column * kBackwardChunk + block_ + t) * kPanel);
+      }
+    });
+  }
+
+  // dq += of_logits k
+  void add_to_queries(const Seen* groups, int padded) const {
+    for_panels(p_.head_dim_qk, [&](int d, auto vectors) {
+      const int64_t column = d / kPanel;
+      for (int row = 0; row < padded; row += kGemmRows) {
+        const Seen range = groups[row / kGemmRows];
+        if (range.empty()) continue;
+        multiply_block<kGemmRows, vectors, kWeightStride, 1, kPanel, false>(
+            range.end - range.begin, s_.of_logits + row * kWeightStride + range.begin, kPanel,
+            s_.keys + (column * kBackwardChunk + block_ + range.begin) * kPanel,
+            s_.dq + (column * kBackwardRows + row) * kPanel);
+      }
+    });
+  }
+
+  // Products of a row and keys become weights, products of its gradient and values the gradients of logits; 0 where the
+  // row sees nothing.
+  void weigh(int row, Seen group, int32_t keys) {
+    float *weights = s_.weights + row * kWeightStride, *of_logits = s_.of_logits + row * kWeightStride;
+    const Seen range = row < tile_rows_ ? seen(row, row, chunk_ + block_, keys) : Seen{0, 0};
+    const bool all = range.begin <= group.begin && range.end >= group.end && mask_.mode != MaskMode::kCustom;
+    const vfloat lse = splat(s_.lse[row]), delta = splat(s_.delta[row]);
+    const float scale = p_.sm_scale * math::log2e;
+    vint lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+    for (int t = group.begin; t < group.end; t += kLanes) {
+      vfloat x = load(weights + t), bent = splat(1.0f);
+      if constexpr (kTransforms) {
+        x = transformed(row, x, t, lanes, bent) - lse;
+      } else {
+        x = x * scale - lse;
+      }
+      vfloat weight = exp2(x), of_logit = weight * (load(of_logits + t) - delta);
+      if constexpr (kTransforms) of_logit *= bent;
+      if (!all) {
+        const vint at = lanes + t, shown = (at >= range.begin) & (at < range.end) & bits(row, t, range);
+        weight = select(shown, weight, vfloat{}), of_logit = select(shown, of_logit, vfloat{});
+      }
+      store(weights + t, weight);
+      store(of_logits + t, of_logit);
+    }
+  }
+
+  // A logit in log2; `bent` becomes its derivative by the scaled product.
+  vfloat transformed(int row, vfloat x, int t, vint lanes, vfloat& bent) const {
+    x *= p_.sm_scale;
+    if (p_.alibi_slopes) {
+      const int32_t distance = chunk_ + block_ + t + item_.qo_len - item_.kv_len - query(row);
+      x += __builtin_convertvector(lanes + distance, vfloat) * p_.alibi_slopes[qo_head(row)];
+    }
+    if (p_.logits_soft_cap > 0) {
+      const vfloat capped = tanh(x * (1.0f / p_.logits_soft_cap));
+      bent = 1.0f - capped * capped;
+      x = capped * p_.logits_soft_cap;
+    }
+    return x * math::log2e;
+  }
+
+  // A vector's bits of a custom mask. No byte beyond the last bit of the range is read.
+  vint bits(int row, int t, Seen range) const {
+    if (mask_.mode != MaskMode::kCustom || range.empty()) return ~vint{};
+    const int64_t first = int64_t{query(row)} * mask_.kv_len + chunk_ + block_;
+    const int64_t byte = (first + t) >> 3, last = (first + range.end - 1) >> 3;
+    uint32_t word = 0;
+    for (int i = 0; i <= (kLanes + 7) / 8; ++i)
+      if (byte + i <= last) word |= static_cast<uint32_t>(mask_.bits[byte + i]) << 8 * i;
+    vuint lane_bits;
+    for (int lane = 0; lane < kLanes; ++lane) lane_bits[lane] = 1u << lane;
+    return ((vuint{} + (word >> ((first + t) & 7))) & lane_bits) != 0;
+  }
+
+  const PrefillBackwardParams& p_;
+  const WorkItem item_;
+  const int32_t head_, group_, rows_;
+  BackwardScratch& s_;
+  const Mask mask_;
+  int32_t chunk_ = 0, count_ = 0;          // its first key, its keys
+  int32_t row_start_ = 0, tile_rows_ = 0;  // the tile's first row, its rows
+  int32_t block_ = 0;                      // first key of the block, numbered in the chunk
+};
+
+inline std::vector<BackwardRequest> backward_requests(const PrefillBackwardParams& params) {
+  std::vector<BackwardRequest> requests(params.batch_size);
+  int64_t kv_start = 0, mask_start = 0;
+  for (int64_t b = 0; b < params.batch_size; ++b) {
+    BackwardRequest& one = requests[b];
+    WorkItem& item = one.item = WorkItem{};
+    item.batch = static_cast<int32_t>(b);
+    item.qo_start = params.qo_indptr ? params.qo_indptr[b] : 0;
+    item.qo_len = static_cast<int32_t>(params.qo_indptr ? params.qo_indptr[b + 1] - item.qo_start : params.tokens);
+    item.kv_len = static_cast<int32_t>(params.kv_lens ? params.kv_lens[b] : params.kv_tokens);
+    item.kv_start = static_cast<int32_t>(kv_start);
+    one.mask_start = mask_start;
+    const int32_t chunks = (item.kv_len + kBackwardChunk - 1) / kBackwardChunk;
+    one.splits = std::min(params.splits, chunks);
+    const int32_t each = one.splits ? (chunks + one.splits - 1) / one.splits : 0;
+    one.split_keys = each * kBackwardChunk;
+    one.splits = each ? (chunks + each - 1) / each : 0;
+    kv_start += item.kv_len;
+    mask_start += (int64_t{item.qo_len} * item.kv_len + 7) / 8;
+  }
+  return requests;
+}
+
+// Enough parts for many threads where there are few requests and heads, as far as memory for their sums allows.
+inline int32_t prefill_backward_splits(const PrefillBackwardParams& params) {
+  constexpr int64_t kTasks = 64, kNumbers = int64_t{1} << 26;
+  const int64_t pairs = std::max<int64_t>(1, params.batch_size * params.num_kv_heads);
+  const int64_t size = std::max<int64_t>(1, params.tokens * params.num_qo_heads * params.head_dim_qk);
+  const int64_t chunks = (params.kv_tokens + kBackwardChunk - 1) / kBackwardChunk;
+  const int64_t wanted = std::min((kTasks + pairs - 1) / pairs, kNumbers / size);
+  return static_cast<int32_t>(std::max<int64_t>(1, std::min(wanted, chunks)));
+}
+
+template <typename T, bool kTransforms>
+void prefill_backward(const PrefillBackwardParams& params) {
+  using Task = BackwardTask<T, kTransforms>;
+  const std::vector<BackwardRequest> requests = backward_requests(params);
+  const int64_t heads = params.num_kv_heads, pairs = params.batch_size * heads, tasks = pairs * params.splits;
+  parallel_tasks(tasks, [&](const auto& next) {
+    BackwardScratch scratch(params.head_dim_qk, params.head_dim_vo);
+    // First parts first: where the mask is causal, more queries see them.
+    for (int64_t task; (task = next()) < tasks;) {
+      const int32_t split = static_cast<int32_t>(task / pairs);
+      const BackwardRequest& request = requests[task % pairs / heads];
+      if (split >= request.splits) continue;
+      const int32_t begin = split * request.split_keys, end = begin + request.split_keys;
+      Task(params, request, static_cast<int32_t>(task % heads), scratch)
+          .run(begin, std::min(end, request.item.kv_len), split);
+    }
+  });
+  // Sums of dq, in the order of the parts.
+  const int32_t group = params.num_qo_heads / params.num_kv_heads, dim = params.head_dim_qk;
+  parallel_tasks(pairs, [&](const auto& next) {
+    for (int64_t task; (task = next()) < pairs;) {
+      const BackwardRequest& request = requests[task / heads];
+      const int32_t head = static_cast<int32_t>(task % heads), splits = request.splits;
+      for (int32_t row = 0; row < request.item.qo_len * group; ++row) {
+        T* to = params.dq.at<T>(request.item.qo_start + row / group, head * group + row % group);
+        for_lanes(dim, [&](int64_t d, int count) {
+          vfloat sum{};
+          for (int32_t split = 0; split < splits; ++split)
+            sum +=
+                load(params.partial_dq + (Task::partial_row(params, request.item, head, split) + row) * dim + d, count);
+          store(to + d, sum * params.sm_scale, count);
+        });
+      }
+    }
+  });
+}
+
+template <typename T>
+void prefill_backward(const PrefillBackwardParams& params) {
+  if (params.alibi_slopes || params.logits_soft_cap > 0) return prefill_backward<T, true>(params);
+  prefill_backward<T, false>(params);
+}
+
+}  // namespace flashinfer::cpu
