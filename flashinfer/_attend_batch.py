@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, call, own_operators, rows_of
+from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
 from .prefill import single_prefill_with_kv_cache
 from .quantization import packbits
 
@@ -68,12 +68,14 @@ def _attend_batch(
     mode = CAUSAL if causal else NON_CAUSAL
     if mask is not None:
         (packed, mask_indptr), mode, window_left = _packed(mask, qo_len, k.shape[2]), CUSTOM, -1
+    logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
+    parameters = own_parameters(logits, batch_size * num_qo_heads, q.device)
     # Heads of the batch, behind the queries: a view for one query or one request.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     call(
         "attend_batch", operators.run, rows_of(q.permute(2, 0, 1, 3).flatten(1, 2)), rows_of(k.flatten(0, 1)),
         rows_of(v.flatten(0, 1)), folded, None, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, mask_indptr, None,
-        None, 0, None, 1, mode, window_left, 1.0, 1.0, 1e4, operators.variant, None, sm_scale, logits_soft_cap,
+        None, 0, None, 1, mode, window_left, 1.0, 1.0, 1e4, operators.variant, *parameters,
     )  # fmt: skip
     if batch_size == 1 or qo_len == 1:
         return folded.view(out.shape)
