@@ -43,8 +43,10 @@ class Requests:
         # Tokens of the cache in order, as torch's attention wants them; behind a request's last, the first again.
         longest, first = max(lengths), self.indptr[:-1, None].long()
         token = torch.arange(longest, device=device)
-        self.seen = (token < torch.tensor(lengths, device=device)[:, None])[:, None, None]
-        at = torch.where(self.seen[:, 0, 0], token, 0)
+        seen = token < torch.tensor(lengths, device=device)[:, None]
+        # With a mask, torch has no flash attention: it gets none that it can do without.
+        self.seen = None if min(lengths) == longest else seen[:, None, None]
+        at = torch.where(seen, token, 0)
         self.rows = self.indices[first + at // sizes.page_size].long() * sizes.page_size + at % sizes.page_size
 
 
