@@ -79,7 +79,7 @@ def _attend_batch(
     )  # fmt: skip
     if batch_size == 1 or qo_len == 1:
         return folded.view(out.shape)
-    return out.copy_(folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))  # type: ignore[no-untyped-call]
+    return out.copy_(folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _differentiable(
     if mask is None or mask.shape[0] == 1:
         one = None if mask is None else mask.expand(1, 1, qo_len, k.shape[2])[0, 0]
         folded = attend(q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1), one)
-        return folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()  # type: ignore[no-untyped-call, no-any-return]
+        return folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()
     masks = mask.expand(batch_size, 1, qo_len, k.shape[2])
     return torch.stack([attend(q[b].transpose(0, 1), k[b], v[b], masks[b, 0]) for b in range(batch_size)])
 

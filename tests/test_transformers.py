@@ -249,6 +249,28 @@ def test_inductor(ours, device):
     pair.assert_near(got, ids, mask)
 
 
+# Training
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_gradients(kind, padding, ours, device):
+    """Those of ``eager`` in float32."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    pair = Pair(kind, (device, dtype))
+    ids, mask = tokens_of(2, 13, padding, device)
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    pair.model.set_attn_implementation(ours)
+    grads = []
+    for model in (pair.model, pair.reference):
+        logits = model.train()(ids, attention_mask=mask, use_cache=False).logits[real].float()
+        torch.nn.functional.cross_entropy(logits, ids[real]).backward()
+        grads.append({name: value.grad.float() for name, value in model.named_parameters()})
+    limit = 1e-4 if dtype == torch.float32 else 3e-2
+    for name, want in grads[1].items():
+        assert (grads[0][name] - want).abs().max() <= limit * want.abs().max(), name
+
+
 # Masks
 
 
@@ -288,6 +310,47 @@ def test_decoding_reads_nothing():
     assert masks(**step | dict(q_offset=offset), attention_mask=meta).shape == (2, 1, 1, 8)
     with pytest.raises(RuntimeError):
         masks(attention_mask=meta, device="meta")  # prefill
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_step_waits_for_nothing(static, device):
+    """Nor does it plan: captured into a CUDA graph, it follows new data and new padding."""
+    q = torch.empty(3, 4, 1, 64, dtype=torch.bfloat16, device=device)
+    k, v = (torch.empty(3, 2, 40, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
+    padding, out = torch.empty(3, 40, dtype=torch.bool, device=device), torch.empty(3, 1, 4, 64, device=device)
+    offset = torch.full((), 39, device=device) if static else 39
+
+    def step() -> None:
+        seen = attention_mask(3, 1, 40, offset, 0, padding, device=device)
+        out.copy_(attention_forward(SimpleNamespace(is_causal=True), q, k, v, seen)[0])
+
+    def fill() -> torch.Tensor:
+        for x in (q, k, v):
+            x.normal_()
+        padding.copy_(torch.rand(3, 40) < 0.5)
+        padding[:, -1] = True
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), padding[:, None, None], enable_gqa=True
+        ).transpose(1, 2)
+
+    fill()
+    step()
+    run = step
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    for _ in range(5):
+        want = fill()
+        run()
+        torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
 
 def test_masks_of_the_callers_own(ours, device):
@@ -362,6 +425,14 @@ def test_a_model_says_what_is_not_supported(ours, device):
 def test_the_name(ours):
     assert register() == ours and ours in ALL_ATTENTION_FUNCTIONS
     assert "flash" not in ours, "transformers would take it for FlashAttention"
+
+
+def test_the_example_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transformers.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/transformers.md", "exec"), names)
+    assert names["model"].config._attn_implementation == register()
+    assert torch.equal(names["tokens"][:, :12], names["ids"])
 
 
 def test_nothing_is_imported_unasked():

@@ -183,7 +183,7 @@ def attention_mask(
             return None
     if allow_is_causal_skip and fits and _is_known(local_size, kv_length, config) and all_real():
         return None
-    return sdpa_mask(
+    mask: torch.Tensor = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -195,6 +195,7 @@ def attention_mask(
         allow_is_bidirectional_skip=False,
         **kwargs,
     )
+    return mask
 
 
 def _is_known(local_size: int | None, kv_length: int, config: Any) -> bool:
