@@ -271,6 +271,13 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   AttentionParams& common = params;  // a variant may have parameters of its own of these two names
   common.custom_mask = data_of<uint8_t>(check, custom_mask, "custom_mask", run.q);
   common.mask_indptr = data_of<int32_t>(check, mask_indptr, "mask_indptr", run.q, requests + 1);
+  const int64_t masks = mask_indptr && !plan ? View(*mask_indptr, "mask_indptr").numel - 1 : 1;
+  if (mask_indptr && !plan) {
+    if (params.num_kv_heads % masks != 0)
+      check.fail("mask_indptr", "got " + std::to_string(masks) + " masks, wanted a divisor of the " +
+                                    std::to_string(params.num_kv_heads) + " heads of k");
+    common.heads_per_mask = static_cast<int32_t>(params.num_kv_heads / masks);
+  }
   if (params.mask_mode == MaskMode::kCustom && !custom_mask)
     check.fail("custom_mask", "got none, wanted one for the custom mask mode");
   params.prefix_len = data_of<uint32_t>(check, prefix_len, "prefix_len", run.q, requests);
@@ -296,7 +303,8 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
     if (run.paged) check.fail(run.k, "got a paged cache, wanted a plan with it");
     const int64_t kv_len = run.k.size(run.dims.row), group = params.group.divisor;
     if (kv_len > INT32_MAX || run.q.size(0) * group > INT32_MAX) check.fail(run.k, "got more than 2147483647 rows");
-    if (params.mask_mode == MaskMode::kCustom && View(*custom_mask, "custom_mask").numel * 8 < run.q.size(0) * kv_len)
+    if (params.mask_mode == MaskMode::kCustom &&
+        View(*custom_mask, "custom_mask").numel < (run.q.size(0) * kv_len + 7) / 8 * masks)
       check.fail("custom_mask", "got fewer bits than queries times keys");
     if (params.mask_mode == MaskMode::kMultiItem &&
         params.token_pos_in_items_len < static_cast<int64_t>(run.q.size(0)) - static_cast<int64_t>(kv_len))

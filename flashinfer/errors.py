@@ -77,6 +77,17 @@ class GradientError(FlashInferError, NotImplementedError):
     """A gradient was asked for that no operator of ours computes."""
 
 
+class DependencyError(FlashInferError, ImportError):
+    """A library that an integration is for is not there, or too old.
+
+    Attribute: ``library``.
+    """
+
+    def __init__(self, library: str, reason: str, requirement: str) -> None:
+        super().__init__(f"{library}: {reason}: pip install '{requirement}'")
+        self.library = library
+
+
 class BuildError(FlashInferError):
     """A module did not build.
 

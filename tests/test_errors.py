@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from flashinfer import errors
-from flashinfer.errors import BuildError, EnvironmentValueError, FlashInferError, JitFrozenError
+from flashinfer.errors import BuildError, DependencyError, EnvironmentValueError, FlashInferError, JitFrozenError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, FlashInferError)]
 ARGUMENTS = {
+    DependencyError: ("transformers", "cannot be imported", "flashinfer[transformers]"),
     EnvironmentValueError: ("CXX", "x y", "a program"),
     JitFrozenError: ("norm_cpu", "freeze()", "nothing there", "rmsnorm", tuple(traceback.extract_stack())),
 }

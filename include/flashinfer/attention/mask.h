@@ -5,7 +5,8 @@
 
 namespace flashinfer {
 
-// Masks of one work item. Causal masks and windows are aligned at the end: the last query stands at the last key.
+// Masks of one work item and one key head. Causal masks and windows are aligned at the end: the last query stands at
+// the last key.
 struct Mask {
   MaskMode mode;
   int32_t qo_len, kv_len, window_left;  // window_left: kv_len where there is no window
@@ -13,7 +14,8 @@ struct Mask {
   int32_t prefix_len, max_item_len;     // kMultiItem
   const uint16_t* token_pos;
 
-  FLASHINFER_HD Mask(const AttentionParams& params, const WorkItem& item)
+  // Only the bits of a custom mask depend on the key head.
+  FLASHINFER_HD Mask(const AttentionParams& params, const WorkItem& item, int32_t kv_head = 0)
       : mode(params.mask_mode),
         qo_len(item.qo_len),
         kv_len(item.kv_len),
@@ -23,12 +25,17 @@ struct Mask {
         max_item_len(0),
         token_pos(nullptr) {
     if (mode == MaskMode::kCustom) {
-      bits = params.custom_mask + (params.mask_indptr ? params.mask_indptr[item.batch] : 0);
+      bits = bits_of(params, item, kv_head);
     } else if (mode == MaskMode::kMultiItem) {
       prefix_len = static_cast<int32_t>(params.prefix_len[item.batch]);
       max_item_len = params.max_item_len[item.batch];
       token_pos = params.token_pos_in_items + static_cast<int64_t>(item.batch) * params.token_pos_in_items_len;
     }
+  }
+
+  FLASHINFER_HD static const uint8_t* bits_of(const AttentionParams& params, const WorkItem& item, int32_t kv_head) {
+    if (!params.mask_indptr) return params.custom_mask;
+    return params.custom_mask + params.mask_indptr[params.items ? item.batch : kv_head / params.heads_per_mask];
   }
 
   // Keys [begin, end) of the request hold all that queries first ... last (numbered in the request) may see.

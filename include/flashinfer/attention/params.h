@@ -81,7 +81,8 @@ struct AttentionParams {
   MaskMode mask_mode;
   int32_t window_left;                 // a query sees this many keys to its left and itself; -1: all
   const uint8_t* custom_mask;          // bits, little end first: bit qo_idx * kv_len + kv_idx of the request's part
-  const int32_t* mask_indptr;          // [batch + 1] in bytes; null: one request
+  const int32_t* mask_indptr;          // [batch + 1] in bytes; null: one mask. Without a plan: [masks + 1]
+  int32_t heads_per_mask;              // without a plan: the first mask is of as many key heads, the next of the next
   const uint32_t* prefix_len;          // kMultiItem: [batch], keys of the prefix
   const uint16_t* token_pos_in_items;  // kMultiItem: [batch, token_pos_in_items_len], 0 at a delimiter
   int32_t token_pos_in_items_len;

@@ -115,7 +115,7 @@ struct Tile {
   const WorkItem& item;
   int32_t kv_head;
   const int32_t group, rows, first;  // first: where the request's pages or rows begin
-  const Mask mask;
+  Mask mask;
   const Variant variant;
 
   Tile(const Params& p, const WorkItem& i, int32_t head)
@@ -126,8 +126,14 @@ struct Tile {
         group(static_cast<int32_t>(common.group.divisor)),
         rows(rows_of(common, i.qo_len, i.row_start)),
         first(common.kv.indptr ? common.kv.indptr[i.batch] : 0),
-        mask(common, i),
+        mask(common, i, head),
         variant(p, static_cast<uint32_t>(i.batch), nullptr) {}
+
+  // Goes on with another key head of the item.
+  void move_to(int32_t head) {
+    kv_head = head;
+    if (mask.mode == MaskMode::kCustom) mask.bits = Mask::bits_of(common, item, head);
+  }
 
   static int32_t rows_of(const AttentionParams& p, int32_t qo_len, int32_t row_start) {
     const int32_t left = qo_len * static_cast<int32_t>(p.group.divisor) - row_start;

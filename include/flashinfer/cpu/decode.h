@@ -146,7 +146,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   void run() {
     const KeyRange keys = this->visible();
     for (int i = 0; i < heads; ++i) {
-      this->kv_head = first_head + i;
+      this->move_to(first_head + i);
       this->load_queries(scratch.q + i * scratch.rows * kQ, rotation);
     }
     std::memset(scratch.sums, 0, sizeof(float) * heads * scratch.rows * kSums);
@@ -160,7 +160,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
       for (int i = 0; i < heads; ++i) head_block(i, block, more ? kDecodeKeys : keys.end - block, more);
     }
     for (int i = 0; i < heads; ++i) {
-      this->kv_head = first_head + i;
+      this->move_to(first_head + i);
       for (int row = i * scratch.rows, end = row + this->rows; row < end; ++row)
         this->finish(row - i * scratch.rows, scratch.sums + row * kSums, scratch.state.highest[row],
                      scratch.state.total[row]);
@@ -187,7 +187,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
 
   // Head number i meets a block of keys.
   void head_block(int i, int32_t block, int count, bool more) {
-    this->kv_head = first_head + i;
+    this->move_to(first_head + i);
     const int whole = round_up(count, kLanes), at = i * scratch.rows;
     const int64_t k_offset = this->kv_head * kv.k_head, v_offset = this->kv_head * kv.v_head;
     const KV* rows[kDecodeKeys];

@@ -36,7 +36,7 @@ struct WarpRows {
   int32_t shared_start, shared_end;  // keys that all of them see, unless the variant hides them
 
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
-      : params(p), mask(p, item), batch(item.batch), head(head_), kv_end(item.kv_end) {
+      : params(p), mask(p, item, head_), batch(item.batch), head(head_), kv_end(item.kv_end) {
     const int warp = threadIdx.x / 32 % S::kRowWarps;
     first = item.row_start + warp * 16 * S::kM, rows = item.qo_len * static_cast<int32_t>(p.group.divisor);
     if (!active()) return;

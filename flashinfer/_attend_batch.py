@@ -1,0 +1,140 @@
+"""Attention of a batch of equally long requests: one launch and no plan, whatever its masks.
+
+The heads of a batch are taken for the heads of one request, which has as many queries and keys as each of them: query
+head ``b * num_qo_heads + h`` reads key head ``b * num_kv_heads + h // group``. Where requests have masks of their own,
+the kernels are told where each begins and how many key heads it is for. All that depends on shapes alone: nothing is
+read on the host, and a call can be captured into a CUDA graph as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
+from .prefill import single_prefill_with_kv_cache
+from .quantization import packbits
+
+
+def attend_batch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+) -> torch.Tensor:
+    """Attention of a batch of requests with as many queries and as many keys each.
+
+    Args:
+        q: ``[batch_size, num_qo_heads, qo_len, head_dim]``.
+        k, v: ``[batch_size, num_kv_heads, kv_len, head_dim]`` of ``q``'s dtype.
+        mask: bool, ``[batch_size or 1, 1, qo_len or 1, kv_len]``, True where a query sees a key. It then stands for
+            ``causal`` and ``window_left``.
+        causal, window_left, logits_soft_cap, sm_scale: as for :func:`flashinfer.single_prefill_with_kv_cache`; the last
+            query stands at the last key.
+
+    Returns:
+        ``[batch_size, qo_len, num_qo_heads, head_dim]``, contiguous; 0 where a query sees no key.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _differentiable(q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale)
+    out: torch.Tensor = torch.ops.flashinfer.attend_batch.default(
+        q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale
+    )
+    return out
+
+
+def _attend_batch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+) -> torch.Tensor:
+    batch_size, num_qo_heads, qo_len, _ = q.shape
+    out = _fake(q, k, v)
+    if out.numel() == 0:
+        return out
+    family = "decode" if qo_len == 1 else "prefill"
+    dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[3], v.shape[3])
+    operators = own_operators(family, q.device.type, dtypes, head_dims, 0, logits_soft_cap > 0)
+    packed = mask_indptr = None
+    mode = CAUSAL if causal else NON_CAUSAL
+    if mask is not None:
+        (packed, mask_indptr), mode, window_left = _packed(mask, qo_len, k.shape[2]), CUSTOM, -1
+    logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
+    parameters = own_parameters(logits, batch_size * num_qo_heads, q.device)
+    # Heads of the batch, behind the queries: a view for one query or one request.
+    folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
+    call(
+        "attend_batch", operators.run, rows_of(q.permute(2, 0, 1, 3).flatten(1, 2)), rows_of(k.flatten(0, 1)),
+        rows_of(v.flatten(0, 1)), folded, None, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, mask_indptr, None,
+        None, 0, None, 1, mode, window_left, 1.0, 1.0, 1e4, operators.variant, *parameters,
+    )  # fmt: skip
+    if batch_size == 1 or qo_len == 1:
+        return folded.view(out.shape)
+    return out.copy_(folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+    batch_size, num_qo_heads, qo_len, _head_dim = q.shape
+    return q.new_empty((batch_size, qo_len, num_qo_heads, v.shape[3]))
+
+
+def _packed(mask: torch.Tensor, qo_len: int, kv_len: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The bits of all masks, and where each begins; one mask needs no such table."""
+    if mask.stride(0) == 0:
+        mask = mask[:1]
+    bits = mask.expand(-1, 1, qo_len, kv_len).flatten(1)
+    if bits.shape[0] == 1:
+        return packbits(bits.flatten(), bitorder="little"), None
+    if bits.shape[1] % 8:  # each begins with a byte of its own
+        bits = F.pad(bits, (0, -bits.shape[1] % 8))
+    step = bits.shape[1] // 8
+    indptr = torch.arange(0, bits.shape[0] * step + 1, step, dtype=torch.int32, device=mask.device)
+    return packbits(bits.flatten(), bitorder="little"), indptr
+
+
+def _differentiable(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+) -> torch.Tensor:
+    """The same of public functions, which have gradients: with masks of their own, request by request."""
+    batch_size, num_qo_heads, qo_len, _ = q.shape
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, one: torch.Tensor | None) -> torch.Tensor:
+        out = single_prefill_with_kv_cache(
+            q, k, v, custom_mask=one, causal=causal and one is None, kv_layout="HND",
+            window_left=-1 if one is not None else window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
+        )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    if mask is None or mask.shape[0] == 1:
+        one = None if mask is None else mask.expand(1, 1, qo_len, k.shape[2])[0, 0]
+        folded = attend(q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1), one)
+        return folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()
+    masks = mask.expand(batch_size, 1, qo_len, k.shape[2])
+    return torch.stack([attend(q[b].transpose(0, 1), k[b], v[b], masks[b, 0]) for b in range(batch_size)])
+
+
+_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
+_LIBRARY.define(
+    "attend_batch(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, int window_left, float logits_soft_cap,"
+    " float sm_scale) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl("attend_batch", _attend_batch, "CompositeExplicitAutograd")
+_LIBRARY.impl("attend_batch", _fake, "Meta")

@@ -1,0 +1,207 @@
+"""Attention of Hugging Face transformers by our kernels.
+
+    from flashinfer.integrations.transformers import register
+    model = AutoModelForCausalLM.from_pretrained(..., dtype=torch.bfloat16, attn_implementation=register())
+
+Importing this module does not import transformers; :func:`register` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._attend_batch import attend_batch
+from ..errors import DependencyError
+from ..jit.modules._attention import head_dims_value
+from ..jit.spec import BACKENDS
+
+__all__ = ["NAME", "register"]
+
+# transformers takes every name with "flash" in it for a version of FlashAttention, and refuses one it does not know.
+NAME = "fi_attention"
+OLDEST = (5, 17)
+_DTYPES = {"cpu": (torch.float32, torch.float16, torch.bfloat16), "cuda": (torch.float16, torch.bfloat16)}
+# What models pass and kernels would have to know of.
+_UNSUPPORTED = {
+    "s_aux": "attention sinks",
+    "position_bias": "a bias of positions",
+    "output_attentions": "weights of attention among the outputs",
+}
+
+
+def register() -> str:
+    """Register our attention with transformers' ``AttentionInterface``, and its masks with ``AttentionMaskInterface``.
+
+    Returns:
+        The name to pass as ``attn_implementation``. Registering again changes nothing.
+
+    Raises:
+        DependencyError: transformers is not installed, or older than 5.17.
+
+    Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16; what kernels do not have (a
+    dtype, a head_dim, dropout, attention sinks, a bias) is a ``ValueError`` or ``TypeError`` of the first attention.
+    """
+    try:
+        import transformers
+        from transformers.masking_utils import AttentionMaskInterface
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError as err:
+        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer[transformers]") from err
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise DependencyError("transformers", f"got {version}, wanted {wanted} or newer", "flashinfer[transformers]")
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
+    return NAME
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function of transformers.
+
+    Args:
+        query: ``[batch_size, num_qo_heads, qo_len, head_dim]``.
+        key, value: ``[batch_size, num_kv_heads, kv_len, head_dim]``.
+        attention_mask: what :func:`attention_mask` made, or the caller's own: bool, ``[batch_size or 1, 1, qo_len or 1,
+            keys]``, True where a query sees a key. Keys behind the last of them are not seen. Without one, ``is_causal``
+            and ``sliding_window`` say what is seen, and the last query stands at the last key.
+
+    Returns:
+        ``[batch_size, qo_len, num_qo_heads, head_dim]``, and ``None`` in the place of weights.
+    """
+    device = query.device.type
+    if device in BACKENDS and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    _check(query, key, value, attention_mask, dropout, kwargs)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window_left = -1
+    if attention_mask is not None:
+        keys = attention_mask.shape[-1]
+        key, value = key[:, :, :keys], value[:, :, :keys]
+    elif causal:
+        # Qwen2-MoE does not pass its layers' window on.
+        window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+        window_left = -1 if window is None else window - 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend_batch(query, key, value, attention_mask, bool(causal), window_left, softcap or 0.0, scale)
+    return out, None
+
+
+def _check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    kwargs: dict[str, Any],
+) -> None:
+    """All that is not supported, before anything runs; nothing but sizes and types is looked at."""
+    device = query.device.type
+    if device not in BACKENDS:
+        raise ValueError(f"{NAME}: got a model on {device}, wanted one of {', '.join(BACKENDS)}")
+    known = _DTYPES[device]
+    if query.dtype not in known or not query.dtype == key.dtype == value.dtype:
+        got = ", ".join(str(dtype) for dtype in dict.fromkeys((query.dtype, key.dtype, value.dtype)))
+        raise TypeError(
+            f"{NAME}: got {got} on {device}, wanted one of {', '.join(map(str, known))}: load the model with"
+            " dtype=torch.bfloat16, or choose another attn_implementation"
+        )
+    head_dims_value(query.shape[-1], value.shape[-1], device)
+    if dropout > 0:
+        raise ValueError(f"{NAME}: attention_dropout: got {dropout} in training, wanted 0: kernels have no dropout")
+    for name, meaning in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None and kwargs[name] is not False:
+            raise ValueError(f"{NAME}: {name}: got {meaning}, wanted none: choose another attn_implementation")
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{NAME}: attention_mask: got {mask.dtype}, wanted torch.bool, True where a query sees a key")
+    batch, heads, queries, keys = mask.shape
+    if batch not in (1, query.shape[0]) or heads != 1 or queries not in (1, query.shape[2]) or keys > key.shape[2]:
+        wanted = f"[{query.shape[0]}, 1, {query.shape[2]}, {key.shape[2]}] or fewer keys"
+        raise ValueError(f"{NAME}: attention_mask: got shape {list(mask.shape)}, wanted {wanted}")
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """A mask function of transformers: ``None`` where the attention function knows what is seen without one.
+
+    Args:
+        q_offset: where the first query stands; of a static cache a tensor.
+        attention_mask: ``[batch_size, at least q_length]``, bool, False at padding.
+
+    Tensors on a GPU are read in eager prefill alone, as transformers itself does; a step of decoding waits for nothing.
+    """
+    from transformers.masking_utils import sdpa_mask
+    from transformers.utils.import_utils import is_tracing
+
+    def readable(x: torch.Tensor) -> bool:
+        return not is_tracing(x) and (x.device.type == "cpu" or q_length > 1)
+
+    def all_real() -> bool:
+        if attention_mask is None:
+            return True
+        end = kv_offset + kv_length
+        if not readable(attention_mask) or attention_mask.shape[-1] < end:
+            return False
+        return bool(attention_mask[:, kv_offset:end].all())
+
+    if isinstance(q_offset, torch.Tensor):
+        fits = False
+        if readable(q_offset):
+            # A static cache is longer than what was written into it. What is behind the last query, nobody sees.
+            written = int(q_offset) + q_length - kv_offset
+            kv_length, fits = min(kv_length, written), written >= kv_length
+    else:
+        fits = q_offset + q_length == kv_offset + kv_length
+        if allow_is_bidirectional_skip and (local_size is None or kv_length < local_size) and all_real():
+            return None
+    if allow_is_causal_skip and fits and _is_known(local_size, kv_length, config) and all_real():
+        return None
+    mask: torch.Tensor = sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False,
+        **kwargs,
+    )
+    return mask
+
+
+def _is_known(local_size: int | None, kv_length: int, config: Any) -> bool:
+    """Whether a layer that sees ``local_size`` keys tells the attention function so, or has no more."""
+    if local_size is None:
+        return True
+    if getattr(config, "attention_chunk_size", None) is None and getattr(config, "sliding_window", None) == local_size:
+        return True
+    return kv_length < local_size
