@@ -14,15 +14,10 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Inductor's cache is this session's own, and it asks the machine for no vector instructions.
-
-    In a directory that other processes and other days share, locks and entries are theirs. What Inductor compiles and
-    loads to see which instructions the CPU has takes a minute where it hangs, and the warning about it is an error here.
-    """
+    """Inductor's cache is this session's own: in one that other runs share, what is found and who holds a lock is theirs."""
     folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
-    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 
 @pytest.fixture(params=DEVICES)
