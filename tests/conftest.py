@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 
 import pytest
 import torch
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Inductor's cache is this session's own: in one that other runs share, what is found and who holds a lock is theirs."""
+    folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
 
 
 @pytest.fixture(params=DEVICES)
