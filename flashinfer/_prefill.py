@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
-from ._attention import CAUSAL, NON_CAUSAL, Logits, logits_of
+from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_dims, logits_of, rows_of
+from ._bound import Result
 from ._masks import MaskTensors, MultiItem, masks_of
 from ._schedule import Shape, check_indptr, check_table, on_host
 from ._wrapper import Batch, BatchWrapper, Tables
@@ -117,6 +119,26 @@ class BatchPrefill(BatchWrapper):
         batch = Batch(int(near[-1]), near, near_kv.diff(), int(near_kv[-1]), placed, None)
         masks = self._masks(tables, batch, custom_mask, packed_custom_mask, items, prefix_len)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, None, tables)
+
+    def _run_ragged(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        args: tuple[Any, ...],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> Result:
+        bound = self._bound
+        if bound is not None and not args and not is_compiling():
+            result = bound.call(q, k, v, NO_SCALES, out, lse, return_lse)
+            if result is not None:
+                return result
+        op = f"{self._name}.run"
+        check_dims(op, "k", k, 3)
+        check_dims(op, "v", v, 3)
+        return self._run(q, rows_of(k), rows_of(v), args, NO_SCALES, out, lse, return_lse)
 
     def _prefix_len(self, op: str, items: MultiItem) -> torch.Tensor | None:
         if items.prefix_len_ptr is not None:

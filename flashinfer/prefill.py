@@ -24,14 +24,13 @@ from ._attention import (
     PagedCache,
     Scale,
     attend_one,
-    caches_of,
     check_dims,
     layout_of,
     logits_of,
     operators_of_module,
-    rows_of,
     run_one,
 )
+from ._bound import BoundCalls
 from ._masks import MultiItem, one_mask
 from ._prefill import BatchPrefill
 from ._schedule import check_tables
@@ -54,6 +53,8 @@ __all__ = [
     "single_prefill_with_kv_cache_return_lse",
     "single_prefill_with_kv_cache_with_jit_module",
 ]
+
+_CALLS = BoundCalls("prefill", 3)
 
 
 def single_prefill_with_kv_cache(
@@ -111,7 +112,12 @@ def single_prefill_with_kv_cache(
         ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
         TypeError: dtypes that do not fit.
     """
-    op = "single_prefill_with_kv_cache"
+    op, scales, options = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v), None
+    if custom_mask is None and packed_custom_mask is None and o_dtype is None:
+        options = (causal, kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta, backend)
+        result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
+        if result is not None:
+            return result
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_dims(op, name, x, 3)
     check_kernels(backend)
@@ -120,9 +126,9 @@ def single_prefill_with_kv_cache(
     )
     packed = one_mask(op, custom_mask, packed_custom_mask, q.shape[0], k.shape[layout_of(op, kv_layout)], q.device)
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
-    out, lse = attend_one(
-        "prefill", op, q, k, v, kv_layout, logits, (scale_q, scale_k, scale_v), o_dtype, mode, packed, return_lse
-    )
+    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    if options is not None:
+        _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits)
     return (out, lse) if lse is not None else out
 
 
@@ -331,8 +337,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             ValueError: no plan, or shapes, strides or devices other than those planned for.
             TypeError: dtypes other than those planned for.
         """
-        k, v = caches_of(f"{self._name}.run", paged_kv_cache)
-        return self._run(q, k, v, args, (None, k_scale, v_scale), out, lse, return_lse)
+        return self._run_paged(q, paged_kv_cache, args, (None, k_scale, v_scale), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 
@@ -461,10 +466,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         Raises:
             ValueError, TypeError: as there.
         """
-        op = f"{self._name}.run"
-        check_dims(op, "k", k, 3)
-        check_dims(op, "v", v, 3)
-        return self._run(q, rows_of(k), rows_of(v), args, (None, None, None), out, lse, return_lse)
+        return self._run_ragged(q, k, v, args, out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 
