@@ -13,7 +13,7 @@ import torch
 from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from .jit.modules._attention import variant_value as variant_of
 from .jit.spec import BACKENDS, JitSpec
-from .ops import raise_as_callers_mistake
+from .ops import OPERATORS, raise_as_callers_mistake
 from .utils import get_alibi_slopes
 
 LAYOUTS = {"NHD": 0, "HND": 1}
@@ -89,6 +89,7 @@ def _fake_run(*args: Any) -> None:
 
 
 def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *_: Any) -> torch.Tensor:
+    _fake_run(q, k, v)
     return q.new_empty((*q.shape[:-1], (k if v is None else v).shape[-1]))
 
 
@@ -103,7 +104,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "unbind": lambda *_: None,
     "run_bound": _fake_out,
     "run_bound_lse": _fake_out_and_lse,
-    "run_bound_out": lambda *_: None,
+    "run_bound_out": _fake_run,
 }
 
 
@@ -360,6 +361,7 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend", lambda *_: None, "Meta")
+OPERATORS["attend"] = torch.ops.flashinfer.attend.default
 
 
 def run_one(

@@ -82,7 +82,7 @@ class Bound:
                 result = self._run_lse(q, k, v, self._handle, factor, o_scale)
             else:
                 result = self._run(q, k, v, self._handle, factor, o_scale)
-        except (AttributeError, RuntimeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             self._refusals += 1
             return None
         self._refusals = 0
@@ -124,7 +124,7 @@ class BoundCalls:
         if is_compiling():
             return None
         try:
-            bound = self._calls[q.dtype, k.dtype, q.shape[-1], v.shape[-1], q.is_cuda, options]
+            bound = self._calls[q.dtype, k.dtype, q.shape[-1], q.is_cuda, options]
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
         return bound.call(q, k, v, scales, None, None, return_lse, sm_scale)
@@ -134,9 +134,9 @@ class BoundCalls:
         mask_mode: int, logits: Logits,
     ) -> None:  # fmt: skip
         """Bind what has just been computed, if it can be."""
-        chosen = (q.dtype, k.dtype, q.shape[-1], v.shape[-1], q.is_cuda, options)
-        if is_compiling() or not all(type(one) in _PLAIN for one in (*chosen[2:5], *options)):
-            return  # a tensor may change under its name
+        chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cuda, options)
+        if is_compiling() or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options)):
+            return  # a size may be a symbol, and a tensor change under its name
         if logits.pos_encoding_mode == 2:
             return  # slopes depend on the number of heads
         operators = own_operators(
