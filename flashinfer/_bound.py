@@ -11,7 +11,7 @@ full one is called, which copies what is to be copied or finds the words for wha
 from __future__ import annotations
 
 import itertools
-import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ _handles = itertools.count(1)  # no number is used twice: one of a plan that is 
 class Bound:
     """What a module keeps for calls of one kind, for as long as this object is there."""
 
-    __slots__ = ("__weakref__", "_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_tensors")
+    __slots__ = ("_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_tensors", "_unbind")
 
     def __init__(
         self, operators: Operators, expected: tuple[int | bool, ...], setting: tuple[Any, ...], sm_scale: float
@@ -41,11 +41,14 @@ class Bound:
         namespace = operators.namespace
         # Operators without the method of Python that stands before them.
         self._run, self._run_lse = namespace.run_bound.default._op, namespace.run_bound_lse.default._op
-        self._run_out = namespace.run_bound_out.default._op
+        self._run_out, self._unbind = namespace.run_bound_out.default._op, namespace.unbind.default._op
         self._handle, self._sm_scale, self._refusals = next(_handles), sm_scale, 0
         self._tensors = setting  # kept alive: the module knows where they are
-        namespace.bind(self._handle, *expected, *setting)
-        weakref.finalize(self, namespace.unbind.default._op, self._handle).atexit = False
+        namespace.bind.default._op(self._handle, *expected, *setting)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
+            self._unbind(self._handle)
 
     def call(
         self,
