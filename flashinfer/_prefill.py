@@ -130,8 +130,7 @@ class BatchPrefill(BatchWrapper):
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> Result:
-        bound = self._bound
-        if bound is not None and not args and not is_compiling():
+        if not is_compiling() and not args and (bound := self._bound) is not None:
             result = bound.call(q, k, v, NO_SCALES, out, lse, return_lse)
             if result is not None:
                 return result

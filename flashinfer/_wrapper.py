@@ -269,8 +269,7 @@ class BatchWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> Result:
-        bound = self._bound
-        if bound is not None and not args and not is_compiling():
+        if not is_compiling() and not args and (bound := self._bound) is not None:
             if isinstance(paged_kv_cache, (tuple, list)) and len(paged_kv_cache) == 2:
                 result = bound.call(q, *paged_kv_cache, scales, out, lse, return_lse)
             else:

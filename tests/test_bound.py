@@ -286,6 +286,34 @@ def test_wanted_gradients_are_not_lost_here(device):
         assert wrapper._bound.call(q, cache, None, NO_SCALES) is not None
 
 
+def test_graphs_have_no_numbers_of_plans(device):
+    """A traced call is the full operator's, whose tables are inputs: a number means nothing in another process."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    want, graphs = wrapper.run(q, cache), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.graph)
+        return graph.forward
+
+    compiled = torch.compile(wrapper.run, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(q, cache), want)
+
+    class Program(torch.nn.Module):
+        def forward(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            return wrapper.run(q, cache)
+
+    program = torch.export.export(Program(), (q, cache), strict=False)
+    assert torch.equal(program.module()(q, cache), want)
+    for graph in (*graphs, program.graph):
+        called = {str(node.target) for node in graph.nodes if node.op == "call_function"}
+        assert f"{namespace_of(wrapper).name}.run.default" in called
+        assert not any("bound" in name for name in called)
+    wrapper.plan(int32([0, 1, 2]), int32([1, 0]), int32([16, 1]), HEADS, KV_HEADS, DIM, PAGE)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(compiled(q, cache), full(wrapper, q, cache)[0])
+
+
 def test_threads(device):
     """Each has a wrapper of its own that it plans again and again; one function is everybody's."""
     count, rounds, failures = 4, 25, []
