@@ -18,7 +18,7 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators
+from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
 from ._schedule import DTYPES, Shape
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -151,7 +151,7 @@ class BoundCalls:
         )  # fmt: skip
         setting = (
             *ONE_REQUEST, layout, mask_mode, logits.window_left, 1.0, logits.rope_scale, logits.rope_theta,
-            operators.variant, None, logits.sm_scale, logits.logits_soft_cap,
+            operators.variant, *own_parameters(logits, 1, q.device),
         )  # fmt: skip
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
