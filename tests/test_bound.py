@@ -307,7 +307,7 @@ def test_graphs_have_no_numbers_of_plans(device):
     assert torch.equal(program.module()(q, cache), want)
     for graph in (*graphs, program.graph):
         called = {str(node.target) for node in graph.nodes if node.op == "call_function"}
-        assert f"{namespace_of(wrapper).name}.run.default" in called
+        assert any(name.startswith((f"{namespace_of(wrapper).name}.run", "flashinfer.attend")) for name in called)
         assert not any("bound" in name for name in called)
     wrapper.plan(int32([0, 1, 2]), int32([1, 0]), int32([16, 1]), HEADS, KV_HEADS, DIM, PAGE)
     with torch._dynamo.config.patch(error_on_recompile=True):
