@@ -58,10 +58,13 @@ def _cuda_seconds(call: Call, sets: int, budget: float) -> float:
     return statistics.median(taken)
 
 
-def host_seconds(call: Callable[[], object], device: str, count: int = 300) -> float:
-    """Median host time of a call: on CUDA the launches queue up and nobody waits for the GPU."""
+def host_seconds(call: Callable[[], object], device: str, count: int = 40) -> float:
+    """Median host time of a call: on CUDA the launches queue up and nobody waits for the GPU.
+
+    Over many short rounds: a long one is interrupted where other processes are there, and then says nothing.
+    """
     samples = []
-    for _ in range(15):
+    for _ in range(101):
         if device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()

@@ -130,13 +130,16 @@ class Check {
   // -1 stands for any size.
   void shape(const View& arg, std::initializer_list<int64_t> wanted) const {
     bool same = arg.ndim == static_cast<int64_t>(wanted.size());
-    std::string text = "[";
     int64_t i = 0;
-    for (int64_t size : wanted) {
-      same = same && (size < 0 || size == arg.sizes[i]);
-      text += (i++ ? ", " : "") + (size < 0 ? std::string("any") : std::to_string(size));
+    for (const int64_t size : wanted) {
+      if (!same) break;
+      same = size < 0 || size == arg.sizes[i++];
     }
-    if (!same) fail(arg, "got shape " + shape_text(arg.sizes, arg.ndim) + ", wanted " + text + "]");
+    if (same) return;
+    std::string text;
+    for (const int64_t size : wanted)
+      text += (text.empty() ? "" : ", ") + (size < 0 ? std::string("any") : std::to_string(size));
+    fail(arg, "got shape " + shape_text(arg.sizes, arg.ndim) + ", wanted [" + text + "]");
   }
 
   void same_shape(const View& arg, const View& like) const {
@@ -305,8 +308,8 @@ class Check {
   const char* op_;
 };
 
-// A new tensor of a shape, with the element type and device of another.
-inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like) {
+// A new tensor of a shape, with the device of another, and with its element type where none is given.
+inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like, std::optional<int32_t> dtype = {}) {
   int32_t type, kind, index;
   require(aoti_torch_get_dtype(like.get(), &type), "the dtype");
   require(aoti_torch_get_device_type(like.get(), &kind), "the device");
@@ -315,7 +318,8 @@ inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like) {
   if (ndim > 16) throw_value_error("got more than 16 dimensions");
   for (int64_t i = ndim - 1; i >= 0; --i) strides[i] = step, step *= sizes[i] > 1 ? sizes[i] : 1;
   AtenTensorHandle handle;
-  require(aoti_torch_empty_strided(ndim, sizes, strides, type, kind, index, &handle), "memory for an output");
+  require(aoti_torch_empty_strided(ndim, sizes, strides, dtype.value_or(type), kind, index, &handle),
+          "memory for an output");
   return Tensor(handle);
 }
 

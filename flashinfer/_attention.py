@@ -27,12 +27,17 @@ NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
+# The operators' arguments from kv_indptr to max_item_len, for one request without a plan and without a mask of its own.
+ONE_REQUEST = (None, None, None, None, 1, 0, 0, 0, 0, 0, None, None, None, None, 0, None)
+
+
 @dataclass(frozen=True)
 class Operators:
-    """The two operators of one configuration's module, and what of it a call names."""
+    """The operators of one configuration's module, and what of it a call names."""
 
     run: Callable[..., None]
     plan: Callable[..., None]
+    namespace: Any
     variant: int = 0
     custom: bool = False  # a user's variant, which has parameters of its own
     module: str = ""  # its namespace
@@ -69,9 +74,15 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     run, plan = namespace.run.default, namespace.plan.default
     if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
         library = torch.library.Library(namespace.name, "IMPL")
-        library.impl("run", _fake_run, "Meta")
+        for name, fake in _FAKES.items():
+            if custom and name not in ("run", "plan"):
+                continue
+            library.impl(name, fake, "Meta")
+            # The stable interface by which modules register themselves has tags from torch 2.12 on.
+            operator = getattr(namespace, name).default
+            operator._tags = [*operator.tags, torch.Tag.pt2_compliant_tag]
         _fakes[namespace.name] = library
-    return Operators(run, plan, variant, custom, namespace.name)
+    return Operators(run, plan, namespace, variant, custom, namespace.name)
 
 
 def _fake_run(*args: Any) -> None:
@@ -79,6 +90,26 @@ def _fake_run(*args: Any) -> None:
     devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
     if devices != {"meta"}:
         raise ValueError(f"attention: got tensors on {', '.join(sorted(devices))}, wanted one device for all")
+
+
+def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *_: Any) -> torch.Tensor:
+    _fake_run(q, k, v)
+    return q.new_empty((*q.shape[:-1], (k if v is None else v).shape[-1]))
+
+
+def _fake_out_and_lse(q: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_out(q, *args), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "run": _fake_run,
+    "plan": lambda *_: None,
+    "bind": lambda *_: None,
+    "unbind": lambda *_: None,
+    "run_bound": _fake_out,
+    "run_bound_lse": _fake_out_and_lse,
+    "run_bound_out": _fake_run,
+}
 
 
 def call(op: str, run: Callable[..., None], *args: Any) -> None:
@@ -459,9 +490,9 @@ def call_one(
 ) -> None:
     """Call the operator for one request, without a plan."""
     call(
-        op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, None, None, None, None, 1, 0, 0, 0, 0, 0,
-        packed_mask, None, None, None, 0, None, layout, mask_mode, logits.window_left,
-        o_scale, logits.rope_scale, logits.rope_theta, operators.variant, *parameters,
+        op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *ONE_REQUEST[:10], packed_mask,
+        *ONE_REQUEST[11:], layout, mask_mode, logits.window_left, o_scale, logits.rope_scale, logits.rope_theta,
+        operators.variant, *parameters,
     )  # fmt: skip
 
 

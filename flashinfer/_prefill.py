@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_tensor, logits_of, rows_of
+from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
+from ._bound import Result
 from ._masks import MaskTensors, MultiItem, masks_of
 from ._planned import from_shape
 from ._schedule import Shape, check_indptr, check_table, on_host
@@ -133,7 +134,7 @@ class BatchPrefill(BatchWrapper):
             return super()._plan(batch, shape, logits, causal, masks, page_size, tables)
         narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
         super()._plan(batch, narrow, logits, causal, masks, page_size, tables)
-        self._planned = replace(self._planned_or_fail("plan"), shape=shape)
+        self._planned, self._bound = replace(self._planned_or_fail("plan"), shape=shape), None
 
     def _run_ragged(
         self,
@@ -144,12 +145,19 @@ class BatchPrefill(BatchWrapper):
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        check_tensor(f"{self._name}.run", "q", q)
+    ) -> Result:
+        if not is_compiling() and not args and (bound := self._bound) is not None:
+            result = bound.call(q, k, v, NO_SCALES, out, lse, return_lse)
+            if result is not None:
+                return result
+        op = f"{self._name}.run"
+        check_tensor(op, "q", q)
+        check_dims(op, "k", k, 3)
+        check_dims(op, "v", v, 3)
         k, v = rows_of(k), rows_of(v)
         if not wanted(q, k, v):
             return self._run(q, k, v, args, NO_SCALES, out, lse, return_lse)
-        op, planned = f"{self._name}.run", self._planned_or_fail("run")
+        planned = self._planned_or_fail("run")
         if planned.operators.custom:
             refuse(op, "with jit_args: wanted tensors that require none")
         if args:

@@ -21,7 +21,7 @@ INT32_MAX = 2**31 - 1
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
 # DType of include/flashinfer/common/dtype.h
-_DTYPES = {
+DTYPES = {
     torch.float32: 1,
     torch.float16: 2,
     torch.bfloat16: 3,
@@ -175,8 +175,8 @@ class Scheduler:
             limits = (0, 0, 0) if bounds is None else (bounds.max_items, bounds.max_merges, bounds.tile_rows)
             call(
                 self.op, operators.plan, buffer, qo_indptr, kv_lens, shape.num_qo_heads, shape.num_kv_heads,
-                shape.head_dim_qk, shape.head_dim_vo, _DTYPES[shape.dtype_q], _DTYPES[shape.dtype_kv],
-                _DTYPES[shape.dtype_o], mask_mode, window_left, self.device.index or 0, *limits, self.split,
+                shape.head_dim_qk, shape.head_dim_vo, DTYPES[shape.dtype_q], DTYPES[shape.dtype_kv],
+                DTYPES[shape.dtype_o], mask_mode, window_left, self.device.index or 0, *limits, self.split,
                 operators.variant,
             )  # fmt: skip
             return buffer[:_HEADER].tolist()

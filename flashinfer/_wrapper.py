@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ._attention import (
     NO_SCALES,
     Logits,
     Operators,
+    PagedCache,
     Scale,
+    caches_of,
     call,
     check_dims,
     check_tensor,
@@ -26,6 +28,7 @@ from ._attention import (
     scaled_query,
     value_scale,
 )
+from ._bound import Bound, Result, bind_plan
 from ._masks import MaskTensors
 from ._planned import as_shape, differs, exceeds, from_shape
 from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens
@@ -106,6 +109,7 @@ class BatchWrapper:
         self._custom = None if custom is None else custom_operators(custom(self.device.type))
         self._planned: Planned | None = None
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
+        self._bound: Bound | None = None  # the plan as its module keeps it, for eager calls
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -128,7 +132,7 @@ class BatchWrapper:
                 f" {float_workspace_buffer.device}, wanted {self.device}"
             )
         self._scheduler.reset(float_workspace_buffer, int_workspace_buffer)
-        self._planned = None
+        self._planned = self._bound = None
 
     def _graph_buffer(
         self, name: str, buffer: torch.Tensor | None, dtype: torch.dtype = torch.int32
@@ -246,9 +250,13 @@ class BatchWrapper:
         sizes = as_shape((
             rows, kv_rows, *lists[2:], masks.token_pos_in_items_len, max(logits.window_left, -1) + 1,
         ))  # fmt: skip
+        bound = bind_plan(
+            operators, shape, batch.rows, self._use_cuda_graph, page_size, batch.kv_rows, head + tail, logits.sm_scale
+        )
         self._planned, self._seen = (
             Planned(batch, shape, logits, causal, masks, operators, head, tail, page_size, sizes), None
         )  # fmt: skip
+        self._bound = bound
         if tables is not None:
             tables.commit()
 
@@ -264,6 +272,26 @@ class BatchWrapper:
             raise ValueError(f"{self._name}.{what}: got no plan, wanted a call of plan() before")
         return self._planned
 
+    def _run_paged(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        args: tuple[Any, ...],
+        scales: tuple[Scale, Scale, Scale],
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+    ) -> Result:
+        if not is_compiling() and not args and (bound := self._bound) is not None:
+            if isinstance(paged_kv_cache, (tuple, list)) and len(paged_kv_cache) == 2:
+                result = bound.call(q, *paged_kv_cache, scales, out, lse, return_lse)
+            else:
+                result = bound.call(q, paged_kv_cache, None, scales, out, lse, return_lse)
+            if result is not None:
+                return result
+        k, v = caches_of(f"{self._name}.run", paged_kv_cache)
+        return self._run(q, k, v, args, scales, out, lse, return_lse)
+
     def _run(
         self,
         q: torch.Tensor,
@@ -274,7 +302,7 @@ class BatchWrapper:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Result:
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._attention import CAUSAL, NON_CAUSAL, PagedCache, caches_of, logits_of
+from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, PagedCache, logits_of
 from ._masks import MaskTensors
 from ._schedule import Shape, check_indptr, check_tables, on_host
 from ._wrapper import Batch, BatchWrapper, Tables
@@ -119,7 +119,7 @@ class BatchAttention(BatchWrapper):
         if device == self.device and self._scheduler.float_workspace.numel():
             return
         self._scheduler.reset(torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device), None)
-        self.device, self._planned = device, None
+        self.device, self._planned, self._bound = device, None, None
 
     def run(
         self,
@@ -148,5 +148,4 @@ class BatchAttention(BatchWrapper):
         op = f"{self._name}.run"
         if profiler_buffer is not None:
             raise ValueError(f"{op}: profiler_buffer: got one, wanted None: kernels have no profiler")
-        k, v = caches_of(op, kv_cache)
-        return self._run(q, k, v, (), (None, None, None), out, lse, True)  # type: ignore[return-value]
+        return self._run_paged(q, kv_cache, (), NO_SCALES, out, lse, True)  # type: ignore[return-value]

@@ -21,13 +21,13 @@ from ._attention import (
     PagedCache,
     Scale,
     attend_one,
-    caches_of,
     check_dims,
     layout_of,
     logits_of,
     operators_of_module,
     run_one,
 )
+from ._bound import BoundCalls
 from ._masks import MaskTensors
 from ._schedule import Shape, check_tables, on_host
 from ._wrapper import BatchWrapper, Tables
@@ -49,6 +49,8 @@ __all__ = [
     "single_decode_with_kv_cache",
     "single_decode_with_kv_cache_with_jit_module",
 ]
+
+_CALLS = BoundCalls("decode", 2)
 
 
 def single_decode_with_kv_cache(
@@ -95,16 +97,19 @@ def single_decode_with_kv_cache(
         ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
         TypeError: dtypes that do not fit.
     """
-    op = "single_decode_with_kv_cache"
+    op, scales = "single_decode_with_kv_cache", (q_scale, k_scale, v_scale)
+    options = (kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta)
+    result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
+    if result is not None:
+        return result
     check_dims(op, "q", q, 2)
     check_dims(op, "k", k, 3)
     check_dims(op, "v", v, 3)
     logits = logits_of(
         op, q.shape[1], pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
     )
-    out, lse = attend_one(
-        "decode", op, q.unsqueeze(0), k, v, kv_layout, logits, (q_scale, k_scale, v_scale), return_lse=return_lse
-    )
+    out, lse = attend_one("decode", op, q.unsqueeze(0), k, v, kv_layout, logits, scales, return_lse=return_lse)
+    _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), NON_CAUSAL, logits)
     return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
@@ -289,8 +294,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             ValueError: no plan, or shapes, strides or devices other than those planned for.
             TypeError: dtypes other than those planned for.
         """
-        k, v = caches_of(f"{self._name}.run", paged_kv_cache)
-        return self._run(q, k, v, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
+        return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

@@ -24,13 +24,13 @@ from ._attention import (
     PagedCache,
     Scale,
     attend_one,
-    caches_of,
     check_dims,
     layout_of,
     logits_of,
     operators_of_module,
     run_one,
 )
+from ._bound import BoundCalls
 from ._masks import MultiItem, one_mask
 from ._prefill import BatchPrefill
 from ._schedule import check_tables
@@ -54,6 +54,8 @@ __all__ = [
     "single_prefill_with_kv_cache_return_lse",
     "single_prefill_with_kv_cache_with_jit_module",
 ]
+
+_CALLS = BoundCalls("prefill", 3)
 
 
 def single_prefill_with_kv_cache(
@@ -113,7 +115,12 @@ def single_prefill_with_kv_cache(
         TypeError: dtypes that do not fit.
         GradientError: a gradient is wanted with scales or of float8.
     """
-    op = "single_prefill_with_kv_cache"
+    op, scales, options = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v), None
+    if custom_mask is None and packed_custom_mask is None and o_dtype is None:
+        options = (causal, kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta, backend)
+        result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
+        if result is not None:
+            return result
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_dims(op, name, x, 3)
     check_kernels(backend)
@@ -122,10 +129,11 @@ def single_prefill_with_kv_cache(
     )
     packed = one_mask(op, custom_mask, packed_custom_mask, q.shape[0], k.shape[layout_of(op, kv_layout)], q.device)
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
-    scales = (scale_q, scale_k, scale_v)
     if wanted(q, k, v):
         return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    if options is not None:
+        _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits)
     return (out, lse) if lse is not None else out
 
 
@@ -334,8 +342,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             ValueError: no plan, or shapes, strides or devices other than those planned for.
             TypeError: dtypes other than those planned for.
         """
-        k, v = caches_of(f"{self._name}.run", paged_kv_cache)
-        return self._run(q, k, v, args, (None, k_scale, v_scale), out, lse, return_lse)
+        return self._run_paged(q, paged_kv_cache, args, (None, k_scale, v_scale), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 
@@ -464,9 +471,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         Raises:
             ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
         """
-        op = f"{self._name}.run"
-        check_dims(op, "k", k, 3)
-        check_dims(op, "v", v, 3)
         return self._run_ragged(q, k, v, args, out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)

@@ -262,7 +262,7 @@ class BlockSparseAttentionWrapper(_BlockSparse):
                 raise ValueError(f"{op}: {name}: got {x.shape[0]} rows, and plan() was called for {self._keys}")
         blocks = (self._keys // self._block, self._block)
         k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
-        return self._run(q, k, v, (), (scale_q, scale_k, scale_v), out, lse, return_lse)
+        return self._run_paged(q, (k, v), (), (scale_q, scale_k, scale_v), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
     forward = run
@@ -417,7 +417,7 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
         group, page = heads // kv_heads, planned.page_size or 1
         per_head = q.unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(kv_heads * qo_len, group, dim)
         k, v = (x.reshape(kv_heads * kv_len // page, page, 1, dim) for x in (k, v))
-        results = self._run(per_head, k, v, (), (None, None, None), None, None, True)
+        results = self._run_paged(per_head, (k, v), (), (None, None, None), None, None, True)
         got, got_lse = (
             x.unflatten(0, (kv_heads, qo_len)).transpose(1, 2).reshape(heads, qo_len, *x.shape[2:]) for x in results
         )

@@ -26,6 +26,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
         **_norm_operators(device),
         **_activation_operators(device),
         **_rope_operators(device),
+        **_attention_operators(device),
         **_prefill_operators(device),
         **_other_operators(device),
         **attention_samples.operator_calls(device),
@@ -89,6 +90,19 @@ def _rope_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "apply_rope_with_cos_sin_cache_autograd": [
             (where, qg, kg, 16, cache, True, inverse) for inverse in (False, True)
         ],
+    }
+
+
+def _attention_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Of functions without a plan; those of modules are tried in tests/test_bound.py."""
+    q, k, v = (_randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
+    lse, bits = _randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
+    numbers = (0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0)
+    return {
+        "attend": [
+            ("decode", "sample", q[:1], k, v, q[:1].clone(), None, None, 0, 0, *numbers),
+            ("prefill", "sample", q, k, v, q.clone(), lse, bits, 0, 2, *numbers),
+        ]
     }
 
 

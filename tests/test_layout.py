@@ -45,6 +45,7 @@ CONDITIONALS = {
     "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
     "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
+    "FLASHINFER_OWN_VARIANTS": "modules of the library's variants and of users'",
     "FLASHINFER_PART": "every part of a dispatching module",
 }
 
@@ -130,9 +131,10 @@ def test_a_header_looks_downward_only(path):
 
 
 def test_only_bindings_see_torch():
-    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "attention_binding.h", "boxing.h"}
+    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "boxing.h"}
+    bindings |= {f"attention_{part}.h" for part in ("arguments", "binding", "bound", "plan", "run")}
     for path in (ROOT / "csrc").iterdir():
-        sees_torch = any(name.startswith("torch/") or name.endswith("binding.h") for name in includes(path))
+        sees_torch = any(name.startswith("torch/") or name in bindings for name in includes(path))
         assert sees_torch == (path.name in bindings), path
 
 

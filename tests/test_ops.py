@@ -60,6 +60,12 @@ def test_every_operator_has_a_sample():
     assert set(operator_calls("cpu")) == set(OPERATORS)
 
 
+def test_no_operator_is_registered_behind_the_list():
+    """Those of attention's modules have namespaces of their own, see tests/test_bound.py."""
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("flashinfer::")}
+    assert registered == {f"flashinfer::{name}" for name in OPERATORS}
+
+
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_operators_keep_the_promises_of_their_schema(name, device):
     """Mutations, fake tensors, dynamic shapes, autograd: torch's own checks of a custom operator."""

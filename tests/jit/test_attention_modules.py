@@ -300,9 +300,14 @@ def test_names_that_are_taken_are_known():
     # Members stand two spaces in: a function's name before its parenthesis, and fields before a comma or semicolon.
     members = re.findall(r"^  (?:FLASHINFER_HD )?(\w[^;({]*[;(])", struct[: struct.index("\n};")], re.MULTILINE)
     names = {name for member in members for name in re.findall(r"(\w+)(?=[,;(])", member)}
-    binding = (ROOT / "csrc/attention_binding.h").read_text()
-    schema = "".join(re.findall(r'"([^"]*)"', binding[binding.index('"run(') : binding.index("ADDITIONAL_SCHEMA")]))
-    names |= set(re.findall(r"(\w+)(?=[,)]|$)", schema))
+    for file, begin, end in (
+        ("binding", '"run(', "FLASHINFER_ATTENTION_SETTING("),
+        ("arguments", "SETTING(written)", "ADDITIONAL_SCHEMA"),
+    ):
+        binding = (ROOT / f"csrc/attention_{file}.h").read_text()
+        binding = binding[binding.index(begin) :]
+        schema = "".join(re.findall(r'"([^"]*)"', binding[: binding.index(end)]))
+        names |= set(re.findall(r"(\w+)(?=[,)]|$)", schema))
     assert {"q", "kv", "lse", "get_qo_len", "num_items", "float_workspace", "variant"} < names
     assert names - _attention.RESERVED_NAMES == {"custom_mask", "mask_indptr"}
 

@@ -1,0 +1,267 @@
+// Operators of few arguments: the others were given to bind() once, which keeps what it made of them under a number.
+//
+// What torch needs to bring an argument from Python here takes as long as all that is done with it, and a call has
+// thirty. The number is the caller's choice; one that is not bound, or not any more, is an error. Tensors that were
+// bound are not kept alive: the caller does that until unbind().
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "attention_run.h"
+
+namespace flashinfer::binding {
+
+#define FLASHINFER_ATTENTION_BIND \
+  "bind(int handle, int q_dims, int rows, bool more_rows, int num_qo_heads, int num_kv_heads, int head_dim_qk, "      \
+  "int head_dim_vo, int dtype_q, int dtype_kv, int page_size, int kv_rows, " FLASHINFER_ATTENTION_SETTING("") ") -> " \
+  "()"
+#define FLASHINFER_ATTENTION_UNBIND "unbind(int handle) -> ()"
+// Keys and values may come as one cache of both, in k. Queries without a dimension of tokens are one token's.
+#define FLASHINFER_ATTENTION_RUN_BOUND \
+  "run_bound(Tensor q, Tensor k, Tensor? v, int handle, float sm_scale, float o_scale) -> Tensor"
+#define FLASHINFER_ATTENTION_RUN_BOUND_LSE \
+  "run_bound_lse(Tensor q, Tensor k, Tensor? v, int handle, float sm_scale, float o_scale) -> (Tensor, Tensor)"
+#define FLASHINFER_ATTENTION_RUN_BOUND_OUT                                                           \
+  "run_bound_out(Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse, int handle, float " \
+  "sm_scale, float o_scale) -> ()"
+
+// What a call must bring; -1 where anything will do.
+struct Expected {
+  int64_t q_dims, rows;
+  bool more_rows;  // buffers of a captured graph may be longer than what was planned
+  int64_t num_qo_heads, num_kv_heads;
+  AttentionConfig config;
+  int64_t page_size, kv_rows;  // kv_rows: pages, or rows of ragged keys, that tables name
+
+  Expected(const Check& check, Arguments& arguments) {
+    q_dims = arguments.take<int64_t>(), rows = arguments.take<int64_t>(), more_rows = arguments.take<bool>();
+    num_qo_heads = arguments.take<int64_t>(), num_kv_heads = arguments.take<int64_t>();
+    config.head_dim_qk = arguments.take_int32(check, "head_dim_qk");
+    config.head_dim_vo = arguments.take_int32(check, "head_dim_vo");
+    config.q = config.o = static_cast<DType>(arguments.take<int64_t>());
+    config.kv = static_cast<DType>(arguments.take<int64_t>());
+    page_size = arguments.take<int64_t>(), kv_rows = arguments.take<int64_t>();
+    if (q_dims != 2 && q_dims != 3) check.fail("q_dims", "got " + std::to_string(q_dims) + ", wanted 2 or 3");
+  }
+
+  void check(const Check& check, const Inputs& inputs) const {
+    check.dtype(inputs.q, {config.q});
+    check.dtype(inputs.k, {config.kv});
+    size(check, inputs.q, 2, config.head_dim_qk);
+    size(check, inputs.v, -1, config.head_dim_vo);
+    size(check, inputs.q, 1, num_qo_heads);
+    size(check, inputs.k, inputs.dims.head, num_kv_heads);
+    if (!more_rows || inputs.num_tokens() < rows) size(check, inputs.q, 0, rows);
+    if (inputs.paged) size(check, inputs.k, inputs.dims.row, page_size);
+    if (inputs.k.size(inputs.paged ? inputs.dims.page : inputs.dims.row) < kv_rows)
+      check.fail(inputs.k, "is smaller than the tables of the plan say");
+  }
+
+ private:
+  static void size(const Check& check, const View& arg, int64_t dim, int64_t wanted) {
+    if (wanted >= 0 && arg.size(dim) != wanted)
+      check.fail(arg, "got size " + std::to_string(arg.size(dim)) + " of dimension " + std::to_string(dim) +
+                          ", wanted " + std::to_string(wanted) + " as was bound");
+  }
+};
+
+struct Bound {
+  Expected expected;
+  Setting setting;
+
+  Bound(const Check& check, Arguments& arguments) : expected(check, arguments), setting(check, arguments, Place()) {
+    expected.config.variant = setting.variant;
+    require_covered(expected.config);
+  }
+};
+
+// What is bound in this process. Never destroyed: a thread may still call when the process ends.
+class BoundTable {
+ public:
+  static BoundTable& get() {
+    static auto* table = new BoundTable;
+    return *table;
+  }
+
+  void put(int64_t handle, std::shared_ptr<const Bound> bound) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    table_[handle] = std::move(bound);
+  }
+  void drop(int64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    table_.erase(handle);
+  }
+  std::shared_ptr<const Bound> find(const Check& check, int64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = table_.find(handle);
+    if (found == table_.end()) check.fail("handle", "got " + std::to_string(handle) + ", wanted one that is bound");
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<const Bound>> table_;
+};
+
+inline void bind(StableIValue* stack, uint64_t, uint64_t) {
+  const Check check("bind");
+  Arguments arguments(stack);
+  const int64_t handle = arguments.take<int64_t>();
+  BoundTable::get().put(handle, std::make_shared<const Bound>(check, arguments));
+}
+
+inline void unbind(StableIValue* stack, uint64_t, uint64_t) {
+  BoundTable::get().drop(Arguments(stack).take<int64_t>());
+}
+
+// Sizes and strides of a view that has other dimensions than its tensor.
+struct Dims {
+  int64_t sizes[4], strides[4];
+};
+
+// One token's queries or output, [heads, dim], as [1, heads, dim].
+inline View as_tokens(const View& one, Dims& dims) {
+  View all = one;
+  dims.sizes[0] = 1, dims.strides[0] = 0;
+  for (int64_t dim = 0; dim < 2; ++dim) dims.sizes[dim + 1] = one.sizes[dim], dims.strides[dim + 1] = one.strides[dim];
+  all.ndim = 3, all.sizes = dims.sizes, all.strides = dims.strides;
+  return all;
+}
+
+// Keys (0) or values (1) of a cache of both.
+inline View half_of(const View& cache, int64_t which, const char* name, Dims& dims) {
+  View half = cache;
+  for (int64_t dim = 0; dim < 4; ++dim) {
+    const int64_t from = dim + (dim > 0);
+    dims.sizes[dim] = cache.sizes[from], dims.strides[dim] = cache.strides[from];
+  }
+  half.name = name, half.ndim = 4, half.numel = cache.numel / 2, half.sizes = dims.sizes, half.strides = dims.strides;
+  half.data = static_cast<char*>(cache.data) + which * cache.strides[1] * size_of(cache.dtype);
+  return half;
+}
+
+// What every call brings, as views of the dimensions that kernels know.
+class BoundCall {
+ public:
+  BoundCall(const Check& check, const Tensor& q, const Tensor& k, const OptionalTensor& v, int64_t handle)
+      : check_(check),
+        like_(q),
+        bound_(BoundTable::get().find(check, handle)),
+        q_(tokens(View(q, "q"), q_dims_)),
+        whole_(k, "k"),
+        k_(v ? whole_ : half(0, "k", k_dims_)),
+        v_(v ? View(*v, "v") : half(1, "v", v_dims_)),
+        inputs_(check, q_, k_, v_, bound_->setting) {
+    bound_->expected.check(check, inputs_);
+  }
+
+  // Memory for a result: [(tokens,) heads], and values' head_dim behind it.
+  Tensor new_out() const {
+    const int64_t sizes[] = {inputs_.num_tokens(), inputs_.num_heads(), v_.size(-1)};
+    return empty(sizes + skipped(), 3 - skipped(), like_);
+  }
+  Tensor new_lse() const {
+    const int64_t sizes[] = {inputs_.num_tokens(), inputs_.num_heads()};
+    return empty(sizes + skipped(), 2 - skipped(), like_, aoti_torch_dtype_float32());
+  }
+
+  void check_results(const Tensor& out, const OptionalTensor& lse) const {
+    Dims dims;
+    const View view = tokens(View(out, "out"), dims);
+    check_.dtype(view, {bound_->expected.config.o});
+    inputs_.check_out(check_, view);
+    if (lse) inputs_.check_lse(check_, View(*lse, "lse"), view);
+  }
+
+  void run(const Tensor& out, float* lse, double sm_scale, double o_scale) const {
+    if (!std::isfinite(sm_scale)) check_.fail("sm_scale", "got no finite number");
+    Params params = bound_->setting.params;
+    params.sm_scale = static_cast<float>(sm_scale), params.o_scale = static_cast<float>(o_scale);
+    Dims dims;
+    attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse, bound_->expected.config,
+           like_);
+  }
+
+ private:
+  int64_t skipped() const { return 3 - bound_->expected.q_dims; }
+
+  View tokens(const View& given, Dims& dims) const {
+    check_.rank(given, bound_->expected.q_dims, bound_->expected.q_dims);
+    return given.ndim == 2 ? as_tokens(given, dims) : given;
+  }
+
+  View half(int64_t which, const char* name, Dims& dims) const {
+    check_.rank(whole_, 5, 5);
+    if (whole_.size(1) != 2) check_.fail(whole_, "got another size of dimension 1 than 2, keys and values");
+    return half_of(whole_, which, name, dims);
+  }
+
+  const Check& check_;
+  const Tensor& like_;
+  const std::shared_ptr<const Bound> bound_;
+  Dims q_dims_, k_dims_, v_dims_;
+  const View q_, whole_, k_, v_;
+  const Inputs inputs_;
+};
+
+inline float* floats_of(const Tensor& tensor) {
+  void* data;
+  require(aoti_torch_get_data_ptr(tensor.get(), &data), "the data");
+  return static_cast<float*>(data);
+}
+
+template <bool kWithLse>
+void run_bound(StableIValue* stack, uint64_t, uint64_t) {
+  const Check check(FLASHINFER_ATTENTION_NAME);
+  Arguments arguments(stack);
+  const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
+  const OptionalTensor v = arguments.take<OptionalTensor>();
+  const BoundCall call(check, q, k, v, arguments.take<int64_t>());
+  const double sm_scale = arguments.take<double>(), o_scale = arguments.take<double>();
+  Tensor out = call.new_out();
+  if constexpr (kWithLse) {
+    Tensor lse = call.new_lse();
+    call.run(out, floats_of(lse), sm_scale, o_scale);
+    put(stack, std::tuple<Tensor, Tensor>(std::move(out), std::move(lse)));
+  } else {
+    call.run(out, nullptr, sm_scale, o_scale);
+    put(stack, std::move(out));
+  }
+}
+
+inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
+  const Check check(FLASHINFER_ATTENTION_NAME);
+  Arguments arguments(stack);
+  const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
+  const OptionalTensor v = arguments.take<OptionalTensor>();
+  const Tensor out = arguments.take<Tensor>();
+  const OptionalTensor lse = arguments.take<OptionalTensor>();
+  const BoundCall call(check, q, k, v, arguments.take<int64_t>());
+  const double sm_scale = arguments.take<double>(), o_scale = arguments.take<double>();
+  call.check_results(out, lse);
+  call.run(out, lse ? floats_of(*lse) : nullptr, sm_scale, o_scale);
+}
+
+// bind() and unbind() are registered for every device: they may be given no tensor.
+#define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                \
+  STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                           \
+    m.def(FLASHINFER_ATTENTION_BIND);                              \
+    m.def(FLASHINFER_ATTENTION_UNBIND);                            \
+    m.def(FLASHINFER_ATTENTION_RUN_BOUND);                         \
+    m.def(FLASHINFER_ATTENTION_RUN_BOUND_LSE);                     \
+    m.def(FLASHINFER_ATTENTION_RUN_BOUND_OUT);                     \
+  }                                                                \
+  STABLE_TORCH_LIBRARY_IMPL(ns, key, m) {                          \
+    m.impl("run_bound", flashinfer::binding::run_bound<false>);    \
+    m.impl("run_bound_lse", flashinfer::binding::run_bound<true>); \
+    m.impl("run_bound_out", flashinfer::binding::run_bound_out);   \
+  }                                                                \
+  STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) {    \
+    m.impl("bind", flashinfer::binding::bind);                     \
+    m.impl("unbind", flashinfer::binding::unbind);                 \
+  }
+
+}  // namespace flashinfer::binding

@@ -1,0 +1,151 @@
+// Attention of what an operator was given: checks of queries, keys, values and results, and the call of the kernels.
+#pragma once
+
+#include "attention_arguments.h"
+
+namespace flashinfer::binding {
+
+// Copies by wide instructions: rows start at multiples of 16 bytes.
+inline void wide_rows(const Check& check, const View& arg) {
+#if FLASHINFER_CUDA
+  bool fits = reinterpret_cast<uintptr_t>(arg.data) % 16 == 0;
+  for (int64_t dim = 0; dim + 1 < arg.ndim; ++dim)
+    fits = fits && (arg.sizes[dim] <= 1 || arg.strides[dim] * size_of(arg.dtype) % 16 == 0);
+  if (!fits && arg.numel > 0)
+    check.fail(arg, "got rows that do not start at multiples of 16 bytes, wanted .contiguous()");
+#else
+  check.aligned(arg);
+#endif
+}
+
+// The dimensions of a cache or of ragged keys: [pages, page_size, heads, dim] with kv_layout NHD, [pages, heads,
+// page_size, dim] with HND; without the first where ragged.
+struct KvDims {
+  int page, row, head;
+
+  KvDims(bool paged, bool nhd) : page(0), row(paged + !nhd), head(paged + nhd) {}
+};
+
+// Queries, keys and values that fit each other.
+struct Inputs {
+  const View &q, &k, &v;
+  bool paged, nhd;
+  KvDims dims;
+
+  Inputs(const Check& check, const View& queries, const View& keys, const View& values, const Setting& setting)
+      : q(queries), k(keys), v(values), paged(setting.paged), nhd(setting.kv_layout == 0), dims(paged, nhd) {
+    check.rank(q, 3, 3);
+    if (!paged && k.ndim == 4) check.fail("kv_indices", "got none, wanted the pages of a paged cache");
+    if (paged && k.ndim == 3) check.fail("kv_indices", "got pages, wanted none: k has no dimension of pages");
+    check.rank(k, paged ? 4 : 3, paged ? 4 : 3);
+    const int64_t rows = k.size(dims.row), heads = k.size(dims.head);
+    if (heads < 1 || q.size(1) % heads != 0 || q.size(1) < 1)
+      check.fail(q, "got " + std::to_string(q.size(1)) + " heads, wanted a multiple of the " + std::to_string(heads) +
+                        " heads of k");
+    if (k.size(-1) != q.size(2))
+      check.fail(k,
+                 "got head_dim " + std::to_string(k.size(-1)) + ", wanted " + std::to_string(q.size(2)) + " as q has");
+    if (paged && nhd) check.shape(v, {k.size(0), rows, heads, -1});
+    if (paged && !nhd) check.shape(v, {k.size(0), heads, rows, -1});
+    if (!paged && nhd) check.shape(v, {rows, heads, -1});
+    if (!paged && !nhd) check.shape(v, {heads, rows, -1});
+    check.same_dtype(v, k);
+    Place place = setting.place;
+    for (const View* arg : {&q, &k, &v})
+      place.must_hold(check, *arg), check.last_contiguous(*arg), wide_rows(check, *arg);
+    if (q.size(0) * q.size(1) > INT32_MAX) check.fail(q, "got more than 2147483647 rows");
+  }
+
+  int64_t num_tokens() const { return q.size(0); }
+  int64_t num_heads() const { return q.size(1); }
+
+  // The output has the head_dim of values.
+  void check_out(const Check& check, const View& out) const {
+    check.shape(out, {num_tokens(), num_heads(), v.size(-1)});
+    check.same_device(out, q);
+    check.last_contiguous(out);
+    wide_rows(check, out);
+    check.writable(out);
+    for (const View* arg : {&q, &k, &v}) check.no_overlap(out, *arg, false);
+  }
+
+  void check_lse(const Check& check, const View& lse, const View& out) const {
+    check.dtype(lse, {DType::kFloat32});
+    check.shape(lse, {num_tokens(), num_heads()});
+    check.contiguous(lse);
+    check.same_device(lse, q);
+    check.no_overlap(lse, out, false);
+  }
+
+  AttentionConfig config(DType out, int32_t variant) const {
+    return {q.dtype, k.dtype, out, static_cast<int32_t>(q.size(2)), static_cast<int32_t>(v.size(-1)), variant};
+  }
+
+  // What kernels read of the three.
+  void put_into(Params& params) const {
+    params.q = q.data, params.q_row = q.stride(0), params.q_head = q.stride(1);
+    params.num_qo_heads = static_cast<int32_t>(num_heads());
+    params.num_kv_heads = static_cast<int32_t>(k.size(dims.head));
+    params.group = FastDiv(static_cast<uint32_t>(params.num_qo_heads / params.num_kv_heads));
+    KvCache& kv = params.kv;
+    kv.k = k.data, kv.k_page = paged ? k.stride(0) : 0, kv.k_row = k.stride(dims.row), kv.k_head = k.stride(dims.head);
+    kv.v = v.data, kv.v_page = paged ? v.stride(0) : 0, kv.v_row = v.stride(dims.row), kv.v_head = v.stride(dims.head);
+    kv.page_size = FastDiv(paged ? static_cast<uint32_t>(k.size(dims.row) > 0 ? k.size(dims.row) : 1) : 1);
+    kv.num_pages = paged ? k.size(0) : k.size(dims.row);
+  }
+};
+
+// Cuts one request that has no plan. Returns the number of slots that partial results need.
+inline int64_t use_one_request(const Check& check, Params& params, const Setting& setting, const Inputs& inputs,
+                               const AttentionConfig& config) {
+  const int64_t kv_len = inputs.k.size(inputs.dims.row), rows = inputs.num_tokens() * params.group.divisor;
+  if (kv_len > INT32_MAX || rows > INT32_MAX) check.fail(inputs.k, "got more than 2147483647 rows");
+  if (params.num_kv_heads % setting.masks != 0)
+    check.fail("mask_indptr", "got " + std::to_string(setting.masks) + " masks, wanted a divisor of the " +
+                                  std::to_string(params.num_kv_heads) + " heads of k");
+  params.heads_per_mask = static_cast<int32_t>(params.num_kv_heads / setting.masks);
+  if (params.mask_mode == MaskMode::kCustom &&
+      setting.mask_bytes < (inputs.num_tokens() * kv_len + 7) / 8 * setting.masks)
+    check.fail("custom_mask", "got fewer bits than queries times keys");
+  if (params.mask_mode == MaskMode::kMultiItem && params.token_pos_in_items_len < inputs.num_tokens() - kv_len)
+    check.fail("token_pos_in_items_len", "is too small");
+  const WorkLimits limits = attention_limits(config, rows, 0, inputs.q.device);
+  const int32_t qo_indptr[] = {0, static_cast<int32_t>(inputs.num_tokens())};
+  const int32_t kv_lens[] = {static_cast<int32_t>(kv_len)};
+  params.single = plan_single({.batch_size = 1,
+                               .qo_indptr = qo_indptr,
+                               .kv_lens = kv_lens,
+                               .num_kv_heads = params.num_kv_heads,
+                               .group = static_cast<int32_t>(params.group.divisor),
+                               .mask_mode = params.mask_mode,
+                               .window_left = params.window_left,
+                               .tile_rows = limits.tile_rows,
+                               .places = limits.places,
+                               .min_chunk = limits.min_chunk,
+                               .kv_step = limits.kv_step,
+                               .split = true});
+  params.tile_rows = limits.tile_rows;
+  params.slot_rows = static_cast<int32_t>(rows < limits.tile_rows ? rows : limits.tile_rows);
+  return params.single.num_chunks > 1 ? static_cast<int64_t>(params.single.num_tiles) * params.single.num_chunks : 0;
+}
+
+// `params` are the setting's, with scales of this call; `out` and `lse` (null: not wanted) are checked. Temporary
+// memory is allocated where `like` is.
+inline void attend(const Check& check, Params& params, const Setting& setting, const Inputs& inputs, const View& out,
+                   float* lse, const AttentionConfig& config, const Tensor& like) {
+  inputs.put_into(params);
+  params.o = out.data, params.o_row = out.stride(0), params.o_head = out.stride(1), params.lse = lse;
+  const OnDevice where(inputs.q);
+  Partials partials = setting.workspace;
+  int64_t slots = setting.planned ? setting.max_slots : use_one_request(check, params, setting, inputs, config);
+  OptionalTensor temporary;
+  if (slots > 0 && !setting.planned) {
+    partials.bytes = 4 * slots * params.num_kv_heads * params.slot_rows * (inputs.v.size(-1) + 1);
+    temporary.emplace(empty_bytes(partials.bytes, like));
+    require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
+  }
+  if (slots > 0) use_partials(check, params, partials, slots, inputs.v.size(-1));
+  if (out.numel > 0) attention(params, config, where);
+}
+
+}  // namespace flashinfer::binding

@@ -1,0 +1,158 @@
+"""Attention by operators of few arguments, for eager calls.
+
+What torch needs to bring an argument from Python to an operator takes as long as all that is done with it there, and
+``run`` of an attention module has thirty. All but a few are the same from call to call: ``bind`` takes them once and
+keeps what it makes of them under a number (csrc/attention_bound.h), ``run_bound`` takes the rest and the number.
+
+A bound call only ever does what the full one would do. Where it cannot, it says so before anything is written, and the
+full one is called, which copies what is to be copied or finds the words for what is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+from torch.compiler import is_compiling
+
+from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
+from ._schedule import DTYPES, Shape
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+MOST_REFUSALS = 16
+MOST_CALLS = 1024
+ANY = -1
+_PLAIN = (str, int, float, bool, type(None))
+_handles = itertools.count(1)  # no number is used twice: one of a plan that is gone stands for nothing
+
+
+class Bound:
+    """What a module keeps for calls of one kind, for as long as this object is there."""
+
+    __slots__ = ("_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_tensors", "_unbind")
+
+    def __init__(
+        self, operators: Operators, expected: tuple[int | bool, ...], setting: tuple[Any, ...], sm_scale: float
+    ) -> None:
+        """``expected`` and ``setting``: the arguments of the operator ``bind``; ``sm_scale`` is one of them."""
+        namespace = operators.namespace
+        # Operators without the method of Python that stands before them.
+        self._run, self._run_lse = namespace.run_bound.default._op, namespace.run_bound_lse.default._op
+        self._run_out, self._unbind = namespace.run_bound_out.default._op, namespace.unbind.default._op
+        self._handle, self._sm_scale, self._refusals = next(_handles), sm_scale, 0
+        self._tensors = setting  # kept alive: the module knows where they are
+        namespace.bind.default._op(self._handle, *expected, *setting)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
+            self._unbind(self._handle)
+
+    def call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        scales: tuple[Scale, Scale, Scale],
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        sm_scale: float | None = None,
+    ) -> Result | None:
+        """The result, or ``None`` where only the full operator can say. ``v`` is ``None`` where ``k`` holds both."""
+        if self._refusals >= MOST_REFUSALS:
+            return None  # inputs that are copied, again and again
+        try:
+            if is_grad_enabled() and (q.requires_grad or k.requires_grad or (v is not None and v.requires_grad)):
+                return None
+            factor, o_scale = self._sm_scale if sm_scale is None else sm_scale, 1.0
+            if scales != NO_SCALES:
+                q_scale, k_scale, o_scale = (1.0 if scale is None else scale for scale in scales)  # type: ignore[assignment]
+                if not type(q_scale) is type(k_scale) is type(o_scale) is float:
+                    return None
+                factor *= q_scale * k_scale
+            result: Result
+            if out is not None:
+                if return_lse and lse is None:
+                    lse = torch.empty(out.shape[:-1], dtype=torch.float32, device=out.device)
+                self._run_out(q, k, v, out, lse, self._handle, factor, o_scale)
+                result = (out, lse) if return_lse else out  # type: ignore[assignment]
+            elif lse is not None:
+                return None
+            elif return_lse:
+                result = self._run_lse(q, k, v, self._handle, factor, o_scale)
+            else:
+                result = self._run(q, k, v, self._handle, factor, o_scale)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            self._refusals += 1
+            return None
+        self._refusals = 0
+        return result
+
+
+def bind_plan(
+    operators: Operators, shape: Shape, rows: int, more_rows: bool, page_size: int | None, kv_rows: int,
+    setting: tuple[Any, ...], sm_scale: float,
+) -> Bound | None:  # fmt: skip
+    """The calls of a plan, or ``None`` where only the full operator has them."""
+    if operators.custom or shape.dtype_o != shape.dtype_q:
+        return None
+    expected = (
+        3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
+        DTYPES[shape.dtype_q], DTYPES[shape.dtype_kv], page_size or 0, kv_rows,
+    )  # fmt: skip
+    return Bound(operators, expected, setting, sm_scale)
+
+
+class BoundCalls:
+    """Calls of a function without a plan, by those of its arguments that choose a module or are checked on the host."""
+
+    def __init__(self, family: str, q_dims: int) -> None:
+        self._family, self._q_dims = family, q_dims
+        self._calls: dict[tuple[Any, ...], Bound] = {}
+
+    def call(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: tuple[Any, ...],
+        scales: tuple[Scale, Scale, Scale],
+        return_lse: bool,
+        sm_scale: float | None,
+    ) -> Result | None:
+        """The result, or ``None`` where the call is the first of its kind, or one for the full operator."""
+        if is_compiling():
+            return None
+        try:
+            bound = self._calls[q.dtype, k.dtype, q.shape[-1], q.is_cuda, options]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return None
+        return bound.call(q, k, v, scales, None, None, return_lse, sm_scale)
+
+    def keep(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
+        mask_mode: int, logits: Logits,
+    ) -> None:  # fmt: skip
+        """Bind what has just been computed, if it can be."""
+        chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cuda, options)
+        if is_compiling() or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options)):
+            return  # a size may be a symbol, and a tensor change under its name
+        if logits.pos_encoding_mode == 2:
+            return  # slopes depend on the number of heads
+        operators = own_operators(
+            self._family, q.device.type, (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1]),
+            logits.pos_encoding_mode, logits.logits_soft_cap > 0,
+        )  # fmt: skip
+        expected = (
+            self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0,
+        )  # fmt: skip
+        setting = (
+            *ONE_REQUEST, layout, mask_mode, logits.window_left, 1.0, logits.rope_scale, logits.rope_theta,
+            operators.variant, *own_parameters(logits, 1, q.device),
+        )  # fmt: skip
+        if len(self._calls) >= MOST_CALLS:
+            self._calls.clear()
+        self._calls[chosen] = Bound(operators, expected, setting, max(q.shape[-1], 1) ** -0.5)
