@@ -125,7 +125,7 @@ def _differentiable(
     if mask is None or mask.shape[0] == 1:
         one = None if mask is None else mask.expand(1, 1, qo_len, k.shape[2])[0, 0]
         folded = attend(q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1), one)
-        return folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()
+        return torch.unflatten(folded, 1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()
     masks = mask.expand(batch_size, 1, qo_len, k.shape[2])
     return torch.stack([attend(q[b].transpose(0, 1), k[b], v[b], masks[b, 0]) for b in range(batch_size)])
 
