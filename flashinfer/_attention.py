@@ -71,7 +71,7 @@ _fakes: dict[str, torch.library.Library] = {}
 
 
 def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
-    run, plan = namespace.run.default, namespace.plan.default
+    run, plan = namespace.run.default, namespace.plan.default._op  # of the latter dynamo knows nothing: it is no node
     if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
         library = torch.library.Library(namespace.name, "IMPL")
         for name, fake in _FAKES.items():

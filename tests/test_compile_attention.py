@@ -158,6 +158,24 @@ def test_what_does_not_fit_is_an_error(device):
         compiled(**inputs)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
+def test_a_plan_is_no_part_of_a_graph(device):
+    """Where graphs may break, it breaks one; in one graph it is an error that says so."""
+    sample = samples(device)["BatchPrefillWithRaggedKVCacheWrapper"]
+
+    def step(size: int, inputs: dict[str, Any]) -> Any:
+        sample.plan(size)
+        return sample.function(**inputs)
+
+    compiled = torch.compile(step, backend="aot_eager")
+    for size in (4, 7):
+        inputs = sample.inputs(size)
+        torch.testing.assert_close(compiled(size, inputs), step(size, inputs))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"plan\(\): got a call under torch.compile, wanted it outside"):
+        torch.compile(step, fullgraph=True, backend="aot_eager")(9, sample.inputs(9))
+
+
 COLD = """
 import pathlib, sys, torch, flashinfer
 from tests.attention_samples import samples
