@@ -130,11 +130,8 @@ class Check {
   // -1 stands for any size.
   void shape(const View& arg, std::initializer_list<int64_t> wanted) const {
     bool same = arg.ndim == static_cast<int64_t>(wanted.size());
-    int64_t i = 0;
-    for (const int64_t size : wanted) {
-      if (!same) break;
-      same = size < 0 || size == arg.sizes[i++];
-    }
+    const int64_t* got = arg.sizes;
+    for (auto size = wanted.begin(); same && size != wanted.end(); ++size, ++got) same = *size < 0 || *size == *got;
     if (same) return;
     std::string text;
     for (const int64_t size : wanted)
