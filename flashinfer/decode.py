@@ -15,21 +15,11 @@ from typing import Any
 
 import torch
 
-from ._attention import (
-    NON_CAUSAL,
-    Logits,
-    PagedCache,
-    Scale,
-    attend_one,
-    check_dims,
-    layout_of,
-    logits_of,
-    operators_of_module,
-    run_one,
-)
+from ._attention import NON_CAUSAL, Logits, PagedCache, Scale, check_dims, layout_of, logits_of, operators_of_module
 from ._bound import BoundCalls
 from ._masks import MaskTensors
 from ._schedule import Shape, check_tables, on_host
+from ._single import attend_one, run_one
 from ._wrapper import BatchWrapper, Tables
 from .jit.modules.decode import (
     gen_batch_decode_module,

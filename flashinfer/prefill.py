@@ -23,17 +23,16 @@ from ._attention import (
     Logits,
     PagedCache,
     Scale,
-    attend_one,
     check_dims,
     layout_of,
     logits_of,
     operators_of_module,
-    run_one,
 )
 from ._bound import BoundCalls
 from ._masks import MultiItem, one_mask
 from ._prefill import BatchPrefill
 from ._schedule import check_tables
+from ._single import attend_one, run_one
 from .jit.modules.prefill import (
     check_kernels,
     gen_batch_prefill_module,

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
-from ._attention import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, attend_one, layout_of, rows_of, slopes_of
+from ._attention import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, layout_of, rows_of, slopes_of
 from ._prefill_backward import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
+from ._single import attend_one
 from ._tracing import numbers_of, write
 from .errors import GradientError
 from .jit.modules.prefill_backward import gen_prefill_backward_module
