@@ -8,7 +8,6 @@ from pathlib import Path
 from ..spec import JitSpec
 from . import Matrix
 from ._attention import (
-    CUDA_HEAD_DIMS,
     attention_aot_specs,
     attention_spec,
     check_index_dtype,
@@ -17,8 +16,6 @@ from ._attention import (
     head_dims_value,
     variant_value,
 )
-
-HEAD_DIMS = CUDA_HEAD_DIMS
 
 KERNELS = ("auto", "fa2", "fa3")
 
