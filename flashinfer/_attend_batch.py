@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
+from .ops import OPERATORS
 from .prefill import single_prefill_with_kv_cache
 from .quantization import packbits
 
@@ -138,3 +139,4 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("attend_batch", _attend_batch, "CompositeExplicitAutograd")
 _LIBRARY.impl("attend_batch", _fake, "Meta")
+OPERATORS["attend_batch"] = torch.ops.flashinfer.attend_batch.default

@@ -136,9 +136,13 @@ class BoundCalls:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
         mask_mode: int, logits: Logits,
     ) -> None:  # fmt: skip
-        """Bind what has just been computed, if it can be."""
+        """Bind what calls of this kind have in common, if it can be and is not yet."""
         chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cuda, options)
-        if is_compiling() or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options)):
+        if (
+            is_compiling()
+            or chosen in self._calls
+            or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options))
+        ):
             return  # a size may be a symbol, and a tensor change under its name
         if logits.pos_encoding_mode == 2:
             return  # slopes depend on the number of heads

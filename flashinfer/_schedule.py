@@ -53,7 +53,7 @@ class Shape:
             )
 
 
-def _refuse_graph() -> None:
+def refuse_graph() -> None:
     """In one graph (``fullgraph=True``) an error that says what to do; else torch leaves what follows to Python."""
     if is_dynamo_compiling():
         raise ValueError(
@@ -67,7 +67,7 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
     Raises:
         CaptureError: a CUDA graph is being captured: what a plan copies would be gone when the graph is replayed.
     """
-    _refuse_graph()
+    refuse_graph()
     refuse_capture("plan(): the host would read and write tables", "call it")
     far = [x for x in tensors if x is not None and x.device.type != "cpu"]
     if not far:
@@ -181,10 +181,10 @@ class Scheduler:
         batch_size = kv_lens.numel()
         rows = (batch_size if qo_indptr is None else int(qo_indptr[-1])) * (shape.num_qo_heads // shape.num_kv_heads)
 
-        _refuse_graph()
+        refuse_graph()
 
         def plan(buffer: torch.Tensor, bounds: Bounds | None) -> list[int]:
-            _refuse_graph()
+            refuse_graph()
             limits = (0, 0, 0) if bounds is None else (bounds.max_items, bounds.max_merges, bounds.tile_rows)
             call(
                 self.op, operators.plan, buffer, qo_indptr, kv_lens, shape.num_qo_heads, shape.num_kv_heads,

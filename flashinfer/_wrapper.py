@@ -31,7 +31,7 @@ from ._attention import (
 from ._bound import Bound, Result, bind_plan
 from ._masks import MaskTensors
 from ._planned import as_shape, differs, exceeds, from_shape
-from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens
+from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens, refuse_graph
 from ._tracing import numbers_of
 from .jit.spec import JitSpec
 
@@ -233,6 +233,7 @@ class BatchWrapper:
         tables: Tables | None = None,
     ) -> None:  # fmt: skip
         """Make a plan and keep it; then, when nothing can fail any more, write the caller's buffers."""
+        refuse_graph()
         operators = self._operators(shape, logits)
         mask_mode = causal if masks.mode is None else masks.mode
         lists = self._scheduler.make(operators, shape, batch.qo_indptr, batch.kv_lens, mask_mode, logits.window_left)

@@ -98,8 +98,11 @@ def single_decode_with_kv_cache(
     logits = logits_of(
         op, q.shape[1], pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
     )
-    out, lse = attend_one("decode", op, q.unsqueeze(0), k, v, kv_layout, logits, scales, return_lse=return_lse)
     _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), NON_CAUSAL, logits)
+    result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
+    if result is not None:
+        return result
+    out, lse = attend_one("decode", op, q.unsqueeze(0), k, v, kv_layout, logits, scales, return_lse=return_lse)
     return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 

@@ -130,9 +130,12 @@ def single_prefill_with_kv_cache(
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
     if wanted(q, k, v):
         return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
-    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     if options is not None:
         _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits)
+        result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
+        if result is not None:
+            return result
+    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     return (out, lse) if lse is not None else out
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import flashinfer
+from flashinfer import _attend_batch  # noqa: F401 - its operator
 from flashinfer._planned import from_shape
 from tests.attention_oracle import indptr_of, int32, workspace
 
@@ -152,6 +153,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     lse = torch.empty(5, HEADS, device=device)
     mask = torch.full((7,), 255, dtype=torch.uint8, device=device)
     one = ("prefill", "sample", q, k, v, torch.empty_like(q))
+    batch = tuple(_randn(2, h, n, DIM, device=device) for n, h in ((5, HEADS), (11, KV_HEADS), (11, KV_HEADS)))
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
     wrapper.plan(indptr_of([2, 3]), indptr_of([6, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE)
     planned = wrapper._planned
@@ -166,6 +168,10 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
             (*one, None, mask, 0, 2, 0, 3, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, numbers),
         ],
         "attend_planned": [(*plan, None, 0.2, 0.0), (*plan, numbers, 1.0, 1.0)],
+        "attend_batch": [
+            (*batch, None, True, 3, 0.0, 0.2),
+            (*batch, torch.rand(2, 1, 5, 11, device=device) < 0.5, False, -1, 5.0, 0.2),
+        ],
         "attend_own": [(module.name, "sample", q, k, v, torch.empty_like(q), lse, 0, 1, -1, [], [0.3])],
     }
 

@@ -17,7 +17,13 @@ from flashinfer.jit.spec import TORCH_ABI
 EXPORTED_BY_TORCH_2_10 = {
     *("aoti_torch_abi_version", "aoti_torch_device_type_cpu", "aoti_torch_device_type_cuda"),
     *("aoti_torch_delete_library_object", "aoti_torch_library_def", "aoti_torch_library_init_def"),
-    *("aoti_torch_library_init_impl", "torch_library_impl", "torch_get_num_threads", "torch_parallel_for"),
+    *(
+        "aoti_torch_library_init_impl",
+        "aoti_torch_library_init_fragment",
+        "torch_library_impl",
+        "torch_get_num_threads",
+        "torch_parallel_for",
+    ),
     *("aoti_torch_copy_", "aoti_torch_delete_tensor_object", "aoti_torch_empty_strided", "aoti_torch_is_defined"),
     *("aoti_torch_get_data_ptr", "aoti_torch_get_device_index", "aoti_torch_get_device_type", "aoti_torch_get_dim"),
     *("aoti_torch_get_dtype", "aoti_torch_get_numel", "aoti_torch_get_sizes", "aoti_torch_get_strides"),

@@ -60,16 +60,16 @@ for dtypes, head_dims, variant in axes(backend):
 q, k, v = tensors(torch.float32, "128")
 for module, got in ((several, "dtypes"), (one, "dtypes")):
     try:
-        single(module, q.half(), k.half(), v.half(), None, 1.0, 0.0)
+        single(module, q.half(), k.half(), v.half(), None, None, 1.0, 0.0)
     except RuntimeError as err:
         print(str(err).splitlines()[0])
 try:
-    single(several, q, k, v, None, 1.0, 0.0)
+    single(several, q, k, v, None, None, 1.0, 0.0)
 except RuntimeError as err:
     print(str(err).splitlines()[0])
 q, k, v = tensors(torch.float32, "64")
 try:
-    single(several, q, k, v, None, 1.0, 0.0, variant=2)
+    single(several, q, k, v, None, None, 1.0, 0.0, variant=2)
 except RuntimeError as err:
     print(str(err).splitlines()[0])
 """
@@ -115,7 +115,7 @@ from tests.attention_modules import single, tensors
 subscribe(lambda event: print(event, file=sys.stderr))
 for family, dtype, head_dims in (one.split(",") for one in sys.argv[1:]):
     module = load_attention(attention_spec(family, "cpu", f"{dtype}:{dtype}:{dtype}", head_dims, "default"))
-    out, lse = single(module, *tensors(getattr(torch, dtype), head_dims, kv_len=9), None, 0.1, 0.0)
+    out, lse = single(module, *tensors(getattr(torch, dtype), head_dims, kv_len=9), None, None, 0.1, 0.0)
     assert not out.isnan().any()
     print(module.__name__.removeprefix("torch.ops."))
 """

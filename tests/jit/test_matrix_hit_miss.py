@@ -424,7 +424,7 @@ def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
 def lies(manifest: dict) -> dict[str, object]:
     """A field -> something else of the same type."""
     other = {str: "0" * 64, int: 1, float: 1.5, list: ["x86-64"], dict: {"GLIBC": "2.0"}}
-    return {name: other[type(value)] for name, value in manifest.items()}
+    return {name: not value if isinstance(value, bool) else other[type(value)] for name, value in manifest.items()}
 
 
 def test_miss_of_a_manifest_that_lies(make_spec):

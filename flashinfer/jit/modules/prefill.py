@@ -8,6 +8,7 @@ from pathlib import Path
 from ..spec import JitSpec
 from . import Matrix
 from ._attention import (
+    CUDA_HEAD_DIMS,
     attention_aot_specs,
     attention_spec,
     check_index_dtype,
@@ -16,6 +17,8 @@ from ._attention import (
     head_dims_value,
     variant_value,
 )
+
+HEAD_DIMS = CUDA_HEAD_DIMS
 
 KERNELS = ("auto", "fa2", "fa3")
 
