@@ -127,7 +127,7 @@ class BoundCalls:
         if is_compiling():
             return None
         try:
-            bound = self._calls[q.dtype, k.dtype, q.shape[-1], q.is_cuda, options]
+            bound = self._calls[q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options]
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
         return bound.call(q, k, v, scales, None, None, return_lse, sm_scale)
@@ -137,7 +137,7 @@ class BoundCalls:
         mask_mode: int, logits: Logits,
     ) -> None:  # fmt: skip
         """Bind what calls of this kind have in common, if it can be and is not yet."""
-        chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cuda, options)
+        chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
         if (
             is_compiling()
             or chosen in self._calls
