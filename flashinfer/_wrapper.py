@@ -320,15 +320,7 @@ class BatchWrapper:
         tail, finish = planned.tail, None
         if args or planned.operators.custom or scales != NO_SCALES:
             q, tail, finish = self._scaled(planned, q, args, scales)
-        shape, rows = planned.shape, q.shape[0]
-        if out is None:
-            out = torch.empty((rows, shape.num_qo_heads, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
-        else:
-            self._check_result("out", out, (rows, shape.num_qo_heads, shape.head_dim_vo), shape.dtype_o)
-        if lse is not None:
-            self._check_result("lse", lse, (rows, shape.num_qo_heads), torch.float32)
-        elif return_lse:
-            lse = torch.empty((rows, shape.num_qo_heads), dtype=torch.float32, device=q.device)
+        out, lse = self._results(planned.shape, q, out, lse, return_lse)
         call(self._name, planned.operators.run, q, k, v, out, lse, *planned.head, *tail)
         if finish is not None:
             finish(out)
@@ -351,18 +343,10 @@ class BatchWrapper:
             raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
         sizes = from_shape(planned.sizes)
         self._check_run(planned, q, k, v, sizes[0], sizes[1])
-        shape, logits, rows = planned.shape, planned.logits, q.shape[0]
-        heads, dim = shape.num_qo_heads, shape.head_dim_vo
-        if out is None:
-            out = torch.empty((rows, heads, dim), dtype=shape.dtype_o, device=q.device)
-        else:
-            self._check_result("out", out, (rows, heads, dim), shape.dtype_o)
-        if lse is not None:
-            self._check_result("lse", lse, (rows, heads), torch.float32)
-        elif return_lse:
-            lse = torch.empty((rows, heads), dtype=torch.float32, device=q.device)
+        shape, logits = planned.shape, planned.logits
+        out, lse = self._results(shape, q, out, lse, return_lse)
         q, factor = scaled_query(self._name, rows_of(q), shape.num_kv_heads, scales[0], scales[1])
-        o_scale, finish = value_scale(self._name, scales[2], heads, shape.num_kv_heads, q.device)
+        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
         slopes = planned.tail[4]
         cap, scale, rope_scale, rope_theta = logits[2:]
@@ -380,6 +364,21 @@ class BatchWrapper:
         if finish is not None:
             finish(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _results(
+        self, shape: Shape, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The caller's tensors, checked, or new ones."""
+        rows = (q.shape[0], shape.num_qo_heads)
+        if out is None:
+            out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
+        else:
+            self._check_result("out", out, (*rows, shape.head_dim_vo), shape.dtype_o)
+        if lse is not None:
+            self._check_result("lse", lse, rows, torch.float32)
+        elif return_lse:
+            lse = torch.empty(rows, dtype=torch.float32, device=q.device)
+        return out, lse
 
     def _scaled(
         self, planned: Planned, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
