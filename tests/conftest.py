@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -38,3 +39,14 @@ def fresh_seed(record_property: pytest.FixtureRequest) -> int:
     torch.manual_seed(seed)
     random.seed(seed)
     return seed
+
+
+@pytest.fixture
+def cold_dynamo() -> Iterator[None]:
+    """torch.compile has seen nothing before the test, and its counters are at 0."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,12 +26,7 @@ ATTENTION = {
 SIZES, MORE_SIZES = (5, 7, 11, 12, 19, 31), (6, 40, 57)
 
 
-@pytest.fixture(autouse=True)
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("cold_dynamo")
 
 
 @pytest.fixture(params=CASES)

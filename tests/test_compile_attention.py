@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ OWN = [name for name in functions() if name.endswith("_with_jit_module")]
 SIZES, MORE_SIZES = (9, 4, 11, 13, 19, 10), (5, 22, 7)
 
 
-@pytest.fixture(autouse=True)
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("cold_dynamo")
 
 
 def compiled_of(sample: Sample, dynamic: bool | None = True) -> Any:

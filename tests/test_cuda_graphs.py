@@ -24,20 +24,13 @@ from .test_compile import READS_A_VALUE
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning"),
+    pytest.mark.usefixtures("cold_dynamo"),
 ]
 
 SIZE, REPLAYS, MANY = 9, 20, 50
 ATTENTION = [name for name, sample in samples("cpu").items() if sample.graph]
 NAMES = [*(name for name in public_cases("cpu") if name not in READS_A_VALUE), *ATTENTION]
 Inputs = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def call_of(name: str, device: str) -> tuple[Callable[..., Any], Callable[[], Inputs], tuple[str, ...]]:

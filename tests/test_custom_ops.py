@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,20 +28,13 @@ from .attention_oracle import (
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning"),
+    pytest.mark.usefixtures("cold_dynamo"),
 ]
 
 HEADS, KV_HEADS, DIM, DTYPE = 6, 2, 64, torch.float16
 MODES = ["default", "reduce-overhead"]
 LIBRARY = torch.library.Library("flashinfer_user", "FRAGMENT")
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 # The operators, in both forms that torch has for them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,7 @@ from .test_prefill_backward import small_place, tensors
 HEADS = (6, 2)
 
 
-@pytest.fixture(autouse=True)
-def cold() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("cold_dynamo")
 
 
 def check(compiled: Any, eager: Any, leaves: list[torch.Tensor], *rest: Any) -> None:
