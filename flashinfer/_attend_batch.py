@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
-from .ops import OPERATORS
+from .ops import define_in_python
 from .prefill import single_prefill_with_kv_cache
 from .quantization import packbits
 
@@ -131,12 +131,9 @@ def _differentiable(
     return torch.stack([attend(q[b].transpose(0, 1), k[b], v[b], masks[b, 0]) for b in range(batch_size)])
 
 
-_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
-_LIBRARY.define(
+define_in_python(
     "attend_batch(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, int window_left, float logits_soft_cap,"
     " float sm_scale) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _attend_batch,
+    _fake,
 )
-_LIBRARY.impl("attend_batch", _attend_batch, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend_batch", _fake, "Meta")
-OPERATORS["attend_batch"] = torch.ops.flashinfer.attend_batch.default

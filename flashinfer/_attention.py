@@ -288,6 +288,8 @@ def scaled_query(
     factor: Any = 1.0
     for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
         number = _number(op, name, scale, heads)
+        if isinstance(number, float) and is_dynamo_compiling() and is_symbolic(number):
+            number = as_tensor(number, q.device)  # a product of numbers would be compiled into the graph by torch 2.11
         if isinstance(number, float):
             factor *= number
         elif is_dynamo_compiling() and number.dim() == 0:

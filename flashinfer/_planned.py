@@ -13,18 +13,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .ops import OPERATORS
-
-_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
-_LIBRARY.define(
-    "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
-    " Tensor? kv_indptr, Tensor? kv_indices, Tensor plan, SymInt rows, SymInt kv_rows, SymInt batch_size,"
-    " SymInt max_items, SymInt max_merges, SymInt max_slots, SymInt tile_rows, SymInt slot_rows, Tensor? custom_mask,"
-    " Tensor? mask_indptr, Tensor? prefix_len, Tensor? token_pos_in_items, SymInt token_pos_in_items_len,"
-    " Tensor? max_item_len, int kv_layout, int mask_mode, SymInt window_left, float o_scale, float rope_scale,"
-    " float rope_theta, int variant, Tensor? slopes, Tensor? numbers, float sm_scale, float logits_soft_cap) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+from .ops import define_in_python
 
 
 def _attend_planned(
@@ -66,9 +55,15 @@ def _attend_planned(
     )  # fmt: skip
 
 
-_LIBRARY.impl("attend_planned", _attend_planned, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend_planned", lambda *_: None, "Meta")
-OPERATORS["attend_planned"] = torch.ops.flashinfer.attend_planned.default
+define_in_python(
+    "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
+    " Tensor? kv_indptr, Tensor? kv_indices, Tensor plan, SymInt rows, SymInt kv_rows, SymInt batch_size,"
+    " SymInt max_items, SymInt max_merges, SymInt max_slots, SymInt tile_rows, SymInt slot_rows, Tensor? custom_mask,"
+    " Tensor? mask_indptr, Tensor? prefix_len, Tensor? token_pos_in_items, SymInt token_pos_in_items_len,"
+    " Tensor? max_item_len, int kv_layout, int mask_mode, SymInt window_left, float o_scale, float rope_scale,"
+    " float rope_theta, int variant, Tensor? slopes, Tensor? numbers, float sm_scale, float logits_soft_cap) -> ()",
+    _attend_planned,
+)
 
 
 # Far from any size of any tensor, and from each other: torch takes sizes that are equal once for one and the same.

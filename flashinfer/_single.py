@@ -26,7 +26,7 @@ from ._attention import (
     value_scale,
 )
 from ._tracing import numbers_of
-from .ops import OPERATORS
+from .ops import define_in_python
 
 
 def attend_one(
@@ -108,16 +108,12 @@ def _attend(
 
 # In a traced function which module to call cannot be chosen: its key has sizes that may be symbols, and it may have to
 # be built. An operator that torch does not look into chooses it when the sizes are there.
-_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
-_LIBRARY.define(
+define_in_python(
     "attend(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, Tensor? packed_mask,"
     " int layout, int mask_mode, int pos_encoding_mode, SymInt window_left, float logits_soft_cap, float sm_scale,"
     " float rope_scale, float rope_theta, float factor, float o_scale, Tensor? slopes, Tensor? numbers) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _attend,
 )
-_LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend", lambda *_: None, "Meta")
-OPERATORS["attend"] = torch.ops.flashinfer.attend.default
 
 
 def run_one(
@@ -165,14 +161,11 @@ def _attend_own(
     call_one(op, operators, q, k, v, out, lse, layout, logits, (*tensors, *scalars), mask_mode, None, 1.0)
 
 
-_LIBRARY.define(
+define_in_python(
     "attend_own(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, int layout,"
     " int mask_mode, SymInt window_left, Tensor?[] tensors, Scalar[] scalars) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _attend_own,
 )
-_LIBRARY.impl("attend_own", _attend_own, "CompositeExplicitAutograd")
-_LIBRARY.impl("attend_own", lambda *_: None, "Meta")
-OPERATORS["attend_own"] = torch.ops.flashinfer.attend_own.default
 
 
 def call_one(

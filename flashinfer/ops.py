@@ -73,6 +73,45 @@ def without_gradient(name: str, *differentiable: str) -> General:
     return General(refuse, differentiable)
 
 
+def _declare(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    gradient: Gradient | None,
+    devices_differ: bool,
+) -> Any:
+    name = schema[: schema.index("(")]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    if devices_differ:
+        torch.library.register_fake(f"flashinfer::{name}", fake, lib=_LIBRARY)
+    else:
+        # What register_fake would do, less its look at the caller's source, which takes half of the import of this
+        # package, and less its leave for tensors of several devices.
+        _LIBRARY.impl(name, fake, "Meta")
+    if gradient is not None:
+        torch.library.register_autograd(
+            f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
+        )
+    OPERATORS[name] = getattr(torch.ops.flashinfer, name).default
+    return OPERATORS[name]
+
+
+def define_in_python(
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any] = lambda *_: None,
+    *,
+    gradient: Gradient | None = None,
+    devices_differ: bool = False,
+) -> Any:
+    """Declare ``flashinfer::<schema>``, whose kernel is a Python function on every device, and return the operator.
+
+    A graph does not look into it: that is what it is for. The arguments are those of :func:`define`.
+    """
+    return _declare(schema, function, fake, gradient, devices_differ)
+
+
 def define(
     schema: str,
     module: Callable[[str], JitSpec],
@@ -80,6 +119,7 @@ def define(
     *,
     general: General | None = None,
     gradient: Gradient | None = None,
+    devices_differ: bool = False,
 ) -> Callable[..., Any]:
     """Declare ``flashinfer::<schema>`` and return a function that calls it.
 
@@ -89,14 +129,11 @@ def define(
         fake: what the operator returns, as tensors without data.
         general: what the function returned does instead where gradients or symbolic numbers ask for it.
         gradient: the operator's own, for one that is not on the path of inference: it costs Python before every call.
+        devices_differ: takes tables on the host beside tensors of a device.
 
     The function returned raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
     """
     name = schema[: schema.index("(")]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    # What register_fake would do, less its look at the caller's source, which takes half of the import of this package.
-    _LIBRARY.impl(name, fake, "Meta")
-    operator = getattr(torch.ops.flashinfer, name).default
 
     def load_and_call_again(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -106,12 +143,12 @@ def define(
         backend = tensors[0].device.type
         if backend not in BACKENDS:
             raise ValueError(f"{name}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
-        if any(tensor.device != tensors[0].device for tensor in tensors):
+        if not devices_differ and any(tensor.device != tensors[0].device for tensor in tensors):
             devices = ", ".join(str(tensor.device) for tensor in tensors)
             raise ValueError(f"{name}: got tensors on {devices}, wanted one device for all")
         for declared, arg in zip(operator._schema.arguments, args, strict=True):
             if isinstance(arg, torch.Tensor) and not torch._C._dispatch_keys(arg).has(
-                getattr(torch._C.DispatchKey, backend.upper())
+                getattr(torch._C.DispatchKey, arg.device.type.upper())
             ):
                 # No module has a kernel for those, and this one would be called again for ever.
                 raise ValueError(
@@ -125,12 +162,7 @@ def define(
             raise RuntimeError(f"module {spec.name!r} is loaded and registers no kernel for flashinfer::{name}")
         return operator(*args)
 
-    _LIBRARY.impl(name, load_and_call_again, "CompositeExplicitAutograd")
-    if gradient is not None:
-        torch.library.register_autograd(
-            f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
-        )
-    OPERATORS[name] = operator
+    operator = _declare(schema, load_and_call_again, fake, gradient, devices_differ)
 
     # Without the method of Python that stands before it. Dynamo knows the operator only.
     builtin = operator._op

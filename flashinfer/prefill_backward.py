@@ -21,7 +21,7 @@ from ._single import attend_one
 from ._tracing import numbers_of, write
 from .errors import GradientError
 from .jit.modules.prefill_backward import gen_prefill_backward_module
-from .ops import OPERATORS, Gradient, define, no_second_derivative
+from .ops import Gradient, define, define_in_python, no_second_derivative
 
 __all__ = ["gen_prefill_backward_module"]
 
@@ -30,20 +30,6 @@ _PROBLEM = (
     " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
     " float rope_theta"
 )
-_LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
-
-
-def _define(schema: str, function: Callable[..., Any], fake: Callable[..., Any], gradient: Gradient) -> Any:
-    """An operator whose kernel is Python on every device."""
-    name = schema[: schema.index("(")]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, fake, "Meta")
-    torch.library.register_autograd(
-        f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
-    )
-    OPERATORS[name] = getattr(torch.ops.flashinfer, name).default
-    return OPERATORS[name]
 
 
 def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
@@ -69,6 +55,7 @@ _kernel = define(
     gen_prefill_backward_module,
     _kernel_fake,
     gradient=no_second_derivative("prefill_backward"),
+    devices_differ=True,
 )
 
 
@@ -115,12 +102,13 @@ def _by_tokens(x: torch.Tensor, problem: Problem) -> torch.Tensor:
     return x.transpose(0, 1) if problem.layout else x
 
 
-_backward = _define(
+_backward = define_in_python(
     "prefill_gradients(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, Tensor grad_lse,"
     f" {_PROBLEM}) -> (Tensor, Tensor, Tensor)",
     _gradients,
     _kernel_fake,
-    no_second_derivative("attention"),
+    gradient=no_second_derivative("attention"),
+    devices_differ=True,
 )
 
 
@@ -165,11 +153,12 @@ def _gradients_of(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple
     return *_backward(q, k, v, out, lse, grad, grad_lse, *tables, *ctx.rest), *[None] * (6 + len(ctx.rest))
 
 
-_autograd = _define(
+_autograd = define_in_python(
     f"prefill_autograd(Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? lse, {_PROBLEM}) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
-    Gradient(_save, _gradients_of),
+    gradient=Gradient(_save, _gradients_of),
+    devices_differ=True,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
@@ -50,3 +51,17 @@ def cold_dynamo() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def no_synchronisation(device: str) -> Iterator[None]:
+    """Whatever waits for the GPU within is an error."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

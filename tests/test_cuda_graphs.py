@@ -5,8 +5,7 @@ Where there is no GPU the same is called again instead of replayed, and compiled
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import flashinfer
 from flashinfer.errors import CaptureError
 
 from .attention_samples import samples
+from .conftest import no_synchronisation
 from .samples import public_cases
 from .test_compile import READS_A_VALUE
 
@@ -82,20 +82,6 @@ class Graphed:
         with no_synchronisation(device):
             got = [self(inputs) for inputs in drawn]
         assert_same(got, want)
-
-
-@contextlib.contextmanager
-def no_synchronisation(device: str) -> Iterator[None]:
-    """Whatever waits for the GPU within is an error."""
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def assert_same(got: list[list[torch.Tensor]], want: list[list[torch.Tensor]]) -> None:

@@ -13,7 +13,7 @@ import flashinfer
 from flashinfer import _prefill_backward as composition
 
 from .attention_oracle import assert_near, attention, batch_attention, drawn, indptr_of, workspace
-from .conftest import DEVICES
+from .conftest import DEVICES, no_synchronisation
 
 # The largest error of a row of a gradient, as a part of the norm of the largest row.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -414,11 +414,6 @@ def test_nothing_waits_for_the_gpu(device):
             torch.autograd.backward([out, lse], [torch.ones_like(out), torch.ones_like(lse)])
 
     run()
-    if device == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation(device):
         run()
-    finally:
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
     assert all(leaf.grad is not None for leaf in (*leaves, *batch.leaves))

@@ -32,6 +32,7 @@ EXPORTED_BY_TORCH_2_10 = {
     *("aoti_torch_dtype_float8_e4m3fn", "aoti_torch_dtype_float8_e5m2", "aoti_torch_dtype_int32"),
     *("aoti_torch_dtype_int64", "aoti_torch_dtype_uint16", "aoti_torch_dtype_uint32", "aoti_torch_dtype_uint8"),
     *("aoti_torch_get_current_cuda_stream", "torch_c10_cuda_check_msg", "torch_c10_cuda_free_error_msg"),
+    *("aoti_torch_create_device_guard", "aoti_torch_delete_device_guard", "aoti_torch_get_current_device_index"),
 }
 
 
@@ -46,7 +47,9 @@ def asked_of_torch(path: Path) -> set[str]:
 @pytest.mark.parametrize("family", families())
 def test_modules_run_with_the_oldest_torch(family, device):
     dtype = "float32" if device == "cpu" else "float16"
-    specs = matrix_specs(Matrix((device,), (dtype,), head_dims=("64",)), [family])
+    specs = list(matrix_specs(Matrix((device,), (dtype,), head_dims=("64",)), [family]))
+    if not specs:
+        pytest.skip("the family has no kernels for this device")
     asked = {name for artifact in build_jit_specs(specs) for name in asked_of_torch(artifact.path)}
     assert TORCH_ABI == (2, 10), "the names above are those of 2.10"
     assert "torch_library_impl" in asked, "a module registers its kernels"

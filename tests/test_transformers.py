@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from flashinfer.errors import DependencyError
 from flashinfer.integrations.transformers import attention_forward, attention_mask, register
 
+from .conftest import no_synchronisation
 from .tree import ROOT, clean_environment
 
 pytestmark = [
@@ -354,12 +355,8 @@ def test_a_step_waits_for_nothing(static, device):
     step()
     run = step
     if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronisation(device):
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
