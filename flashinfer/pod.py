@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from ._attention import POS_ENCODINGS, Logits, PagedCache, Scale, check_dims, logits_of
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -22,7 +23,8 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class PODWithPagedKVCacheWrapper:
     """Prefill of one request (``_p``) and decode of a batch over a paged cache (``_d``) in one call.
 
-    On CUDA the two are launched on two streams: what the one leaves idle, the other uses.
+    On CUDA the two are launched on two streams: what the one leaves idle, the other uses. In a graph of
+    ``torch.compile`` they follow each other.
 
     Args:
         float_workspace_buffer, kv_layout, use_cuda_graph, paged_kv_indptr_buffer, paged_kv_indices_buffer,
@@ -165,7 +167,8 @@ class PODWithPagedKVCacheWrapper:
         # Made here: what a stream allocates for itself may not be freed under another.
         out_d = torch.empty((*q_d.shape[:2], shape.head_dim_vo), dtype=shape.dtype_o, device=q_d.device)
         lse_d = torch.empty(q_d.shape[:2], dtype=torch.float32, device=q_d.device) if return_lse_d else None
-        with self._beside(q_d.device):
+        stream = self._stream_behind(q_d.device)
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
             self._decode.run(
                 q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out_d, lse=lse_d
             )
@@ -176,8 +179,8 @@ class PODWithPagedKVCacheWrapper:
                 window_left=window_left_p, rope_scale=rope_scale_p, rope_theta=rope_theta_p, return_lse=return_lse_p,
             )  # fmt: skip
         finally:
-            if self._stream is not None:
-                torch.cuda.current_stream(q_d.device).wait_stream(self._stream)
+            if stream is not None:
+                torch.cuda.current_stream(q_d.device).wait_stream(stream)
         return result_p, out_d if lse_d is None else (out_d, lse_d)
 
     forward = run
@@ -185,14 +188,17 @@ class PODWithPagedKVCacheWrapper:
     def end_forward(self) -> None:
         """Do nothing; kept for callers of older interfaces."""
 
-    def _beside(self, device: torch.device) -> Any:
-        """Where the decode is launched: a stream of its own, behind all that was launched before."""
-        if device.type != "cuda":
-            return nullcontext()
+    def _stream_behind(self, device: torch.device) -> torch.cuda.Stream | None:
+        """Where the decode is launched: a stream of its own, behind all that was launched before.
+
+        ``None``: the current one, as in a graph of ``torch.compile``, which has one stream.
+        """
+        if device.type != "cuda" or is_compiling():
+            return None
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        return torch.cuda.stream(self._stream)
+        return self._stream
 
     def _logits_of(
         self,

@@ -388,6 +388,7 @@ def _other_cases(device: str) -> dict[str, Case]:
             flashinfer.block_sparse_indices_to_vector_sparse_offsets,
             blocks,
             ("stride_block", "stride_n", "block_size"),
+            written=("vector_sparse_offsets",),
         ),
         "merge_state": Case(flashinfer.merge_state, states(1, "v_a", "s_a", "v_b", "s_b")),
         "merge_state_in_place": Case(

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
 from transformers import DynamicCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -207,12 +208,14 @@ def test_compiled_prefill_is_one_graph(padding, ours, device):
     pair = Pair("gemma2", (device, torch.bfloat16))
     pair.model.set_attn_implementation(ours)
     run = compiled(lambda ids, mask: pair.model(ids, attention_mask=mask, use_cache=False).logits, device, dynamic=True)
-    for batch, length in ((2, 9), (3, 17), (4, 8), (5, 26)):
-        ids, mask = tokens_of(batch, length, padding, device)
-        pair.model.set_attn_implementation(ours)
-        with torch.no_grad():
-            got = run(ids, mask)
-        pair.assert_near(got, ids, mask)
+    # How Inductor pads the model's own products depends on their size, in a graph for each way.
+    with inductor_config.patch(shape_padding=False):
+        for batch, length in ((2, 9), (3, 17), (4, 8), (5, 26)):
+            ids, mask = tokens_of(batch, length, padding, device)
+            pair.model.set_attn_implementation(ours)
+            with torch.no_grad():
+                got = run(ids, mask)
+            pair.assert_near(got, ids, mask)
     assert counters["stats"]["unique_graphs"] == 1
 
 
