@@ -8,12 +8,13 @@ read on the host, and a call can be captured into a CUDA graph as it is.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
 from .ops import define_in_python
-from .prefill import single_prefill_with_kv_cache
 from .quantization import packbits
 
 
@@ -43,8 +44,8 @@ def attend_batch(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _differentiable(q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale)
     out: torch.Tensor = torch.ops.flashinfer.attend_batch.default(
-        q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale
-    )
+        q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale, False
+    )[0]
     return out
 
 
@@ -57,11 +58,12 @@ def _attend_batch(
     window_left: int,
     logits_soft_cap: float,
     sm_scale: float,
-) -> torch.Tensor:
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     batch_size, num_qo_heads, qo_len, _ = q.shape
-    out = _fake(q, k, v)
+    out, all_lse = _fake(q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale, return_lse)
     if out.numel() == 0:
-        return out
+        return out, all_lse.fill_(-math.inf)
     family = "decode" if qo_len == 1 else "prefill"
     dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[3], v.shape[3])
     operators = own_operators(family, q.device.type, dtypes, head_dims, 0, logits_soft_cap > 0)
@@ -73,33 +75,41 @@ def _attend_batch(
     parameters = own_parameters(logits, batch_size * num_qo_heads, q.device)
     # Heads of the batch, behind the queries: a view for one query or one request.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
+    lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     call(
         "attend_batch", operators.run, rows_of(q.permute(2, 0, 1, 3).flatten(1, 2)), rows_of(k.flatten(0, 1)),
-        rows_of(v.flatten(0, 1)), folded, None, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, mask_indptr, None,
+        rows_of(v.flatten(0, 1)), folded, lse, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, mask_indptr, None,
         None, 0, None, 1, mode, window_left, 1.0, 1.0, 1e4, operators.variant, *parameters,
     )  # fmt: skip
+    if lse is not None:
+        all_lse.copy_(lse.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
     if batch_size == 1 or qo_len == 1:
-        return folded.view(out.shape)
-    return out.copy_(folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
+        return folded.view(out.shape), all_lse
+    return out.copy_(folded.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1)), all_lse
 
 
-def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch.Tensor]:
     batch_size, num_qo_heads, qo_len, _head_dim = q.shape
-    return q.new_empty((batch_size, qo_len, num_qo_heads, v.shape[3]))
+    rows = (batch_size, qo_len, num_qo_heads)
+    return q.new_empty((*rows, v.shape[3])), q.new_empty(rows if options[-1] else (0,), dtype=torch.float32)
 
 
 def _packed(mask: torch.Tensor, qo_len: int, kv_len: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The bits of all masks, and where each begins; one mask needs no such table."""
     if mask.stride(0) == 0:
         mask = mask[:1]
-    bits = mask.expand(-1, 1, qo_len, kv_len).flatten(1)
-    if bits.shape[0] == 1:
-        return packbits(bits.flatten(), bitorder="little"), None
-    if bits.shape[1] % 8:  # each begins with a byte of its own
-        bits = F.pad(bits, (0, -bits.shape[1] % 8))
-    step = bits.shape[1] // 8
-    indptr = torch.arange(0, bits.shape[0] * step + 1, step, dtype=torch.int32, device=mask.device)
-    return packbits(bits.flatten(), bitorder="little"), indptr
+    bits = _bits(mask, mask.shape[0], qo_len, kv_len)
+    if mask.shape[0] == 1:
+        return bits, None
+    step = bits.shape[0] // mask.shape[0]
+    indptr = torch.arange(0, bits.shape[0] + 1, step, dtype=torch.int32, device=mask.device)
+    return bits, indptr
+
+
+def _bits(mask: torch.Tensor, batch_size: int, qo_len: int, kv_len: int) -> torch.Tensor:
+    """A mask for each request, each beginning with a byte of its own."""
+    bits = mask.expand(batch_size, 1, qo_len, kv_len).flatten(1)
+    return packbits(F.pad(bits, (0, -bits.shape[1] % 8)).flatten(), bitorder="little")
 
 
 def _differentiable(
@@ -112,28 +122,33 @@ def _differentiable(
     logits_soft_cap: float,
     sm_scale: float,
 ) -> torch.Tensor:
-    """The same of public functions, which have gradients: with masks of their own, request by request."""
-    batch_size, num_qo_heads, qo_len, _ = q.shape
+    """The same with gradients: those of a ragged batch, of any number of requests in one graph."""
+    from .prefill_backward import differentiable
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, one: torch.Tensor | None) -> torch.Tensor:
-        out = single_prefill_with_kv_cache(
-            q, k, v, custom_mask=one, causal=causal and one is None, kv_layout="HND",
-            window_left=-1 if one is not None else window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
-        )  # fmt: skip
-        assert isinstance(out, torch.Tensor)
-        return out
+    batch_size, _heads, qo_len, _head_dim = q.shape
+    kv_len, packed, mode = k.shape[2], None, CAUSAL if causal else NON_CAUSAL
+    if mask is not None:
+        packed, mode, window_left = _bits(mask, batch_size, qo_len, kv_len), CUSTOM, -1
 
-    if mask is None or mask.shape[0] == 1:
-        one = None if mask is None else mask.expand(1, 1, qo_len, k.shape[2])[0, 0]
-        folded = attend(q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1), one)
-        return torch.unflatten(folded, 1, (batch_size, num_qo_heads)).transpose(0, 1).contiguous()
-    masks = mask.expand(batch_size, 1, qo_len, k.shape[2])
-    return torch.stack([attend(q[b].transpose(0, 1), k[b], v[b], masks[b, 0]) for b in range(batch_size)])
+    def infer() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.ops.flashinfer.attend_batch.default(
+            q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale, True
+        )
+        return out.flatten(0, 1), lse.flatten(0, 1)
+
+    q_rows, k_rows, v_rows = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    starts = torch.arange(batch_size + 1, dtype=torch.int32) * qo_len
+    lengths = torch.ones(batch_size, dtype=torch.int32) * kv_len
+    logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
+    out, _ = differentiable(
+        "attend_batch", q_rows, k_rows, v_rows, infer, 0, mode, logits, packed, starts, lengths
+    )  # fmt: skip
+    return torch.unflatten(out, 0, (batch_size, qo_len))
 
 
 define_in_python(
     "attend_batch(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, int window_left, float logits_soft_cap,"
-    " float sm_scale) -> Tensor",
+    " float sm_scale, bool return_lse) -> (Tensor, Tensor)",
     _attend_batch,
     _fake,
 )

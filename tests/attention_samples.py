@@ -169,8 +169,8 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "attend_planned": [(*plan, None, 0.2, 0.0), (*plan, numbers, 1.0, 1.0)],
         "attend_batch": [
-            (*batch, None, True, 3, 0.0, 0.2),
-            (*batch, torch.rand(2, 1, 5, 11, device=device) < 0.5, False, -1, 5.0, 0.2),
+            (*batch, None, True, 3, 0.0, 0.2, False),
+            (*batch, torch.rand(2, 1, 5, 11, device=device) < 0.5, False, -1, 5.0, 0.2, True),
         ],
         "attend_own": [(module.name, "sample", q, k, v, torch.empty_like(q), lse, 0, 1, -1, [], [0.3])],
     }

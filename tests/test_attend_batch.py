@@ -83,7 +83,9 @@ def test_opcheck(device):
     for shape in SHAPES[:3]:
         q, k, v = inputs(shape, (device, torch.bfloat16))
         for mask in (None, torch.rand(shape[0], 1, shape[3], shape[4], device=device) < 0.6):
-            torch.library.opcheck(torch.ops.flashinfer.attend_batch.default, (q, k, v, mask, False, -1, 0.0, 0.1))
+            for lse in (False, True):
+                arguments = (q, k, v, mask, False, -1, 0.0, 0.1, lse)
+                torch.library.opcheck(torch.ops.flashinfer.attend_batch.default, arguments)
 
 
 def test_compiled_sizes_make_one_graph(device):
@@ -96,28 +98,66 @@ def test_compiled_sizes_make_one_graph(device):
             check(q, k, v, mask, got=run(q, k, v, mask, False, -1, 0.0, 0.1))
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 2, 5, 9), (2, 4, 2, 1, 9)], ids=str)
-def test_gradients(shape, device):
-    """Those of the same by torch's functions."""
-    for masked in (None, "one", "each"):
-        leaves = [
-            x.requires_grad_() for x in inputs(shape, (device, torch.float32 if device == "cpu" else torch.float16))
-        ]
-        mask = None
-        if masked is not None:
-            mask = torch.rand(shape[0] if masked == "each" else 1, 1, shape[3], shape[4], device=device) < 0.6
-            mask[..., 0] = True
-        out = attend_batch(*leaves, mask, masked is None, -1, 0.0, 0.1)
-        check(*leaves, mask, causal=masked is None, got=out)
-        grad = torch.randn_like(out)
-        exact = [x.detach().double().requires_grad_() for x in leaves]
-        q, k, v = (x.repeat_interleave(shape[1] // x.shape[1], 1) for x in exact)
-        seen = torch.ones(shape[3], shape[4], dtype=torch.bool, device=device).tril(shape[4] - shape[3])
-        logits = (q @ k.mT * 0.1).masked_fill(~(seen if mask is None else mask), -math.inf)
-        want = torch.autograd.grad((logits.softmax(-1) @ v).transpose(1, 2), exact, grad.double())
-        limit = 1e-5 if device == "cpu" else 1e-2
-        for got, one in zip(torch.autograd.grad(out, leaves, grad), want, strict=True):
-            assert (got.double() - one).abs().max() <= limit * one.abs().max()
+def drawn_for_gradients(shape, masked: str | None, device: str):
+    """Leaves, and a mask in which every query sees a key."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    leaves = [x.requires_grad_() for x in inputs(shape, (device, dtype))]
+    if masked is None:
+        return leaves, None
+    batch, _, _, qo_len, kv_len = shape
+    sizes = dict(each=(batch, 1, qo_len, kv_len), one=(1, 1, qo_len, kv_len), keys=(batch, 1, 1, kv_len))[masked]
+    mask = torch.rand(sizes, device=device) < 0.6
+    mask[..., 0] = True
+    return leaves, mask
+
+
+def check_gradients(out: torch.Tensor, leaves, mask: torch.Tensor | None, shape) -> None:
+    """They are those of the same by torch's functions."""
+    check(*leaves, mask, causal=mask is None, got=out)
+    grad = torch.randn_like(out)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    q, k, v = (x.repeat_interleave(shape[1] // x.shape[1], 1) for x in exact)
+    seen = torch.ones(shape[3], shape[4], dtype=torch.bool, device=out.device).tril(shape[4] - shape[3])
+    logits = (q @ k.mT * 0.1).masked_fill(~(seen if mask is None else mask), -math.inf)
+    want = torch.autograd.grad((logits.softmax(-1) @ v).transpose(1, 2), exact, grad.double())
+    limit = 1e-5 if out.is_cpu else 1e-2
+    for got, one in zip(torch.autograd.grad(out, leaves, grad), want, strict=True):
+        assert (got.double() - one).abs().max() <= limit * one.abs().max()
+
+
+@pytest.mark.parametrize("masked", [None, "one", "each", "keys"])
+@pytest.mark.parametrize("shape", [(2, 4, 2, 5, 9), (3, 4, 2, 1, 9), (1, 2, 2, 7, 8)], ids=str)
+def test_gradients(shape, masked, device):
+    leaves, mask = drawn_for_gradients(shape, masked, device)
+    check_gradients(attend_batch(*leaves, mask, masked is None, -1, 0.0, 0.1), leaves, mask, shape)
+
+
+@pytest.mark.parametrize("masked", [None, "each"])
+def test_gradients_of_batches_of_any_size_make_one_graph(masked, device):
+    torch._dynamo.reset()
+    run = torch.compile(attend_batch, fullgraph=True, dynamic=True, backend="aot_eager")
+    for number, shape in enumerate(((3, 4, 2, 5, 9), (6, 4, 2, 7, 33), (4, 4, 2, 9, 70))):
+        leaves, mask = drawn_for_gradients(shape, masked, device)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            check_gradients(run(*leaves, mask, masked is None, -1, 0.0, 0.1), leaves, mask, shape)
+
+
+def test_gradients_of_nothing(device):
+    leaves = [x.requires_grad_() for x in inputs((0, 4, 2, 3, 5), (device, torch.bfloat16))]
+    out = attend_batch(*leaves, None, True, -1, 0.0, 0.1)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert out.shape == (0, 3, 4, 64) and [x.shape for x in grads] == [x.shape for x in leaves]
+
+
+def test_lse(place):
+    """That of the requests one by one; -inf where a query sees no key."""
+    q, k, v = inputs((3, 4, 2, 5, 9), place)
+    mask = torch.rand(3, 1, 5, 9, device=place[0]) < 0.6
+    mask[1, 0, 2] = False
+    _, lse = torch.ops.flashinfer.attend_batch(q, k, v, mask, False, -1, 0.0, 0.1, True)
+    logits = q.double() @ k.double().repeat_interleave(2, 1).mT * 0.1
+    want = logits.masked_fill(~mask, -math.inf).logsumexp(-1).transpose(1, 2) / math.log(2)
+    torch.testing.assert_close(lse.double(), want, rtol=1e-3, atol=1e-3)
 
 
 def test_masks_for_key_heads_in_turn(device):
