@@ -140,8 +140,23 @@ torch.save([loaded(tokens) for tokens in torch.load(inputs)], outputs)
 """
 
 
+class Plain(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).relu()
+
+
+def load_plainly(device: str, folder: Path) -> int:
+    """How a process ends that loads a package of nothing but torch's own functions."""
+    program = torch.export.export(Plain(), (torch.randn(8, device=device),))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "plain.pt2"))
+    load = "import sys, torch, torch._inductor.codecache; torch._inductor.aoti_load_package(sys.argv[1])"
+    return subprocess.run([sys.executable, "-c", load, package], capture_output=True).returncode
+
+
 def test_a_package_runs_in_a_process_of_its_own(device, tmp_path: Path):
     torch._dynamo.reset()
+    if device == "cuda" and (ended := load_plainly(device, tmp_path)) != 0:
+        pytest.skip(f"torch {torch.__version__} does not load a package of its own functions here: exit {ended}")
     model = Model().to(device).eval()
     example = torch.randint(0, VOCABULARY, (24,), device=device)
     with torch.no_grad():
