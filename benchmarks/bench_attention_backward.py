@@ -1,17 +1,23 @@
 """The backward pass of attention beside that of torch's own, in one run, each with its own forward pass aside.
 
 FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch's side gets the layout
-it likes best. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each counts.
+it likes best. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each counts. On CUDA
+operators are called without autograd, whose streams no graph captures, and `composition_ms` is what the same takes as a
+composition of torch's functions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from bench_attention import both, torch_attention
 from timing import Report, arguments
 
 import flashinfer
+import flashinfer.prefill_backward
 
+Pair = tuple[Callable[[int], object], Callable[[int], object]]
 # length, query heads, key heads, head_dim, causal
 CASES = {
     "cpu": [
@@ -20,9 +26,52 @@ CASES = {
         (2048, 8, 2, 128, True),
         (4096, 1, 1, 128, False),
     ],
-    "cuda": [(n, 16, heads, 128, causal) for n in (1024, 4096) for heads in (16, 4) for causal in (False, True)],
+    "cuda": [
+        *((n, 16, heads, 128, causal) for n in (1024, 4096) for heads in (16, 4) for causal in (False, True)),
+        *((16384, 16, 16, 128, causal) for causal in (False, True)),
+        *((4096, 16, 16, dim, causal) for dim in (64, 256) for causal in (False, True)),
+    ],
 }
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
+
+
+def by_autograd(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Pair:
+    out = flashinfer.single_prefill_with_kv_cache(*leaves, causal=causal)
+    their_out, their_grad = torch_attention(*theirs, causal), grad.transpose(0, 1)[None].contiguous()
+    return (
+        lambda _: torch.autograd.grad(out, leaves, grad, retain_graph=True),
+        lambda _: torch.autograd.grad(their_out, theirs, their_grad, retain_graph=True),
+    )
+
+
+@torch.no_grad()
+def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Pair:
+    leaves, theirs = ([x.detach() for x in one] for one in (leaves, theirs))
+    out, lse = flashinfer.single_prefill_with_kv_cache(*leaves, causal=causal, return_lse=True)
+    problem = None, None, None, None, 0, int(causal), -1, 0, 0.0, leaves[0].shape[2] ** -0.5, 1.0, 1e4
+    of_lse = torch.zeros_like(lse)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention(*theirs, 0.0, causal)
+    their_grad = grad.transpose(0, 1)[None].contiguous()
+    return (
+        lambda _: torch.ops.flashinfer.prefill_gradients(*leaves, out, lse, grad, of_lse, *problem),
+        lambda _: torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            their_grad, *theirs, *forward[:6], 0.0, causal, *forward[6:8]
+        ),
+    )
+
+
+def composition_seconds(call: Callable[[int], object]) -> float:
+    has_kernel, times = flashinfer.prefill_backward._has_kernel, []
+    flashinfer.prefill_backward._has_kernel = lambda *_: False
+    for _ in range(4):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call(0)
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1e-3)
+    flashinfer.prefill_backward._has_kernel = has_kernel
+    return min(times[1:])
 
 
 def backward(case: tuple[int, int, int, int, bool], name: str, device: str, report: Report) -> None:
@@ -33,23 +82,15 @@ def backward(case: tuple[int, int, int, int, bool], name: str, device: str, repo
         for heads in (qo_heads, kv_heads, kv_heads)
     ]
     theirs = [x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in leaves]
-    out = flashinfer.single_prefill_with_kv_cache(*leaves, causal=causal)
-    their_out = torch_attention(*theirs, causal)
-    grad = torch.randn(out.shape, device=device).to(dtype)
-    their_grad = grad.transpose(0, 1)[None].contiguous()
-
-    def ours(_: int) -> None:
-        torch.autograd.grad(out, leaves, grad, retain_graph=True)
-
-    def torchs(_: int) -> None:
-        torch.autograd.grad(their_out, theirs, their_grad, retain_graph=True)
-
+    grad = torch.randn(length, qo_heads, dim, device=device).to(dtype)
+    ours, torchs = (by_autograd if device == "cpu" else by_operators)(leaves, theirs, grad, causal)
     ours(0)
     mine, peer = both(ours, torchs, 1, device)
     flops = 10 * length * length * qo_heads * dim / (2 if causal else 1)
+    composed = {"composition_ms": composition_seconds(ours) * 1e3} if device == "cuda" and length <= 4096 else {}
     report.add(
         name="prefill_backward", length=length, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
-        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine,
+        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **composed,
     )  # fmt: skip
 
 

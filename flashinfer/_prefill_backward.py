@@ -1,4 +1,4 @@
-"""Attention and its gradients as compositions of torch's functions: for every device, and for float64.
+"""Attention and its gradients as compositions of torch's functions: for float64, and for what no kernel takes.
 
 Work is done in float64 for float64 and in float32 for all else, block by block: what is kept of the logits is one block
 of queries by one of keys for all heads. Sums are in a fixed order. Nothing that is on a device is read on the host.

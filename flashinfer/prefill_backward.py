@@ -30,6 +30,8 @@ _PROBLEM = (
     " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
     " float rope_theta"
 )
+# What the CUDA kernels have tiles for, and what their tiles of the largest heads need, in bytes: 8.0, 9.0 and 10.0 have it.
+KERNEL_HEAD_DIM, KERNEL_SHARED_MEMORY = 256, 145 << 10
 
 
 def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
@@ -49,14 +51,32 @@ def _kernel_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> 
 
 
 _kernel = define(
-    "prefill_backward(Tensor q, Tensor k, Tensor v, Tensor grad, Tensor delta, Tensor lse, Tensor? qo_indptr,"
-    " Tensor? kv_lens, Tensor? packed_mask, Tensor? alibi_slopes, int layout, int mask_mode, int window_left,"
-    " float logits_soft_cap, float sm_scale) -> (Tensor, Tensor, Tensor)",
+    "prefill_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, Tensor grad_lse,"
+    " Tensor? qo_indptr, Tensor? kv_lens, Tensor? packed_mask, Tensor? alibi_slopes, int layout, int mask_mode,"
+    " int window_left, float logits_soft_cap, float sm_scale) -> (Tensor, Tensor, Tensor)",
     gen_prefill_backward_module,
     _kernel_fake,
     gradient=no_second_derivative("prefill_backward"),
     devices_differ=True,
 )
+
+
+def _shared_memory(device: torch.device) -> int:
+    """What a block can have, in bytes."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether a kernel computes these gradients; on the CPU it takes any dtypes, as float32 where they differ."""
+    if q.is_cpu:
+        return work_dtype(q.dtype) == torch.float32
+    return (
+        q.is_cuda
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and all(x.dtype == q.dtype for x in (k, v, out, grad))
+        and all(x.shape[2] <= KERNEL_HEAD_DIM and x.shape[2] % 8 == 0 for x in (q, v))
+        and _shared_memory(q.device) >= KERNEL_SHARED_MEMORY
+    )
 
 
 def _gradients(
@@ -75,21 +95,21 @@ def _gradients(
     given = q, k, v
     problem, work = _problem(*rest), work_dtype(q.dtype)
     requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
-    # lse is in base 2
-    delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
     if problem.rope:
         q = rotated(q.to(work), requests, False, problem)
         k = _by_tokens(rotated(_by_tokens(k.to(work), problem), requests, True, problem), problem)
     slopes = _slopes(q, problem)
-    if q.is_cpu and work == torch.float32:
-        if any(x.dtype != q.dtype for x in (k, v, grad)):
-            q, k, v, grad = (x.float() for x in (q, k, v, grad))
-        rows = (rows_of(x) for x in (q, k, v, grad))
+    if _has_kernel(q, k, v, out, grad):
+        if q.is_cpu and any(x.dtype != q.dtype for x in (k, v, out, grad)):
+            q, k, v, out, grad = (x.float() for x in (q, k, v, out, grad))
+        q, k, v, out, grad = (rows_of(x) for x in (q, k, v, out, grad))
         results = _kernel(
-            *rows, delta, lse, qo_indptr, kv_lens, packed_mask, slopes, problem.layout, problem.mask_mode,
-            problem.window_left, problem.logits_soft_cap, problem.sm_scale,
+            q, k, v, out, lse, grad, grad_lse.float().contiguous(), qo_indptr, kv_lens, packed_mask, slopes,
+            problem.layout, problem.mask_mode, problem.window_left, problem.logits_soft_cap, problem.sm_scale,
         )  # fmt: skip
     else:
+        # lse is in base 2
+        delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
         results = gradients(q, k, v, grad, delta, lse, requests, problem, packed_mask, slopes)
     dq, dk, dv = results
     if problem.rope:

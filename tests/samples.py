@@ -117,15 +117,12 @@ def _prefill_operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     mask = torch.full((9,), 255, dtype=torch.uint8, device=device)
     masked = (*tables, mask, numbers, 0, 2, 3, 2, 1.0, 1.0, 1.0, 1.0)
     wide = [x.double().requires_grad_() for x in (q, k, v)] if device == "cpu" else leaves
-    rows = (out.cpu().float(), lse.cpu())
-    kernel = [x.cpu().float() for x in (q, k, v)]
     return {
         "prefill_autograd": [(*leaves, out, lse, *one), (*wide, None, None, *masked)],
         "prefill_gradients": [(q, k, v, out, lse, out, lse, *one), (q, k, v, out, lse, out, lse, *masked)],
-        # of the CPU alone
         "prefill_backward": [
-            (*kernel, rows[0], rows[1], rows[1], *tables, mask.cpu(), torch.ones(4), 0, 2, 3, 5.0, 0.125),
-            (*kernel, rows[0], rows[1], rows[1], None, None, None, None, 0, 1, -1, 0.0, 0.125),
+            (q, k, v, out, lse, out, lse, *tables, mask, torch.ones(4, device=device), 0, 2, 3, 5.0, 0.125),
+            (q, k, v, out, lse, out, lse, None, None, None, None, 0, 1, -1, 0.0, 0.125),
         ],
     }
 

@@ -51,9 +51,8 @@ CONDITIONALS = {
 
 # Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.
 ATTENTION = {"decode", "prefill"}
-# Where else than in common/<family>.h a family's parameters are; families that are compositions of torch's on CUDA.
+# Where else than in common/<family>.h a family's parameters are.
 PARAMETERS = {**dict.fromkeys(ATTENTION, "attention/params"), "prefill_backward": "attention/prefill_backward"}
-CPU_ALONE = {"prefill_backward"}
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -153,7 +152,8 @@ def test_a_family_is_called_the_same_everywhere(name):
         f"csrc/{name}_cpu.cc",
         f"include/flashinfer/{PARAMETERS.get(name, f'common/{name}')}.h",
         f"include/flashinfer/cpu/{name}.h",
-        *([] if name in CPU_ALONE else [f"csrc/{name}_cuda.cu", f"include/flashinfer/cuda/{name}.cuh"]),
+        f"csrc/{name}_cuda.cu",
+        f"include/flashinfer/cuda/{name}.cuh",
         f"tests/test_{name}.py",
     ):
         assert (ROOT / path).exists(), f"family {name} has no {path}"

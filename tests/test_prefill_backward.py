@@ -330,7 +330,7 @@ def test_every_element_of_a_gradient():
 # Rotations are done before.
 @pytest.mark.parametrize("options", [one for one in OPTIONS if "rope_scale" not in one], ids=str)
 def test_blocks_of_the_composition(options, device, monkeypatch):
-    """What CUDA computes with, on every device: values do not depend on how much is computed at a time."""
+    """What computes where there is no kernel, on every device: values do not depend on how much is computed at a time."""
     lengths, dtype = (37, 90), torch.float32
     q, k, v = (drawn((n, heads, 16), dtype, device) for n, heads in ((37, 4), (90, 2), (90, 2)))
     ours, theirs = with_mask(options, *lengths, device)

@@ -130,7 +130,9 @@ def test_bad_input_in_float64():
         (dict(k=torch.ones(5, 2, 8).half()), TypeError, "k: got float16, wanted float32 as q has"),
         (dict(k=torch.ones(5, 3, 8)), ValueError, "q: wanted a multiple of the heads of k"),
         (dict(lse=torch.ones(3, 4).double()), TypeError, "lse: got float64, wanted float32"),
-        (dict(delta=torch.ones(4, 3).t()), ValueError, "delta: is not contiguous"),
+        (dict(grad_lse=torch.ones(4, 3).t()), ValueError, "grad_lse: is not contiguous"),
+        (dict(out=torch.ones(3, 4, 9)), ValueError, r"out: got shape \[3, 4, 9\], wanted \[3, 4, 8\]"),
+        (dict(out=torch.ones(3, 4, 8).half()), TypeError, "out: got float16, wanted float32 as q has"),
         (dict(layout=2), ValueError, "layout: wanted 0"),
         (dict(mask_mode=3), ValueError, "mask_mode: wanted 0 to 2"),
         (dict(mask_mode=2), ValueError, "packed_mask: got none, wanted one"),
@@ -143,14 +145,50 @@ def test_bad_input_in_float64():
 )
 def test_bad_input_of_the_kernel(change, error, message):
     arguments = dict(
-        q=torch.ones(3, 4, 8), k=torch.ones(5, 2, 8), v=torch.ones(5, 2, 8), grad=torch.ones(3, 4, 8),
-        delta=torch.zeros(3, 4), lse=torch.zeros(3, 4), qo_indptr=None, kv_lens=None, mask=None, slopes=None, layout=0,
+        q=torch.ones(3, 4, 8), k=torch.ones(5, 2, 8), v=torch.ones(5, 2, 8), out=torch.ones(3, 4, 8),
+        lse=torch.zeros(3, 4), grad=torch.ones(3, 4, 8), grad_lse=torch.zeros(3, 4), qo_indptr=None, kv_lens=None, mask=None, slopes=None, layout=0,
         mask_mode=0, window_left=-1, logits_soft_cap=0.0, sm_scale=1.0,
     ) | change  # fmt: skip
     with pytest.raises(RuntimeError, match=f"{error.__name__}: prefill_backward: {message}"):
         torch.ops.flashinfer.prefill_backward(*arguments.values())
 
 
-def test_there_are_kernels_for_the_cpu_alone():
-    with pytest.raises(ValueError, match="backend: got 'cuda', wanted 'cpu'"):
-        flashinfer.gen_prefill_backward_module("cuda")
+@pytest.mark.parametrize(
+    "sizes, dtype, error, message",
+    [
+        ((8, 8), torch.float32, TypeError, "q: got float32, wanted float16 or bfloat16"),
+        ((264, 8), torch.float16, ValueError, "q: got head_dim 264, wanted a multiple of 8 up to 256 on CUDA"),
+        ((8, 12), torch.float16, ValueError, "v: got head_dim 12, wanted a multiple of 8 up to 256 on CUDA"),
+    ],
+)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bad_input_of_the_cuda_kernel(sizes, dtype, error, message):
+    rows = torch.zeros(3, 4, device="cuda")
+    problem = None, None, None, None, 0, 0, -1, 0.0, 1.0
+
+    def run(sizes, dtype, *problem, **change):
+        q, k, v, out = (
+            torch.ones(*shape, dtype=dtype, device="cuda")
+            for shape in ((3, 4, sizes[0]), (5, 2, sizes[0]), (5, 2, sizes[1]), (3, 4, sizes[1]))
+        )
+        given = dict(q=q, k=k, v=v, out=out, lse=rows, grad=out, grad_lse=rows) | change
+        torch.ops.flashinfer.prefill_backward(*given.values(), *problem)
+
+    with pytest.raises(RuntimeError, match=f"{error.__name__}: prefill_backward: {message}"):
+        run(sizes, dtype, *problem)
+    shifted = torch.ones(5 * 2 * 8 + 1, dtype=torch.float16, device="cuda")[1:].view(5, 2, 8)
+    with pytest.raises(RuntimeError, match="k: has rows that start elsewhere than at multiples of 16 bytes"):
+        run((8, 8), torch.float16, *problem, k=shifted)
+    with pytest.raises(RuntimeError, match="packed_mask: is on another device than q"):
+        mask = torch.ones(2, dtype=torch.uint8)
+        run((8, 8), torch.float16, None, None, mask, None, 0, 2, -1, 0.0, 1.0)
+    with pytest.raises(RuntimeError, match="qo_indptr: got a tensor of a device, wanted the CPU"):
+        on_device = [int32([0, 3]).cuda(), int32([5]).cuda()]
+        run((8, 8), torch.float16, *on_device, None, None, 0, 0, -1, 0.0, 1.0)
+
+
+def test_element_types_of_the_kernels():
+    with pytest.raises(ValueError, match="dtypes: got float32, wanted float16 or bfloat16 on cuda"):
+        flashinfer.gen_prefill_backward_module("cuda", ["float32"])
+    assert dict(flashinfer.gen_prefill_backward_module("cuda").coverage)["dtype"] == ("bfloat16", "float16")
+    assert dict(flashinfer.gen_prefill_backward_module("cpu").coverage)["dtype"] == ("bfloat16", "float16", "float32")

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ..spec import DTYPES, JitSpec, family_spec
 from . import Matrix
 
+# Sizes of heads that CUDA kernels are compiled for, each in a part of its own; 192 is of queries beside 128 of values.
+CUDA_HEAD_DIMS = (64, 128, 192, 256)
 
-def gen_prefill_backward_module(backend: str = "cpu", dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Gradients of attention for the element types ``dtypes``, whatever sizes heads have.
+
+def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | None = None) -> JitSpec:
+    """Gradients of attention for the element types ``dtypes``: on the CPU for all sizes of heads, on CUDA up to 256.
 
     Raises:
-        ValueError: ``backend`` is not ``cpu``: on CUDA gradients are compositions of torch's functions.
+        ValueError: a dtype that the backend's kernels do not have: on CUDA these are float16 and bfloat16.
     """
-    if backend != "cpu":
-        raise ValueError(
-            f"backend: got {backend!r}, wanted 'cpu': there are no kernels of gradients of attention beside"
-        )
-    return family_spec("prefill_backward", backend, coverage={"dtype": dtypes})
+    if backend != "cuda":
+        return family_spec("prefill_backward", backend, coverage={"dtype": DTYPES if dtypes is None else dtypes})
+    wanted = DTYPES[1:] if dtypes is None else tuple(dtypes)
+    if "float32" in wanted:
+        raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
+    spec = family_spec("prefill_backward", backend, coverage={"dtype": wanted, "head_dim": CUDA_HEAD_DIMS})
+    return replace(spec, template="csrc/prefill_backward_config.h.jinja", split=True)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    if "cpu" in matrix.backends:
-        yield gen_prefill_backward_module("cpu", matrix.dtypes)
+    for backend in matrix.backends:
+        dtypes = [dtype for dtype in matrix.dtypes if backend == "cpu" or dtype != "float32"]
+        if dtypes:
+            yield gen_prefill_backward_module(backend, dtypes)

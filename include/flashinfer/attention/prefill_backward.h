@@ -11,7 +11,7 @@ struct HeadRows {
   int64_t row, head;
 
   template <typename T>
-  T* at(int64_t token, int64_t head_idx) const {
+  FLASHINFER_HD T* at(int64_t token, int64_t head_idx) const {
     return static_cast<T*>(data) + token * row + head_idx * head;
   }
 };
@@ -22,8 +22,8 @@ struct HeadRows {
 //   dL/dlogit = weight * (grad v^T - delta),  delta = sum of grad * out along the head - grad_lse * log2 e
 // from which the gradients of q and k follow as those of sm_scale * q k^T, bent by the soft cap's derivative.
 struct PrefillBackwardParams {
-  HeadRows q, k, v, grad, dq, dk, dv;
-  const float *delta, *lse;            // [tokens, num_qo_heads] contiguous
+  HeadRows q, k, v, out, grad, dq, dk, dv;
+  const float *lse, *grad_lse;         // [tokens, num_qo_heads] contiguous
   const int32_t *qo_indptr, *kv_lens;  // [batch_size + 1] and [batch_size]; null: one request
   int64_t batch_size, tokens, kv_tokens;
   const uint8_t* custom_mask;  // of all requests, each padded to whole bytes
@@ -32,17 +32,21 @@ struct PrefillBackwardParams {
   MaskMode mask_mode;
   int32_t window_left;
   float logits_soft_cap, sm_scale;  // no cap: 0
-  int32_t splits;                   // of a request's keys, see below
-  float* partial_dq;                // [splits, tokens * num_qo_heads, head_dim_qk]
-  DType dtype;                      // of q, k, v, grad and the results
+  int32_t splits;                   // see below
+  float* memory;                    // as many bytes as prefill_backward_plan() wants
+  DType dtype;                      // of q, k, v, out, grad and the results
 };
 
 struct Launch;
 
-// Into how many parts the keys of a request are split at most. It follows from shapes alone: sums are in the same order
-// in every run, whatever the number of threads.
-int32_t prefill_backward_splits(const PrefillBackwardParams& params);
+// Sets `splits`, into how many parts at most work is split whose results are added up, and returns the bytes of
+// `memory`. It follows from shapes and the device alone: sums are in the same order in every run, whatever the number
+// of threads.
+int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where);
 
-void prefill_backward(const PrefillBackwardParams& params, const Launch& launch);
+// Sets a gradient to zero, on the stream where there is one.
+void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where);
+
+void prefill_backward(const PrefillBackwardParams& params, const Launch& where);
 
 }  // namespace flashinfer

@@ -101,7 +101,7 @@ class BackwardTask {
 
   // Keys [begin, end) of the request, sums of dq as part number `split`.
   void run(int32_t begin, int32_t end, int32_t split) {
-    float* sums = p_.partial_dq + partial_row(p_, item_, head_, split) * p_.head_dim_qk;
+    float* sums = p_.memory + partial_row(p_, item_, head_, split) * p_.head_dim_qk;
     for (chunk_ = begin; chunk_ < end; chunk_ += kBackwardChunk) {
       count_ = std::min<int32_t>(end - chunk_, kBackwardChunk);
       pack_keys();
@@ -206,13 +206,22 @@ class BackwardTask {
       const int64_t at = there ? token(row) * p_.num_qo_heads + qo_head(row) : 0;
       const float lse = there ? p_.lse[at] : 0;
       s_.lse[row] = lse == -math::inf ? 0 : lse;
-      s_.delta[row] = there ? p_.delta[at] : 0;
+      s_.delta[row] = there ? delta(row) - p_.grad_lse[at] * math::log2e : 0;
       pack_row(there ? p_.q.at<const T>(token(row), qo_head(row)) : zeros.data(), p_.head_dim_qk, s_.q + row * kPanel,
                kBackwardRows * kPanel);
       pack_row(there ? p_.grad.at<const T>(token(row), qo_head(row)) : zeros.data(), p_.head_dim_vo,
                s_.grad + row * kPanel, kBackwardRows * kPanel);
     }
     std::fill_n(s_.dq, kBackwardRows * s_.dim_qk, 0.0f);
+  }
+
+  float delta(int row) const {
+    const T *out = p_.out.at<const T>(token(row), qo_head(row)), *grad = p_.grad.at<const T>(token(row), qo_head(row));
+    vfloat products{};
+    for_lanes(p_.head_dim_vo, [&](int64_t d, int count) { products += load(out + d, count) * load(grad + d, count); });
+    float sum = 0;
+    for (int lane = 0; lane < kLanes; ++lane) sum += products[lane];
+    return sum;
   }
 
   // ---- a block of a tile and keys ----------------------------------------------------------------------------------
@@ -413,8 +422,7 @@ void prefill_backward(const PrefillBackwardParams& params) {
         for_lanes(dim, [&](int64_t d, int count) {
           vfloat sum{};
           for (int32_t split = 0; split < splits; ++split)
-            sum +=
-                load(params.partial_dq + (Task::partial_row(params, request.item, head, split) + row) * dim + d, count);
+            sum += load(params.memory + (Task::partial_row(params, request.item, head, split) + row) * dim + d, count);
           store(to + d, sum * params.sm_scale, count);
         });
       }

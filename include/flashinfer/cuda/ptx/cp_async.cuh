@@ -16,6 +16,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
                : "memory");
 }
 
+// 8 bytes, or 8 zeros.
+__device__ __forceinline__ void cp_async_8(uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(wanted ? 8 : 0) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most kPending of this thread's groups are under way.

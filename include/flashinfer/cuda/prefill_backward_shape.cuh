@@ -1,0 +1,129 @@
+// Shapes of the kernels of attention's gradients, and the tables that a launch of them takes by value.
+//
+// A block keeps the rows of one side of the logits, keys or queries, and their gradients; the other side, the columns,
+// streams by in stages. kSplit warps share 32 rows: each computes the logits of kN columns of a step, and its part of
+// the rows' gradients from all of them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <flashinfer/attention/prefill_backward.h>
+
+namespace flashinfer::cuda {
+
+// What a query's weights are made with: lse, infinity where it sees nothing, which makes them 0; and what is subtracted
+// from the products of its output's gradient and values.
+struct alignas(8) BackwardRow {
+  float lse, delta;
+};
+
+template <typename T_, int kQK_, int kVO_, bool kOfKeys_, int kGroups_, int kSplit_, int kN_, int kColumns_,
+          int kBlocks_>
+struct BackwardShape {
+  using T = T_;
+  static constexpr bool kOfKeys = kOfKeys_;  // rows are keys and columns queries, or the other way round
+  static constexpr int kQK = kQK_, kVO = kVO_;
+  static constexpr int kGroups = kGroups_, kSplit = kSplit_;                 // warps are kGroups times kSplit
+  static constexpr int kN = kN_, kStep = kN * kSplit, kColumns = kColumns_;  // columns of a warp, a step and a stage
+  static constexpr int kBlocks = kBlocks_;                                   // on a multiprocessor
+  static constexpr int kRows = 32 * kGroups, kThreads = 32 * kGroups * kSplit;
+  static constexpr int kTilesQK = kQK / kSplit / 8, kTilesVO = kVO / kSplit / 8;  // of a warp's gradients
+
+  // Of a row in shared memory; of columns one half follows the other, and then a BackwardRow each where they are
+  // queries.
+  static constexpr int kQKRow = 2 * kQK, kVORow = 2 * kVO, kExchangeRow = 2 * kStep;
+  static constexpr int kRowsBytes = kRows * (kQKRow + kVORow), kTilesBytes = kColumns * (kQKRow + kVORow);
+  static constexpr int kStageBytes = kTilesBytes + (kOfKeys ? kColumns * static_cast<int>(sizeof(BackwardRow)) : 0);
+  static constexpr int kExchangeBytes = kSplit > 1 ? kRows * kExchangeRow : 0;
+  static_assert(sizeof(T) == 2 && kN % 16 == 0 && kTilesQK % 2 == 0 && kTilesVO % 2 == 0, "fragments are 16 wide");
+  static_assert(kColumns % kStep == 0 && (kSplit == 1 || kColumns == kStep), "an exchange is for one step of a stage");
+  static_assert(kColumns <= kThreads && kStageBytes % 128 == 0 && kExchangeBytes % 128 == 0);
+
+  static constexpr int shared_bytes(int stages) {
+    return kRowsBytes + stages * kStageBytes + (kOfKeys ? 2 : 1) * kExchangeBytes;
+  }
+};
+
+// What a warp of keys can hold is 32 rows of 64 columns of two gradients; one of queries twice as many of one. Two
+// blocks on a multiprocessor are faster than one of twice the size. FewQueries: where Queries would leave half of them
+// idle.
+template <typename T, int kQK, int kVO>
+struct BackwardShapes;
+template <typename T>
+struct BackwardShapes<T, 64, 64> {
+  using Keys = BackwardShape<T, 64, 64, true, 4, 1, 32, 64, 2>;
+  using Queries = BackwardShape<T, 64, 64, false, 4, 1, 64, 64, 2>;
+  using FewQueries = Queries;
+};
+template <typename T>
+struct BackwardShapes<T, 128, 128> {
+  using Keys = BackwardShape<T, 128, 128, true, 2, 2, 32, 64, 2>;
+  using Queries = BackwardShape<T, 128, 128, false, 4, 1, 32, 32, 2>;
+  using FewQueries = BackwardShape<T, 128, 128, false, 2, 2, 32, 64, 2>;
+};
+template <typename T>
+struct BackwardShapes<T, 192, 128> {
+  using Keys = BackwardShape<T, 192, 128, true, 4, 2, 16, 32, 1>;
+  using Queries = BackwardShape<T, 192, 128, false, 4, 2, 32, 64, 1>;
+  using FewQueries = Queries;
+};
+template <typename T>
+struct BackwardShapes<T, 256, 256> {
+  using Keys = BackwardShape<T, 256, 256, true, 2, 4, 16, 64, 1>;
+  using Queries = BackwardShape<T, 256, 256, false, 2, 2, 32, 64, 1>;
+  using FewQueries = Queries;
+};
+
+// One request; its mask begins at byte mask_start of all.
+struct BackwardEntry {
+  int32_t qo_start, qo_len, kv_start, kv_len;
+  int64_t mask_start;
+  int32_t first_tile, unused;
+};
+
+constexpr int kBackwardEntries = 64;  // of a launch
+
+struct BackwardTable {
+  int32_t count;
+  BackwardEntry at[kBackwardEntries];
+
+  // The request of a tile of rows; `tile` becomes its number in the request.
+  __device__ __forceinline__ const BackwardEntry& find(int32_t& tile) const {
+    int low = 0;
+    for (int high = count; high - low > 1;) {
+      const int middle = (low + high) / 2;
+      (at[middle].first_tile <= tile ? low : high) = middle;
+    }
+    tile -= at[low].first_tile;
+    return at[low];
+  }
+};
+
+// Which keys of a request a query sees: those `ahead` of its own position by -left to right, both included. Positions
+// are aligned at the end: the last query stands at the last key.
+struct BackwardMask {
+  int32_t qo_len, kv_len, left, right;
+  const uint8_t* bits;  // of the request, null: none
+
+  FLASHINFER_HD BackwardMask(const PrefillBackwardParams& p, const BackwardEntry& one)
+      : qo_len(one.qo_len), kv_len(one.kv_len), left(qo_len + kv_len), right(qo_len + kv_len), bits(nullptr) {
+    if (p.window_left >= 0 && p.window_left < left) left = p.window_left;
+    if (p.mask_mode == MaskMode::kCausal) right = 0;
+    if (p.mask_mode == MaskMode::kCustom) bits = p.custom_mask + one.mask_start;
+  }
+
+  FLASHINFER_HD int32_t ahead(int32_t query, int32_t key) const { return key - query - (kv_len - qo_len); }
+
+  // Columns [begin, end) hold all that rows first ... last have to do with.
+  template <bool kOfKeys>
+  FLASHINFER_HD void columns(int32_t first, int32_t last, int32_t& begin, int32_t& end) const {
+    const int64_t offset = kv_len - qo_len, count = kOfKeys ? qo_len : kv_len;
+    const int64_t low = kOfKeys ? first - right - offset : first + offset - left;
+    const int64_t high = kOfKeys ? last + left - offset + 1 : last + offset + right + 1;
+    begin = static_cast<int32_t>(low < 0 ? 0 : low < count ? low : count);
+    end = static_cast<int32_t>(high < begin ? begin : high < count ? high : count);
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,331 @@
+// What a warp computes of attention's gradients: logits' weights once more, their gradients, and products with both.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention_fragments.cuh>
+#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/prefill_backward_shape.cuh>
+#include <flashinfer/cuda/ptx/ldmatrix.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+
+namespace flashinfer::cuda {
+
+// Addresses of a lane for ldmatrix, of rows of kBytes from `first` on: as the left operand of a product, as the right
+// one where the rows are columns of the result, and (the first again, transposed) where they are what is summed over.
+template <int kBytes>
+__device__ __forceinline__ uint32_t left_rows(uint32_t start, int first) {
+  const int lane = threadIdx.x % 32;
+  return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first + lane % 16), lane / 16);
+}
+template <int kBytes>
+__device__ __forceinline__ uint32_t right_rows(uint32_t start, int first) {
+  const int lane = threadIdx.x % 32;
+  return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first + lane % 8 + lane / 16 * 8), lane / 8 % 2);
+}
+
+// A warp's 32 rows by 8 kTiles columns.
+template <int kTiles>
+using Sums = float[2][kTiles][4];
+template <int kN>
+using Weights = uint32_t[2][kN / 16][4];  // as the left operand of a product
+
+template <int kTiles>
+__device__ __forceinline__ void clear(Sums<kTiles>& sums) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0;
+  }
+}
+
+// c = products of 32 rows with 8 kTiles others. kLeft and kRight are added to the addresses: tiles whose rows are of
+// one length share what a lane knows of them.
+template <typename T, int kBytes, int kLeft, int kRight, int kTiles>
+__device__ __forceinline__ void multiply(Sums<kTiles>& c, uint32_t left, uint32_t right) {
+  clear<kTiles>(c);
+#pragma unroll
+  for (int step = 0; step < kBytes / 32; ++step) {
+    uint32_t a[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+      ptx::ldmatrix_x4(a[m], Swizzle<kBytes>::chunk(left, 2 * step) + (m * 16 * kBytes + kLeft));
+#pragma unroll
+    for (int pair = 0; pair < kTiles / 2; ++pair) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, Swizzle<kBytes>::chunk(right, 2 * step) + (pair * 16 * kBytes + kRight));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        mma<T>(c[m][2 * pair], a[m], b[0], b[1]);
+        mma<T>(c[m][2 * pair + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// sums += weights times kN rows, of which this warp has the chunks from first_chunk on.
+template <typename T, int kBytes, int kN, int kRows, int kTiles>
+__device__ __forceinline__ void add(Sums<kTiles>& sums, const Weights<kN>& weights, uint32_t rows, int first_chunk) {
+#pragma unroll
+  for (int step = 0; step < kN / 16; ++step) {
+#pragma unroll
+    for (int pair = 0; pair < kTiles / 2; ++pair) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, Swizzle<kBytes>::chunk(rows, first_chunk + 2 * pair) + (step * 16 * kBytes + kRows));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        mma<T>(sums[m][2 * pair], weights[m][step], b[0], b[1]);
+        mma<T>(sums[m][2 * pair + 1], weights[m][step], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Logits of one query head. A logit is bent by what the kernel was asked for: ALiBi, then a soft cap.
+struct BackwardLogits {
+  float scale, slope, cap, rcp_cap;
+
+  __device__ __forceinline__ BackwardLogits(const PrefillBackwardParams& p, float slope_)
+      : scale(p.sm_scale), slope(slope_), cap(p.logits_soft_cap), rcp_cap(math::ptx_rcp(cap)) {}
+
+  // In log2; `bent` becomes its derivative by the scaled product.
+  __device__ __forceinline__ float operator()(float product, int32_t ahead, float& bent) const {
+    float x = product * scale + slope * static_cast<float>(ahead);
+    bent = 1;
+    if (cap > 0) {
+      const float e = math::ptx_exp2(x * rcp_cap * (2 * math::log2e)), capped = 1 - 2 * math::ptx_rcp(1 + e);
+      bent = 1 - capped * capped;
+      x = capped * cap;
+    }
+    return x * math::log2e;
+  }
+};
+
+template <typename S>
+class BackwardWarp {
+ public:
+  using T = typename S::T;
+  Sums<S::kTilesQK> of_qk;                   // gradient of the rows that logits are made of
+  Sums<S::kOfKeys ? S::kTilesVO : 2> of_vo;  // of values
+  BackwardRow rows[S::kOfKeys ? 1 : 4];      // of a lane, where they are queries
+  const int group, split;
+  float slope = 0;  // ALiBi's, of the query head
+
+  __device__ __forceinline__ BackwardWarp(const PrefillBackwardParams& p, const BackwardMask& mask, uint32_t shared,
+                                          int stages, int32_t row_start)
+      : group(static_cast<int>(threadIdx.x) / 32 / S::kSplit),
+        split(static_cast<int>(threadIdx.x) / 32 % S::kSplit),
+        p_(p),
+        mask_(mask),
+        qk_(left_rows<S::kQKRow>(shared, 32 * group)),
+        vo_(left_rows<S::kVORow>(shared + S::kRows * S::kQKRow, 32 * group)),
+        exchange_(shared + S::kRowsBytes + stages * S::kStageBytes + group * 32 * S::kExchangeRow),
+        row_(row_start + 32 * group) {
+    clear<S::kTilesQK>(of_qk);
+    clear<(S::kOfKeys ? S::kTilesVO : 2)>(of_vo);
+  }
+
+  // A stage of columns, the first of which is number `column` of its request.
+  __device__ __forceinline__ void columns(uint32_t stage, const BackwardRow* rows_of_stage, int32_t column,
+                                          bool bends) {
+#pragma unroll 1
+    for (int step = 0; step < S::kColumns; step += S::kStep) {
+      if (!sees_any(column + step)) continue;
+      const int own = step + split * S::kN;  // first column of this warp's logits
+      Sums<S::kN / 8> s, of_s;
+      const uint32_t right = right_rows<S::kQKRow>(stage, own);
+      multiply<T, S::kQKRow, 0, 0>(s, qk_, right);
+      if constexpr (kAlike) {
+        multiply<T, S::kVORow, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(of_s, qk_, right);
+      } else {
+        multiply<T, S::kVORow, 0, 0>(of_s, vo_, right_rows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
+      }
+      Weights<S::kN> weights, of_logits;
+      const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
+      if (bends) {
+        weigh<true, true>(s, of_s, weights, of_logits, at, column + own);
+      } else if (sees_all(column + own)) {
+        weigh<false, false>(s, of_s, weights, of_logits, at, column + own);
+      } else {
+        weigh<false, true>(s, of_s, weights, of_logits, at, column + own);
+      }
+      if constexpr (S::kSplit > 1) {
+        if constexpr (S::kOfKeys) put(weights, 0);
+        put(of_logits, 1);
+      }
+
+      const uint32_t qk = left_rows<S::kQKRow>(stage, step);
+      const uint32_t vo = kAlike ? qk : left_rows<S::kVORow>(stage + S::kColumns * S::kQKRow, step);
+      add_all(weights, of_logits, qk, vo, split);
+      if constexpr (S::kSplit > 1) {
+        ptx::named_barrier<32 * S::kSplit>(1 + group);
+#pragma unroll
+        for (int other = 1; other < S::kSplit; ++other) {
+          const int part = (split + other) % S::kSplit;
+          if constexpr (S::kOfKeys) get(weights, 0, part);
+          get(of_logits, 1, part);
+          add_all(weights, of_logits, qk, vo, part);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kAlike = S::kQKRow == S::kVORow;
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+  // How far ahead of its query's position the key of a group's row and a column is.
+  __device__ __forceinline__ int32_t ahead(int32_t row, int32_t column) const {
+    return S::kOfKeys ? mask_.ahead(column, row) : mask_.ahead(row, column);
+  }
+
+  // Whether the group's rows have anything to do with a step's columns, as far as windows and causal masks say.
+  __device__ __forceinline__ bool sees_any(int32_t column) const {
+    const int32_t one = ahead(row_, column + S::kStep - 1), other = ahead(row_ + 31, column);
+    return min(one, other) <= mask_.right && max(one, other) >= -mask_.left;
+  }
+
+  // Whether all of a warp's logits count. A query beyond the last is zeros to keys, as is its output's gradient; rows
+  // beyond the last are written nowhere.
+  __device__ __forceinline__ bool sees_all(int32_t column) const {
+    const int32_t one = ahead(row_, column + S::kN - 1), other = ahead(row_ + 31, column);
+    return max(one, other) <= mask_.right && min(one, other) >= -mask_.left && mask_.bits == nullptr &&
+           (S::kOfKeys || column + S::kN <= mask_.kv_len);
+  }
+
+  // Products of queries and keys become weights, those of outputs' gradients and values the gradients of logits.
+  template <bool kBends, bool kMasked>
+  __device__ __forceinline__ void weigh(const Sums<S::kN / 8>& s, const Sums<S::kN / 8>& of_s, Weights<S::kN>& weights,
+                                        Weights<S::kN>& of_logits, const BackwardRow* rows_of_columns,
+                                        int32_t column) const {
+    const int32_t row0 = row_ + lane() / 4, column0 = column + 2 * (lane() % 4);
+    const int32_t ahead0 = ahead(row0, column0), most = mask_.right - ahead0, least = -mask_.left - ahead0;
+    const float scale = p_.sm_scale * math::log2e;
+    const BackwardLogits logits(p_, slope);
+    Bits bits = ~Bits{0};
+    if (kMasked && mask_.bits) bits = custom_bits(column);
+#pragma unroll
+    for (int n = 0; n < S::kN / 8; ++n) {
+      float4 two{0, 0, 0, 0};  // rows
+      if constexpr (S::kOfKeys) two = *reinterpret_cast<const float4*>(rows_of_columns + 8 * n);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        float weight[4], of_logit[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float from = S::kOfKeys ? (i % 2 ? two.z : two.x) : rows[2 * m + i / 2].lse;
+          const float less = S::kOfKeys ? (i % 2 ? two.w : two.y) : rows[2 * m + i / 2].delta;
+          const int row = 16 * m + i / 2 * 8, col = 8 * n + i % 2, by = S::kOfKeys ? row - col : col - row;
+          float bent = 1;
+          const float x = kBends ? logits(s[m][n][i], ahead0 + by, bent) - from : s[m][n][i] * scale - from;
+          weight[i] = math::ptx_exp2(x);
+          if constexpr (kMasked) {
+            const bool there = column0 + col < (S::kOfKeys ? mask_.qo_len : mask_.kv_len);
+            const bool shown = by <= most && by >= least && there && (bits >> ((m * (S::kN / 8) + n) * 4 + i) & 1);
+            weight[i] = shown ? weight[i] : 0.0f;
+          }
+          of_logit[i] = (kBends ? weight[i] * bent : weight[i]) * (of_s[m][n][i] - less);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = n % 2 * 2 + half;
+          if constexpr (S::kOfKeys) weights[m][n / 2][at] = pack<T>(weight[2 * half], weight[2 * half + 1]);
+          of_logits[m][n / 2][at] = pack<T>(of_logit[2 * half], of_logit[2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  using Bits = std::conditional_t<(S::kN > 32), uint64_t, uint32_t>;
+
+  // Bits of a custom mask: what a query sees of 32 keys from `key` on. No byte beyond its last bit is read.
+  __device__ __forceinline__ uint32_t seen_keys(int32_t query, int32_t key) const {
+    if (query >= mask_.qo_len || key >= mask_.kv_len) return 0;
+    const int64_t row = static_cast<int64_t>(query) * mask_.kv_len, first = row + key;
+    const int64_t byte = first >> 3, last = (row + min(key + 32, mask_.kv_len) - 1) >> 3;
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 5; ++i)
+      if (byte + i <= last) bits |= static_cast<uint64_t>(mask_.bits[byte + i]) << 8 * i;
+    return static_cast<uint32_t>(bits >> (first & 7));
+  }
+
+  // Those of a lane's elements, in the order of `weigh`. Each lane reads what one query sees.
+  __device__ __forceinline__ Bits custom_bits(int32_t column) const {
+    Bits bits = 0;
+    if constexpr (S::kOfKeys) {
+      const uint32_t seen = lane() < S::kN ? seen_keys(column + lane(), row_) : 0;
+#pragma unroll
+      for (int n = 0; n < S::kN / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t of_query = __shfl_sync(~0u, seen, 8 * n + 2 * (lane() % 4) + j) >> lane() / 4;
+#pragma unroll
+          for (int i = 0; i < 4; ++i)  // keys eight apart
+            bits |= static_cast<Bits>(of_query >> 8 * i & 1) << ((i / 2 * (S::kN / 8) + n) * 4 + i % 2 * 2 + j);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int start = 0; start < S::kN; start += 32) {
+        const uint32_t seen = seen_keys(row_ + lane(), column + start);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // queries eight apart
+          const uint32_t of_query = __shfl_sync(~0u, seen, 8 * i + lane() / 4) >> 2 * (lane() % 4);
+#pragma unroll
+          for (int n = 0; n < 4 && start + 8 * n < S::kN; ++n)
+            bits |= static_cast<Bits>(of_query >> 8 * n & 3) << ((i / 2 * (S::kN / 8) + start / 8 + n) * 4 + i % 2 * 2);
+        }
+      }
+    }
+    return bits;
+  }
+
+  __device__ __forceinline__ void add_all(const Weights<S::kN>& weights, const Weights<S::kN>& of_logits, uint32_t qk,
+                                          uint32_t vo, int part) {
+    if constexpr (S::kOfKeys)
+      add<T, S::kVORow, S::kN, kAlike ? S::kColumns * S::kQKRow : 0>(of_vo, weights, vo + part * S::kN * S::kVORow,
+                                                                     split * S::kTilesVO);
+    add<T, S::kQKRow, S::kN, 0>(of_qk, of_logits, qk + part * S::kN * S::kQKRow, split * S::kTilesQK);
+  }
+
+  // To and from the warps of the same rows; where the rows are keys, weights first and the gradients of logits behind.
+  __device__ __forceinline__ uint32_t exchange(int which) const {
+    return exchange_ + (S::kOfKeys ? which * S::kExchangeBytes : 0);
+  }
+  __device__ __forceinline__ void put(const Weights<S::kN>& weights, int which) const {
+    using Rows = Swizzle<S::kExchangeRow>;
+    const uint32_t rows = Rows::row(exchange(which), lane() / 4) + lane() % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < S::kN / 8; ++n) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          ptx::store_shared(Rows::chunk(rows, split * (S::kN / 8) + n) + (16 * m + 8 * half) * S::kExchangeRow,
+                            weights[m][n / 2][n % 2 * 2 + half]);
+      }
+    }
+  }
+  __device__ __forceinline__ void get(Weights<S::kN>& weights, int which, int part) const {
+    using Rows = Swizzle<S::kExchangeRow>;
+    const uint32_t rows = left_rows<S::kExchangeRow>(exchange(which), 0);
+#pragma unroll
+    for (int step = 0; step < S::kN / 16; ++step) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+        ptx::ldmatrix_x4(weights[m][step], Rows::chunk(rows, part * (S::kN / 8) + 2 * step) + 16 * m * S::kExchangeRow);
+    }
+  }
+
+  const PrefillBackwardParams& p_;
+  const BackwardMask& mask_;
+  const uint32_t qk_, vo_, exchange_;  // in shared memory
+  const int32_t row_;                  // the group's first
+};
+
+}  // namespace flashinfer::cuda
