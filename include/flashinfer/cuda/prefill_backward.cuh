@@ -109,8 +109,7 @@ __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, in
   }
 }
 
-// In p.memory is delta of each row, and then the parts of the sums of keys' gradients: rows of both, one behind the
-// other.
+// A part of the sums of keys' gradients: rows of both, one behind the other.
 __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int32_t part) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo;
   return {p.memory + floats_of_rows(p) + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
