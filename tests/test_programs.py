@@ -140,14 +140,9 @@ torch.save([loaded(tokens) for tokens in torch.load(inputs)], outputs)
 """
 
 
-class Plain(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + 1).relu()
-
-
 def load_plainly(device: str, folder: Path) -> int:
     """How a process ends that loads a package of nothing but torch's own functions."""
-    program = torch.export.export(Plain(), (torch.randn(8, device=device),))
+    program = torch.export.export(nn.Linear(64, 64).to(device), (torch.randn(24, 64, device=device),))
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "plain.pt2"))
     load = "import sys, torch, torch._inductor.codecache; torch._inductor.aoti_load_package(sys.argv[1])"
     return subprocess.run([sys.executable, "-c", load, package], capture_output=True).returncode
