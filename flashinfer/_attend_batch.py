@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
 from .ops import define_in_python
+from .prefill_backward import differentiable
 from .quantization import packbits
 
 
@@ -123,8 +124,6 @@ def _differentiable(
     sm_scale: float,
 ) -> torch.Tensor:
     """The same with gradients: those of a ragged batch, of any number of requests in one graph."""
-    from .prefill_backward import differentiable
-
     batch_size, _heads, qo_len, _head_dim = q.shape
     kv_len, packed, mode = k.shape[2], None, CAUSAL if causal else NON_CAUSAL
     if mask is not None:
