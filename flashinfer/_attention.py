@@ -287,9 +287,7 @@ def scaled_query(
     """
     factor: Any = 1.0
     for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
-        number = _number(op, name, scale, heads)
-        if isinstance(number, float) and is_dynamo_compiling() and is_symbolic(number):
-            number = as_tensor(number, q.device)  # a product of numbers would be compiled into the graph by torch 2.11
+        number = _number(op, name, scale, heads, q.device)
         if isinstance(number, float):
             factor *= number
         elif is_dynamo_compiling() and number.dim() == 0:
@@ -300,11 +298,13 @@ def scaled_query(
     return q, factor
 
 
-def _number(op: str, name: str, scale: Scale, heads: int) -> float | torch.Tensor:
+def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) -> float | torch.Tensor:
     if scale is None:
         return 1.0
     if not isinstance(scale, torch.Tensor):
-        return float(scale)
+        number = float(scale)
+        # A product of numbers would be compiled into the graph by torch 2.11, and so would an operator's argument.
+        return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
     if scale.numel() == 1:
         return float(scale) if scale.device.type == "cpu" and not is_dynamo_compiling() else scale.reshape(())
     if tuple(scale.shape) != (heads,):
@@ -316,11 +316,9 @@ def value_scale(
     op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, Callable[[torch.Tensor], None] | None]:
     """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
-    number = _number(op, "v_scale", v_scale, num_kv_heads)
+    number = _number(op, "v_scale", v_scale, num_kv_heads, device)
     if isinstance(number, float):
-        if not (is_dynamo_compiling() and is_symbolic(number)):
-            return number, None
-        number = as_tensor(number, device)
+        return number, None
     per_head = number.repeat_interleave(num_qo_heads // max(num_kv_heads, 1)) if number.dim() else number
 
     def multiply(out: torch.Tensor) -> None:

@@ -73,30 +73,6 @@ def without_gradient(name: str, *differentiable: str) -> General:
     return General(refuse, differentiable)
 
 
-def _declare(
-    schema: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    gradient: Gradient | None,
-    devices_differ: bool,
-) -> Any:
-    name = schema[: schema.index("(")]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    if devices_differ:
-        torch.library.register_fake(f"flashinfer::{name}", fake, lib=_LIBRARY)
-    else:
-        # What register_fake would do, less its look at the caller's source, which takes half of the import of this
-        # package, and less its leave for tensors of several devices.
-        _LIBRARY.impl(name, fake, "Meta")
-    if gradient is not None:
-        torch.library.register_autograd(
-            f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
-        )
-    OPERATORS[name] = getattr(torch.ops.flashinfer, name).default
-    return OPERATORS[name]
-
-
 def define_in_python(
     schema: str,
     function: Callable[..., Any],
@@ -109,7 +85,21 @@ def define_in_python(
 
     A graph does not look into it: that is what it is for. The arguments are those of :func:`define`.
     """
-    return _declare(schema, function, fake, gradient, devices_differ)
+    name = schema[: schema.index("(")]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    if devices_differ:
+        torch.library.register_fake(f"flashinfer::{name}", fake, lib=_LIBRARY)
+    else:
+        # What register_fake would do, less its look at the caller's source, which takes half of the import of this
+        # package, and less its leave for tensors of several devices.
+        _LIBRARY.impl(name, fake, "Meta")
+    if gradient is not None:
+        torch.library.register_autograd(
+            f"flashinfer::{name}", gradient.backward, setup_context=gradient.setup_context, lib=_LIBRARY
+        )
+    OPERATORS[name] = getattr(torch.ops.flashinfer, name).default
+    return OPERATORS[name]
 
 
 def define(
@@ -162,7 +152,7 @@ def define(
             raise RuntimeError(f"module {spec.name!r} is loaded and registers no kernel for flashinfer::{name}")
         return operator(*args)
 
-    operator = _declare(schema, load_and_call_again, fake, gradient, devices_differ)
+    operator = define_in_python(schema, load_and_call_again, fake, gradient=gradient, devices_differ=devices_differ)
 
     # Without the method of Python that stands before it. Dynamo knows the operator only.
     builtin = operator._op

@@ -20,7 +20,7 @@ from ._prefill_backward import LOG2E, Problem, attend, gradients, requests_of, r
 from ._single import attend_one
 from ._tracing import numbers_of, write
 from .errors import GradientError
-from .jit.modules.prefill_backward import gen_prefill_backward_module
+from .jit.modules.prefill_backward import CUDA_HEAD_DIMS, gen_prefill_backward_module
 from .ops import Gradient, define, define_in_python, no_second_derivative
 
 __all__ = ["gen_prefill_backward_module"]
@@ -30,8 +30,8 @@ _PROBLEM = (
     " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
     " float rope_theta"
 )
-# What the CUDA kernels have tiles for, and what their tiles of the largest heads need, in bytes: 8.0, 9.0 and 10.0 have it.
-KERNEL_HEAD_DIM, KERNEL_SHARED_MEMORY = 256, 145 << 10
+# What the CUDA kernels' tiles of the largest heads need, in bytes: 8.0, 9.0 and 10.0 have it.
+KERNEL_SHARED_MEMORY = 145 << 10
 
 
 def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
@@ -74,7 +74,7 @@ def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Te
         q.is_cuda
         and q.dtype in (torch.float16, torch.bfloat16)
         and all(x.dtype == q.dtype for x in (k, v, out, grad))
-        and all(x.shape[2] <= KERNEL_HEAD_DIM and x.shape[2] % 8 == 0 for x in (q, v))
+        and all(x.shape[2] <= max(CUDA_HEAD_DIMS) and x.shape[2] % 8 == 0 for x in (q, v))
         and _shared_memory(q.device) >= KERNEL_SHARED_MEMORY
     )
 

@@ -200,7 +200,7 @@ def compiled(function: Any, device: str, **options: Any) -> Any:
     """By what a device is compiled for in earnest; Inductor's C++ takes too long for a test, but one below."""
     torch._dynamo.reset()
     counters.clear()
-    return torch.compile(function, fullgraph=True, **{} if device == "cuda" else {"backend": "aot_eager"}, **options)
+    return torch.compile(function, fullgraph=True, **({} if device == "cuda" else {"backend": "aot_eager"}) | options)
 
 
 @pytest.mark.parametrize("padding", ["none", "left"])
@@ -284,9 +284,7 @@ def test_compiled_training_is_one_graph(ours, device):
     def loss(ids: torch.Tensor) -> torch.Tensor:
         return pair.model(ids, labels=ids, use_cache=False).loss
 
-    torch._dynamo.reset()
-    counters.clear()
-    run = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    run = compiled(loss, device, dynamic=True, backend="aot_eager")
     for batch, length in ((3, 9), (2, 17), (5, 12)):
         ids, _ = tokens_of(batch, length, "none", device)
         got, want = (torch.autograd.grad(function(ids), weight)[0] for function in (run, loss))
