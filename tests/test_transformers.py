@@ -52,7 +52,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 PADDINGS = ("none", "left", "right")
-# Our error may be this much larger than that of ``eager`` in the same dtype.
+# Our error may be this much larger than that of ``eager`` in the same dtype, both as the norm of all logits' errors:
+# the largest of them is luck, most of all behind a router of experts.
 FACTOR, LEAST = 2.0, {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
@@ -91,9 +92,9 @@ class Pair:
         tokens = slice(ids.shape[1] - got.shape[1], None)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         want = self.wanted(ids, mask)
-        limit = LEAST[self.model.dtype] * want.abs().max()
-        peer = (self.logits("eager", ids, attention_mask=mask, use_cache=False) - want)[real].abs().max()
-        error = (got.float() - want[:, tokens])[real[:, tokens]].abs().max()
+        limit = LEAST[self.model.dtype] * want[real].norm()
+        peer = (self.logits("eager", ids, attention_mask=mask, use_cache=False) - want)[real].norm()
+        error = (got.float() - want[:, tokens])[real[:, tokens]].norm()
         assert error <= max(FACTOR * peer, limit), (error, peer, limit)
 
 
@@ -181,7 +182,7 @@ def test_an_encoder(ours, device):
             with torch.no_grad():
                 results.append(one(ids, attention_mask=mask).last_hidden_state.float()[real])
         got, peer, want = results
-        assert (got - want).abs().max() <= FACTOR * (peer - want).abs().max()
+        assert (got - want).norm() <= FACTOR * (peer - want).norm()
 
 
 def test_autocast(ours, device):
@@ -190,7 +191,7 @@ def test_autocast(ours, device):
     with torch.autocast(device, torch.bfloat16):
         got, peer = (pair.logits(one, ids, attention_mask=mask) for one in (ours, "sdpa"))
     want, real = pair.wanted(ids, mask), mask.bool()
-    assert (got - want)[real].abs().max() <= FACTOR * (peer - want)[real].abs().max()
+    assert (got - want)[real].norm() <= FACTOR * (peer - want)[real].norm()
 
 
 # Compiled
@@ -381,7 +382,7 @@ def test_masks_of_the_callers_own(ours, device):
         bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, torch.finfo(torch.float32).min)
         want = pair.reference(ids, attention_mask=bias).logits
     peer = pair.logits("sdpa", ids, attention_mask=mask)
-    assert (got - want).abs().max() <= FACTOR * (peer - want).abs().max()
+    assert (got - want).norm() <= FACTOR * (peer - want).norm()
 
 
 # What is not supported
