@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
+from torch.overrides import has_torch_function_variadic
 
 from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
 from ._schedule import DTYPES, Shape
+from .ops import direct_call
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 MOST_REFUSALS = 16
@@ -38,13 +40,13 @@ class Bound:
         self, operators: Operators, expected: tuple[int | bool, ...], setting: tuple[Any, ...], sm_scale: float
     ) -> None:
         """``expected`` and ``setting``: the arguments of the operator ``bind``; ``sm_scale`` is one of them."""
-        namespace = operators.namespace
-        # Operators without the method of Python that stands before them.
-        self._run, self._run_lse = namespace.run_bound.default._op, namespace.run_bound_lse.default._op
-        self._run_out, self._unbind = namespace.run_bound_out.default._op, namespace.unbind.default._op
+        bind, self._unbind, self._run, self._run_lse, self._run_out = (
+            direct_call(getattr(operators.namespace, name).default)
+            for name in ("bind", "unbind", "run_bound", "run_bound_lse", "run_bound_out")
+        )
         self._handle, self._sm_scale, self._refusals = next(_handles), sm_scale, 0
         self._tensors = setting  # kept alive: the module knows where they are
-        namespace.bind.default._op(self._handle, *expected, *setting)
+        bind(self._handle, *expected, *setting)
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
@@ -66,6 +68,8 @@ class Bound:
             return None  # inputs that are copied, again and again
         try:
             if is_grad_enabled() and (q.requires_grad or k.requires_grad or (v is not None and v.requires_grad)):
+                return None
+            if has_torch_function_variadic(q, k, v, out, lse):
                 return None
             factor, o_scale = self._sm_scale if sm_scale is None else sm_scale, 1.0
             if scales != NO_SCALES:

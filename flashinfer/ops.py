@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function
 
 from ._tracing import is_symbolic
 from .errors import GradientError
@@ -102,6 +104,14 @@ def define_in_python(
     return OPERATORS[name]
 
 
+def direct_call(operator: Any) -> Callable[..., Any]:
+    """The dispatcher's own call of an operator: what calling the operator ends in, 0.4 us earlier.
+
+    It is not for Dynamo, which knows operators only, nor for tensors whose class has a ``__torch_function__``.
+    """
+    return partial(torch._C._dispatch_call_boxed, operator._handle)
+
+
 def define(
     schema: str,
     module: Callable[[str], JitSpec],
@@ -154,8 +164,7 @@ def define(
 
     operator = define_in_python(schema, load_and_call_again, fake, gradient=gradient, devices_differ=devices_differ)
 
-    # Without the method of Python that stands before it. Dynamo knows the operator only.
-    builtin = operator._op
+    direct = direct_call(operator)
     names = [argument.name for argument in operator._schema.arguments]
     # Written out for three, where a loop would cost as much as what it does; 0 stands for no second and no third.
     differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
@@ -181,7 +190,9 @@ def define(
                     if general and is_symbolic(args[position]):
                         return general.call(*args)
                 return operator(*args)
-            return builtin(*args)
+            if has_torch_function(args):
+                return operator(*args)
+            return direct(*args)
         except AttributeError:
             return refused(*args)
         except RuntimeError as err:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
 from flashinfer.errors import FlashInferError, GradientError
@@ -95,6 +99,61 @@ def test_what_has_no_gradient_says_so(device):
     assert torch.equal(v, before)
     with torch.no_grad():
         assert not flashinfer.merge_state(wanted, s, v, s)[0].requires_grad
+
+
+class Watched(torch.Tensor):
+    """Knows what was called with one."""
+
+    seen: list[str]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def calls_of(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is called, by a part of the operator's name; ``x``: ``[tokens, 64]``."""
+    weight, out = x.detach().clone()[0], torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return {
+        "rmsnorm": lambda: flashinfer.rmsnorm(x, weight),
+        "rmsnorm_out": lambda: flashinfer.rmsnorm(x, weight, out=out),
+        "merge_state": lambda: flashinfer.merge_state(x[:, None], x[:, :1].float(), x[:, None], x[:, :1].float()),
+        "run": lambda: flashinfer.single_decode_with_kv_cache(x, x[:, None], x[:, None]),
+    }
+
+
+@pytest.mark.parametrize("way", ["class", "function", "dispatch", "profiler"])
+def test_whoever_watches_operators_sees_them(way, device):
+    """Calls go by the shortest way that there is, but not past tensors' classes, modes and the profiler."""
+    x, seen = torch.randn(4, 64, dtype=torch.bfloat16, device=device), []
+    wanted = {name: call() for name, call in calls_of(x).items()}
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    if way == "class":
+        x, Watched.seen = x.as_subclass(Watched), seen
+    for name, call in calls_of(x).items():
+        seen.clear()
+        if way == "profiler":
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+                got = call()
+            seen += [event.key.replace("::", ".") for event in profile.key_averages()]
+        elif way == "class":
+            got = call()
+        else:
+            with Function() if way == "function" else Dispatch():
+                got = call()
+        assert any(one.removesuffix(".default").split(".")[-1].startswith(name) for one in seen), (name, seen)
+        torch.testing.assert_close(got, wanted[name], rtol=0, atol=0)
 
 
 def test_one_graph_from_public_functions(device):
