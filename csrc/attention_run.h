@@ -5,19 +5,6 @@
 
 namespace flashinfer::binding {
 
-// Copies by wide instructions: rows start at multiples of 16 bytes.
-inline void wide_rows(const Check& check, const View& arg) {
-#if FLASHINFER_CUDA
-  bool fits = reinterpret_cast<uintptr_t>(arg.data) % 16 == 0;
-  for (int64_t dim = 0; dim + 1 < arg.ndim; ++dim)
-    fits = fits && (arg.sizes[dim] <= 1 || arg.strides[dim] * size_of(arg.dtype) % 16 == 0);
-  if (!fits && arg.numel > 0)
-    check.fail(arg, "got rows that do not start at multiples of 16 bytes, wanted .contiguous()");
-#else
-  check.aligned(arg);
-#endif
-}
-
 // The dimensions of a cache or of ragged keys: [pages, page_size, heads, dim] with kv_layout NHD, [pages, heads,
 // page_size, dim] with HND; without the first where ragged.
 struct KvDims {
@@ -52,7 +39,7 @@ struct Inputs {
     check.same_dtype(v, k);
     Place place = setting.place;
     for (const View* arg : {&q, &k, &v})
-      place.must_hold(check, *arg), check.last_contiguous(*arg), wide_rows(check, *arg);
+      place.must_hold(check, *arg), check.last_contiguous(*arg), check.wide_rows(*arg);
     if (q.size(0) * q.size(1) > INT32_MAX) check.fail(q, "got more than 2147483647 rows");
   }
 
@@ -64,7 +51,7 @@ struct Inputs {
     check.shape(out, {num_tokens(), num_heads(), v.size(-1)});
     check.same_device(out, q);
     check.last_contiguous(out);
-    wide_rows(check, out);
+    check.wide_rows(out);
     check.writable(out);
     for (const View* arg : {&q, &k, &v}) check.no_overlap(out, *arg, false);
   }

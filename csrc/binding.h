@@ -194,6 +194,15 @@ class Check {
     fail(arg, "is not aligned to its element size of " + std::to_string(size_of(arg.dtype)) + " bytes");
   }
 
+  // Where CUDA kernels read 16 bytes at a time.
+  void wide_rows(const View& arg) const {
+    if (!kOnCuda) return aligned(arg);
+    bool fits = reinterpret_cast<uintptr_t>(arg.data) % 16 == 0;
+    for (int64_t dim = 0; dim + 1 < arg.ndim; ++dim)
+      fits = fits && (arg.sizes[dim] <= 1 || arg.strides[dim] * size_of(arg.dtype) % 16 == 0);
+    if (!fits && arg.numel > 0) fail(arg, "got rows that do not start at multiples of 16 bytes, wanted .contiguous()");
+  }
+
   // An output whose elements share memory would be written twice. They share none where each stride leads beyond what
   // the smaller ones reach; tensors that are torn apart otherwise do not occur.
   void writable(const View& arg) const {

@@ -177,7 +177,7 @@ def test_bad_input_of_the_cuda_kernel(sizes, dtype, error, message):
     with pytest.raises(RuntimeError, match=f"{error.__name__}: prefill_backward: {message}"):
         run(sizes, dtype, *problem)
     shifted = torch.ones(5 * 2 * 8 + 1, dtype=torch.float16, device="cuda")[1:].view(5, 2, 8)
-    with pytest.raises(RuntimeError, match="k: has rows that start elsewhere than at multiples of 16 bytes"):
+    with pytest.raises(RuntimeError, match="k: got rows that do not start at multiples of 16 bytes"):
         run((8, 8), torch.float16, *problem, k=shifted)
     with pytest.raises(RuntimeError, match="packed_mask: is on another device than q"):
         mask = torch.ones(2, dtype=torch.uint8)
