@@ -40,13 +40,14 @@ class Bound:
         self, operators: Operators, expected: tuple[int | bool, ...], setting: tuple[Any, ...], sm_scale: float
     ) -> None:
         """``expected`` and ``setting``: the arguments of the operator ``bind``; ``sm_scale`` is one of them."""
-        bind, self._unbind, self._run, self._run_lse, self._run_out = (
-            direct_call(getattr(operators.namespace, name).default)
-            for name in ("bind", "unbind", "run_bound", "run_bound_lse", "run_bound_out")
-        )
+        namespace = operators.namespace
         self._handle, self._sm_scale, self._refusals = next(_handles), sm_scale, 0
         self._tensors = setting  # kept alive: the module knows where they are
-        bind(self._handle, *expected, *setting)
+        namespace.bind.default._op(self._handle, *expected, *setting)  # of which Dynamo knows nothing: it is no node
+        self._unbind, self._run, self._run_lse, self._run_out = (
+            direct_call(operator.default)
+            for operator in (namespace.unbind, namespace.run_bound, namespace.run_bound_lse, namespace.run_bound_out)
+        )
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
