@@ -132,7 +132,9 @@ def test_removal_between_verification_and_use_never_shows_half_an_artifact(works
     def look():
         while not stop.is_set():
             with suppress(FileNotFoundError):
-                seen.append(sorted(os.listdir(built.directory)))
+                names = sorted(os.listdir(built.directory))
+                os.stat(built.directory)  # a directory that was opened in its place may be listed after it has left
+                seen.append(names)
 
     reader = threading.Thread(target=look)
     reader.start()
