@@ -34,17 +34,26 @@ void for_rows_of_parts(void* parts, int64_t num_parts, int64_t num_rows, int64_t
   });
 }
 
-// Sums over a row: add(i, count, totals) adds the terms of some elements, gathered in double every 1024 elements.
+inline void add_to(Wide& total, vfloat terms) {
+  const Wide wide = widen(terms);
+  total.low += wide.low, total.high += wide.high;
+}
+inline void add_to(Wide& total, vdouble terms) { total.low += terms; }
+
+// Sums over a row: add(i, count, totals) adds the terms of some elements, gathered in double every 16 vectors. Terms of
+// half types have few digits: where they are alike, those that a long sum in float loses do not cancel.
 template <typename L, size_t kSums, typename Add>
 std::array<double, kSums> row_sums(int64_t n, const Add& add) {
-  constexpr int64_t kPiece = 1024;
-  std::array<double, kSums> result{};
+  constexpr int64_t kPiece = 16 * L::kCount;
+  std::array<Wide, kSums> wide{};
   for (int64_t start = 0; start < n; start += kPiece) {
     std::array<typename L::V, kSums> totals{};
     for_lanes_of<L>(n - start < kPiece ? n - start : kPiece,
                     [&](int64_t i, int count) { add(start + i, count, totals); });
-    for (size_t s = 0; s < kSums; ++s) result[s] += sum(totals[s]);
+    for (size_t s = 0; s < kSums; ++s) add_to(wide[s], totals[s]);
   }
+  std::array<double, kSums> result;
+  for (size_t s = 0; s < kSums; ++s) result[s] = sum(wide[s].low + wide[s].high);
   return result;
 }
 

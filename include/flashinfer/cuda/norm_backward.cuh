@@ -150,11 +150,13 @@ __global__ void __launch_bounds__(kBackwardThreads)
     const S mean = S(row_sum(total, partial)) / part.n;
     for (int64_t i = threadIdx.x * kN; i < n; i += blockDim.x * kN) {
       load_floats(in + i, x), load_floats(grad + i, g), load_affine<T>(p.gamma, p.affine_is_float32, i, w);
+      float few = 0;  // squares of half types may be alike: what a long sum of such loses would not cancel
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const float deviation = x[j] - mean, weighted = g[j] * w[j];
-        squares += deviation * deviation, grads += weighted, products += weighted * deviation;
+        few += deviation * deviation, grads += weighted, products += weighted * deviation;
       }
+      squares += few;
     }
     const S r = inverse_root<T>(row_sum(squares, partial), part.n, p.eps);
     const S a = S(row_sum(grads, partial)) / part.n, b = S(row_sum(products, partial)) / part.n * r;
