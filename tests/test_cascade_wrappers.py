@@ -86,8 +86,8 @@ def test_options(soft_cap, scale, dtype, device):
     options = {"logits_soft_cap": soft_cap, "sm_scale": scale}
     wrapper.begin_forward(*data.tables(), HEADS, KV_HEADS, DIM, PAGE, True, q_data_type=dtype, **options)
     q = drawn((sum(data.qo_lens), HEADS, DIM), dtype, device)
-    want, _ = batch_attention(q, data.qo_lens, data.requests(), causal=True, **options)
-    assert_near(wrapper.forward(q, data.cache.cache), want)
+    want, lse = batch_attention(q, data.qo_lens, data.requests(), causal=True, **options)
+    assert_near(wrapper.forward(q, data.cache.cache), want, None, lse)
 
 
 def test_a_window_of_a_sole_level(device):
@@ -215,8 +215,8 @@ def test_decode_with_a_shared_prefix(layout, dtype, device):
     wrapper.begin_forward(*paged.tables_on(device), HEADS, KV_HEADS, DIM, PAGE, dtype)
     q = drawn((4, HEADS, DIM), dtype, device)
     for options in ({}, {"sm_scale": 0.4}):
-        want, _ = batch_attention(q, [1] * 4, with_prefix(prefix, paged), **options)
-        assert_near(wrapper.forward(q, *given, paged.cache, **options), want)
+        want, lse = batch_attention(q, [1] * 4, with_prefix(prefix, paged), **options)
+        assert_near(wrapper.forward(q, *given, paged.cache, **options), want, None, lse)
     wrapper.end_forward()
     wrapper.reset_workspace_buffer(workspace(device), workspace(device))
     with pytest.raises(ValueError, match="got no plan"):
@@ -239,8 +239,8 @@ def test_prefill_with_a_shared_prefix(layout, dtype, device):
     for table in tables:
         table.zero_()  # the caller may use them again
     for options in ({}, {"causal": True}, {"causal": True, "sm_scale": 0.4}):
-        want, _ = batch_attention(q, qo_lens, with_prefix(prefix, paged), **options)
-        assert_near(wrapper.forward(q, *given, paged.cache, **options), want)
+        want, lse = batch_attention(q, qo_lens, with_prefix(prefix, paged), **options)
+        assert_near(wrapper.forward(q, *given, paged.cache, **options), want, None, lse)
     wrapper.end_forward()
     wrapper.reset_workspace_buffer(workspace(device), workspace(device))
     with pytest.raises(ValueError, match="got no plan"):
