@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -139,19 +140,18 @@ def test_whoever_watches_operators_sees_them(way, device):
             seen.append(str(function))
             return function(*args, **kwargs or {})
 
+    def profiler() -> torch.profiler.profile:
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
+
+    ways = {"class": contextlib.nullcontext, "function": Function, "dispatch": Dispatch, "profiler": profiler}
     if way == "class":
         x, Watched.seen = x.as_subclass(Watched), seen
     for name, call in calls_of(x).items():
         seen.clear()
-        if way == "profiler":
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
-                got = call()
-            seen += [event.key.replace("::", ".") for event in profile.key_averages()]
-        elif way == "class":
+        with ways[way]() as watching:
             got = call()
-        else:
-            with Function() if way == "function" else Dispatch():
-                got = call()
+        if way == "profiler":
+            seen += [event.key.replace("::", ".") for event in watching.key_averages()]
         assert any(one.removesuffix(".default").split(".")[-1].startswith(name) for one in seen), (name, seen)
         torch.testing.assert_close(got, wanted[name], rtol=0, atol=0)
 
