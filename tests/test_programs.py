@@ -57,7 +57,8 @@ class Model(nn.Module):
 
 
 def losses_of(model: nn.Module, step, batches: list[torch.Tensor]) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    # Not Adam: its steps have the size of the rate however small a gradient is, and grow rounding to other losses.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     losses = []
     for tokens in batches:
         optimizer.zero_grad()
