@@ -1,6 +1,9 @@
 // What the operators of decode and prefill take beside queries, keys, values and results.
 #pragma once
 
+#include <algorithm>
+#include <string_view>
+
 #define FLASHINFER_BINDING 1
 #include <flashinfer/attention/schedule.h>
 
@@ -37,10 +40,16 @@ inline MaskMode mask_mode_of(const Check& check, int64_t mode) {
   return static_cast<MaskMode>(mode);
 }
 
-// An operator's arguments, one after the other.
+// An operator's arguments, one after the other. Those that a failed check leaves are given back: each tensor here is a
+// reference to one, and the schema says which they are.
 class Arguments {
  public:
-  explicit Arguments(StableIValue* stack) : next_(stack) {}
+  Arguments(StableIValue* stack, uint64_t count, const char* schema)
+      : first_(stack), next_(stack), end_(stack + count), schema_(schema) {}
+  Arguments(const Arguments&) = delete;
+  ~Arguments() {
+    if (next_ != end_) give_back();
+  }
 
   template <typename T>
   T take() {
@@ -53,7 +62,27 @@ class Arguments {
   }
 
  private:
-  StableIValue* next_;
+  void give_back() {
+    std::string_view rest(schema_);
+    rest.remove_prefix(rest.find('(') + 1);
+    for (StableIValue* at = first_; at != end_; ++at) {
+      const std::string_view type = rest.substr(0, rest.find(' '));
+      const bool optional = type.back() == '?', tensor = type.substr(0, 6) == "Tensor";
+      if (at == next_ && optional && tensor) {
+        take<OptionalTensor>();
+      } else if (at == next_ && optional) {
+        take<std::optional<double>>();  // numbers of all kinds are kept alike
+      } else if (at == next_ && tensor) {
+        take<Tensor>();
+      } else if (at == next_) {
+        ++next_;
+      }
+      rest.remove_prefix(std::min(rest.size(), rest.find(", ") + 2));
+    }
+  }
+
+  StableIValue *first_, *next_, *end_;
+  const char* schema_;
 };
 
 template <typename T>

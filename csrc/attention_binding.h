@@ -18,9 +18,9 @@ namespace flashinfer::binding {
 #define FLASHINFER_ATTENTION_RUN \
   "run(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASHINFER_ATTENTION_SETTING("(c!)") ") -> ()"
 
-inline void run(StableIValue* stack, uint64_t, uint64_t) {
+inline void run(StableIValue* stack, uint64_t count, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack);
+  Arguments arguments(stack, count, FLASHINFER_ATTENTION_RUN);
   const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>(), v = arguments.take<Tensor>();
   const Tensor out = arguments.take<Tensor>();
   const OptionalTensor lse = arguments.take<OptionalTensor>();

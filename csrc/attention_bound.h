@@ -19,14 +19,16 @@ namespace flashinfer::binding {
   "int head_dim_vo, int dtype_q, int dtype_kv, int page_size, int kv_rows, " FLASHINFER_ATTENTION_SETTING("") ") -> " \
   "()"
 #define FLASHINFER_ATTENTION_UNBIND "unbind(int handle) -> ()"
-// Keys and values may come as one cache of both, in k. Queries without a dimension of tokens are one token's.
+// Keys and values may come as one cache of both, in k. Queries without a dimension of tokens are one token's. Scales
+// that are not given are those that were bound: a number takes torch as long as a tensor does, and None next to
+// nothing.
 #define FLASHINFER_ATTENTION_RUN_BOUND \
-  "run_bound(Tensor q, Tensor k, Tensor? v, int handle, float sm_scale, float o_scale) -> Tensor"
+  "run_bound(Tensor q, Tensor k, Tensor? v, int handle, float? sm_scale, float? o_scale) -> Tensor"
 #define FLASHINFER_ATTENTION_RUN_BOUND_LSE \
-  "run_bound_lse(Tensor q, Tensor k, Tensor? v, int handle, float sm_scale, float o_scale) -> (Tensor, Tensor)"
-#define FLASHINFER_ATTENTION_RUN_BOUND_OUT                                                           \
-  "run_bound_out(Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse, int handle, float " \
-  "sm_scale, float o_scale) -> ()"
+  "run_bound_lse(Tensor q, Tensor k, Tensor? v, int handle, float? sm_scale, float? o_scale) -> (Tensor, Tensor)"
+#define FLASHINFER_ATTENTION_RUN_BOUND_OUT                                                            \
+  "run_bound_out(Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse, int handle, float? " \
+  "sm_scale, float? o_scale) -> ()"
 
 // What a call must bring; -1 where anything will do.
 struct Expected {
@@ -106,15 +108,15 @@ class BoundTable {
   std::unordered_map<int64_t, std::shared_ptr<const Bound>> table_;
 };
 
-inline void bind(StableIValue* stack, uint64_t, uint64_t) {
+inline void bind(StableIValue* stack, uint64_t count, uint64_t) {
   const Check check("bind");
-  Arguments arguments(stack);
+  Arguments arguments(stack, count, FLASHINFER_ATTENTION_BIND);
   const int64_t handle = arguments.take<int64_t>();
   BoundTable::get().put(handle, std::make_shared<const Bound>(check, arguments));
 }
 
-inline void unbind(StableIValue* stack, uint64_t, uint64_t) {
-  BoundTable::get().drop(Arguments(stack).take<int64_t>());
+inline void unbind(StableIValue* stack, uint64_t count, uint64_t) {
+  BoundTable::get().drop(Arguments(stack, count, FLASHINFER_ATTENTION_UNBIND).take<int64_t>());
 }
 
 // Sizes and strides of a view that has other dimensions than its tensor.
@@ -176,10 +178,13 @@ class BoundCall {
     if (lse) inputs_.check_lse(check_, View(*lse, "lse"), view);
   }
 
-  void run(const Tensor& out, float* lse, double sm_scale, double o_scale) const {
-    if (!std::isfinite(sm_scale)) check_.fail("sm_scale", "got no finite number");
+  void run(const Tensor& out, float* lse, Arguments& scales) const {
     Params params = bound_->setting.params;
-    params.sm_scale = static_cast<float>(sm_scale), params.o_scale = static_cast<float>(o_scale);
+    if (const auto sm_scale = scales.take<std::optional<double>>()) {
+      if (!std::isfinite(*sm_scale)) check_.fail("sm_scale", "got no finite number");
+      params.sm_scale = static_cast<float>(*sm_scale);
+    }
+    if (const auto o_scale = scales.take<std::optional<double>>()) params.o_scale = static_cast<float>(*o_scale);
     Dims dims;
     attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse, bound_->expected.config,
            like_);
@@ -214,35 +219,33 @@ inline float* floats_of(const Tensor& tensor) {
 }
 
 template <bool kWithLse>
-void run_bound(StableIValue* stack, uint64_t, uint64_t) {
+void run_bound(StableIValue* stack, uint64_t count, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack);
+  Arguments arguments(stack, count, kWithLse ? FLASHINFER_ATTENTION_RUN_BOUND_LSE : FLASHINFER_ATTENTION_RUN_BOUND);
   const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
   const OptionalTensor v = arguments.take<OptionalTensor>();
   const BoundCall call(check, q, k, v, arguments.take<int64_t>());
-  const double sm_scale = arguments.take<double>(), o_scale = arguments.take<double>();
   Tensor out = call.new_out();
   if constexpr (kWithLse) {
     Tensor lse = call.new_lse();
-    call.run(out, floats_of(lse), sm_scale, o_scale);
+    call.run(out, floats_of(lse), arguments);
     put(stack, std::tuple<Tensor, Tensor>(std::move(out), std::move(lse)));
   } else {
-    call.run(out, nullptr, sm_scale, o_scale);
+    call.run(out, nullptr, arguments);
     put(stack, std::move(out));
   }
 }
 
-inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
+inline void run_bound_out(StableIValue* stack, uint64_t count, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack);
+  Arguments arguments(stack, count, FLASHINFER_ATTENTION_RUN_BOUND_OUT);
   const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
   const OptionalTensor v = arguments.take<OptionalTensor>();
   const Tensor out = arguments.take<Tensor>();
   const OptionalTensor lse = arguments.take<OptionalTensor>();
   const BoundCall call(check, q, k, v, arguments.take<int64_t>());
-  const double sm_scale = arguments.take<double>(), o_scale = arguments.take<double>();
   call.check_results(out, lse);
-  call.run(out, lse ? floats_of(*lse) : nullptr, sm_scale, o_scale);
+  call.run(out, lse ? floats_of(*lse) : nullptr, arguments);
 }
 
 // bind() and unbind() are registered for every device: they may be given no tensor.

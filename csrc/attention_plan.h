@@ -22,9 +22,9 @@ inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t c
   return static_cast<const int32_t*>(arg.data);
 }
 
-inline void make_plan(StableIValue* stack, uint64_t, uint64_t) {
+inline void make_plan(StableIValue* stack, uint64_t count, uint64_t) {
   const Check check("plan");
-  Arguments arguments(stack);
+  Arguments arguments(stack, count, FLASHINFER_ATTENTION_PLAN);
   const Tensor buffer_tensor = arguments.take<Tensor>();
   const OptionalTensor qo_indptr = arguments.take<OptionalTensor>();
   const Tensor kv_lens_tensor = arguments.take<Tensor>();

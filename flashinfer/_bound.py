@@ -21,7 +21,7 @@ from torch.overrides import has_torch_function_variadic
 
 from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
 from ._schedule import DTYPES, Shape
-from .ops import direct_call
+from .ops import call_handle
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 MOST_REFUSALS = 16
@@ -45,13 +45,13 @@ class Bound:
         self._tensors = setting  # kept alive: the module knows where they are
         namespace.bind.default._op(self._handle, *expected, *setting)  # of which Dynamo knows nothing: it is no node
         self._unbind, self._run, self._run_lse, self._run_out = (
-            direct_call(operator.default)
+            operator.default._handle
             for operator in (namespace.unbind, namespace.run_bound, namespace.run_bound_lse, namespace.run_bound_out)
         )
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
-            self._unbind(self._handle)
+            call_handle(self._unbind, self._handle)
 
     def call(
         self,
@@ -72,24 +72,24 @@ class Bound:
                 return None
             if has_torch_function_variadic(q, k, v, out, lse):
                 return None
-            factor, o_scale = self._sm_scale if sm_scale is None else sm_scale, 1.0
+            o_scale: Scale = None
             if scales != NO_SCALES:
-                q_scale, k_scale, o_scale = (1.0 if scale is None else scale for scale in scales)  # type: ignore[assignment]
+                q_scale, k_scale, o_scale = (1.0 if scale is None else scale for scale in scales)
                 if not type(q_scale) is type(k_scale) is type(o_scale) is float:
                     return None
-                factor *= q_scale * k_scale
+                sm_scale = (self._sm_scale if sm_scale is None else sm_scale) * q_scale * k_scale
             result: Result
             if out is not None:
                 if return_lse and lse is None:
                     lse = torch.empty(out.shape[:-1], dtype=torch.float32, device=out.device)
-                self._run_out(q, k, v, out, lse, self._handle, factor, o_scale)
+                call_handle(self._run_out, q, k, v, out, lse, self._handle, sm_scale, o_scale)
                 result = (out, lse) if return_lse else out  # type: ignore[assignment]
             elif lse is not None:
                 return None
             elif return_lse:
-                result = self._run_lse(q, k, v, self._handle, factor, o_scale)
+                result = call_handle(self._run_lse, q, k, v, self._handle, sm_scale, o_scale)
             else:
-                result = self._run(q, k, v, self._handle, factor, o_scale)
+                result = call_handle(self._run, q, k, v, self._handle, sm_scale, o_scale)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             self._refusals += 1
             return None
@@ -155,13 +155,14 @@ class BoundCalls:
             self._family, q.device.type, (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1]),
             logits.pos_encoding_mode, logits.logits_soft_cap > 0,
         )  # fmt: skip
+        sm_scale = max(q.shape[-1], 1) ** -0.5
         expected = (
             self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0,
         )  # fmt: skip
         setting = (
             *ONE_REQUEST, layout, mask_mode, logits.window_left, 1.0, logits.rope_scale, logits.rope_theta,
-            operators.variant, *own_parameters(logits, 1, q.device),
+            operators.variant, *own_parameters(logits._replace(sm_scale=sm_scale), 1, q.device),
         )  # fmt: skip
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        self._calls[chosen] = Bound(operators, expected, setting, max(q.shape[-1], 1) ** -0.5)
+        self._calls[chosen] = Bound(operators, expected, setting, sm_scale)

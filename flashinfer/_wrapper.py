@@ -284,10 +284,11 @@ class BatchWrapper:
         return_lse: bool,
     ) -> Result:
         if not is_compiling() and not args and (bound := self._bound) is not None:
-            if isinstance(paged_kv_cache, (tuple, list)) and len(paged_kv_cache) == 2:
-                result = bound.call(q, *paged_kv_cache, scales, out, lse, return_lse)
-            else:
-                result = bound.call(q, paged_kv_cache, None, scales, out, lse, return_lse)
+            k, v = paged_kv_cache, None
+            # To ask an instance takes a tensor longer than its type does.
+            if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
+                k, v = k
+            result = bound.call(q, k, v, scales, out, lse, return_lse)
             if result is not None:
                 return result
         k, v = caches_of(f"{self._name}.run", paged_kv_cache)

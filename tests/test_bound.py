@@ -361,7 +361,7 @@ def operators(request, device):
     _, cache = inputs(device, 2)
     k, v = cache.unbind(1)
     plan, handle, lse = wrapper._planned, handle_of(wrapper._bound), torch.empty(q.shape[:2], device=device)
-    setting, scales = (*plan.head, *plan.tail), (DIM**-0.5, 1.0)
+    setting, scales, none = (*plan.head, *plan.tail), (DIM**-0.5, 1.0), (None, None)
     expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
     buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
     qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
@@ -370,10 +370,10 @@ def operators(request, device):
         "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0)],
         "bind": [(next(_bound._handles), *expected, *setting)],
         "unbind": [(-1,)],
-        "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *scales)],
-        "run_bound_lse": [(q, cache, None, handle, *scales)],
+        "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *none)],
+        "run_bound_lse": [(q, cache, None, handle, *none)],
         "run_bound_out": [
-            (q, cache, None, q.clone(), None, handle, *scales),
+            (q, cache, None, q.clone(), None, handle, *none),
             (q, k, v, q.clone(), lse, handle, *scales),
         ],
     }
@@ -394,6 +394,31 @@ def test_operators_keep_the_promises_of_their_schema(operators):
         assert written == wanted.get(name, set())
         for call in calls:
             torch.library.opcheck(operator, call)
+
+
+def test_failed_calls_keep_nothing(operators):
+    """Whichever argument is wrong, no reference is left to the others."""
+    wrapper, arguments = operators
+    mask = torch.zeros(
+        64, dtype=torch.uint8, device=wrapper.device
+    )  # which nothing looks at, after all that is checked
+    failed = set()
+    for name, calls in arguments.items():
+        if (at := {"run": 15, "bind": 22}.get(name)) is not None:
+            calls = [(*call[:at], mask, *call[at + 1 :]) for call in calls]
+        for call in calls:
+            tensors = [one for one in call if isinstance(one, torch.Tensor)]
+            before = [one._use_count() for one in tensors]
+            for place, one in enumerate(call):
+                if not isinstance(one, torch.Tensor):
+                    continue
+                try:
+                    getattr(namespace_of(wrapper), name)(*call[:place], one.double(), *call[place + 1 :])
+                except RuntimeError:
+                    failed.add((name, place))
+                assert [one._use_count() for one in tensors] == before, (name, place)
+    assert {name for name, _ in failed} == set(arguments) - {"unbind"}
+    assert {("run", place) for place in (0, 1, 2, 3, 5, 6, 7)} <= failed  # q, k, v, out, kv_indptr, kv_indices, plan
 
 
 def test_single_functions_are_kept(device):
