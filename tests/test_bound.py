@@ -399,9 +399,7 @@ def test_operators_keep_the_promises_of_their_schema(operators):
 def test_failed_calls_keep_nothing(operators):
     """Whichever argument is wrong, no reference is left to the others."""
     wrapper, arguments = operators
-    mask = torch.zeros(
-        64, dtype=torch.uint8, device=wrapper.device
-    )  # which nothing looks at, after all that is checked
+    mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # comes last, and nothing looks at it
     failed = set()
     for name, calls in arguments.items():
         if (at := {"run": 15, "bind": 22}.get(name)) is not None:
