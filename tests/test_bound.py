@@ -402,21 +402,22 @@ def test_failed_calls_keep_nothing(operators):
     mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # comes last, and nothing looks at it
     failed = set()
     for name, calls in arguments.items():
-        if (at := {"run": 15, "bind": 22}.get(name)) is not None:
-            calls = [(*call[:at], mask, *call[at + 1 :]) for call in calls]
+        operator = getattr(namespace_of(wrapper), name).default
+        names = [one.name for one in operator._schema.arguments]
         for call in calls:
-            tensors = [one for one in call if isinstance(one, torch.Tensor)]
-            before = [one._use_count() for one in tensors]
-            for place, one in enumerate(call):
-                if not isinstance(one, torch.Tensor):
-                    continue
+            given = dict(zip(names, call, strict=True))
+            if "custom_mask" in given:
+                given["custom_mask"] = mask
+            tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+            before = [one._use_count() for one in tensors.values()]
+            for wrong, one in tensors.items():
                 try:
-                    getattr(namespace_of(wrapper), name)(*call[:place], one.double(), *call[place + 1 :])
+                    operator(*(given | {wrong: one.double()}).values())
                 except RuntimeError:
-                    failed.add((name, place))
-                assert [one._use_count() for one in tensors] == before, (name, place)
+                    failed.add((name, wrong))
+                assert [one._use_count() for one in tensors.values()] == before, (name, wrong)
     assert {name for name, _ in failed} == set(arguments) - {"unbind"}
-    assert {("run", place) for place in (0, 1, 2, 3, 5, 6, 7)} <= failed  # q, k, v, out, kv_indptr, kv_indices, plan
+    assert {("run", one) for one in ("q", "k", "v", "out", "kv_indptr", "kv_indices", "plan")} <= failed
 
 
 def test_single_functions_are_kept(device):
