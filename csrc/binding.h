@@ -3,7 +3,7 @@
 // Bindings are the only files that see torch, and they are compiled as C++ for every backend: nvcc takes six
 // seconds for torch's headers where g++ takes one. Kernels live in files that see no torch at all.
 //
-// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ..."; flashinfer/ops.py turns that into the
+// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ..."; flashinfer/_ops/declare.py turns that into the
 // Python exception. Everything is checked before anything is written.
 #pragma once
 

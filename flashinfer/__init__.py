@@ -17,12 +17,12 @@ from . import jit as jit
 __version__ = "0.1.0"
 
 # What they hold is found there, and not under flashinfer itself.
-_APART = {"env", "errors", "jit", "ops", "utils"}
+_APART = {"cli", "env", "errors", "integrations", "jit", "utils"}
 
 
 def _modules() -> list[ModuleType]:
-    """The modules of functions and wrappers: every public file here but a few."""
-    names = (module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
+    """The modules of functions and wrappers: every public file and package here but a few."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
     return [importlib.import_module(f"{__name__}.{name}") for name in names if name[0] != "_" and name not in _APART]
 
 

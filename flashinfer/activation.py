@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ._tracing import write
+from ._ops.declare import General, define
+from ._ops.route import write
 from .activation_backward import act_and_mul_gradient
 from .jit.modules.activation import ACTIVATIONS, gen_act_and_mul_module
-from .ops import General, define
 
 __all__ = [
     "gelu_and_mul",

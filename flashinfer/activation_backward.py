@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ._ops.declare import Gradient, define, no_second_derivative
 from .jit.modules.activation import ACTIVATIONS
 from .jit.modules.activation_backward import gen_act_and_mul_backward_module
-from .ops import Gradient, define, no_second_derivative
 
 __all__ = [
     "gelu_and_mul_backward",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, PagedCache, logits_of
-from ._masks import MaskTensors
-from ._schedule import Shape, check_indptr, check_tables, on_host
-from ._wrapper import Batch, BatchWrapper, Tables
+from ._attention.arguments import CAUSAL, NO_SCALES, NON_CAUSAL, PagedCache, logits_of
+from ._attention.masks import MaskTensors
+from ._attention.schedule import Shape, check_indptr, check_tables, on_host
+from ._attention.wrapper import Batch, BatchWrapper, Tables
 from .utils import canonicalize_torch_dtype
 
 __all__ = ["BatchAttention"]

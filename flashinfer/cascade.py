@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ._attention import PagedCache, caches_of, check_dims, check_tensor
-from ._schedule import check_tables
+from ._attention.arguments import PagedCache, caches_of, check_dims, check_tensor
+from ._attention.schedule import check_tables
+from ._ops.declare import define, without_gradient
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
-from .ops import define, without_gradient
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
 __all__ = [

@@ -15,12 +15,21 @@ from typing import Any
 
 import torch
 
-from ._attention import NON_CAUSAL, Logits, PagedCache, Scale, check_dims, layout_of, logits_of, operators_of_module
-from ._bound import BoundCalls
-from ._masks import MaskTensors
-from ._schedule import Shape, check_tables, on_host
-from ._single import attend_one, run_one
-from ._wrapper import BatchWrapper, Tables
+from ._attention.arguments import (
+    NON_CAUSAL,
+    Logits,
+    PagedCache,
+    Scale,
+    check_dims,
+    layout_of,
+    logits_of,
+    operators_of_module,
+)
+from ._attention.bound import BoundCalls
+from ._attention.masks import MaskTensors
+from ._attention.one_request import attend_one, run_one
+from ._attention.schedule import Shape, check_tables, on_host
+from ._attention.wrapper import BatchWrapper, Tables
 from .jit.modules.decode import (
     gen_batch_decode_module,
     gen_customize_batch_decode_module,

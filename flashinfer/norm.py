@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ._tracing import scalar, write
+from ._ops.declare import General, define
+from ._ops.route import scalar, write
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
-from .ops import General, define
 
 __all__ = [
     "fused_add_rmsnorm",

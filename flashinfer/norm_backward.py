@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ._ops.declare import Gradient, define, no_second_derivative
 from .jit.modules.norm_backward import gen_norm_backward_module
-from .ops import Gradient, define, no_second_derivative
 
 __all__ = ["gen_norm_backward_module", "layernorm_backward", "rmsnorm_backward"]
 

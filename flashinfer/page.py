@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ._ops.declare import define, without_gradient
 from .jit.modules.page import gen_page_module
-from .ops import define, without_gradient
 
 __all__ = [
     "append_paged_kv_cache",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from ._attention import POS_ENCODINGS, Logits, PagedCache, Scale, check_dims, logits_of
+from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, Scale, check_dims, logits_of
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._attention import (
+from ._attention.arguments import (
     CAUSAL,
     CUSTOM,
     NON_CAUSAL,
@@ -28,11 +28,11 @@ from ._attention import (
     logits_of,
     operators_of_module,
 )
-from ._bound import BoundCalls
-from ._masks import MultiItem, one_mask
-from ._prefill import BatchPrefill
-from ._schedule import check_tables
-from ._single import attend_one, run_one
+from ._attention.bound import BoundCalls
+from ._attention.masks import MultiItem, one_mask
+from ._attention.one_request import attend_one, run_one
+from ._attention.prefill_wrapper import BatchPrefill
+from ._attention.schedule import check_tables
 from .jit.modules.prefill import (
     check_kernels,
     gen_batch_prefill_module,

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
-from ._attention import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, layout_of, rows_of, slopes_of
-from ._prefill_backward import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
-from ._single import attend_one
-from ._tracing import numbers_of, write
+from ._attention.arguments import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, layout_of, rows_of, slopes_of
+from ._attention.one_request import attend_one
+from ._attention.reference import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
+from ._ops.declare import Gradient, define, define_in_python, no_second_derivative
+from ._ops.route import numbers_of, write
 from .errors import GradientError
 from .jit.modules.prefill_backward import CUDA_HEAD_DIMS, gen_prefill_backward_module
-from .ops import Gradient, define, define_in_python, no_second_derivative
 
 __all__ = ["gen_prefill_backward_module"]
 

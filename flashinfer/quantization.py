@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._capture import refuse_capture
+from ._ops.capture import refuse_capture
+from ._ops.declare import define
 from .jit.modules.quantization import gen_quantization_module
-from .ops import define
 
 __all__ = ["gen_quantization_module", "packbits", "segment_packbits"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._tracing import as_tensor, is_symbolic, write
+from ._ops.declare import General, Gradient, define
+from ._ops.route import as_tensor, is_symbolic, write
 from .jit.modules.rope import gen_rope_module
-from .ops import General, Gradient, define
 
 __all__ = [
     "apply_llama31_rope",

@@ -13,12 +13,12 @@ from functools import partialmethod
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention import CAUSAL, NON_CAUSAL, Scale, check_dims, check_tensor, logits_of
-from ._capture import refuse_capture
-from ._masks import MaskTensors, MultiItem, masks_of
-from ._planned import differs
-from ._schedule import Shape, check_indptr, check_tables, on_host
-from ._wrapper import Batch, BatchWrapper, Tables
+from ._attention.arguments import CAUSAL, NON_CAUSAL, Scale, check_dims, check_tensor, logits_of
+from ._attention.masks import MaskTensors, MultiItem, masks_of
+from ._attention.schedule import Shape, check_indptr, check_tables, on_host
+from ._attention.traced import differs
+from ._attention.wrapper import Batch, BatchWrapper, Tables
+from ._ops.capture import refuse_capture
 from .jit.modules.prefill import check_kernels
 from .utils import canonicalize_torch_dtype
 

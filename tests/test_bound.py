@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer import _bound, decode, prefill
+from flashinfer import decode, prefill
+from flashinfer._attention.arguments import bound as _bound
 
 from .attention_oracle import int32, workspace
 

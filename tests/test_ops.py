@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
+from flashinfer._ops.declare import OPERATORS
 from flashinfer.errors import FlashInferError, GradientError
-from flashinfer.ops import OPERATORS
 
 from .samples import operator_calls
 

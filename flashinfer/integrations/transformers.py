@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._attend_batch import attend_batch
+from .._attention.equal_batch import attend_batch
 from ..errors import DependencyError
 from ..jit.modules._attention import head_dims_value
 from ..jit.spec import BACKENDS

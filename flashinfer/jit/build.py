@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from .. import env
-from .._capture import WARM_UP, refuse_capture
+from .._ops.capture import WARM_UP, refuse_capture
 from ..errors import BuildError, FlashInferError, JitTimeoutError
 from . import frozen, history, store, timeline
 from .artifact import Artifact, publish

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .._capture import WARM_UP, refuse_capture
+from .._ops.capture import WARM_UP, refuse_capture
 from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified

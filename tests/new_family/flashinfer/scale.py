@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ._ops.declare import define
 from .jit.modules.scale import gen_scale_module
-from .ops import define
 
 __all__ = ["gen_scale_module", "scaled"]
 

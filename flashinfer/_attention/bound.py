@@ -19,9 +19,9 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from ._attention import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
-from ._schedule import DTYPES, Shape
-from .ops import call_handle
+from .._ops.declare import call_handle
+from .arguments import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
+from .schedule import DTYPES, Shape
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 MOST_REFUSALS = 16

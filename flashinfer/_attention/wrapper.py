@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._attention import (
+from .._ops.route import numbers_of
+from ..jit.spec import JitSpec
+from .arguments import (
     NO_SCALES,
     Logits,
     Operators,
@@ -28,12 +30,10 @@ from ._attention import (
     scaled_query,
     value_scale,
 )
-from ._bound import Bound, Result, bind_plan
-from ._masks import MaskTensors
-from ._planned import as_shape, differs, exceeds, from_shape
-from ._schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens, refuse_graph
-from ._tracing import numbers_of
-from .jit.spec import JitSpec
+from .bound import Bound, Result, bind_plan
+from .masks import MaskTensors
+from .schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens, refuse_graph
+from .traced import as_shape, differs, exceeds, from_shape
 
 
 class Tables:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._attention import CAUSAL, CUSTOM, POS_ENCODINGS
+from .arguments import CAUSAL, CUSTOM, POS_ENCODINGS
 
 LOG2E = 1 / math.log(2)
 KEYS = 1024  # of a block

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._capture import refuse_capture
+from ._ops.capture import refuse_capture
 from .jit.events import Event, subscribe
 from .jit.load import load
 from .jit.modules._attention import covered, load_attention

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._attention import (
+from .._ops.declare import define_in_python
+from .._ops.route import numbers_of
+from .arguments import (
     NO_SCALES,
     NON_CAUSAL,
     ONE_REQUEST,
@@ -25,8 +27,6 @@ from ._attention import (
     slopes_of,
     value_scale,
 )
-from ._tracing import numbers_of
-from .ops import define_in_python
 
 
 def attend_one(

@@ -13,10 +13,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ._attention import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
-from .ops import define_in_python
-from .prefill_backward import differentiable
-from .quantization import packbits
+from .._ops.declare import define_in_python
+from ..prefill_backward import differentiable
+from ..quantization import packbits
+from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
 
 
 def attend_batch(

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention import Operators, call
-from ._capture import refuse_capture
+from .._ops.capture import refuse_capture
+from .arguments import Operators, call
 
 INT_WORKSPACE = 8 << 20  # bytes
 INT32_MAX = 2**31 - 1

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._tracing import as_tensor, is_symbolic
-from .errors import GradientError
-from .jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
-from .jit.modules._attention import variant_value as variant_of
-from .jit.spec import BACKENDS, JitSpec
-from .ops import raise_as_callers_mistake
-from .utils import get_alibi_slopes
+from .._ops.declare import raise_as_callers_mistake
+from .._ops.route import as_tensor, is_symbolic
+from ..errors import GradientError
+from ..jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
+from ..jit.modules._attention import variant_value as variant_of
+from ..jit.spec import BACKENDS, JitSpec
+from ..utils import get_alibi_slopes
 
 LAYOUTS = {"NHD": 0, "HND": 1}
 POS_ENCODINGS = {"NONE": 0, "ROPE_LLAMA": 1, "ALIBI": 2}
@@ -272,7 +272,7 @@ def own_parameters(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, float, float]:
     """The parameters of the library's own variants, in their order: slopes, ``numbers``, scale of the products, cap.
 
-    ``numbers``: see :func:`flashinfer._tracing.numbers_of`.
+    ``numbers``: see :func:`flashinfer._ops.route.numbers_of`.
     """
     return slopes_of(logits, num_qo_heads, device), numbers, logits.sm_scale * factor, logits.logits_soft_cap
 

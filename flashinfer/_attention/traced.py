@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .ops import define_in_python
+from .._ops.declare import define_in_python
 
 
 def _attend_planned(

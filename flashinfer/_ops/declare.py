@@ -21,10 +21,10 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
-from ._tracing import is_symbolic
-from .errors import GradientError
-from .jit.load import load
-from .jit.spec import BACKENDS, DTYPES, JitSpec
+from ..errors import GradientError
+from ..jit.load import load
+from ..jit.spec import BACKENDS, DTYPES, JitSpec
+from .route import is_symbolic
 
 _LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")
 _DTYPE_NAMES = {getattr(torch, name): name for name in DTYPES}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._attention import CUSTOM, MULTI_ITEM
-from ._planned import differs, exceeds
-from ._schedule import INT32_MAX, check_table
-from .quantization import packbits, segment_packbits
+from ..quantization import packbits, segment_packbits
+from .arguments import CUSTOM, MULTI_ITEM
+from .schedule import INT32_MAX, check_table
+from .traced import differs, exceeds
 
 if TYPE_CHECKING:
-    from ._wrapper import Tables
+    from .wrapper import Tables
 
 
 @dataclass(frozen=True)

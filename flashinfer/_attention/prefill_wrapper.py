@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._attention import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
-from ._bound import Result
-from ._masks import MaskTensors, MultiItem, masks_of
-from ._planned import from_shape
-from ._schedule import Shape, check_indptr, check_table, on_host
-from ._wrapper import Batch, BatchWrapper, Tables
-from .jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
-from .prefill_backward import differentiable, refuse, results, wanted
-from .utils import canonicalize_torch_dtype
+from ..jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
+from ..prefill_backward import differentiable, refuse, results, wanted
+from ..utils import canonicalize_torch_dtype
+from .arguments import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
+from .bound import Result
+from .masks import MaskTensors, MultiItem, masks_of
+from .schedule import Shape, check_indptr, check_table, on_host
+from .traced import from_shape
+from .wrapper import Batch, BatchWrapper, Tables
 
 
 class BatchPrefill(BatchWrapper):

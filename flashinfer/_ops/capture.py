@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .errors import CaptureError
+from ..errors import CaptureError
 
 WARM_UP = "call flashinfer.warmup() with this function, or the function itself, once"
 

@@ -1,0 +1,1 @@
+"""How a Python function becomes an operator."""
