@@ -92,7 +92,7 @@ def _load_file(path: Path) -> list[Loaded]:
     import tempfile  # for this alone, as what reads files of specs is
 
     from .cli.main import UsageError
-    from .cli.specs import read_specs
+    from .jit.specfile import read_specs
 
     with tempfile.TemporaryDirectory(prefix="flashinfer-warmup-") as folder:
         try:

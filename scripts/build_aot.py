@@ -22,16 +22,16 @@ from typing import Any
 from flashinfer import env
 from flashinfer.cli.main import UsageError
 from flashinfer.cli.report import write_report
-from flashinfer.cli.specs import Asked, one_per_name, read_specs
 from flashinfer.cli.why import differences
 from flashinfer.errors import FlashInferError
 from flashinfer.jit import build
 from flashinfer.jit.artifact import Artifact, read
+from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
+from flashinfer.jit.machine.workspace import workspace
 from flashinfer.jit.modules import Matrix, families, family, matrix_specs
 from flashinfer.jit.modules._attention import FORMS, KV_DTYPES, VARIANTS
 from flashinfer.jit.spec import BACKENDS, DTYPES
-from flashinfer.jit.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
-from flashinfer.jit.workspace import workspace
+from flashinfer.jit.specfile import Asked, one_per_name, read_specs
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import flashinfer
+from flashinfer.jit.machine.target import CPU_LEVELS, native_level
 from flashinfer.jit.modules import Matrix, families, family
-from flashinfer.jit.target import CPU_LEVELS, native_level
 
 ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include" / "flashinfer"

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.cli.record import to_json
 from flashinfer.errors import CaptureError, JitFrozenError
 from flashinfer.jit import freeze
 from flashinfer.jit.modules.cascade import gen_cascade_module
 from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.trace import to_json
 
 from .attention_oracle import assert_near, attention, drawn, workspace
 from .tree import clean_environment

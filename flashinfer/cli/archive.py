@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError
-from ..jit import store, trust
+from ..jit import store
 from ..jit.artifact import Artifact, publish, read, verified
+from ..jit.machine import trust
+from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.workspace import workspace
+from ..jit.specfile import read_specs
 from .main import UsageError
 from .modules import named
 from .output import show, size
-from .specs import read_specs
 from .tar import File, pack, unpack
 
 

@@ -20,13 +20,13 @@ from typing import Any
 from .. import env
 from ..errors import ToolchainError
 from ..jit.closure import closure
+from ..jit.machine.target import Target, native_level, wanted_target
+from ..jit.machine.toolchain import Toolchain, find_toolchain
+from ..jit.machine.workspace import workspace, write_atomically
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.ninja import render_graph, render_spec
 from ..jit.spec import BACKENDS, JitSpec
-from ..jit.target import Target, native_level, wanted_target
 from ..jit.template import render_config
-from ..jit.toolchain import Toolchain, find_toolchain
-from ..jit.workspace import workspace, write_atomically
 from .output import show
 
 _DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all that the kernels use

@@ -22,11 +22,11 @@ from pathlib import Path
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
 from ..jit.artifact import MANIFEST
+from ..jit.machine.target import native_level, visible_gpus
+from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc, version_of
+from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
-from ..jit.target import native_level, visible_gpus
-from ..jit.toolchain import find_cxx, find_ninja, find_nvcc, version_of
-from ..jit.workspace import workspace_root
 from .output import show, size
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)

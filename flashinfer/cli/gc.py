@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from .. import env
-from ..jit.workspace import workspace_root
-from .collect import Item, collect
+from ..jit.gc import Item, collect
+from ..jit.machine.workspace import workspace_root
 from .output import age, show, size
 
 

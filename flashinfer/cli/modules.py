@@ -14,9 +14,9 @@ from .. import env, jit
 from ..errors import BuildError
 from ..jit import frozen, store
 from ..jit.artifact import Artifact, read
+from ..jit.machine.workspace import PARTS, workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import JitSpec
-from ..jit.workspace import PARTS, workspace_root
 from .main import UsageError
 from .output import age, show, size
 from .why import differences

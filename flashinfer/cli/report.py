@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..jit.build import Outcome
-from ..jit.timeline import Timeline, Unit, memory
-from ..jit.workspace import write_atomically
+from ..jit.host.timeline import Timeline, Unit, memory
+from ..jit.machine.workspace import write_atomically
 from .output import size
 
 SLOWEST = 20  # units in the table of the slowest

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..jit.specfile import write_specs
 from .main import UsageError
 from .output import show
-from .specs import write_specs
 
 
 def trace(options: argparse.Namespace) -> int:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from .. import env
 from ..jit import store
-from ..jit.modules import Matrix, matrix_specs
-from ..jit.target import (
+from ..jit.machine.target import (
     CPU_LEVELS,
     Target,
     capability,
@@ -27,9 +26,10 @@ from ..jit.target import (
     visible_gpus,
     wanted_target,
 )
+from ..jit.modules import Matrix, matrix_specs
+from ..jit.specfile import Asked, read_specs
 from .main import UsageError
 from .output import show
-from .specs import Asked, read_specs
 
 
 class There(store.Here):

@@ -49,7 +49,7 @@ def _asked(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[s
         from .modules import named
 
         return named([name])[0], None
-    from .specs import read_specs
+    from ..jit.specfile import read_specs
 
     asked = {one.spec.name: one for one in read_specs(specs, folder)}
     if name not in asked:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError
-from . import trust
+from .machine import trust
+from .machine.target import Target
+from .machine.toolchain import Identity, Toolchain
 from .spec import FORMAT, JitSpec, digest
-from .target import Target
-from .toolchain import Identity, Toolchain
 
 MANIFEST = "manifest.json"
 _FIELDS = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list, "seal": str,

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from .. import env
 from .._ops.capture import WARM_UP, refuse_capture
 from ..errors import BuildError, FlashInferError, JitTimeoutError
-from . import frozen, history, store, timeline
+from . import frozen, store
 from .artifact import Artifact, publish
 from .events import asked, emit
-from .lock import Hold, try_hold, wait
-from .progress import Progress, Voice, Watch
+from .host import history, timeline
+from .host.lock import Hold, try_hold, wait
+from .host.progress import Progress, Voice, Watch
+from .host.timeline import Unit
+from .machine.workspace import workspace
 from .request import Outcome, Request, make_request
-from .runner import Run
+from .run import Run
 from .spec import JitSpec
-from .timeline import Unit
-from .workspace import workspace
 
 __all__ = ["Outcome", "Progress", "Request", "Watch", "build_jit_specs", "find_or_build", "make_request", "run"]
 
@@ -90,7 +91,7 @@ def run(
                 hold.abandon()
     outcomes = [building.outcomes[request] for request in requests]
     if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
-        from ..cli.collect import in_background  # for this alone: keeping the workspace small is no part of building
+        from .gc import in_background  # for this alone: keeping the workspace small is no part of building
 
         in_background()
     return outcomes

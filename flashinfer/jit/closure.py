@@ -1,7 +1,7 @@
 """The files a module is made of: its sources and every own header they reach, by content.
 
 The scan follows the includes of both sides of every conditional. What it cannot see (a name that is a macro) the
-compiler's dependency output reveals after the build, see ``runner.check_dependencies``.
+compiler's dependency output reveals after the build, see ``run.check_dependencies``.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
 def asked(spec: JitSpec, needs: Mapping[str, Iterable[Any]] | None = None) -> None:
     """Somebody wants this module, whatever comes of it: written down where ``python -m flashinfer trace`` is at work."""
     if env.JIT_TRACE.is_set:
-        from ..cli.record import record  # for this alone: recording is no part of building
+        from .trace import record  # for this alone: recording is no part of building
 
         record(spec, needs)
 

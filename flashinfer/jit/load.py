@@ -16,9 +16,9 @@ from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified
 from .events import asked, emit
+from .machine.workspace import workspace_root
 from .spec import JitSpec
 from .store import Needs
-from .workspace import workspace_root
 
 DAY = 86400.0  # seconds
 

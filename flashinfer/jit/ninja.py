@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
+from .machine.target import Target
+from .machine.toolchain import Toolchain, cxx11_abi
 from .spec import TORCH_ABI, JitSpec
-from .target import Target
-from .toolchain import Toolchain, cxx11_abi
 
 
 def escape(path: str) -> str:

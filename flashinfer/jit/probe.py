@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModuleLoadError, ToolchainError
-from . import frozen, history, store
+from . import frozen, store
+from .host import history
+from .machine.target import wanted_target
+from .machine.toolchain import find_toolchain
 from .spec import JitSpec
-from .target import wanted_target
-from .toolchain import find_toolchain
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from ..errors import ArtifactError, BuildError
 from . import store
 from .artifact import Artifact, build_key, read, verified
+from .host.timeline import Timeline
+from .machine.target import Target, wanted_target
+from .machine.toolchain import Toolchain, find_toolchain
+from .machine.workspace import roots, workspace
 from .spec import JitSpec
-from .target import Target, wanted_target
-from .timeline import Timeline
-from .toolchain import Toolchain, find_toolchain
-from .workspace import roots, workspace
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from .. import env
 from ..errors import ArtifactError, ToolchainError
-from . import trust
 from .artifact import Artifact, build_key, read, verified
+from .machine import trust
+from .machine.target import Target, wanted_target, why_not_linkable, why_not_runnable
+from .machine.toolchain import Identity, toolchain_identity
+from .machine.workspace import refused, roots, workspace_root
 from .spec import JitSpec, Value
-from .target import Target, wanted_target, why_not_linkable, why_not_runnable
-from .toolchain import Identity, toolchain_identity
-from .workspace import refused, roots, workspace_root
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]

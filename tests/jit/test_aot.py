@@ -120,7 +120,7 @@ def test_bad_arguments(aot, arguments, message, capsys):
 
 def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(aot, "visible_gpus", lambda: ())
-    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", lambda: ())
     assert aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run"]) == 0
     assert '--cuda-arch "9.0a 8.0"' in capsys.readouterr().err
     assert aot.main(["--out-dir", str(tmp_path / "out"), "--backend", "cuda"]) == 2

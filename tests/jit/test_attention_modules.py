@@ -12,10 +12,10 @@ import torch
 
 import flashinfer
 from flashinfer import jit
+from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
-from flashinfer.jit.toolchain import find_nvcc
 
 from ..attention_modules import FLASH_SIGMOID, sigmoid
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import budget, history, unit
+from flashinfer.jit import budget, unit
 from flashinfer.jit.budget import Slot, available_memory, cpu_limit, stopped, take_slot
+from flashinfer.jit.host import history
 
 from .processes import Compiler, end, start, until
 

@@ -15,7 +15,7 @@ import pytest
 from flashinfer.errors import BuildError, JitFrozenError, ModuleLoadError, ToolchainError
 from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
 from flashinfer.jit.build import make_request, run
-from flashinfer.jit.progress import Progress
+from flashinfer.jit.host.progress import Progress
 
 from .processes import until
 
@@ -29,7 +29,7 @@ FIRST_CALL = """
     y = flashinfer.rmsnorm(x, w)
     want = torch.nn.functional.rms_norm(x.double(), (64,), w.double(), 1e-6)
     assert (y - want).abs().max() < 1e-5
-    print(len(started), len(locks), "flashinfer.jit.lock" in sys.modules, "jinja2" in sys.modules)
+    print(len(started), len(locks), "flashinfer.jit.host.lock" in sys.modules, "jinja2" in sys.modules)
 """
 
 
@@ -156,7 +156,7 @@ def test_no_compiler(make_spec, monkeypatch):
 
 
 def test_no_gpu_and_no_arch(make_spec, monkeypatch):
-    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", lambda: ())
     with pytest.raises(ToolchainError, match="FLASHINFER_CUDA_ARCH_LIST"):
         make_spec("gpu", {"unit.cu": ""}).build()
 

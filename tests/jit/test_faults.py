@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from flashinfer.errors import BuildError, CaptureError, FlashInferError, WorkspaceError
-from flashinfer.jit import build_jit_specs, clear_cache_dir, toolchain
-from flashinfer.jit.lock import runtime_directory, try_hold
+from flashinfer.jit import build_jit_specs, clear_cache_dir
+from flashinfer.jit.host.lock import runtime_directory, try_hold
+from flashinfer.jit.machine import toolchain
 
 from .processes import ROOT, answering, end, start, until
 
@@ -27,7 +28,7 @@ BUILD = """
     import ctypes, sys, warnings
     from flashinfer.errors import FlashInferError
     from flashinfer.jit import gen_jit_spec
-    from flashinfer.jit.toolchain import find_torch
+    from flashinfer.jit.machine.toolchain import find_torch
     ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
     warnings.simplefilter("always")
     for source in sys.argv[1:]:
@@ -374,7 +375,7 @@ def test_a_fork_while_a_thread_builds(make_spec, tmp_path, monkeypatch):
     program = """
         import ctypes, os, sys, threading, time
         from flashinfer.jit import gen_jit_spec
-        from flashinfer.jit.toolchain import find_torch
+        from flashinfer.jit.machine.toolchain import find_torch
         ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
         same, other = gen_jit_spec("same", [sys.argv[1]]), gen_jit_spec("other", [sys.argv[2]])
         answer = lambda spec: ctypes.CDLL(str(spec.build().path)).answer()

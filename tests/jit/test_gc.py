@@ -14,10 +14,10 @@ from contextlib import suppress
 import pytest
 
 from flashinfer import env
-from flashinfer.cli import collect as gc
-from flashinfer.cli.collect import OLD, RECENT, collect
 from flashinfer.errors import EnvironmentValueError
+from flashinfer.jit import gc as gc
 from flashinfer.jit import load
+from flashinfer.jit.gc import OLD, RECENT, collect
 
 DAY = 86400
 

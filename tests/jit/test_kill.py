@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import lock
 from flashinfer.jit.budget import stopped
+from flashinfer.jit.host import lock
 
 from .processes import Compiler, answering, end, owners, start, until
 
@@ -21,7 +21,7 @@ from .processes import Compiler, answering, end, owners, start, until
 HERD = """
     import ctypes, json, os, sys, time
     from flashinfer.jit import gen_jit_spec
-    from flashinfer.jit.toolchain import find_torch
+    from flashinfer.jit.machine.toolchain import find_torch
     ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
     count, name, source = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     for _ in range(count):

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import store, target
+from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, Artifact, sealed
+from flashinfer.jit.machine import target
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX_FILES = {

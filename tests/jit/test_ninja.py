@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from flashinfer import env
+from flashinfer.jit.machine.target import Target
+from flashinfer.jit.machine.toolchain import Toolchain, find_ninja
 from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.ninja import escape, render_graph, render_spec, words
-from flashinfer.jit.target import Target
-from flashinfer.jit.toolchain import Toolchain, find_ninja
 
 CPU = Target("cpu", ("x86-64-v3",), True)
 CUDA = Target("cuda", ("8.0+PTX", "9.0a"), True)

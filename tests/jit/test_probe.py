@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import freeze, history, load, toolchain
+from flashinfer.jit import freeze, load
+from flashinfer.jit.host import history
+from flashinfer.jit.machine import toolchain
 from flashinfer.jit.probe import Probe
 
 EFFECTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod",
@@ -114,7 +116,7 @@ def test_impossible_without_nvcc(make_spec, probe, monkeypatch, tmp_path):
 
 
 def test_impossible_without_an_arch(make_spec, probe, monkeypatch):
-    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", lambda: ())
     result = probe(make_spec("gpu", {"unit.cu": ""}))
     assert result.state == "impossible" and "FLASHINFER_CUDA_ARCH_LIST" in result.reason
 

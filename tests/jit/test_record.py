@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer import env
-from flashinfer.cli.record import from_json, record, to_json
 from flashinfer.jit import JitSpec, build_jit_specs, gen_jit_spec
 from flashinfer.jit.modules import Matrix, matrix_specs
+from flashinfer.jit.trace import from_json, record, to_json
 
 
 def through_text(spec: JitSpec) -> dict:
@@ -133,7 +133,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path, make_spec):
 
 
 def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("flashinfer.cli.record.LARGEST", 100)
+    monkeypatch.setattr("flashinfer.jit.trace.LARGEST", 100)
     spec = make_spec(files={"unit.cc": "//" + "x" * 100})
     with pytest.raises(ValueError, match="outside of"):
         to_json(spec)
@@ -191,6 +191,6 @@ def test_without_a_trace_nothing_is_encoded(make_spec, python):
         import sys
         from flashinfer import jit
         jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
-        assert "flashinfer.cli.record" not in sys.modules
+        assert "flashinfer.jit.trace" not in sys.modules
     """
     python(program, make_spec().sources[0])

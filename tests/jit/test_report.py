@@ -17,8 +17,9 @@ import pytest
 
 from flashinfer.cli import report
 from flashinfer.cli.report import rows
-from flashinfer.jit import build, timeline
-from flashinfer.jit.timeline import Timeline, Unit, keep, memory, trace_events
+from flashinfer.jit import build
+from flashinfer.jit.host import timeline
+from flashinfer.jit.host.timeline import Timeline, Unit, keep, memory, trace_events
 
 MIB = 1 << 20
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from flashinfer.jit import artifact as artifact_module
-from flashinfer.jit import store, target
+from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, Artifact, elf_requirements, file_digest, publish, read, sealed
-from flashinfer.jit.target import Target, level_features, why_not_runnable
+from flashinfer.jit.machine import target
+from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
 from flashinfer.jit.unit import read_depfile
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flashinfer.errors import ToolchainError
-from flashinfer.jit import toolchain
-from flashinfer.jit.toolchain import (
+from flashinfer.jit.machine import toolchain
+from flashinfer.jit.machine.toolchain import (
     cxx11_abi,
     find_cxx,
     find_ninja,

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from flashinfer.cli.main import main
-from flashinfer.cli.record import to_json
-from flashinfer.cli.specs import Asked, merge, one_per_name, read_specs, write_specs
 from flashinfer.jit import JitSpec
 from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.specfile import Asked, merge, one_per_name, read_specs, write_specs
+from flashinfer.jit.trace import to_json
 
 from .conftest import ROOT
 

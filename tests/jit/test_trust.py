@@ -11,9 +11,10 @@ from collections import namedtuple
 import pytest
 
 from flashinfer.errors import ArtifactError
-from flashinfer.jit import store, trust
+from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, verified
-from flashinfer.jit.workspace import workspace as get_workspace
+from flashinfer.jit.machine import trust
+from flashinfer.jit.machine.workspace import workspace as get_workspace
 
 SOMEBODY = 12345  # neither root nor whoever runs the tests nor the owner of the package
 PLACES = {

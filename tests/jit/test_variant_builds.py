@@ -9,8 +9,8 @@ import pytest
 
 from flashinfer import jit
 from flashinfer.errors import BuildError
+from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules._attention import load_attention
-from flashinfer.jit.toolchain import find_nvcc
 
 from ..attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from flashinfer.cli.main import main
-from flashinfer.cli.record import to_json
-from flashinfer.cli.specs import write_specs
 from flashinfer.jit import JitSpec
 from flashinfer.jit.artifact import publish
 from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.specfile import write_specs
+from flashinfer.jit.trace import to_json
 
 
 def write(path, *specs: JitSpec, archs=()) -> Path:
@@ -75,7 +75,7 @@ def test_another_machines_workspace_hits_only_for_its_own_level(make_spec, tmp_p
     ],
 )
 def test_gpus_that_are_not_here_are_verified_for(archs, gpus, ready, make_spec, tmp_path, verdict, monkeypatch):
-    monkeypatch.setattr("flashinfer.jit.target.visible_gpus", lambda: ())
+    monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", lambda: ())
     monkeypatch.setattr("flashinfer.cli.verify.visible_gpus", lambda: ())
     built, spec = make_spec().build(), make_spec(backend="cuda")
     shipped_manifest = {**built.manifest, **spec.fields(), "key": spec.key, "archs": archs}

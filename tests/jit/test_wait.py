@@ -12,16 +12,17 @@ import time
 import pytest
 
 from flashinfer.errors import BuildError, JitTimeoutError
-from flashinfer.jit import lock, subscribe
+from flashinfer.jit import subscribe
 from flashinfer.jit.build import make_request, run
-from flashinfer.jit.history import estimate
-from flashinfer.jit.lock import Hold, try_hold, wait
+from flashinfer.jit.host import lock
+from flashinfer.jit.host.history import estimate
+from flashinfer.jit.host.lock import Hold, try_hold, wait
 
 from .processes import Compiler, answering, end, owners, start, until
 
 HOLD = """
     import os, sys, time
-    from flashinfer.jit.lock import try_hold
+    from flashinfer.jit.host.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
     hold.say(3, 7)
     print("held", flush=True)
@@ -225,7 +226,7 @@ def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
 
 LEAK = """
     import os, subprocess, sys, time
-    from flashinfer.jit.lock import try_hold
+    from flashinfer.jit.host.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
     subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[hold.descriptor], stdout=subprocess.DEVNULL)
     print("held", flush=True)
@@ -245,8 +246,8 @@ def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
 def test_a_build_speaks(make_spec, tmp_path, monkeypatch):
     """Within a second: what, how much, how long it took before. Then how far it is."""
     said: list[tuple[float, str]] = []
-    monkeypatch.setattr("flashinfer.jit.progress.say", lambda text: said.append((time.monotonic(), text)))
-    monkeypatch.setattr("flashinfer.jit.progress.EVERY", 0.5)
+    monkeypatch.setattr("flashinfer.jit.host.progress.say", lambda text: said.append((time.monotonic(), text)))
+    monkeypatch.setattr("flashinfer.jit.host.progress.EVERY", 0.5)
     monkeypatch.setenv("CXX", str(Compiler(tmp_path, 1.2).path))
     began = time.monotonic()
     make_spec("spoken", {"a.cc": "int a;\n", "b.cc": "int b;\n"}).build()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from flashinfer.jit import build_jit_specs, closure, toolchain
+from flashinfer.jit import build_jit_specs, closure
+from flashinfer.jit.machine import toolchain
 from flashinfer.jit.modules.norm import gen_norm_module
 
 MODULES = 20
@@ -24,7 +25,7 @@ USE = """
     for spec in specs:
         spec.build_and_load()
     on = False
-    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.lock", "filelock", "jinja2", "elftools")
+    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.host.lock", "filelock", "jinja2", "elftools")
     loaded = sum(1 for path in torch.ops.loaded_libraries if "/warm_" in path)
     print(json.dumps([effects, [name for name in tools if name in sys.modules], loaded]))
 """

@@ -9,10 +9,10 @@ import pytest
 
 from flashinfer.cli import modules
 from flashinfer.cli.main import main
-from flashinfer.cli.record import to_json
-from flashinfer.cli.specs import write_specs
 from flashinfer.jit import store
 from flashinfer.jit.spec import JitSpec
+from flashinfer.jit.specfile import write_specs
+from flashinfer.jit.trace import to_json
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from .. import env
-from ..errors import ToolchainError
+from ... import env
+from ...errors import ToolchainError
 
 # Features of each x86-64 psABI level in /proc/cpuinfo's spelling; each level has those of the one before.
 _LEVEL_FEATURES = {

@@ -15,11 +15,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from .. import env
 from ..errors import ToolchainError
-from ..jit.closure import closure
-from ..jit.events import say
-from ..jit.spec import JitSpec, digest
-from ..jit.target import wanted_target
-from ..jit.workspace import write_atomically
+from .closure import closure
+from .events import say
+from .machine.target import wanted_target
+from .machine.workspace import write_atomically
+from .spec import JitSpec, digest
 
 LARGEST = 32 << 20  # bytes of the user's own files in one spec: more is somebody's toolkit, not a variant
 _ROOT, _OWN = "<root>/", "<own>/"

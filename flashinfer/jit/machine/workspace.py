@@ -10,8 +10,8 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from .. import env
-from ..errors import WorkspaceError
+from ... import env
+from ...errors import WorkspaceError
 from . import trust
 
 # What the project makes in the workspace, and may remove.

@@ -20,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .. import env
-from ..errors import JitTimeoutError
-from . import trust
-from .budget import open_lock, read_note, trouble, try_lock, write_note
-from .events import emit, say
+from ... import env
+from ...errors import JitTimeoutError
+from ..budget import open_lock, read_note, trouble, try_lock, write_note
+from ..events import emit, say
+from ..machine import trust
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
 PATIENCE = 30.0  # seconds for which an owner may be stopped, or gone without its lock, until somebody else builds

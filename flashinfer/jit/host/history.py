@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import NamedTuple
 
-from .. import env
-from .budget import cpu_limit
-from .spec import JitSpec
-from .workspace import roots, workspace, write_atomically
+from ... import env
+from ..budget import cpu_limit
+from ..machine.workspace import roots, workspace, write_atomically
+from ..spec import JitSpec
 
 LINK = "link"  # stands for the step that makes the library
 _UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes where there is no history, of others than a C++ compiler

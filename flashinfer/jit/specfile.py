@@ -1,6 +1,6 @@
 """Files of specs: what ``trace`` writes and ``build_aot.py``, ``verify`` and ``export`` read. A line of JSON for each.
 
-A line holds ``spec`` (see :mod:`flashinfer.cli.record`), its ``key`` where it was recorded, ``needs`` (the values
+A line holds ``spec`` (see :mod:`flashinfer.jit.trace`), its ``key`` where it was recorded, ``needs`` (the values
 used of each axis of its coverage; of one that is not named, all) and ``archs`` (what it was wanted for). Such files may be
 concatenated: lines of one spec are read as one.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..jit import trust
-from ..jit.spec import JitSpec, digest
-from ..jit.target import CPU_LEVELS, Target
-from ..jit.workspace import write_atomically
-from .main import UsageError
-from .record import from_json
+from ..cli.main import UsageError
+from .machine import trust
+from .machine.target import CPU_LEVELS, Target
+from .machine.workspace import write_atomically
+from .spec import JitSpec, digest
+from .trace import from_json
 
 
 @dataclass(frozen=True)

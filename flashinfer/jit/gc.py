@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
-from ..jit.workspace import workspace_root
+from .machine.workspace import workspace_root
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
 OLD = 86400.0  # seconds: no build goes on for a day without writing a file

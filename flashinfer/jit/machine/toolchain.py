@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .. import env
-from ..errors import ToolchainError
+from ... import env
+from ...errors import ToolchainError
 from . import trust
 from .workspace import workspace, write_atomically
 

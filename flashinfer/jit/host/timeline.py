@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .workspace import write_atomically
+from ..machine.workspace import write_atomically
 
 KEPT = 50  # traces of the last builds
 

@@ -17,21 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
-from . import history
 from .artifact import file_digest, make_manifest, publish
 from .closure import closure
 from .events import emit, say
-from .history import LINK, Past
-from .lock import Hold, runtime_directory
+from .host import history
+from .host.history import LINK, Past
+from .host.lock import Hold, runtime_directory
+from .host.progress import Progress, Watch
+from .host.timeline import Timeline, Unit
+from .machine.toolchain import Toolchain, find_python
+from .machine.workspace import write_atomically
 from .ninja import objects, render_graph, render_spec
-from .progress import Progress, Watch
 from .request import Outcome, Request
 from .spec import JitSpec
 from .template import render_config
-from .timeline import Timeline, Unit
-from .toolchain import Toolchain, find_python
 from .unit import RUN, is_made, read_depfile, read_record
-from .workspace import write_atomically
 
 # Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
 _UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "MAKEFLAGS")

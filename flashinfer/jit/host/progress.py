@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..events import say
+from ..request import Request
 from . import history
-from .events import say
-from .request import Request
 
 EVERY = 10.0  # seconds between lines where nobody looks at a terminal
 
