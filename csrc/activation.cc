@@ -1,6 +1,6 @@
 // Operators of one activation module: ACTIVATION_OP and its form with `out`; the kernels are in activation_cpu.cc and
 // activation_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/activation.h>
 

@@ -1,6 +1,6 @@
 // The operator of one activation function's gradient; the kernels are in activation_backward_cpu.cc and
 // activation_backward_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/activation_backward.h>
 

@@ -1,5 +1,5 @@
 // Operators of the cascade family; the kernels are in cascade_cpu.cc and cascade_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <tuple>
 

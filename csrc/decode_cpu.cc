@@ -1,6 +1,6 @@
 // The decode family's CPU kernels for one configuration of this module.
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/decode.h>
+#include <flashinfer/cpu/attention/decode.h>
 
 #include "attention_config.h"
 

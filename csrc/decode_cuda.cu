@@ -1,5 +1,5 @@
 // The decode family's CUDA kernels for one configuration of this module.
-#include <flashinfer/cuda/decode.cuh>
+#include <flashinfer/cuda/attention/sm80/decode.cuh>
 
 #include "attention_config.h"
 

@@ -1,5 +1,5 @@
 // Operators of the norm family; the kernels are in norm_cpu.cc and norm_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/norm.h>
 

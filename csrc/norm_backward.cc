@@ -1,5 +1,5 @@
 // Operators of norms' gradients; the kernels are in norm_backward_cpu.cc and norm_backward_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/norm_backward.h>
 

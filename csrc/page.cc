@@ -1,5 +1,5 @@
 // Operators of the page family; the kernels are in page_cpu.cc and page_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <tuple>
 

@@ -1,6 +1,6 @@
 // Operators of the prefill family: one module for each configuration, in a namespace of its own. The kernels are in
 // prefill_cpu.cc and prefill_cuda.cu.
 #define FLASHINFER_ATTENTION_NAME "prefill"
-#include "attention_binding.h"
+#include "attention/operators.h"
 
 FLASHINFER_ATTENTION_LIBRARY

@@ -1,5 +1,5 @@
 // The operator of attention's gradients; the kernels are in prefill_backward_cpu.cc and prefill_backward_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/attention/prefill_backward.h>
 

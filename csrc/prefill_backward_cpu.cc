@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/prefill_backward.h>
+#include <flashinfer/cpu/attention/backward.h>
 
 #include "prefill_backward_config.h"
 

@@ -1,6 +1,6 @@
 // The prefill family's CPU kernels for one configuration of this module.
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/prefill.h>
+#include <flashinfer/cpu/attention/prefill.h>
 
 #include "attention_config.h"
 

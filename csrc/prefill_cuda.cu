@@ -1,5 +1,5 @@
 // The prefill family's CUDA kernels for one configuration of this module.
-#include <flashinfer/cuda/prefill.cuh>
+#include <flashinfer/cuda/attention/sm80/prefill.cuh>
 
 #include "attention_config.h"
 

@@ -1,5 +1,5 @@
 // Operators of the quantization family; the kernels are in quantization_cpu.cc and quantization_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <tuple>
 

@@ -1,5 +1,5 @@
 // Operators of the rope family; the kernels are in rope_cpu.cc and rope_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/rope.h>
 

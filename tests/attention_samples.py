@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flashinfer._attention.arguments.traced import from_shape
 
 import flashinfer
-from flashinfer._attention.arguments import equal_batch as _attend_batch  # noqa: F401 - its operator
+from flashinfer._attention import equal_batch as _attend_batch  # noqa: F401 - its operator
+from flashinfer._attention.traced import from_shape
 from tests.attention_oracle import indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8

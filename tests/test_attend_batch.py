@@ -7,9 +7,9 @@ import random
 
 import pytest
 import torch
-from flashinfer._attention.arguments.arguments import logits_of, own_operators, own_parameters
-from flashinfer._attention.arguments.equal_batch import attend_batch
 
+from flashinfer._attention.arguments import logits_of, own_operators, own_parameters
+from flashinfer._attention.equal_batch import attend_batch
 from flashinfer.quantization import packbits
 
 from .attention_oracle import assert_near, attention

@@ -12,7 +12,7 @@ import torch
 
 import flashinfer
 from flashinfer import decode, prefill
-from flashinfer._attention.arguments import bound as _bound
+from flashinfer._attention import bound as _bound
 
 from .attention_oracle import int32, workspace
 

@@ -28,9 +28,14 @@ LONGEST_FILE, BUILD_SYSTEM = 500, 2600
 LAYERS = {
     "common": {"common"},
     "attention": {"common", "attention"},
-    "cpu": {"common", "attention", "cpu"},
+    "cpu/simd": {"common", "cpu/simd"},
+    "cpu": {"common", "cpu/simd", "cpu"},
+    "cpu/attention": {"common", "attention", "cpu/simd", "cpu", "cpu/attention"},
     "cuda/ptx": {"common", "cuda/ptx"},
-    "cuda": {"common", "attention", "cuda/ptx", "cuda"},
+    "cuda/tile": {"common", "cuda/ptx", "cuda/tile"},
+    "cuda/host": {"common", "cuda/host"},
+    "cuda": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda"},
+    "cuda/attention": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention"},
 }
 
 # Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.
@@ -49,11 +54,6 @@ CONDITIONALS = {
     "FLASHINFER_PART": "every part of a dispatching module",
 }
 
-# Families that share the parameters in include/flashinfer/attention and the binding csrc/attention_binding.h.
-ATTENTION = {"decode", "prefill"}
-# Where else than in common/<family>.h a family's parameters are.
-PARAMETERS = {**dict.fromkeys(ATTENTION, "attention/params"), "prefill_backward": "attention/prefill_backward"}
-
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_x86 = pytest.mark.skipif(native_level() == "generic", reason="levels of x86-64")
@@ -61,6 +61,10 @@ needs_x86 = pytest.mark.skipif(native_level() == "generic", reason="levels of x8
 
 def headers(*layers: str) -> list[Path]:
     return sorted(path for layer in layers for path in (INCLUDE / layer).rglob("*.*h"))
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
 
 
 def includes(path: Path) -> list[str]:
@@ -130,15 +134,16 @@ def test_a_header_looks_downward_only(path):
 
 
 def test_only_bindings_see_torch():
-    bindings = {f"{name}.cc" for name in families()} | {"binding.h", "boxing.h"}
-    bindings |= {f"attention_{part}.h" for part in ("arguments", "binding", "bound", "plan", "run")}
-    for path in (ROOT / "csrc").iterdir():
-        sees_torch = any(name.startswith("torch/") or name in bindings for name in includes(path))
-        assert sees_torch == (path.name in bindings), path
+    csrc = ROOT / "csrc"
+    headers = {str(path.relative_to(csrc)) for path in csrc.glob("*/*.h")}
+    for path in sources():
+        name = str(path.relative_to(csrc))
+        sees_torch = any(one.startswith("torch/") or one in headers for one in includes(path))
+        assert sees_torch == (name in headers or name in {f"{one}.cc" for one in families()}), path
 
 
 def test_both_sides_of_every_conditional_are_built():
-    for path in [*headers(*LAYERS), *(ROOT / "csrc").iterdir()]:
+    for path in [*headers(*LAYERS), *sources()]:
         for condition in re.findall(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", path.read_text(), re.MULTILINE):
             asked = set(re.findall(r"[A-Za-z_]\w*", condition)) - {"defined"}
             assert asked <= set(CONDITIONALS), f"{path}: say in CONDITIONALS how both sides of {condition} are built"
@@ -146,17 +151,12 @@ def test_both_sides_of_every_conditional_are_built():
 
 @pytest.mark.parametrize("name", families())
 def test_a_family_is_called_the_same_everywhere(name):
-    for path in (
-        f"flashinfer/{name}.py",
-        f"csrc/{name}.cc",
-        f"csrc/{name}_cpu.cc",
-        f"include/flashinfer/{PARAMETERS.get(name, f'common/{name}')}.h",
-        f"include/flashinfer/cpu/{name}.h",
-        f"csrc/{name}_cuda.cu",
-        f"include/flashinfer/cuda/{name}.cuh",
-        f"tests/test_{name}.py",
-    ):
+    """A kernel file includes the header of its kernels, whose name is the family's or ends it."""
+    for path in (f"flashinfer/{name}.py", f"csrc/{name}.cc", f"tests/test_{name}.py"):
         assert (ROOT / path).exists(), f"family {name} has no {path}"
+    for layer, file in (("cpu", f"{name}_cpu.cc"), ("cuda", f"{name}_cuda.cu")):
+        used = [one for one in includes(ROOT / "csrc" / file) if one.startswith(f"flashinfer/{layer}/")]
+        assert any(f"_{name}".endswith(f"_{Path(one).stem}") for one in used), f"csrc/{file} includes {used}"
     for spec in family(name).aot_specs(Matrix()):
         assert spec.name.startswith(f"{name}_") and spec.name.endswith(f"_{spec.backend}")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.arguments import reference as composition
+from flashinfer._attention import reference as composition
 
 from .attention_oracle import assert_near, attention, batch_attention, drawn, indptr_of, workspace
 from .conftest import DEVICES, no_synchronisation

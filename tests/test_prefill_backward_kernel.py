@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.arguments import reference as composition
+from flashinfer._attention import reference as composition
 
 from .attention_oracle import drawn, int32
 from .conftest import DEVICES

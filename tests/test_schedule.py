@@ -99,7 +99,7 @@ def test_every_key_once_and_within_the_bounds(
         assert all(before[1] == after[0] for before, after in pairwise(parts))
         slots = [slot for _, _, slot in parts]
         assert slots == (list(slots_of[batch, row]) if (batch, row) in slots_of else [-1])
-    # What csrc/attention_binding.h sizes the buffers of a captured graph by.
+    # What csrc/attention/operators.h sizes the buffers of a captured graph by.
     rows, most_pieces = sum(qo) * group, places // heads + 1
     most_tiles = rows // tile_rows + len(qo)
     assert counts[0] <= most_tiles + most_pieces and counts[1] <= min(most_tiles, most_pieces)

@@ -2,7 +2,7 @@
 
 What torch needs to bring an argument from Python to an operator takes as long as all that is done with it there, and
 ``run`` of an attention module has thirty. All but a few are the same from call to call: ``bind`` takes them once and
-keeps what it makes of them under a number (csrc/attention_bound.h), ``run_bound`` takes the rest and the number.
+keeps what it makes of them under a number (csrc/attention/bound.h), ``run_bound`` takes the rest and the number.
 
 A bound call only ever does what the full one would do. Where it cannot, it says so before anything is written, and the
 full one is called, which copies what is to be copied or finds the words for what is wrong.

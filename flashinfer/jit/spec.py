@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Scalar = str | int | bool
 Value = str | int  # of an axis of coverage; all of one axis are of one type
-TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding.h
+TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding/binding.h
 FORMAT = 3  # of the key and of the manifest: raise it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")

@@ -4,9 +4,9 @@
 #include <type_traits>
 
 #include <flashinfer/common/activation.h>
-#include <flashinfer/cpu/lanes.h>
-#include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/lanes.h>
+#include <flashinfer/cpu/simd/math.h>
 
 namespace flashinfer::cpu {
 

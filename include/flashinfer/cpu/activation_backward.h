@@ -3,8 +3,8 @@
 
 #include <flashinfer/common/activation_backward.h>
 #include <flashinfer/cpu/activation.h>
-#include <flashinfer/cpu/lanes.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/lanes.h>
 
 namespace flashinfer::cpu {
 

@@ -8,7 +8,7 @@
 
 #include <flashinfer/common/cascade.h>
 #include <flashinfer/cpu/parallel.h>
-#include <flashinfer/cpu/vec.h>
+#include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include <flashinfer/common/norm.h>
-#include <flashinfer/cpu/lanes.h>
-#include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
-#include <flashinfer/cpu/vec.h>
+#include <flashinfer/cpu/simd/lanes.h>
+#include <flashinfer/cpu/simd/math.h>
+#include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 

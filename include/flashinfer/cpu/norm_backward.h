@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include <flashinfer/common/norm_backward.h>
-#include <flashinfer/cpu/lanes.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/lanes.h>
 
 namespace flashinfer::cpu {
 

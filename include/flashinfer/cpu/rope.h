@@ -8,8 +8,8 @@
 
 #include <flashinfer/common/dispatch.h>
 #include <flashinfer/common/rope.h>
-#include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/math.h>
 
 namespace flashinfer::cpu {
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <memory>
 
-#include <flashinfer/cpu/math.h>
+#include <flashinfer/cpu/simd/math.h>
 
 namespace flashinfer::cpu {
 

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include <flashinfer/common/activation.h>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/ptx/approx.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <flashinfer/common/activation_backward.h>
 #include <flashinfer/cuda/activation.cuh>
-#include <flashinfer/cuda/launch.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

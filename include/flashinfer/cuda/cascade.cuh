@@ -5,8 +5,8 @@
 #include <initializer_list>
 
 #include <flashinfer/common/cascade.h>
-#include <flashinfer/cuda/launch.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include <flashinfer/common/norm.h>
-#include <flashinfer/cuda/launch.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

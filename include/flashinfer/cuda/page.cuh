@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/page.h>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/quantization.h>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -1,5 +1,5 @@
 // Operators of the scale family; the kernels are in scale_cpu.cc and scale_cuda.cu.
-#include "binding.h"
+#include "binding/binding.h"
 
 #include <flashinfer/common/scale.h>
 

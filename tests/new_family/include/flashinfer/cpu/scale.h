@@ -3,7 +3,7 @@
 
 #include <flashinfer/common/scale.h>
 #include <flashinfer/cpu/parallel.h>
-#include <flashinfer/cpu/vec.h>
+#include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include <flashinfer/common/scale.h>
-#include <flashinfer/cuda/launch.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

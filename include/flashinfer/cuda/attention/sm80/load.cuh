@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 
 namespace flashinfer::cuda {

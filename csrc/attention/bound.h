@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "attention_run.h"
+#include "attention/run.h"
 
 namespace flashinfer::binding {
 

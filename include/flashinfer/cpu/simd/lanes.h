@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include <flashinfer/cpu/math.h>
+#include <flashinfer/cpu/simd/math.h>
 
 namespace flashinfer::cpu {
 

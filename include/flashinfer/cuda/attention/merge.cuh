@@ -7,8 +7,8 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
 

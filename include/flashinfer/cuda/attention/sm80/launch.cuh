@@ -7,10 +7,10 @@
 #include <stdexcept>
 
 #include <flashinfer/attention/config.h>
-#include <flashinfer/cuda/attention_merge.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/attention_tile.cuh>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/attention/merge.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/attention/sm80/tile.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -14,13 +14,13 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/prefill_backward.h>
-#include <flashinfer/cuda/attention_load.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/launch.cuh>
-#include <flashinfer/cuda/prefill_backward_shape.cuh>
-#include <flashinfer/cuda/prefill_backward_tile.cuh>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/attention/backward/tile.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/attention/sm80/load.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <flashinfer/attention/config.h>
-#include <flashinfer/cpu/attention.h>
+#include <flashinfer/cpu/attention/tile.h>
 
 namespace flashinfer::cpu {
 

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include <flashinfer/cpu/vec.h>
+#include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 

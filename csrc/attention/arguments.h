@@ -7,7 +7,7 @@
 #define FLASHINFER_BINDING 1
 #include <flashinfer/attention/schedule.h>
 
-#include "binding.h"
+#include "binding/binding.h"
 
 namespace flashinfer {
 

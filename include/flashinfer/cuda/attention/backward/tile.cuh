@@ -6,9 +6,9 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/prefill_backward.h>
-#include <flashinfer/cuda/attention_fragments.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/prefill_backward_shape.cuh>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/attention/fragments.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/ptx/ldmatrix.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 

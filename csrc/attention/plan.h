@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "attention_arguments.h"
+#include "attention/arguments.h"
 
 namespace flashinfer::binding {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include <flashinfer/cuda/vec.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer {
 

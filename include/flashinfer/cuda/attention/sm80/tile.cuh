@@ -6,12 +6,12 @@
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention_fragments.cuh>
-#include <flashinfer/cuda/attention_load.cuh>
-#include <flashinfer/cuda/attention_output.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/attention_softmax.cuh>
-#include <flashinfer/cuda/launch.cuh>
+#include <flashinfer/cuda/attention/fragments.cuh>
+#include <flashinfer/cuda/attention/output.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/attention/sm80/load.cuh>
+#include <flashinfer/cuda/attention/softmax.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
 

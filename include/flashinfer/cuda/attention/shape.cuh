@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/fp8.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 
 namespace flashinfer::cuda {
 

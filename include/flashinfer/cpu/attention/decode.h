@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include <flashinfer/attention/config.h>
-#include <flashinfer/cpu/attention.h>
+#include <flashinfer/cpu/attention/tile.h>
 
 namespace flashinfer::cpu {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <flashinfer/cuda/attention_load.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/attention/sm80/load.cuh>
 #include <flashinfer/cuda/ptx/ldmatrix.cuh>
 #include <flashinfer/cuda/ptx/mma.cuh>
 

@@ -7,10 +7,10 @@
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/variant.h>
 #include <flashinfer/common/dispatch.h>
-#include <flashinfer/cpu/gemm.h>
-#include <flashinfer/cpu/math.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/rotation.h>
+#include <flashinfer/cpu/simd/gemm.h>
+#include <flashinfer/cpu/simd/math.h>
 
 namespace flashinfer::cpu {
 

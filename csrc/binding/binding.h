@@ -3,8 +3,8 @@
 // Bindings are the only files that see torch, and they are compiled as C++ for every backend: nvcc takes six
 // seconds for torch's headers where g++ takes one. Kernels live in files that see no torch at all.
 //
-// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ..."; flashinfer/_ops/declare.py turns that into the
-// Python exception. Everything is checked before anything is written.
+// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ..."; flashinfer/_ops/declare.py turns that
+// into the Python exception. Everything is checked before anything is written.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -19,7 +19,7 @@
 #include <flashinfer/common/rows.h>
 #include <flashinfer/common/scalar.h>
 
-#include "boxing.h"
+#include "binding/boxing.h"
 
 #if FLASHINFER_CUDA
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);

@@ -1,7 +1,7 @@
 // Decode on CUDA: few rows, so that the keys' way through memory is what takes the time.
 #pragma once
 
-#include <flashinfer/cuda/attention_launch.cuh>
+#include <flashinfer/cuda/attention/sm80/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include <flashinfer/cpu/vec.h>
+#include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 

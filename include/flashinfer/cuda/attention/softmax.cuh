@@ -7,7 +7,7 @@
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention_shape.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
 
 namespace flashinfer::cuda {
 

@@ -5,10 +5,10 @@
 // Modules of the library's own variants have run() in two parts besides: bind(), and run_bound() with what is left.
 #pragma once
 
-#include "attention_plan.h"
-#include "attention_run.h"
+#include "attention/plan.h"
+#include "attention/run.h"
 #if defined(FLASHINFER_OWN_VARIANTS)
-#include "attention_bound.h"
+#include "attention/bound.h"
 #else
 #define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)
 #endif

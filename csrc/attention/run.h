@@ -1,7 +1,7 @@
 // Attention of what an operator was given: checks of queries, keys, values and results, and the call of the kernels.
 #pragma once
 
-#include "attention_arguments.h"
+#include "attention/arguments.h"
 
 namespace flashinfer::binding {
 

@@ -10,7 +10,7 @@
 
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/prefill_backward.h>
-#include <flashinfer/cpu/attention.h>
+#include <flashinfer/cpu/attention/tile.h>
 
 namespace flashinfer::cpu {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <type_traits>
 
-#include <flashinfer/cuda/attention_launch.cuh>
+#include <flashinfer/cuda/attention/sm80/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -5,9 +5,9 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention_fragments.cuh>
-#include <flashinfer/cuda/attention_shape.cuh>
-#include <flashinfer/cuda/attention_softmax.cuh>
+#include <flashinfer/cuda/attention/fragments.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/attention/softmax.cuh>
 
 namespace flashinfer::cuda {
 
