@@ -154,7 +154,7 @@ def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mappe
         """
         import os, sys
         from flashinfer import env, jit
-        from flashinfer.cli import collect as gc
+        from flashinfer.jit import gc
         from flashinfer.jit import load
 
         def remove_and_map(found, descriptor):

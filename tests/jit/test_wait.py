@@ -30,7 +30,8 @@ HOLD = """
 """
 BUILD = """
     import sys
-    from flashinfer.jit import gen_jit_spec, lock
+    from flashinfer.jit import gen_jit_spec
+    from flashinfer.jit.host import lock
     lock.PATIENCE = 1.0
     print("built", gen_jit_spec(sys.argv[1], [sys.argv[2]]).build().path)
 """
