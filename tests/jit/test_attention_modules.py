@@ -17,7 +17,7 @@ from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
 
-from ..attention_modules import FLASH_SIGMOID, sigmoid
+from ..support.attention_modules import FLASH_SIGMOID, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("decode", "prefill")
@@ -43,7 +43,7 @@ COMPARE = """
 import sys, torch
 from flashinfer.jit.load import load
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec, variant_bits
-from tests.attention_modules import single, tensors
+from tests.support.attention_modules import single, tensors
 from tests.jit.test_attention_modules import CHOSEN, COVERAGE, VARIANTS, axes
 family, backend = sys.argv[1:]
 several = load(dispatching_spec(family, backend, COVERAGE[backend]))
@@ -111,7 +111,7 @@ LOAD = """
 import sys, torch
 from flashinfer.jit import subscribe
 from flashinfer.jit.modules._attention import attention_spec, load_attention
-from tests.attention_modules import single, tensors
+from tests.support.attention_modules import single, tensors
 subscribe(lambda event: print(event, file=sys.stderr))
 for family, dtype, head_dims in (one.split(",") for one in sys.argv[1:]):
     module = load_attention(attention_spec(family, "cpu", f"{dtype}:{dtype}:{dtype}", head_dims, "default"))

@@ -17,7 +17,7 @@ from flashinfer.jit import budget, unit
 from flashinfer.jit.budget import Slot, available_memory, cpu_limit, stopped, take_slot
 from flashinfer.jit.host import history
 
-from .processes import Compiler, end, start, until
+from ..support.processes import Compiler, end, start, until
 
 GIB = 1 << 30
 TAKE = """

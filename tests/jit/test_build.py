@@ -17,7 +17,7 @@ from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
 from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host.progress import Progress
 
-from .processes import until
+from ..support.processes import until
 
 FIRST_CALL = """
     import sys, torch, flashinfer

@@ -22,7 +22,7 @@ from flashinfer.jit import build_jit_specs, clear_cache_dir
 from flashinfer.jit.host.lock import runtime_directory, try_hold
 from flashinfer.jit.machine import toolchain
 
-from .processes import ROOT, answering, end, start, until
+from ..support.processes import ROOT, answering, end, start, until
 
 BUILD = """
     import ctypes, sys, warnings

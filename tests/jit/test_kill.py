@@ -15,7 +15,7 @@ import pytest
 from flashinfer.jit.budget import stopped
 from flashinfer.jit.host import lock
 
-from .processes import Compiler, answering, end, owners, start, until
+from ..support.processes import Compiler, answering, end, owners, start, until
 
 # Forks children after the import; each builds the module, and says when it had it and what it answers.
 HERD = """

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from .processes import Compiler, answering, end, start
+from ..support.processes import Compiler, answering, end, start
 
 BUILD = """
     import ctypes, sys

@@ -12,7 +12,7 @@ from flashinfer.errors import BuildError
 from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules._attention import load_attention
 
-from ..attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
+from ..support.attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
@@ -98,7 +98,7 @@ def test_an_error_is_at_the_users_line(backend, tmp_path, monkeypatch):
 
 @needs_nvcc
 def test_variants_compile_for_a_gpu(monkeypatch):
-    """Every hook, and one without softmax, in the kernels of both families; how they compute is tests/test_variants.py's."""
+    """Every hook, and one without softmax, in the kernels of both families; how they compute is tests/attention/test_variants.py's."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0")
     half = ("bfloat16",) * 3
     parameters = [[one[at] for one in many] for many in (HOOKS_TENSORS, HOOKS_SCALARS) for at in (0, 1)]
@@ -116,7 +116,7 @@ PROGRAM = """
 import sys, torch
 from pathlib import Path
 from flashinfer.jit.modules._attention import load_attention
-from tests.attention_modules import relative_error, sigmoid, sigmoid_attention, single, tensors
+from tests.support.attention_modules import relative_error, sigmoid, sigmoid_attention, single, tensors
 q, k, v = tensors(torch.float32)
 out, _ = single(load_attention(sigmoid(decl=Path(sys.argv[1]))), q, k, v, 0.125, -2.0)
 print(relative_error(out, sigmoid_attention(q, k, v, 0.125, -2.0)) < 1e-5)

@@ -18,7 +18,7 @@ from flashinfer.jit.host import lock
 from flashinfer.jit.host.history import estimate
 from flashinfer.jit.host.lock import Hold, try_hold, wait
 
-from .processes import Compiler, answering, end, owners, start, until
+from ..support.processes import Compiler, answering, end, owners, start, until
 
 HOLD = """
     import os, sys, time

@@ -1,0 +1,91 @@
+"""What only the CPU kernels do: threads that take tasks as they come, float8 in registers, tables checked as they run."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.jit.modules.decode import gen_single_decode_module
+from tests.support.attention_oracle import workspace
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+def test_every_float8_is_read_as_torch_reads_it(kv_dtype):
+    """One key's weight is 1: the output is its value, infinities and NaN included."""
+    v = torch.arange(256, dtype=torch.uint8).view(kv_dtype)[torch.randperm(256)].view(1, 1, 256)
+    k = torch.zeros(1, 1, 256, dtype=torch.uint8).view(kv_dtype)
+    q = torch.randn(2, 256)
+    out = flashinfer.single_decode_with_kv_cache(q, k, v)
+    assert torch.equal(out.nan_to_num(1e9), v.float().view(1, 256).expand(2, 256).nan_to_num(1e9))
+    assert torch.equal(out.isnan(), v.float().view(1, 256).expand(2, 256).isnan())
+
+
+def test_who_does_what_does_not_change_a_bit(threads):
+    lengths = [random.choice([1, 300, 700, 1500, 4000]) for _ in range(3)]
+    pages = [-(-length // 16) for length in lengths]
+    cache = torch.randn(sum(pages), 2, 16, 2, 64)
+    q = torch.randn(3, 8, 64)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"))
+    wrapper.plan(
+        torch.tensor([0, *pages]).cumsum(0).int(),
+        torch.randperm(sum(pages)).int(),
+        torch.tensor([(length - 1) % 16 + 1 for length in lengths], dtype=torch.int32),
+        8, 2, 64, 16, q_data_type=torch.float32,
+    )  # fmt: skip
+    out, lse = wrapper.run(q, cache, return_lse=True)
+    for count in (1, 2, 3, 1):
+        threads(count)
+        again, again_lse = wrapper.run(q, cache, return_lse=True)
+        assert torch.equal(again, out) and torch.equal(again_lse, lse)
+
+
+def test_a_page_outside_of_the_cache_is_never_read():
+    """Wrappers check their copies of the tables in plan(); a module is run by others too."""
+    module = gen_single_decode_module("float32", "float32", "float32", 64, 64, backend="cpu").build_and_load()
+    cache, q, out = torch.randn(5, 2, 16, 2, 64), torch.randn(1, 8, 64), torch.full((1, 8, 64), 7.0)
+    indptr, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([19], dtype=torch.int32)
+    plan = torch.zeros(256, dtype=torch.int32)
+    plan = plan[-plan.data_ptr() // 4 % 8 :]  # lists are aligned to 32 bytes
+    module.plan(plan, None, lengths, 8, 2, 64, 64, 1, 1, 1, 0, -1, -1, 0, 0, 0, False, 0)
+    items, merges, tile_rows, slot_rows, slots = plan[:5].tolist()
+
+    def run(page: int) -> None:
+        module.run(
+            q, cache[:, 0], cache[:, 1], out, None, indptr, torch.tensor([0, page], dtype=torch.int32), plan, None, 1,
+            items, merges, slots, tile_rows, slot_rows, None, None, None, None, 0, None, 0, 0, -1, 1.0, 1.0, 1e4, 0, None,
+            None, 0.125, 0.0,
+        )  # fmt: skip
+
+    for wrong in (5, -1, 2**30):
+        with pytest.raises(RuntimeError, match=f"kv_indices: got page {wrong} for request 0, wanted one below .* 5"):
+            run(wrong)
+        assert bool((out == 7).all()), "something was written before the error"
+    run(4)
+    keys, values = (torch.cat((cache[0, i], cache[4, i, :3])) for i in range(2))
+    torch.testing.assert_close(out[0], flashinfer.single_decode_with_kv_cache(q[0], keys, values, sm_scale=0.125))
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0, 1e4])
+def test_weights_far_below_the_highest_are_zero(scale):
+    """Logits that are hundreds apart: no denormals, no overflow, the highest keys alone count."""
+    q, k, v = torch.randn(3, 2, 64), torch.randn(500, 2, 64), torch.randn(500, 2, 64)
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, sm_scale=scale, return_lse=True)
+    logits = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
+    # Float products of 64 terms: an error of the logits is one of the weights.
+    error = 64 * 2.0**-24 * 20 * scale
+    highest = logits.max(-1).values.T / math.log(2)
+    assert bool((lse >= highest - 1.5 * error - 1e-3).all()) and bool(out.isfinite().all())
+    if error < 0.01:
+        expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v.double())
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=4 * error)

@@ -1,0 +1,431 @@
+"""Calls of attention whose arguments but for a few are bound: the same results, and errors where they do not fit."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import decode, prefill
+from flashinfer._attention import bound as _bound
+
+from ..support.attention_oracle import int32, workspace
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
+NO_SCALES = (None, None, None)
+
+
+def drawn(*shape: int, device: str) -> torch.Tensor:
+    return torch.randn(shape, device=device).half()
+
+
+def planned(device: str, kv_lens: list[int], layout: str = "NHD", **options: Any) -> Any:
+    """A decode of one page for each request."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), layout)
+    n = len(kv_lens)
+    tables = int32(list(range(n + 1))), int32(list(range(n))[::-1]), int32(kv_lens)
+    wrapper.plan(*tables, HEADS, KV_HEADS, DIM, PAGE, **options)
+    return wrapper
+
+
+def inputs(device: str, n: int, layout: str = "NHD") -> tuple[torch.Tensor, torch.Tensor]:
+    page = (PAGE, KV_HEADS) if layout == "NHD" else (KV_HEADS, PAGE)
+    return drawn(n, HEADS, DIM, device=device), drawn(n, 2, *page, DIM, device=device)
+
+
+def full(wrapper: Any, q: torch.Tensor, cache: torch.Tensor, scales: Any = NO_SCALES) -> Any:
+    """``(out, lse)`` by the operator that takes all arguments."""
+    return wrapper._run(q, *cache.unbind(1), (), scales, None, None, True)
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+
+
+def handle_of(bound: Any) -> int:
+    return int(bound._handle)
+
+
+def namespace_of(wrapper: Any) -> Any:
+    return wrapper._planned.operators.namespace
+
+
+# Results
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("scales", [NO_SCALES, (None, 0.5, 2.0), (1.5, None, None)])
+def test_plans(layout, scales, device):
+    wrapper = planned(device, [3, 16, 1], layout)
+    q, cache = inputs(device, 3, layout)
+    want, want_lse = full(wrapper, q, cache, scales)
+    bound, pair = wrapper._bound, cache.unbind(1)
+    assert torch.equal(bound.call(q, cache, None, scales), want)
+    assert torch.equal(bound.call(q, *pair, scales), want)
+    assert_equal(bound.call(q, cache, None, scales, return_lse=True), (want, want_lse))
+    out, lse = torch.full_like(want, math.nan), torch.full_like(want_lse, math.nan)
+    assert bound.call(q, cache, None, scales, out) is out
+    assert torch.equal(out, want)
+    got = bound.call(q, *pair, scales, out.fill_(math.nan), lse, True)
+    assert got[0] is out and got[1] is lse
+    assert_equal(got, (want, want_lse))
+    assert_equal(bound.call(q, cache, None, scales, out.fill_(math.nan), None, True), (want, want_lse))
+    named = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True))
+    assert torch.equal(wrapper.run(q, cache, **named), want)
+    assert_equal(wrapper.run(q, list(pair), return_lse=True, **named), (want, want_lse))
+
+
+def test_ragged_keys(device):
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(int32([0, 2, 5]), int32([0, 7, 16]), HEADS, KV_HEADS, DIM, causal=True)
+    q, (k, v) = drawn(5, HEADS, DIM, device=device), (drawn(16, KV_HEADS, DIM, device=device) for _ in range(2))
+    want = wrapper._run(q, k, v, (), NO_SCALES, None, None, True)
+    assert_equal(wrapper._bound.call(q, k, v, NO_SCALES, return_lse=True), want)
+    assert_equal(wrapper.run(q, k, v, return_lse=True), want)
+    assert torch.equal(wrapper.run(q, k, v), want[0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_functions(causal, device):
+    """The first call of a kind is the full operator's, later ones are bound: whatever the lengths and the scale."""
+    for sm_scale in (None, 0.3):
+        for qo_len, kv_len in ((3, 40), (1, 1), (70, 70)):
+            q, k = drawn(qo_len, HEADS, DIM, device=device), drawn(kv_len, KV_HEADS, DIM, device=device)
+            v, bits = drawn(kv_len, KV_HEADS, DIM, device=device), torch.ones(qo_len, kv_len, device=device)
+            mask = bits.tril(kv_len - qo_len).bool() if causal else bits.bool()
+            want = flashinfer.single_prefill_with_kv_cache(
+                q, k, v, custom_mask=mask, sm_scale=sm_scale, return_lse=True
+            )
+            for _ in range(2):
+                got = flashinfer.single_prefill_with_kv_cache(
+                    q, k, v, causal=causal, sm_scale=sm_scale, return_lse=True
+                )
+                torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+            one = flashinfer.single_decode_with_kv_cache(q[-1], k, v, sm_scale=sm_scale, return_lse=True)
+            again = flashinfer.single_decode_with_kv_cache(q[-1], k, v, sm_scale=sm_scale, return_lse=True)
+            assert_equal(again, one)
+            torch.testing.assert_close(one, (want[0][-1], want[1][-1]), rtol=2e-3, atol=2e-3)
+            options = "NHD", "NONE", -1, None, None, None
+            assert decode._CALLS.call(q[-1], k, v, options, NO_SCALES, False, sm_scale) is not None
+
+
+def test_numbers_that_scale_a_function(device):
+    q, k, v = (drawn(n, DIM, device=device) for n in (HEADS, 9 * KV_HEADS, 9 * KV_HEADS))
+    k, v = k.view(9, KV_HEADS, DIM), v.view(9, KV_HEADS, DIM)
+    want = flashinfer.single_decode_with_kv_cache(q, k, v, sm_scale=0.125 * 0.5) * 3
+    for scale in (
+        3.0,
+        torch.tensor(3.0),
+        torch.tensor(3.0, device=device),
+        torch.full((KV_HEADS,), 3.0, device=device),
+    ):
+        for _ in range(2):
+            got = flashinfer.single_decode_with_kv_cache(q, k, v, k_scale=0.5, v_scale=scale)
+            torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_what_is_bound_of_a_function_is_bounded(device, monkeypatch):
+    calls = _bound.BoundCalls("decode", 2)
+    monkeypatch.setattr(decode, "_CALLS", calls)
+    monkeypatch.setattr(_bound, "MOST_CALLS", 3)
+    q, k = drawn(HEADS, DIM, device=device), drawn(5, KV_HEADS, DIM, device=device)
+    for window in range(7):
+        flashinfer.single_decode_with_kv_cache(q, k, k, window_left=window)
+        assert 1 <= len(calls._calls) <= 3
+    slopes = dict(pos_encoding_mode="ALIBI"), dict(rope_theta=torch.tensor(1e4))
+    calls._calls.clear()
+    for options in slopes:  # what depends on the number of heads, and what may change under its name
+        flashinfer.single_decode_with_kv_cache(q, k, k, **options)
+        assert not calls._calls
+
+
+# Mistakes
+
+
+def test_numbers_of_nothing(device):
+    wrapper = planned(device, [3])
+    q, cache = inputs(device, 1)
+    operators = namespace_of(wrapper)
+    for handle in (0, -1, 1 << 62):
+        with pytest.raises(RuntimeError, match=rf"decode: handle: got {handle}, wanted one that is bound"):
+            operators.run_bound(q, cache, None, handle, 0.125, 1.0)
+        with pytest.raises(RuntimeError, match="handle: got"):
+            operators.run_bound_out(q, cache, None, q.clone(), None, handle, 0.125, 1.0)
+    operators.unbind(-1)  # as free() of nothing
+
+
+def test_plans_that_are_gone(device):
+    q, cache = inputs(device, 2)
+    first, second = planned(device, [3, 5]), planned(device, [16, 1])
+    wanted = [full(wrapper, q, cache) for wrapper in (first, second)]
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+    operators, old = namespace_of(first), handle_of(first._bound)
+    assert torch.equal(operators.run_bound(q, cache, None, old, DIM**-0.5, 1.0), wanted[0][0])
+    first.plan(int32([0, 1, 2]), int32([1, 0]), int32([16, 1]), HEADS, KV_HEADS, DIM, PAGE)
+    gc.collect()
+    with pytest.raises(RuntimeError, match=f"handle: got {old}, wanted one that is bound"):
+        operators.run_bound(q, cache, None, old, DIM**-0.5, 1.0)
+    assert_equal(first.run(q, cache, return_lse=True), wanted[1])
+    last = handle_of(first._bound)
+    assert last != old
+    del first
+    gc.collect()
+    with pytest.raises(RuntimeError, match=f"handle: got {last}, wanted one that is bound"):
+        operators.run_bound(q, cache, None, last, DIM**-0.5, 1.0)
+    assert_equal(second.run(q, cache, return_lse=True), wanted[1])
+    second.reset_workspace_buffer(workspace(device), workspace(device))
+    with pytest.raises(ValueError, match="got no plan, wanted a call of plan"):
+        second.run(q, cache)
+
+
+def test_what_does_not_fit_a_plan_any_more(device):
+    """After a call that was right, each that is not is refused, and the next right one is done."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    want = wrapper.run(q, cache).clone()
+    wrong: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (ValueError, "q: got 3 queries", (drawn(3, HEADS, DIM, device=device), cache), {}),
+        (ValueError, "q: got 1 queries", (q[:1], cache), {}),
+        (ValueError, r"q: got shape \[2, 8, 64\]", (drawn(2, 8, DIM, device=device), cache), {}),
+        (ValueError, "q: got 2 dimensions", (q[0], cache), {}),
+        (TypeError, "q, k: got torch.bfloat16", (q.bfloat16(), cache), {}),
+        (TypeError, "q, k: got torch.float16 and torch.bfloat16", (q, cache.bfloat16()), {}),
+        (TypeError, "v: got bfloat16, wanted float16", (q, (cache[:, 0], cache[:, 1].bfloat16())), {}),
+        (ValueError, "k: got 1 pages", (q, cache[:1]), {}),
+        (ValueError, "got pages of 8", (q, cache[:, :, :8]), {}),
+        (ValueError, "k, v: got 1 heads", (q, cache[:, :, :, :1]), {}),
+        (ValueError, "dimension 1, wanted 2", (q, cache[:, :1]), {}),
+        (ValueError, "v: got shape", (q, (cache[:, 0], cache[:1, 1])), {}),
+        (ValueError, "k: got stride 2 of the last dimension", (q, cache.repeat_interleave(2, -1)[..., ::2]), {}),
+        (ValueError, "wanted one device for all", (q, cache.to("meta")), {}),
+        (ValueError, "out: overlaps the memory of q", (q, cache), dict(out=q)),
+        (ValueError, "out: overlaps the memory of k", (q, cache), dict(out=cache.view(-1)[: q.numel()].view_as(q))),
+        (ValueError, "out: has elements that share memory", (q, cache), dict(out=q.new_empty(1, 1, DIM).expand_as(q))),
+        (ValueError, "out: got shape", (q, cache), dict(out=q[:1])),
+        (TypeError, "out: got torch.float32", (q, cache), dict(out=q.float())),
+        (TypeError, "lse: got torch.float16", (q, cache), dict(out=q.clone(), lse=q[..., 0].contiguous())),
+        (ValueError, "lse: is not contiguous", (q, cache), dict(out=q.clone(), lse=q.float()[..., 0])),
+        (TypeError, "q: got NoneType", (None, cache), {}),
+    ]  # fmt: skip
+    kept = q.clone(), cache.clone()
+    for error, message, arguments, options in wrong:
+        with pytest.raises(error, match=message):
+            wrapper.run(*arguments, **options)
+        assert torch.equal(wrapper.run(q, cache), want)
+    assert_equal((q, cache), kept)
+
+
+def test_operators_say_what_does_not_fit(device):
+    """Without the words of the full operator."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    operators, handle = namespace_of(wrapper), handle_of(wrapper._bound)
+    for message, arguments in (
+        ("q: got size 3 of dimension 0, wanted 2 as was bound", (drawn(3, HEADS, DIM, device=device), cache)),
+        ("q: got size 8 of dimension 1, wanted 4 as was bound", (drawn(2, 8, DIM, device=device), cache)),
+        ("q: got bfloat16, wanted float16", (q.bfloat16(), cache)),
+        ("k: got bfloat16, wanted float16", (q, cache.bfloat16())),
+        ("k: got size 8 of dimension 1, wanted 16 as was bound", (q, cache[:, :, :8])),
+        ("k: is smaller than the tables of the plan say", (q, cache[:1])),
+        ("k: got 3 dimensions, wanted 5", (q, cache[0, 0])),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            operators.run_bound(*arguments, None, handle, 0.125, 1.0)
+    with pytest.raises(RuntimeError, match="sm_scale: got no finite number"):
+        operators.run_bound(q, cache, None, handle, math.nan, 1.0)
+
+
+def test_inputs_that_are_copied(device):
+    """Calls for them go to the full operator, and after some of them are no longer tried otherwise."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    torn = q.repeat_interleave(2, -1)[..., ::2]
+    want = wrapper.run(q, cache)
+    for _ in range(_bound.MOST_REFUSALS + 2):
+        assert torch.equal(wrapper.run(torn, cache), want)
+    assert wrapper._bound._refusals == _bound.MOST_REFUSALS
+    assert torch.equal(wrapper.run(q, cache), want)
+    k = drawn(5, KV_HEADS, DIM, device=device)
+    want = flashinfer.single_decode_with_kv_cache(q[0], k, k)
+    torn = k.repeat_interleave(2, -1)[..., ::2]
+    assert torch.equal(flashinfer.single_decode_with_kv_cache(q[0], torn, torn), want)
+
+
+def test_mistakes_after_a_function_is_bound(device):
+    q, k = drawn(HEADS, DIM, device=device), drawn(5, KV_HEADS, DIM, device=device)
+    want = flashinfer.single_decode_with_kv_cache(q, k, k)
+    one, more = flashinfer.single_decode_with_kv_cache, flashinfer.single_prefill_with_kv_cache
+    more(q[None], k, k)
+    for error, message, call in (
+        (ValueError, "sm_scale: got nan, wanted a finite number", lambda: one(q, k, k, sm_scale=math.nan)),
+        (ValueError, "q: got 3 dimensions, wanted 2", lambda: one(q[None], k, k)),
+        (ValueError, "q: got 2 dimensions, wanted 3", lambda: more(q, k, k)),
+        (ValueError, r"v: got shape \[4, 2, 64\], wanted \[5, 2, any\]", lambda: one(q, k, k[1:])),
+        (TypeError, "v: got bfloat16, wanted float16 as k has", lambda: one(q, k, k.bfloat16())),
+        (ValueError, "q: got 3 heads, wanted a multiple of the 2 heads of k", lambda: one(q[:3], k, k)),
+        (TypeError, "k: got list, wanted Tensor", lambda: one(q, [k], k)),
+        (ValueError, "kv_layout: got 'nhd'", lambda: one(q, k, k, "nhd")),
+        (ValueError, "v: got a tensor of torch.sparse_coo", lambda: one(q, k, k.float().to_sparse())),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+        assert torch.equal(one(q, k, k), want)
+    assert one(q, k, drawn(5, KV_HEADS, 2 * DIM, device=device)[..., :DIM]).shape == want.shape
+
+
+def test_wanted_gradients_are_not_lost_here(device):
+    wrapper = planned(device, [3])
+    q, cache = inputs(device, 1)
+    assert wrapper._bound.call(q.requires_grad_(), cache, None, NO_SCALES) is None
+    with torch.no_grad():
+        assert wrapper._bound.call(q, cache, None, NO_SCALES) is not None
+
+
+def test_graphs_have_no_numbers_of_plans(device):
+    """A traced call is the full operator's, whose tables are inputs: a number means nothing in another process."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    want, graphs = wrapper.run(q, cache), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.graph)
+        return graph.forward
+
+    compiled = torch.compile(wrapper.run, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(q, cache), want)
+
+    class Program(torch.nn.Module):
+        def forward(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            return wrapper.run(q, cache)
+
+    program = torch.export.export(Program(), (q, cache), strict=False)
+    assert torch.equal(program.module()(q, cache), want)
+    for graph in (*graphs, program.graph):
+        called = {str(node.target) for node in graph.nodes if node.op == "call_function"}
+        assert any(name.startswith((f"{namespace_of(wrapper).name}.run", "flashinfer.attend")) for name in called)
+        assert not any("bound" in name for name in called)
+    wrapper.plan(int32([0, 1, 2]), int32([1, 0]), int32([16, 1]), HEADS, KV_HEADS, DIM, PAGE)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(compiled(q, cache), full(wrapper, q, cache)[0])
+
+
+def test_threads(device):
+    """Each has a wrapper of its own that it plans again and again; one function is everybody's."""
+    count, rounds, failures = 4, 25, []
+    q, cache = inputs(device, 2)
+    lens = [[1 + (7 * a + 3 * b) % PAGE for b in range(2)] for a in range(count)]
+    wanted = [full(planned(device, one), q, cache)[0] for one in lens]
+    k = cache[0, 0]
+    want_one = flashinfer.single_decode_with_kv_cache(q[0], k, k)
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(rounds):
+                at = (number + turn) % count
+                wrapper = planned(device, lens[at])
+                for _ in range(3):
+                    assert torch.equal(wrapper.run(q, cache), wanted[at])
+                    assert torch.equal(flashinfer.single_decode_with_kv_cache(q[0], k, k), want_one)
+        except BaseException as err:
+            failures.append(err)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# Operators
+
+
+@pytest.fixture(params=["decode", "prefill"])
+def operators(request, device):
+    """A module's operators, and arguments of each."""
+    if request.param == "decode":
+        wrapper, q = planned(device, [3, 16]), drawn(2, HEADS, DIM, device=device)
+    else:
+        wrapper, q = (
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device)),
+            drawn(5, HEADS, DIM, device=device),
+        )
+        wrapper.plan(
+            int32([0, 2, 5]), int32([0, 1, 2]), int32([1, 0]), int32([3, 16]), HEADS, KV_HEADS, DIM, PAGE, causal=True
+        )
+    _, cache = inputs(device, 2)
+    k, v = cache.unbind(1)
+    plan, handle, lse = wrapper._planned, handle_of(wrapper._bound), torch.empty(q.shape[:2], device=device)
+    setting, scales, none = (*plan.head, *plan.tail), (DIM**-0.5, 1.0), (None, None)
+    expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
+    buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
+    qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
+    arguments = {
+        "run": [(q, k, v, q.clone(), None, *setting), (q, k, v, q.clone(), lse, *setting)],
+        "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0)],
+        "bind": [(next(_bound._handles), *expected, *setting)],
+        "unbind": [(-1,)],
+        "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *none)],
+        "run_bound_lse": [(q, cache, None, handle, *none)],
+        "run_bound_out": [
+            (q, cache, None, q.clone(), None, handle, *none),
+            (q, k, v, q.clone(), lse, handle, *scales),
+        ],
+    }
+    yield wrapper, arguments
+    wrapper._planned.operators.namespace.unbind(arguments["bind"][0][0])
+
+
+def test_operators_keep_the_promises_of_their_schema(operators):
+    wrapper, arguments = operators
+    namespace = namespace_of(wrapper)
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace.name}::")}
+    assert registered == {f"{namespace.name}::{name}" for name in arguments}
+    for name, calls in arguments.items():
+        operator = getattr(namespace, name).default
+        assert torch.Tag.pt2_compliant_tag in operator.tags
+        written = {one.name for one in operator._schema.arguments if one.alias_info and one.alias_info.is_write}
+        wanted = {"run": {"out", "lse", "float_workspace"}, "run_bound_out": {"out", "lse"}, "plan": {"buffer"}}
+        assert written == wanted.get(name, set())
+        for call in calls:
+            torch.library.opcheck(operator, call)
+
+
+def test_failed_calls_keep_nothing(operators):
+    """Whichever argument is wrong, no reference is left to the others."""
+    wrapper, arguments = operators
+    mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # comes last, and nothing looks at it
+    failed = set()
+    for name, calls in arguments.items():
+        operator = getattr(namespace_of(wrapper), name).default
+        names = [one.name for one in operator._schema.arguments]
+        for call in calls:
+            given = dict(zip(names, call, strict=True))
+            if "custom_mask" in given:
+                given["custom_mask"] = mask
+            tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+            before = [one._use_count() for one in tensors.values()]
+            for wrong, one in tensors.items():
+                try:
+                    operator(*(given | {wrong: one.double()}).values())
+                except RuntimeError:
+                    failed.add((name, wrong))
+                assert [one._use_count() for one in tensors.values()] == before, (name, wrong)
+    assert {name for name, _ in failed} == set(arguments) - {"unbind"}
+    assert {("run", one) for one in ("q", "k", "v", "out", "kv_indptr", "kv_indices", "plan")} <= failed
+
+
+def test_single_functions_are_kept(device):
+    """What a function binds lives as long as the process: not one plan for each call."""
+    q, k = drawn(1, HEADS, DIM, device=device), drawn(5, KV_HEADS, DIM, device=device)
+    flashinfer.single_prefill_with_kv_cache(q, k, k)
+    before = len(prefill._CALLS._calls)
+    for length in (1, 3, 5):
+        flashinfer.single_prefill_with_kv_cache(q, k[:length], k[:length])
+    assert len(prefill._CALLS._calls) == before

@@ -1,0 +1,129 @@
+"""Plans of attention (include/flashinfer/attention/schedule.h): every key of every tile once, within the bounds that
+buffers are sized by, and nobody waits for a second round that a longer first one would have spared."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[2]
+MIN_CHUNK, KV_STEP = 256, 64
+SOURCE = """
+#include <flashinfer/attention/schedule.h>
+using namespace flashinfer;
+extern "C" int make(int batch, const int* qo_indptr, const int* kv_lens, int heads, int group, int causal, int window,
+                    int tile_rows, int places, int split, int room, int* items, int* merges, int* counts) {
+  const Plan made = plan({batch, qo_indptr, kv_lens, heads, group, causal ? MaskMode::kCausal : MaskMode::kNone, window,
+                          tile_rows, places, MIN_CHUNK, KV_STEP, split != 0});
+  counts[0] = made.items.size(), counts[1] = made.merges.size();
+  counts[2] = made.num_slots, counts[3] = made.slot_rows;
+  if (counts[0] > room || counts[1] > room) return 1;
+  std::memcpy(items, made.items.data(), 32 * made.items.size());
+  std::memcpy(merges, made.merges.data(), 32 * made.merges.size());
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("schedule")
+    (folder / "plan.cc").write_text(f"#include <cstring>\n{SOURCE}")
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", "-shared", f"-I{ROOT / 'include'}",
+               f"-DMIN_CHUNK={MIN_CHUNK}", f"-DKV_STEP={KV_STEP}", "plan.cc", "-o", "plan.so"]  # fmt: skip
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "plan.so"))
+
+
+def make(
+    library: ctypes.CDLL, qo: list[int], kv: list[int], heads: int = 1, group: int = 1, causal: bool = False,
+    window: int = -1, tile_rows: int = 16, places: int = 33, split: bool = True,
+) -> tuple[list[Any], list[Any], list[int]]:  # fmt: skip
+    """Items and merges as tuples of 8 numbers, and {items, merges, slots, slot_rows}."""
+    room = sum(q * group // tile_rows + 1 for q in qo) + places + 1
+    starts = [sum(qo[:b]) for b in range(len(qo) + 1)]
+    items, merges, counts = (ctypes.c_int * (8 * room))(), (ctypes.c_int * (8 * room))(), (ctypes.c_int * 4)()
+    arrays = [(ctypes.c_int * max(len(x), 1))(*x) for x in (starts, kv)]
+    failed = library.make(len(kv), *arrays, heads, group, causal, window, tile_rows, places, split, room, items,
+                          merges, counts)  # fmt: skip
+    assert not failed, f"{list(counts)} items and merges, more than the {room} that there is room for"
+    return (
+        [tuple(items[8 * i : 8 * i + 8]) for i in range(counts[0])],
+        [tuple(merges[8 * i : 8 * i + 8]) for i in range(counts[1])],
+        list(counts),
+    )
+
+
+LENGTHS = st.one_of(st.integers(0, 300), st.integers(0, 20000), st.just(5000))
+REQUESTS = st.lists(st.tuples(st.one_of(st.just(1), st.integers(0, 200)), LENGTHS), max_size=40)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    requests=REQUESTS,
+    heads=st.sampled_from([1, 2, 8, 64]),
+    group=st.sampled_from([1, 4, 7]),
+    causal=st.booleans(),
+    window=st.sampled_from([-1, 0, 1000]),
+    tile_rows=st.sampled_from([16, 128]),
+    places=st.sampled_from([1, 2, 264]),
+    split=st.booleans(),
+)
+def test_every_key_once_and_within_the_bounds(
+    library, requests, heads, group, causal, window, tile_rows, places, split
+):
+    qo, kv = [q for q, _ in requests], [k for _, k in requests]
+    items, merges, counts = make(library, qo, kv, heads, group, causal, window, tile_rows, places, split)
+    pieces = defaultdict(list)
+    for batch, qo_start, qo_len, kv_len, row, start, end, slot in items:
+        assert (qo_start, qo_len, kv_len) == (sum(qo[:batch]), qo[batch], kv[batch])
+        assert 0 <= start <= end <= kv_len
+        pieces[batch, row].append((start, end, slot))
+    assert set(pieces) == {(b, row) for b in range(len(qo)) for row in range(0, qo[b] * group, tile_rows)}
+    slots_of = {(m[0], m[3]): range(m[4], m[4] + m[5]) for m in merges}
+    for (batch, row), parts in pieces.items():
+        parts.sort()
+        last_row = min(row + tile_rows, qo[batch] * group) - 1
+        offset = kv[batch] - qo[batch]
+        first = 0 if window < 0 else min(max(offset + row // group - window, 0), kv[batch])
+        stop = min(max(offset + last_row // group + 1, 0), kv[batch]) if causal else kv[batch]
+        assert (parts[0][0], parts[-1][1]) == (first, max(first, stop))
+        assert all(before[1] == after[0] for before, after in pairwise(parts))
+        slots = [slot for _, _, slot in parts]
+        assert slots == (list(slots_of[batch, row]) if (batch, row) in slots_of else [-1])
+    # What csrc/attention/operators.h sizes the buffers of a captured graph by.
+    rows, most_pieces = sum(qo) * group, places // heads + 1
+    most_tiles = rows // tile_rows + len(qo)
+    assert counts[0] <= most_tiles + most_pieces and counts[1] <= min(most_tiles, most_pieces)
+    assert counts[2] <= 2 * most_pieces and counts[3] <= tile_rows
+    lengths = [item[6] - item[5] for item in items]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 4, 5, 10, 16, 20, 33])
+def test_equal_requests_are_one_round_of_about_equal_pieces(library, requests):
+    length, places = 131072, 33
+    items, _, _ = make(library, [1] * requests, [length] * requests, places=places)
+    longest = max(item[6] - item[5] for item in items)
+    assert len(items) <= places
+    assert longest <= -(-length // (places // requests)) + KV_STEP
+
+
+def test_one_long_request_among_short_ones_is_cut(library):
+    lens = [65000] + [700] * 20
+    items, merges, _ = make(library, [1] * 21, lens, places=33)
+    assert len(merges) == 1
+    assert max(item[6] - item[5] for item in items) < 2 * sum(lens) / 33
+
+
+def test_short_requests_are_not_cut(library):
+    items, merges, counts = make(library, [1] * 4, [MIN_CHUNK] * 4, places=264)
+    assert (len(items), merges, counts[2]) == (4, [], 0)

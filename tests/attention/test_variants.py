@@ -1,0 +1,301 @@
+"""Users' variants of attention, from one header, through every function and wrapper that takes them, against float64."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import flashinfer
+
+from ..support.attention_modules import (
+    FLASH_SIGMOID,
+    HOOKS,
+    HOOKS_SCALARS,
+    HOOKS_TENSORS,
+    SIGMOID_PARAMETERS,
+    relative_error,
+)
+from ..support.attention_oracle import Paged, assert_near, attention, batch_attention, drawn, indptr_of
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
+SCALE, BIAS = 0.125, -1.5
+LIMIT = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+
+
+def workspace(device: str) -> torch.Tensor:
+    return torch.empty(16 << 20, dtype=torch.uint8, device=device)
+
+
+def customised(
+    decl: str | Path, name: str, dtype: torch.dtype, *index: object, tensors=(), scalars=(), uri: str = "own"
+):
+    """The arguments of ``gen_customize_*_module``; ``tensors`` and ``scalars`` are (name, type)s."""
+    names = [[one[at] for one in many] for many in (tensors, scalars) for at in (0, 1)]
+    return (uri, dtype, dtype, dtype, *index, DIM, DIM, *names, name, decl)
+
+
+def single_module(arguments: tuple, device: str):
+    return flashinfer.gen_customize_single_prefill_module("auto", *arguments, device=device).build_and_load()
+
+
+def single(module, q, k, v, *own, **options):
+    return flashinfer.single_prefill_with_kv_cache_with_jit_module(module, q, k, v, *own, **options)
+
+
+def inputs(dtype: torch.dtype, device: str, qo_len: int = 21, kv_len: int = 300):
+    shapes = ((qo_len, HEADS, DIM), (kv_len, KV_HEADS, DIM), (kv_len, KV_HEADS, DIM))
+    return tuple(drawn(shape, dtype, device) for shape in shapes)
+
+
+def sigmoid_weights(logits: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(logits * SCALE + BIAS)
+
+
+@pytest.fixture
+def header(tmp_path) -> Path:
+    path = tmp_path / "flash_sigmoid.cuh"
+    path.write_text("#include <flashinfer/attention/variant_helper.cuh>\n" + FLASH_SIGMOID)
+    return path
+
+
+@pytest.fixture
+def sigmoid(header, dtype, device):
+    """What ``jit_args`` are, but for the dtype of indices."""
+    if dtype == torch.float32 and device == "cuda":
+        pytest.skip("CUDA has no float32 queries")
+    return lambda *index: (
+        "flash_sigmoid",
+        dtype,
+        dtype,
+        dtype,
+        *index,
+        DIM,
+        DIM,
+        *SIGMOID_PARAMETERS,
+        "FlashSigmoid",
+        header,
+    )
+
+
+@pytest.mark.parametrize("mask_mode", [0, 1])
+def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, dtype, device):
+    module = single_module(sigmoid(), device)
+    for qo_len, kv_len in ((21, 300), (1, 4000), (130, 130)):
+        q, k, v = inputs(dtype, device, qo_len, kv_len)
+        want, _ = attention(q, k, v, causal=bool(mask_mode), weights=sigmoid_weights)
+        got = single(module, q, k, v, SCALE, BIAS, mask_mode=mask_mode)
+        assert got.dtype == dtype and relative_error(got.cpu(), want) < LIMIT[dtype]
+        assert torch.equal(single(module, q, k, v, SCALE, BIAS, mask_mode=mask_mode), got)
+
+
+def test_flash_sigmoid_of_one_decode(sigmoid, dtype, device):
+    module = flashinfer.gen_customize_single_decode_module(*sigmoid(), backend=device).build_and_load()
+    q, k, v = inputs(dtype, device, 1, 3000)
+    got = flashinfer.single_decode_with_kv_cache_with_jit_module(module, q[0], k, v, SCALE, BIAS)
+    assert relative_error(got[None].cpu(), attention(q, k, v, weights=sigmoid_weights)[0]) < LIMIT[dtype]
+
+
+def test_flash_sigmoid_of_a_decoded_batch(sigmoid, dtype, device):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), jit_args=sigmoid("int32"))
+    for lens in ([40, 0, 3000, 1], [5] * 9):
+        paged = Paged(lens, PAGE, KV_HEADS, DIM, dtype, device)
+        wrapper.plan(*paged.tables_on(device), HEADS, KV_HEADS, DIM, PAGE, q_data_type=dtype, kv_data_type=dtype)
+        q = drawn((len(lens), HEADS, DIM), dtype, device)
+        requests = [paged.request(b) for b in range(len(lens))]
+        want, _ = batch_attention(q, [1] * len(lens), requests, weights=sigmoid_weights)
+        assert relative_error(wrapper.run(q, paged.cache, SCALE, BIAS).cpu(), want) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_sigmoid_of_prefilled_batches(causal, sigmoid, dtype, device):
+    qo_lens, kv_lens = [5, 0, 33, 1], [40, 7, 1500, 0]
+    q = drawn((sum(qo_lens), HEADS, DIM), dtype, device)
+    options = {"causal": causal, "q_data_type": dtype}
+    paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, dtype, device)
+    requests = [paged.request(b) for b in range(len(kv_lens))]
+    want, _ = batch_attention(q, qo_lens, requests, causal=causal, weights=sigmoid_weights)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), jit_args=sigmoid("int32"))
+    wrapper.plan(indptr_of(qo_lens), *paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, PAGE, **options)
+    assert relative_error(wrapper.run(q, paged.cache, SCALE, BIAS).cpu(), want) < LIMIT[dtype]
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device), jit_args=sigmoid("int32"))
+    ragged.plan(indptr_of(qo_lens), indptr_of(kv_lens), HEADS, KV_HEADS, DIM, **options)
+    k, v = (torch.cat(parts).to(dtype).to(device) for parts in zip(*requests, strict=True))
+    assert relative_error(ragged.run(q, k, v, SCALE, BIAS).cpu(), want) < LIMIT[dtype]
+
+
+# --- every hook ---
+
+
+def hooks_oracle(q, k, v, bias, documents, sm_scale: float, limit: float, period: int):
+    qo_len, kv_len = q.shape[0], k.shape[0]
+    q, k, v = q.cpu().double() * 2, k.cpu().double(), v.cpu().double()
+    k = torch.where(k < 0, k, k * 0.5)
+    k, v = k.repeat_interleave(HEADS // KV_HEADS, 1), v.repeat_interleave(HEADS // KV_HEADS, 1)
+    logits = torch.einsum("qhd,khd->hqk", q, k)
+    if bias is not None:
+        logits = logits + bias.cpu().double()[:, None, None] * (torch.arange(kv_len) % period)
+    documents = documents.cpu()
+    seen = documents[None, :] == documents[kv_len - qo_len :, None]
+    weights = torch.softmax((logits * sm_scale).masked_fill(~seen, -math.inf), -1)
+    return torch.einsum("hqk,khd->qhd", weights, v).clamp(-limit, limit)
+
+
+def test_every_hook_and_parameter(device):
+    dtype = torch.float16
+    arguments = customised(HOOKS, "Hooks", dtype, tensors=HOOKS_TENSORS, scalars=HOOKS_SCALARS, uri="hooks")
+    module = single_module(arguments, device)
+    q, k, v = inputs(dtype, device, 30, 700)
+    documents = torch.randint(0, 4, (700,)).sort().values.to(torch.int32).to(device)
+    bias = torch.randn(HEADS, device=device)
+    for own_bias in (bias, None):
+        got = single(module, q, k, v, own_bias, documents, 0.05, 0.1, 3)
+        assert_near(got, hooks_oracle(q, k, v, own_bias, documents, 0.05, 0.1, 3), tolerance=4e-3)
+        assert float(got.abs().max()) <= 0.1001
+    nobody = torch.arange(700, dtype=torch.int32, device=device)
+    nobody[-30:] = torch.arange(1000, 1030, device=device)
+    out, lse = single(module, q, k, v, None, nobody, 0.05, 10.0, 3, return_lse=True)
+    assert_near(out, v[-30:].cpu().double().repeat_interleave(2, 1))  # each query sees one key
+    assert lse.isfinite().all()
+    for parameters, error, message in (
+        ((bias, None, 0.05, 0.1, 3), TypeError, "documents"),
+        ((bias.half(), documents, 0.05, 0.1, 3), TypeError, "maybe_bias: got float16, wanted float32"),
+        ((bias, documents[::2], 0.05, 0.1, 3), ValueError, "documents"),
+        ((bias, documents, 0.05, 0.1, 2.5), TypeError, "period"),
+        ((bias, documents, 0.05, 0.1), TypeError, "period"),
+    ):
+        with pytest.raises(error, match=message):
+            single(module, q, k, v, *parameters)
+
+
+WRITES = r"""
+struct Dump : AttentionVariantBase {
+  uint32_t qo_len, kv_len, window_left;
+  float sm_scale_log2;
+  template <typename Params>
+  __device__ __host__ Dump(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = kv_len;
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    if (qo_idx < qo_len && kv_idx < kv_len)
+      params.logits_of[qo_head_idx * (qo_len * kv_len) + qo_idx * kv_len + kv_idx] = logits * params.sm_scale;
+    return logits;
+  })
+};
+"""
+
+
+def test_a_variant_that_writes_to_its_own_tensor(device):
+    dtype = torch.float16
+    arguments = customised(
+        WRITES, "Dump", dtype, tensors=[("logits_of", "float")], scalars=[("sm_scale", "double")], uri="dump"
+    )
+    q, k, v = inputs(dtype, device, 9, 50)
+    logits = torch.full((HEADS, 9, 50), math.nan, device=device)
+    got = single(single_module(arguments, device), q, k, v, logits, 0.3)
+    assert_near(got, attention(q, k, v, sm_scale=0.3)[0])
+    want = 0.3 * torch.einsum("qhd,khd->hqk", q.cpu().double(), k.cpu().double().repeat_interleave(2, 1))
+    torch.testing.assert_close(logits.cpu().double(), want, rtol=2e-3, atol=2e-3)
+
+
+MASKED = r"""
+struct Masked : AttentionVariantBase {
+  uint32_t qo_len, kv_len, window_left;
+  float sm_scale_log2;
+  uint8_t* bits;
+  template <typename Params>
+  __device__ __host__ Masked(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    bits = params.custom_mask;
+    qo_len = params.get_qo_len(batch_idx), kv_len = params.get_kv_len(batch_idx), window_left = kv_len;
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const uint32_t offset = qo_idx * kv_len + kv_idx;
+    return ((bits[offset / 8] >> (offset % 8)) & 1);
+  })
+};
+"""
+
+
+def test_a_mask_of_ones_own(device):
+    """A parameter may be called custom_mask, as in FlashInfer's examples."""
+    dtype = torch.bfloat16
+    arguments = customised(
+        MASKED, "Masked", dtype, tensors=[("custom_mask", "uint8_t")], scalars=[("sm_scale", "double")], uri="masked"
+    )
+    q, k, v = inputs(dtype, device, 12, 90)
+    mask = torch.rand(12, 90) < 0.3
+    mask[5] = False
+    packed = flashinfer.packbits(mask.flatten().to(device), "little")
+    out, lse = single(single_module(arguments, device), q, k, v, packed, 0.2, return_lse=True)
+    want, want_lse = attention(q, k, v, mask=mask, sm_scale=0.2)
+    assert_near(out, want, lse, want_lse)
+
+
+# --- the library's own, by name ---
+
+
+def test_the_librarys_variants_by_name(device):
+    """DefaultAttention and FlashSigmoid of the library, as a user names them: the very bits of the built-in modules."""
+    dtype = torch.float16
+    q, k, v = inputs(dtype, device)
+    cap = [("sm_scale", "double"), ("logits_soft_cap", "double")]
+    for include in ("#include <flashinfer/attention/variants.h>", "#include<flashinfer/attention/variants.cuh>"):
+        arguments = customised(
+            include, "DefaultAttention<false, false, true, false>", dtype, scalars=cap, uri="by_name"
+        )
+        got = single(single_module(arguments, device), q, k, v, 0.2, 3.0)
+        assert torch.equal(got, flashinfer.single_prefill_with_kv_cache(q, k, v, sm_scale=0.2, logits_soft_cap=3.0))
+    arguments = customised(include, "FlashSigmoid", dtype, scalars=[(name, "double") for name in SIGMOID_PARAMETERS[2]])
+    got = single(single_module(arguments, device), q, k, v, SCALE, BIAS)
+    assert relative_error(got.cpu(), attention(q, k, v, weights=sigmoid_weights)[0]) < LIMIT[dtype]
+
+
+def test_positions_beneath_a_variant(device):
+    """pos_encoding_mode 1 rotates queries and keys before the variant sees their product."""
+    dtype = torch.float16
+    include, name = "#include <flashinfer/attention/variants.h>", "DefaultAttention<false, false, false, false>"
+    arguments = (*customised(include, name, dtype, scalars=[("sm_scale", "double")], uri="rotated"), 1)
+    q, k, v = inputs(dtype, device)
+    got = single(single_module(arguments, device), q, k, v, 0.2, mask_mode=1)
+    want, _ = attention(q, k, v, causal=True, sm_scale=0.2, pos_encoding_mode="ROPE_LLAMA")
+    assert_near(got, want)
+
+
+# --- which variant a name stands for ---
+
+
+def test_one_name_and_two_bodies_in_one_process(device):
+    q, k, v = inputs(torch.float16, device, 3, 40)
+    results = []
+    for body in (FLASH_SIGMOID, FLASH_SIGMOID.replace("1.f +", "3.f +")):
+        arguments = customised(
+            body,
+            "FlashSigmoid",
+            torch.float16,
+            scalars=[(name, "double") for name in SIGMOID_PARAMETERS[2]],
+            uri="twice",
+        )
+        results.append(single(single_module(arguments, device), q, k, v, SCALE, BIAS).cpu())
+    one, three = (
+        attention(q, k, v, weights=lambda x, c=c: 1 / (c + torch.exp(-(x * SCALE + BIAS))))[0] for c in (1, 3)
+    )
+    assert relative_error(results[0], one) < 2e-2 and relative_error(results[1], three) < 2e-2
+
+
+def test_an_edited_header_in_one_process(header, device):
+    q, k, v = inputs(torch.float16, device, 3, 40)
+
+    def weighed() -> torch.Tensor:
+        scalars = [(name, "double") for name in SIGMOID_PARAMETERS[2]]
+        arguments = customised(header, "FlashSigmoid", torch.float16, scalars=scalars, uri="edited")
+        return single(single_module(arguments, device), q, k, v, SCALE, BIAS).cpu()
+
+    before = weighed()
+    header.write_text(header.read_text().replace("return math::ptx_rcp", "return 4.0f * math::ptx_rcp"))
+    assert relative_error(weighed(), 4 * before.double()) < 1e-3

@@ -1,0 +1,476 @@
+"""Models of transformers on our attention: the logits that ``eager`` has in float32, as near as it comes in their dtype.
+
+``sdpa`` is held to the same, where it does what a model asks for: it knows no softcap.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from transformers import DynamicCache, StaticCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from flashinfer.errors import DependencyError
+from flashinfer.integrations.transformers import attention_forward, attention_mask, register
+
+from ..conftest import no_synchronisation
+from ..support.tree import ROOT, clean_environment
+
+pytestmark = [
+    # torch's own, where Inductor is imported.
+    pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning"),
+]
+
+VOCABULARY, WINDOW = 61, 6
+SIZES = dict(
+    vocab_size=VOCABULARY, hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=64, max_position_embeddings=256, initializer_range=0.15, pad_token_id=0,
+)  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", dict(sliding_window=WINDOW)),
+    "gemma2": ("Gemma2", dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=16)),
+    # Windows that modules know of and do not pass on.
+    "qwen2_moe": (
+        "Qwen2Moe",
+        dict(
+            sliding_window=WINDOW, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"],
+            num_experts=2, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+            num_attention_heads=2, hidden_size=128,
+        ),
+    ),
+}  # fmt: skip
+PADDINGS = ("none", "left", "right")
+# Our error may be this much larger than that of ``eager`` in the same dtype, both as the norm of all logits' errors:
+# the largest of them is luck, most of all behind a router of experts.
+FACTOR, LEAST = 2.0, {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture(scope="module")
+def ours() -> str:
+    return register()
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def place(device, request) -> tuple[str, torch.dtype]:
+    """A device and a dtype; float32 on CUDA is an error that has a test of its own."""
+    return device, torch.float16 if device == "cuda" and request.param == torch.float32 else request.param
+
+
+class Pair:
+    """A model with random weights, and the same in float32 with attention of transformers' own."""
+
+    def __init__(self, kind: str, place: tuple[str, torch.dtype], **change: Any) -> None:
+        name, options = KINDS[kind]
+        self.config = getattr(transformers, f"{name}Config")(**SIZES | options | change)
+        self.model = getattr(transformers, f"{name}ForCausalLM")(self.config).eval().to(*place)
+        self.reference = copy.deepcopy(self.model).float()
+        self.reference.set_attn_implementation("eager")
+
+    def logits(self, implementation: str, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        self.model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            return self.model(ids, **inputs).logits.float()
+
+    def wanted(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return self.reference(ids, attention_mask=mask, use_cache=False).logits
+
+    def assert_near(self, got: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Logits of all real tokens, which are the last of ``ids`` where ``got`` has fewer."""
+        tokens = slice(ids.shape[1] - got.shape[1], None)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        want = self.wanted(ids, mask)
+        limit = LEAST[self.model.dtype] * want[real].norm()
+        peer = (self.logits("eager", ids, attention_mask=mask, use_cache=False) - want)[real].norm()
+        error = (got.float() - want[:, tokens])[real[:, tokens]].norm()
+        assert error <= max(FACTOR * peer, limit), (error, peer, limit)
+
+
+def tokens_of(batch: int, length: int, padding: str, device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ids = torch.randint(1, VOCABULARY, (batch, length), device=device)
+    if padding == "none":
+        return ids, None
+    mask = torch.ones_like(ids)
+    for b in range(batch):
+        if b % 2 == 0:
+            mask[b, slice(0, 2 + b) if padding == "left" else slice(length - 2 - b, length)] = 0
+    return ids, mask
+
+
+def longer(mask: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    return None if mask is None else torch.cat([mask, mask.new_ones(mask.shape[0], count)], 1)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill(kind, padding, ours, place):
+    pair = Pair(kind, place)
+    for batch, length in ((1, 1), (1, 21), (3, 21)):
+        ids, mask = tokens_of(batch, length, padding if length > 1 else "none", place[0])
+        for implementation in (ours, "sdpa") if kind != "gemma2" else (ours,):
+            pair.assert_near(pair.logits(implementation, ids, attention_mask=mask, use_cache=False), ids, mask)
+
+
+def test_other_attention_has_other_logits(ours, device):
+    """The tests above can fail: what is masked, capped and scaled moves logits by more than they allow."""
+    pair = Pair("gemma2", (device, torch.bfloat16))
+    ids, mask = tokens_of(3, 21, "left", device)
+    for change in (dict(attn_logit_softcapping=None), dict(sliding_window=9), dict(query_pre_attn_scalar=32)):
+        other = Pair("gemma2", (device, torch.bfloat16), **change)
+        other.model.load_state_dict(pair.model.state_dict())
+        with pytest.raises(AssertionError):
+            pair.assert_near(other.logits(ours, ids, attention_mask=mask), ids, mask)
+    with pytest.raises(AssertionError):
+        pair.assert_near(pair.logits(ours, ids), ids, mask)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+def test_cached_decoding(kind, cache, padding, ours, place):
+    """A prompt in two pieces, then token by token."""
+    pair = Pair(kind, place)
+    ids, mask = tokens_of(3, 17, padding, place[0])
+    ids, mask = torch.cat([ids, tokens_of(3, 5, "none", place[0])[0]], 1), longer(mask, 5)
+    past = DynamicCache(config=pair.config) if cache == "dynamic" else StaticCache(pair.config, max_cache_len=30)
+    got, start = [], 0
+    for stop in (8, 17, *range(18, 23)):
+        part = None if mask is None else mask[:, :stop]
+        got.append(pair.logits(ours, ids[:, start:stop], attention_mask=part, past_key_values=past))
+        start = stop
+    pair.assert_near(torch.cat(got, 1), ids, mask)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate(cache, ours, device):
+    pair = Pair("llama", (device, torch.bfloat16))
+    ids, mask = tokens_of(3, 11, "left", device)
+    pair.model.set_attn_implementation(ours)
+    options: dict[str, Any] = dict(max_new_tokens=5, min_new_tokens=5, do_sample=False, cache_implementation=cache)
+    made = pair.model.generate(
+        ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, disable_compile=True, **options
+    )
+    pair.assert_near(torch.stack(made.logits, 1), made.sequences[:, :-1], longer(mask, 4))
+
+
+def test_an_encoder(ours, device):
+    """Attention that is not causal, with padding and without."""
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        initializer_range=0.15,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval().to(device, torch.bfloat16)
+    reference = copy.deepcopy(model).float()
+    for padding in PADDINGS:
+        ids, mask = tokens_of(3, 21, padding, device)
+        real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+        results = []
+        for one, implementation in ((model, ours), (model, "sdpa"), (reference, "eager")):
+            one.set_attn_implementation(implementation)
+            with torch.no_grad():
+                results.append(one(ids, attention_mask=mask).last_hidden_state.float()[real])
+        got, peer, want = results
+        assert (got - want).norm() <= FACTOR * (peer - want).norm()
+
+
+def test_autocast(ours, device):
+    pair = Pair("llama", (device, torch.float32))
+    ids, mask = tokens_of(2, 13, "left", device)
+    with torch.autocast(device, torch.bfloat16):
+        got, peer = (pair.logits(one, ids, attention_mask=mask) for one in (ours, "sdpa"))
+    want, real = pair.wanted(ids, mask), mask.bool()
+    assert (got - want)[real].norm() <= FACTOR * (peer - want)[real].norm()
+
+
+# Compiled
+
+
+def compiled(function: Any, device: str, **options: Any) -> Any:
+    """By what a device is compiled for in earnest; Inductor's C++ takes too long for a test, but one below."""
+    torch._dynamo.reset()
+    counters.clear()
+    return torch.compile(function, fullgraph=True, **({} if device == "cuda" else {"backend": "aot_eager"}) | options)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_compiled_prefill_is_one_graph(padding, ours, device):
+    pair = Pair("gemma2", (device, torch.bfloat16))
+    pair.model.set_attn_implementation(ours)
+    run = compiled(lambda ids, mask: pair.model(ids, attention_mask=mask, use_cache=False).logits, device, dynamic=True)
+    # How Inductor pads the model's own products depends on their size, in a graph for each way.
+    with inductor_config.patch(shape_padding=False):
+        for batch, length in ((2, 9), (3, 17), (4, 8), (5, 26)):
+            ids, mask = tokens_of(batch, length, padding, device)
+            pair.model.set_attn_implementation(ours)
+            with torch.no_grad():
+                got = run(ids, mask)
+            pair.assert_near(got, ids, mask)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_compiled_decoding_is_one_graph(kind, ours, device):
+    """A static cache, and on CUDA a graph that is replayed: nothing is planned, read or waited for."""
+    pair = Pair(kind, (device, torch.bfloat16), num_hidden_layers=1)
+    ids, mask = tokens_of(3, 20, "left", device)
+    past = StaticCache(pair.config, max_cache_len=24)
+    got = [pair.logits(ours, ids[:, :9], attention_mask=mask[:, :9], past_key_values=past)]
+
+    def step(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return pair.model(ids, attention_mask=mask, past_key_values=past).logits
+
+    mode = {"mode": "reduce-overhead"} if device == "cuda" else {}
+    run, full = compiled(step, device, **mode), torch.zeros(3, 24, dtype=mask.dtype, device=device)
+    for i in range(9, 20):
+        full[:, : i + 1] = mask[:, : i + 1]
+        with torch.no_grad():
+            got.append(run(ids[:, i : i + 1].clone(), full).clone().float())
+    graphs = counters["stats"]["unique_graphs"]
+    pair.assert_near(torch.cat(got, 1), ids, mask)
+    # A window that fills up changes what a cache returns, of transformers' own.
+    assert graphs == 1 if kind == "llama" else graphs <= 3
+
+
+def test_inductor(ours, device):
+    pair = Pair("llama", (device, torch.bfloat16), num_hidden_layers=1)
+    pair.model.set_attn_implementation(ours)
+    torch._dynamo.reset()
+    run = torch.compile(lambda ids, mask: pair.model(ids, attention_mask=mask).logits, fullgraph=True)
+    ids, mask = tokens_of(2, 9, "left", device)
+    with torch.no_grad():
+        got = run(ids, mask)
+    pair.assert_near(got, ids, mask)
+
+
+# Training
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_gradients(kind, padding, ours, device):
+    """Those of ``eager`` in float32."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    pair = Pair(kind, (device, dtype))
+    ids, mask = tokens_of(2, 13, padding, device)
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    pair.model.set_attn_implementation(ours)
+    grads = []
+    for model in (pair.model, pair.reference):
+        logits = model.train()(ids, attention_mask=mask, use_cache=False).logits[real].float()
+        torch.nn.functional.cross_entropy(logits, ids[real]).backward()
+        grads.append({name: value.grad.float() for name, value in model.named_parameters()})
+    limit = 1e-4 if dtype == torch.float32 else 3e-2
+    for name, want in grads[1].items():
+        assert (grads[0][name] - want).abs().max() <= limit * want.abs().max(), name
+
+
+def test_compiled_training_is_one_graph(ours, device):
+    """Under torch.compile models make a mask for each request. The graphs are Dynamo's: Inductor cuts by sizes, too."""
+    pair = Pair("llama", (device, torch.float32 if device == "cpu" else torch.float16), num_hidden_layers=1)
+    pair.model.set_attn_implementation(ours)
+    weight = pair.model.model.layers[0].self_attn.k_proj.weight
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        return pair.model(ids, labels=ids, use_cache=False).loss
+
+    run = compiled(loss, device, dynamic=True, backend="aot_eager")
+    for batch, length in ((3, 9), (2, 17), (5, 12)):
+        ids, _ = tokens_of(batch, length, "none", device)
+        got, want = (torch.autograd.grad(function(ids), weight)[0] for function in (run, loss))
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=float(1e-3 * want.abs().max()))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+# Masks
+
+
+def masks(device: str = "cpu", **change: Any) -> torch.Tensor | None:
+    sizes: dict[str, Any] = dict(batch_size=2, q_length=3, kv_length=8, q_offset=5, device=device)
+    return attention_mask(**sizes | change)
+
+
+def test_no_mask_where_kernels_know(ours):
+    causal = (torch.arange(8)[None, :] <= torch.arange(5, 8)[:, None]).expand(2, 1, 3, 8)
+    padded = torch.ones(2, 8, dtype=torch.bool)
+    assert masks() is None
+    assert masks(attention_mask=padded) is None
+    assert torch.equal(masks(allow_is_causal_skip=False), causal)
+    padded[1, :2] = False
+    assert torch.equal(masks(attention_mask=padded), causal & padded[:, None, None])
+    assert torch.equal(masks(attention_mask=padded[:, :6]), causal & (torch.arange(8) < 6) & padded[:, None, None])
+    # Windows are the attention function's where it hears of them, chunks never.
+    assert masks(local_size=8, config=SimpleNamespace(sliding_window=8)) is None
+    assert masks(local_size=9) is None
+    assert masks(local_size=8) is not None
+    assert masks(local_size=8, config=SimpleNamespace(sliding_window=8, attention_chunk_size=8)) is not None
+    # Of a static cache, what is written.
+    static = dict(kv_length=20, q_offset=torch.tensor(5))
+    assert torch.equal(masks(**static), causal)
+    assert masks(kv_length=3, q_offset=torch.tensor(0)) is None
+    # Nothing ends where the queries do: another cache's keys.
+    assert masks(kv_length=9) is not None
+
+
+def test_decoding_reads_nothing():
+    """A tensor without data cannot be read."""
+    meta = torch.ones(2, 8, dtype=torch.bool, device="meta")
+    step = dict(q_length=1, q_offset=7, device="meta")
+    assert masks(**step, attention_mask=meta).shape == (2, 1, 1, 8)
+    offset = torch.tensor(7, device="meta")
+    assert masks(**step | dict(q_offset=offset), attention_mask=meta).shape == (2, 1, 1, 8)
+    with pytest.raises(RuntimeError):
+        masks(attention_mask=meta, device="meta")  # prefill
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_step_waits_for_nothing(static, device):
+    """Nor does it plan: captured into a CUDA graph, it follows new data and new padding."""
+    q = torch.empty(3, 4, 1, 64, dtype=torch.bfloat16, device=device)
+    k, v = (torch.empty(3, 2, 40, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
+    padding, out = torch.empty(3, 40, dtype=torch.bool, device=device), torch.empty(3, 1, 4, 64, device=device)
+    offset = torch.full((), 39, device=device) if static else 39
+
+    def step() -> None:
+        seen = attention_mask(3, 1, 40, offset, 0, padding, device=device)
+        out.copy_(attention_forward(SimpleNamespace(is_causal=True), q, k, v, seen)[0])
+
+    def fill() -> torch.Tensor:
+        for x in (q, k, v):
+            x.normal_()
+        padding.copy_(torch.rand(3, 40) < 0.5)
+        padding[:, -1] = True
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), padding[:, None, None], enable_gqa=True
+        ).transpose(1, 2)
+
+    fill()
+    step()
+    run = step
+    if device == "cuda":
+        with no_synchronisation(device):
+            step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    for _ in range(5):
+        want = fill()
+        run()
+        torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
+
+
+def test_masks_of_the_callers_own(ours, device):
+    """Four dimensions of bool; keys behind the last are not seen."""
+    pair = Pair("llama", (device, torch.bfloat16))
+    ids, _ = tokens_of(3, 12, "none", device)
+    mask = torch.rand(3, 1, 12, 12, device=device) < 0.6
+    mask |= torch.eye(12, dtype=torch.bool, device=device)
+    got = pair.logits(ours, ids, attention_mask=mask)
+    with torch.no_grad():
+        bias = torch.zeros(mask.shape, device=device).masked_fill_(~mask, torch.finfo(torch.float32).min)
+        want = pair.reference(ids, attention_mask=bias).logits
+    peer = pair.logits("sdpa", ids, attention_mask=mask)
+    assert (got - want).norm() <= FACTOR * (peer - want).norm()
+
+
+# What is not supported
+
+
+def attend(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, dim: int = 64, **options: Any) -> torch.Tensor:
+    q, k = (torch.randn(2, heads, 3, dim, dtype=dtype, device=device) for heads in (4, 2))
+    options = {"attention_mask": None} | options
+    return attention_forward(SimpleNamespace(is_causal=True), q, k, k.clone(), **options)[0]
+
+
+@pytest.mark.parametrize(
+    "options, kind, message",
+    [
+        (dict(dropout=0.1), ValueError, "attention_dropout: got 0.1 in training, wanted 0"),
+        (dict(output_attentions=True), ValueError, "output_attentions: got weights of attention among the outputs"),
+        (dict(s_aux=torch.ones(4)), ValueError, "s_aux: got attention sinks, wanted none"),
+        (dict(position_bias=torch.ones(4)), ValueError, "position_bias: got a bias of positions, wanted none"),
+        (dict(dtype=torch.float64), TypeError, r"got torch.float64 on \w+, wanted one of .*: load the model with dtype="),
+        (dict(dim=60), ValueError, "head_dim: got 60, wanted"),
+        (
+            dict(attention_mask=torch.zeros(2, 1, 3, 3)),
+            TypeError,
+            "attention_mask: got torch.float32, wanted torch.bool, True where a query sees a key",
+        ),
+        *(
+            (dict(attention_mask=torch.ones(*shape).bool()), ValueError, re.escape(f"got shape {list(shape)}, wanted"))
+            for shape in ((3, 1, 3, 3), (2, 4, 3, 3), (2, 1, 2, 3), (2, 1, 3, 4))
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported(options, kind, message, device):
+    options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
+    assert attend(device).shape == (2, 3, 4, 64)
+    with pytest.raises(kind, match=message):
+        attend(device, **options)
+
+
+def test_float32_on_cuda_and_other_devices():
+    with pytest.raises(ValueError, match="fi_attention: got a model on meta, wanted one of cpu, cuda"):
+        attend("meta")
+    if torch.cuda.is_available():
+        with pytest.raises(TypeError, match=r"got torch.float32 on cuda, wanted one of torch.float16, torch.bfloat16"):
+            attend("cuda", torch.float32)
+
+
+def test_a_model_says_what_is_not_supported(ours, device):
+    pair = Pair("llama", (device, torch.bfloat16), attention_dropout=0.1)
+    ids, _ = tokens_of(2, 5, "none", device)
+    pair.model.train()
+    with pytest.raises(ValueError, match="attention_dropout: got 0.1 in training, wanted 0"):
+        pair.logits(ours, ids)
+
+
+# Registration
+
+
+def test_the_name(ours):
+    assert register() == ours and ours in ALL_ATTENTION_FUNCTIONS
+    assert "flash" not in ours, "transformers would take it for FlashAttention"
+
+
+def test_the_example_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transformers.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/transformers.md", "exec"), names)
+    assert names["model"].config._attn_implementation == register()
+    assert torch.equal(names["tokens"][:, :12], names["ids"])
+
+
+def test_nothing_is_imported_unasked():
+    program = """
+import sys, torch, flashinfer, flashinfer.integrations.transformers
+assert "transformers" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=clean_environment()
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_transformers(monkeypatch):
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.9.1")
+    with pytest.raises(
+        DependencyError, match=r"got 5.9.1, wanted 5.17 or newer: pip install 'flashinfer\[transformers\]'"
+    ):
+        register()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(DependencyError, match="transformers: cannot be imported") as caught:
+        register()
+    assert isinstance(caught.value, ImportError) and caught.value.library == "transformers"

@@ -1,0 +1,413 @@
+"""The prefill family against float64 attention: masks, layouts, ragged and paged batches, users' variants."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+import flashinfer
+from tests.conftest import DEVICES
+from tests.support.attention_oracle import (
+    Paged,
+    assert_near,
+    attention,
+    batch_attention,
+    drawn,
+    indptr_of,
+    multi_item_mask,
+    token_positions,
+    workspace,
+)
+
+# float32 exists on the CPU only; one head_dim for each dtype keeps the modules few.
+PLACES = [
+    (device, dtype, head_dim)
+    for device in DEVICES
+    for dtype, head_dim in ((torch.float32, 64), (torch.float16, 64), (torch.bfloat16, 128))
+    if (device, dtype) != ("cuda", torch.float32)
+]
+OPTIONS = [
+    dict(window_left=5),
+    dict(causal=True, window_left=0),
+    dict(causal=True, window_left=33),
+    dict(sm_scale=0.3),
+    dict(causal=True, logits_soft_cap=5.0),
+    dict(causal=True, pos_encoding_mode="ALIBI"),
+    dict(pos_encoding_mode="ALIBI"),
+    dict(causal=True, pos_encoding_mode="ROPE_LLAMA", rope_scale=2.0, rope_theta=1e5),
+]
+
+
+@pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{place[1]}".replace("torch.", ""))
+def place(request):
+    return request.param
+
+
+@pytest.fixture
+def small(device):
+    """Arguments of modules that other tests use too."""
+    return (device, torch.float16, 64)
+
+
+def single(place, qo_len: int, kv_len: int, heads: tuple[int, int]) -> list[torch.Tensor]:
+    device, dtype, head_dim = place
+    shapes = [(qo_len, heads[0], head_dim), *[(kv_len, heads[1], head_dim)] * 2]
+    return [drawn(shape, dtype, device) for shape in shapes]
+
+
+class Batch:
+    """Requests of lengths in a ragged or in a paged form behind one way to plan and run them."""
+
+    def __init__(self, place, form: str, qo_lens: list[int], kv_lens: list[int], heads: tuple[int, int],
+                 layout: str = "NHD", page_size: int = 16) -> None:  # fmt: skip
+        self.place, self.form, self.heads, self.qo_lens, self.kv_lens = place, form, heads, qo_lens, kv_lens
+        device, dtype, head_dim = place
+        self.q = drawn((sum(qo_lens), heads[0], head_dim), dtype, device)
+        if form == "ragged":
+            k, v = (drawn((sum(kv_lens) + 3, heads[1], head_dim), dtype) for _ in range(2))
+            self.requests = list(zip(*(x[: sum(kv_lens)].split(kv_lens) for x in (k, v)), strict=True))
+            for x in (k, v):
+                x[sum(kv_lens) :] = math.nan
+            self.inputs = [
+                x.to(device) if layout == "NHD" else x.transpose(0, 1).contiguous().to(device) for x in (k, v)
+            ]
+            self.wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device), layout)
+            self.tables = [indptr_of(kv_lens)]
+            self.shape = (*heads, head_dim)
+        else:
+            self.paged = Paged(kv_lens, page_size, heads[1], head_dim, dtype, device, layout, form)
+            self.requests = [self.paged.request(b) for b in range(len(kv_lens))]
+            self.inputs = [self.paged.cache]
+            self.wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), layout)
+            self.tables = list(self.paged.tables_on("cpu"))
+            self.shape = (*heads, head_dim, page_size)
+
+    def plan(self, **options) -> None:
+        far = random.choice(["cpu", self.place[0]])
+        tables = [x.to(far) for x in (indptr_of(self.qo_lens), *self.tables)]
+        self.wrapper.plan(*tables, *self.shape, **{"q_data_type": self.place[1]} | options)
+
+    def check(self, masks=None, **options) -> None:
+        want, want_lse = batch_attention(self.q, self.qo_lens, self.requests, masks, **options)
+        out, lse = self.wrapper.run(self.q, *self.inputs, return_lse=True)
+        assert_near(out, want, lse, want_lse)
+        again, lse_again = self.wrapper.run_return_lse(self.q, *self.inputs)
+        assert torch.equal(again, out) and torch.equal(lse_again, lse), "the same inputs, other bits"
+
+
+forms = pytest.mark.parametrize("form", ["ragged", "one"])
+
+
+# One request
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("heads", [(1, 1), (8, 2), (7, 7), (17, 1)], ids=str)
+def test_single(heads, layout, causal, place):
+    for qo_len, kv_len in ((1, 1), (random.randint(2, 70), random.randint(70, 300)), (40, 40), (33, 5), (3, 1500)):
+        q, k, v = single(place, qo_len, kv_len, heads)
+        want, want_lse = attention(q, k, v, causal=causal)
+        if layout == "HND":
+            k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
+        out, lse = flashinfer.single_prefill_with_kv_cache_return_lse(q, k, v, causal=causal, kv_layout=layout)
+        assert out.dtype == q.dtype
+        assert_near(out, want, lse, want_lse)
+        assert torch.equal(flashinfer.single_prefill_with_kv_cache(q, k, v, causal=causal, kv_layout=layout), out)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_single_options(options, device):
+    place = (device, torch.float32 if device == "cpu" else torch.float16, 64)
+    q, k, v = single(place, 70, 200, (12, 3))
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, return_lse=True, **options)
+    want, want_lse = attention(q, k, v, **options)
+    assert_near(out, want, lse, want_lse)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0)], ids=str)
+def test_single_without_queries_or_keys(lengths, place):
+    q, k, v = single(place, *lengths, (8, 2))
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, return_lse=True)
+    assert out.shape == q.shape and bool((out == 0).all()) and bool((lse == -math.inf).all())
+
+
+def test_queries_before_the_first_key_see_nothing(place):
+    q, k, v = single(place, 20, 6, (4, 2))
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, return_lse=True)
+    assert bool((out[:14] == 0).all()) and bool((lse[:14] == -math.inf).all()) and bool(lse[14:].isfinite().all())
+
+
+def test_single_of_any_strides(place):
+    device, dtype, head_dim = place
+    qkv = drawn((50, 3, 4, head_dim + 5), dtype, device)
+    q, k, v = qkv[:, 0, :, :head_dim], qkv[:, 1, :2, 5:], qkv[:, 2, 2:, :head_dim]
+    assert_near(flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True), attention(q, k, v, causal=True)[0])
+    turned = drawn((4, head_dim, 50), dtype, device).permute(2, 0, 1)
+    assert_near(flashinfer.single_prefill_with_kv_cache(turned, turned, turned), attention(turned, turned, turned)[0])
+
+
+def test_heads_of_values_of_another_size(device):
+    q, k = drawn((30, 4, 192), torch.bfloat16, device), drawn((90, 2, 192), torch.bfloat16, device)
+    v = drawn((90, 2, 128), torch.bfloat16, device)
+    out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, return_lse=True)
+    want, want_lse = attention(q, k, v, causal=True)
+    assert_near(out, want, lse, want_lse)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr_of([10, 20]), indptr_of([30, 60]), 4, 2, 192, 128, causal=True, q_data_type="bfloat16")
+    requests = list(zip(k.split([30, 60]), v.split([30, 60]), strict=True))
+    assert_near(wrapper.run(q, k, v), batch_attention(q, [10, 20], requests, causal=True)[0])
+    paged = Paged([30, 60], 16, 2, 192, torch.bfloat16, device, form="pair", head_dim_vo=128)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr_of([10, 20]), *paged.tables_on("cpu"), 4, 2, 192, 16, 128, q_data_type="bfloat16")
+    assert_near(wrapper.run(q, paged.cache), batch_attention(q, [10, 20], [paged.request(b) for b in range(2)])[0])
+
+
+def test_output_of_another_dtype(small):
+    q, k, v = single(small, 9, 40, (4, 2))
+    out = flashinfer.single_prefill_with_kv_cache(q, k, v, o_dtype=torch.bfloat16)
+    assert out.dtype == torch.bfloat16
+    assert_near(out, attention(q, k, v)[0])
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_fp8(kv_dtype, small):
+    device, dtype, head_dim = small
+    q = drawn((30, 8, head_dim), dtype, device)
+    k, v = drawn((90, 2, head_dim), kv_dtype), drawn((90, 2, head_dim), kv_dtype)
+    per_head = torch.tensor([[0.25], [0.5]]), torch.tensor([[2.0], [5.0]])
+    for k_scale, v_scale in ((0.5, 3.0), per_head):
+        want, want_lse = attention(q * 2, k.float() * k_scale, v.float() * v_scale, causal=True)
+        scales = [x if isinstance(x, float) else x.flatten().to(device) for x in (k_scale, v_scale)]
+        out, lse = flashinfer.single_prefill_with_kv_cache(
+            q, k.to(device), v.to(device), 2.0, *scales, causal=True, return_lse=True
+        )
+        assert_near(out, want, lse, want_lse)
+    paged = Paged([90, 0, 33], 3, 2, head_dim, kv_dtype, device, form="pair")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr_of([9, 1, 20]), *paged.tables_on("cpu"), 8, 2, head_dim, 3, causal=True, kv_data_type=kv_dtype)
+    requests = [(k * 0.5, v * 3) for k, v in (paged.request(b) for b in range(3))]
+    want, _ = batch_attention(q, [9, 1, 20], requests, causal=True)
+    for of in (float, lambda x: torch.tensor(x, device=device)):
+        assert_near(wrapper.run(q, paged.cache, k_scale=of(0.5), v_scale=of(3.0)), want)
+
+
+def test_single_custom_mask(place):
+    q, k, v = single(place, 37, 75, (8, 2))
+    mask = torch.rand(37, 75) < 0.3
+    mask[5] = False
+    want, want_lse = attention(q, k, v, mask=mask)
+    far = mask.to(place[0])
+    packed = flashinfer.packbits(far.view(-1), bitorder="little")
+    for arguments in (
+        dict(custom_mask=far),
+        dict(packed_custom_mask=packed),
+        dict(custom_mask=~far, packed_custom_mask=packed),
+    ):
+        out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, return_lse=True, **arguments)
+        assert_near(out, want, lse, want_lse)
+    windowed, _ = attention(q, k, v, mask=mask, window_left=9)
+    assert_near(flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=far, window_left=9), windowed)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("form", ["ragged", "one", "pair", "torn"])
+def test_batch(form, layout, causal, place):
+    kv_lens = [random.choice([0, 1, random.randint(2, 100), random.randint(100, 400)]) for _ in range(6)]
+    qo_lens = [random.choice([0, 1, random.randint(1, 60)]) for _ in kv_lens]
+    for page_size in (1, 3, 16) if form == "torn" else (16,):
+        batch = Batch(place, form, qo_lens, kv_lens, (8, 2), layout, page_size)
+        batch.plan(causal=causal)
+        batch.check(causal=causal)
+
+
+@forms
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_batch_options(options, form, device):
+    place = (device, torch.float32 if device == "cpu" else torch.float16, 64)
+    batch = Batch(place, form, [5, 0, 40, 33], [0, 9, 150, 333], (12, 3))
+    batch.plan(**options)
+    batch.check(**options)
+    batch.plan()
+    want, want_lse = batch_attention(batch.q, batch.qo_lens, batch.requests, **options)
+    out, lse = batch.wrapper.forward_return_lse(batch.q, *batch.inputs, **options)
+    assert_near(out, want, lse, want_lse)
+    assert_near(
+        batch.wrapper.forward(batch.q, *batch.inputs), batch_attention(batch.q, batch.qo_lens, batch.requests)[0]
+    )
+
+
+@forms
+def test_custom_masks_of_several_requests(form, place):
+    batch = Batch(place, form, [7, 0, 33, 1, 12], [13, 8, 100, 0, 12], (8, 2))
+    masks = [torch.rand(n, m) < 0.4 for n, m in zip(batch.qo_lens, batch.kv_lens, strict=True)]
+    flat = torch.cat([mask.view(-1) for mask in masks])
+    bits = indptr_of([mask.numel() for mask in masks])
+    packed, _ = flashinfer.segment_packbits(flat.to(place[0]), bits.to(place[0]), bitorder="little")
+    for arguments in (dict(custom_mask=flat.to(place[0])), dict(custom_mask=flat), dict(packed_custom_mask=packed),
+                      dict(custom_mask=~flat, packed_custom_mask=packed, causal=True)):  # fmt: skip
+        batch.plan(**arguments)
+        batch.check(masks)
+    batch.plan(causal=True)  # nothing is left of the masks
+    batch.check(causal=True)
+
+
+@forms
+def test_multi_item_scoring(form, place):
+    items = [[3, 1, 7], [5], [], [2, 2, 2, 2]]
+    prefixes = [20, 1, 9, 40]
+    kv_lens = [prefix + sum(n + 1 for n in lens) for prefix, lens in zip(prefixes, items, strict=True)]
+    qo_lens = [kv_lens[0], 4, 9, kv_lens[3] - 10]
+    batch = Batch(place, form, qo_lens, kv_lens, (8, 2))
+    longest = 20
+    arguments = dict(
+        prefix_len_ptr=torch.tensor(prefixes, dtype=torch.int32).to(torch.uint32),
+        token_pos_in_items_ptr=torch.cat([token_positions(lens, longest) for lens in items]),
+        max_item_len_ptr=torch.tensor([max(lens, default=0) for lens in items], dtype=torch.int32).to(torch.uint16),
+    )
+    far = random.choice(["cpu", place[0]])
+    batch.plan(token_pos_in_items_len=longest, causal=True, **{n: x.to(far) for n, x in arguments.items()})
+    masks = [multi_item_mask(*one) for one in zip(qo_lens, kv_lens, prefixes, items, strict=True)]
+    batch.check(masks)
+
+
+@forms
+def test_split_keys_change_nothing_beyond_rounding(form, place):
+    batch = Batch(place, form, [3, 40, 1], [3000, 90, 1500], (4, 1))
+    for causal in (False, True):
+        batch.wrapper._scheduler.split = True
+        batch.plan(causal=causal)
+        assert batch.wrapper._scheduler.header[4] > 1, "nothing was split"
+        batch.check(causal=causal)
+        batch.wrapper._scheduler.split = False
+        batch.plan(causal=causal)
+        assert batch.wrapper._scheduler.header[4] == 0
+        batch.check(causal=causal)
+
+
+@forms
+def test_an_empty_batch(form, small):
+    batch = Batch(small, form, [], [], (4, 2))
+    batch.plan(causal=True)
+    out, lse = batch.wrapper.run(batch.q, *batch.inputs, return_lse=True)
+    assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
+
+
+def test_ragged_keys_of_any_strides(small):
+    device, dtype, head_dim = small
+    batch = Batch(small, "ragged", [5, 20], [50, 70], (4, 2))
+    batch.plan(causal=True)
+    room = drawn((123, 2, 2 * head_dim + 1), dtype, device)
+    torn = [room[..., :head_dim], room[..., 1::2]]
+    batch.requests = list(zip(*(x[:120].split([50, 70]) for x in torn), strict=True))
+    batch.inputs = torn
+    batch.check(causal=True)
+
+
+def test_results_into_given_tensors(small):
+    batch = Batch(small, "one", [5, 0, 20], [9, 7, 50], (4, 2))
+    batch.plan(causal=True)
+    room = torch.full((25, 4, 128), math.nan, dtype=torch.float16, device=small[0])
+    out, lse = room[..., :64], torch.full((25, 4), math.nan, device=small[0])
+    assert batch.wrapper.run(batch.q, *batch.inputs, out=out, lse=lse) is out
+    want, want_lse = batch_attention(batch.q, batch.qo_lens, batch.requests, causal=True)
+    assert_near(out, want, lse, want_lse)
+    assert bool(room[..., 64:].isnan().all()), "something was written beside the output"
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_one_graph_of_one_request(head_dim, device):
+    """Sizes are symbols there, and nothing else may have loaded the module."""
+
+    def layer(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        out, lse = flashinfer.single_prefill_with_kv_cache(q * 2, k, k, causal=True, return_lse=True)
+        return flashinfer.single_decode_with_kv_cache(out[-1], k, k) + lse[-1, :, None]
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for qo_len, kv_len in ((3, 5), (7, 9), (8, 17)):
+        q, k, _ = single((device, torch.bfloat16, head_dim), qo_len, kv_len, (4, 2))
+        torch.testing.assert_close(compiled(q, k), layer(q, k), rtol=0, atol=0)
+
+
+def test_one_graph_of_a_planned_run(small):
+    batch = Batch(small, "one", [5, 0, 20], [9, 7, 50], (4, 2))
+    batch.plan(causal=True)
+    compiled = torch.compile(lambda q: batch.wrapper.run(q * 2, *batch.inputs) + 1, fullgraph=True, backend="aot_eager")
+    want = batch.wrapper.run(batch.q * 2, *batch.inputs) + 1
+    for _ in range(2):
+        torch.testing.assert_close(compiled(batch.q), want, rtol=0, atol=0)
+
+
+def test_the_operator_keeps_the_promises_of_its_schema(small):
+    q, k, v = single(small, 9, 40, (4, 2))
+    out, lse = torch.empty_like(q), torch.empty(9, 4, device=small[0])
+    arguments = ("prefill", "op", q, k, v, out, lse, None, 0, 1, 0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0, None, None)
+    torch.library.opcheck(torch.ops.flashinfer.attend.default, arguments)
+
+
+# Variants of one's own
+
+SIGMOID = """
+struct MySigmoid : AttentionVariantBase {
+  static constexpr bool use_softmax = false;
+  uint32_t qo_len, kv_len, window_left;
+  float scale_log2, bias_log2;
+  template <typename Params>
+  FLASHINFER_HD MySigmoid(const Params& params, uint32_t batch_idx, uint8_t*)
+      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), window_left(kv_len) {
+    scale_log2 = params.logits_scale * math::log2e, bias_log2 = params.sigmoid_bias * math::log2e;
+  }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    return math::ptx_rcp(1.0f + math::ptx_exp2(-(logits * scale_log2 + bias_log2)));
+  })
+};
+"""
+
+
+def sigmoid(*index: object) -> tuple:
+    return ("my_sigmoid", "float16", "float16", "float16", *index, 64, 64, [], [], ["logits_scale", "sigmoid_bias"],
+            ["double", "double"], "MySigmoid", SIGMOID)  # fmt: skip
+
+
+@forms
+def test_a_variant_of_ones_own(form, small):
+    batch = Batch(small, form, [5, 0, 40, 2], [9, 7, 130, 1200], (4, 2))
+    kind = type(batch.wrapper)
+    batch.wrapper = kind(workspace(small[0]), jit_args=sigmoid("int32"))
+    weights = lambda logits: torch.sigmoid(logits * 0.1 - 2)  # noqa: E731
+    for causal in (False, True):
+        batch.plan(causal=causal)
+        out = batch.wrapper.run(batch.q, *batch.inputs, 0.1, -2.0)
+        want, _ = batch_attention(batch.q, batch.qo_lens, batch.requests, causal=causal, weights=weights)
+        assert_near(out, want)
+    with pytest.raises(ValueError, match="pos_encoding_mode, logits_soft_cap: got one with jit_args"):
+        batch.plan(pos_encoding_mode="ALIBI")
+
+
+def test_a_variant_of_ones_own_for_one_request(small):
+    device = small[0]
+    module = flashinfer.gen_customize_single_prefill_module("fa2", *sigmoid(), device=device).build_and_load()
+    q, k, v = single(small, 20, 90, (4, 2))
+    function = flashinfer.single_prefill_with_kv_cache_with_jit_module
+    for mode in (0, 1):
+        out = function(module, q, k, v, 0.1, -2.0, mask_mode=mode)
+        want, _ = attention(q, k, v, causal=bool(mode), weights=lambda logits: torch.sigmoid(logits * 0.1 - 2))
+        assert_near(out, want)
+    windowed, _ = attention(q, k, v, window_left=4, weights=lambda logits: torch.sigmoid(logits * 0.1 - 2))
+    assert_near(function(module, q, k, v, 0.1, -2.0, window_left=4), windowed)
+    with pytest.raises(ValueError, match="mask_mode: got 2, wanted 0 or 1"):
+        function(module, q, k, v, 0.1, -2.0, mask_mode=2)
+    with pytest.raises(TypeError, match="jit_module: got NoneType, wanted what build_and_load"):
+        function(None, q, k, v)
+    with pytest.raises(TypeError, match="missing value for argument 'sigmoid_bias'"):
+        function(module, q, k, v, 0.1)

@@ -1,0 +1,60 @@
+"""A copy of the source tree, and processes that see it or an installed package instead of the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+_PARTS = (
+    "flashinfer",
+    "csrc",
+    "include",
+    "scripts",
+    "pyproject.toml",
+    "build_backend.py",
+    "README.md",
+    "LICENSE",
+    ".gitignore",
+)
+
+
+def copy_tree(destination: Path) -> Path:
+    """Copy what the package is made of; no artifacts, no caches."""
+    destination.mkdir(parents=True)
+    for part in _PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, destination / part, ignore=shutil.ignore_patterns("__pycache__", "data"))
+        else:
+            shutil.copy2(ROOT / part, destination / part)
+    return destination
+
+
+def clean_environment(**variables: str | Path) -> dict[str, str]:
+    """The environment without anything that points at this checkout or steers the library."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "PYTHON"))}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+def make_venv(folder: Path) -> Path:
+    """The interpreter of an empty environment that sees torch and all else installed here, but no editable install."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    seen = {str(Path(torch.__file__).parents[1]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site,) = folder.glob("lib/python3*/site-packages")
+    # A path in a .pth file is searched last, and .pth files in it (editable installs) are not read.
+    (site / "zz_host.pth").write_text("\n".join(sorted(seen)) + "\n")
+    return folder / "bin" / "python"
+
+
+def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
+    """Standard output of a command that succeeds."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -1,0 +1,127 @@
+"""Every public function under ``torch.compile``: one graph for all shapes and numbers, and eager's values."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from ..support.samples import Case, public_cases, values
+from .test_ops import functions
+
+CASES = list(public_cases("cpu"))
+# How long the packed bits are, a tensor's value says: it becomes a size of the graph where torch is told to allow that.
+READS_A_VALUE = {"segment_packbits"}
+# Compiled in tests/prefill/test_prefill.py; a module of a user's own and masks of blocks are made outside of graphs.
+ATTENTION = {
+    "convert_bsr_mask_layout",
+    "single_decode_with_kv_cache",
+    "single_decode_with_kv_cache_with_jit_module",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_with_jit_module",
+}
+SIZES, MORE_SIZES = (5, 7, 11, 12, 19, 31), (6, 40, 57)
+
+
+pytestmark = pytest.mark.usefixtures("cold_dynamo")
+
+
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def allowed(name: str) -> contextlib.AbstractContextManager[Any]:
+    return (
+        torch._dynamo.config.patch(capture_scalar_outputs=True) if name in READS_A_VALUE else contextlib.nullcontext()
+    )
+
+
+def called(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """What a call returns and what it leaves in its arguments."""
+    result = function(**arguments)
+    results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
+    return [*results, *(value for value in arguments.values() if isinstance(value, torch.Tensor))]
+
+
+def run(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """The same on copies of the arguments."""
+    own = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
+    return called(function, own)
+
+
+def check(compiled: Any, case: Case, arguments: dict[str, Any]) -> None:
+    for got, want in zip(run(compiled, arguments), run(case.function, arguments), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def test_every_public_function_is_here():
+    assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION
+
+
+def test_sizes_make_one_graph(name, device):
+    case = public_cases(device)[name]
+    with allowed(name):
+        compiled = torch.compile(case.function, fullgraph=True, dynamic=True, backend="aot_eager")
+        for size in SIZES:
+            check(compiled, case, case.arguments(size))
+        assert graphs() == 1
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for size in MORE_SIZES:
+                check(compiled, case, case.arguments(size))
+
+
+def test_unbacked_sizes(name, device):
+    """Sizes of which the graph knows nothing, not even that they are not 0 or 1."""
+    case = public_cases(device)[name]
+    with allowed(name):
+        compiled = torch.compile(case.function, fullgraph=True, dynamic=True, backend="aot_eager")
+        for size in (9, 23, 14):
+            arguments = case.arguments(size)
+            for key, value in arguments.items():
+                if isinstance(value, torch.Tensor) and value.shape != case.arguments(2 * size)[key].shape:
+                    torch._dynamo.decorators.mark_unbacked(value, 0)
+            want = run(case.function, arguments)
+            for one, other in zip(called(compiled, arguments), want, strict=True):
+                torch.testing.assert_close(one, other, equal_nan=True)
+        assert graphs() == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_twelve_values_of_a_number_make_two_graphs_at_most(name, dynamic, device):
+    case = public_cases(device)[name]
+    for number in case.numbers:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        arguments = case.arguments(9)
+        for value in values(number, 12):
+            check(compiled, case, arguments | {number: value})
+        assert 1 <= graphs() <= 2, number
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_and_gradients(name, dynamic, device):
+    """The same, where gradients flow through the graph."""
+    case = public_cases(device)[name]
+    for number in case.numbers if case.differentiable and not case.written else ():
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for value in values(number, 12):
+            arguments = case.arguments(9) | {number: value}
+            leaves = [arguments[key].requires_grad_() for key in case.differentiable]
+            outputs = [function(**arguments) for function in (compiled, case.function)]
+            results = [[out] if isinstance(out, torch.Tensor) else list(out) for out in outputs]
+            grads = [torch.randn_like(one) for one in results[0]]
+            got, want = (torch.autograd.grad(one, leaves, grads) for one in results)
+            for one, other in zip((*results[0], *got), (*results[1], *want), strict=True):
+                torch.testing.assert_close(one, other)
+        assert 1 <= graphs() <= 2, number

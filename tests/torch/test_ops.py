@@ -1,0 +1,167 @@
+"""What holds for every public function that takes tensors: arguments that are none of those it has a kernel for."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashinfer
+from flashinfer._ops.declare import OPERATORS
+from flashinfer.errors import FlashInferError, GradientError
+
+from ..support.samples import operator_calls
+
+
+def functions() -> list[str]:
+    return [
+        name
+        for name in dir(flashinfer)
+        if not name.startswith(("gen_", "get_act", "_", "warmup")) and inspect.isfunction(getattr(flashinfer, name))
+    ]
+
+
+def with_tensors(name: str, tensor: object) -> list[object]:
+    """The arguments that a function cannot be called without: ``tensor`` for tensors, 1 for numbers."""
+    parameters = inspect.signature(getattr(flashinfer, name)).parameters.values()
+    return [1 if p.annotation in ("int", "float") else tensor for p in parameters if p.default is p.empty]
+
+
+def test_all_are_found():
+    assert {"rmsnorm", "silu_and_mul", "apply_rope", "append_paged_kv_cache", "merge_states", "packbits"} < set(
+        functions()
+    )
+
+
+@pytest.mark.parametrize("name", functions())
+def test_none(name):
+    with pytest.raises(TypeError, match=r"^\w+: \w+: got None(Type)?, wanted Tensor$"):
+        getattr(flashinfer, name)(*with_tensors(name, None))
+
+
+@pytest.mark.parametrize("name", functions())
+def test_sparse(name, device):
+    sparse = torch.ones(4, 8, device=device).to_sparse()
+    with pytest.raises(
+        ValueError, match=r"^\w+: \w+: got a tensor of torch\.sparse_coo and torch\.float32, wanted a dense one$"
+    ):
+        getattr(flashinfer, name)(*with_tensors(name, sparse))
+
+
+def test_sparse_beside_dense(device):
+    x = torch.ones(4, 8, device=device)
+    flashinfer.rmsnorm(x, x[0])  # the kernel is there
+    with pytest.raises(ValueError, match="rmsnorm: weight: got a tensor of torch.sparse_coo"):
+        flashinfer.rmsnorm(x, x[0].to_sparse())
+
+
+def test_every_operator_has_a_sample():
+    assert set(operator_calls("cpu")) == set(OPERATORS)
+
+
+def test_no_operator_is_registered_behind_the_list():
+    """Those of attention's modules have namespaces of their own, see tests/attention/test_bound.py."""
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("flashinfer::")}
+    assert registered == {f"flashinfer::{name}" for name in OPERATORS}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operators_keep_the_promises_of_their_schema(name, device):
+    """Mutations, fake tensors, dynamic shapes, autograd: torch's own checks of a custom operator."""
+    assert torch.Tag.pt2_compliant_tag in OPERATORS[name].tags
+    for arguments in operator_calls(device)[name]:
+        torch.library.opcheck(OPERATORS[name], arguments)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in OPERATORS if f"{name}_autograd" in OPERATORS))
+def test_nothing_of_python_stands_before_an_operator_of_inference(name, device):
+    """Autograd keys of these have no kernel of ours; after the first call the backend's is the module's own."""
+    OPERATORS[name](*operator_calls(device)[name][0])
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has(f"flashinfer::{name}", "Autograd") and has(f"flashinfer::{name}_autograd", "Autograd")
+    assert has(f"flashinfer::{name}", device.upper())
+
+
+def test_what_has_no_gradient_says_so(device):
+    """Before anything is written; without gradients asked for it works."""
+    v, s = torch.randn(4, 3, 16, device=device), torch.randn(4, 3, device=device)
+    wanted = v.clone().requires_grad_()
+    with pytest.raises(FlashInferError, match="merge_state: has no gradient, wanted tensors that require none"):
+        flashinfer.merge_state(wanted, s, v, s)
+    before = v.clone()
+    with pytest.raises(GradientError, match="merge_state_in_place: has no gradient"):
+        flashinfer.merge_state_in_place(v, s, wanted, s)
+    assert torch.equal(v, before)
+    with torch.no_grad():
+        assert not flashinfer.merge_state(wanted, s, v, s)[0].requires_grad
+
+
+class Watched(torch.Tensor):
+    """Knows what was called with one."""
+
+    seen: list[str]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def calls_of(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is called, by a part of the operator's name; ``x``: ``[tokens, 64]``."""
+    weight, out = x.detach().clone()[0], torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return {
+        "rmsnorm": lambda: flashinfer.rmsnorm(x, weight),
+        "rmsnorm_out": lambda: flashinfer.rmsnorm(x, weight, out=out),
+        "merge_state": lambda: flashinfer.merge_state(x[:, None], x[:, :1].float(), x[:, None], x[:, :1].float()),
+        "run": lambda: flashinfer.single_decode_with_kv_cache(x, x[:, None], x[:, None]),
+    }
+
+
+@pytest.mark.parametrize("way", ["class", "function", "dispatch", "profiler"])
+def test_whoever_watches_operators_sees_them(way, device):
+    """Calls go by the shortest way that there is, but not past tensors' classes, modes and the profiler."""
+    x, seen = torch.randn(4, 64, dtype=torch.bfloat16, device=device), []
+    wanted = {name: call() for name, call in calls_of(x).items()}
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    def profiler() -> torch.profiler.profile:
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
+
+    ways = {"class": contextlib.nullcontext, "function": Function, "dispatch": Dispatch, "profiler": profiler}
+    if way == "class":
+        x, Watched.seen = x.as_subclass(Watched), seen
+    for name, call in calls_of(x).items():
+        seen.clear()
+        with ways[way]() as watching:
+            got = call()
+        if way == "profiler":
+            seen += [event.key.replace("::", ".") for event in watching.key_averages()]
+        assert any(one.removesuffix(".default").split(".")[-1].startswith(name) for one in seen), (name, seen)
+        torch.testing.assert_close(got, wanted[name], rtol=0, atol=0)
+
+
+def test_one_graph_from_public_functions(device):
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return flashinfer.silu_and_mul(flashinfer.rmsnorm(x, w)) + 1
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    w = torch.randn(64, device=device)
+    for tokens in (3, 5, 9):
+        x = torch.randn(tokens, 64, device=device)
+        torch.testing.assert_close(compiled(x, w), layer(x, w))

@@ -1,0 +1,228 @@
+"""Where things are: names correspond, headers stand alone, layers look downward only, files stay small."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+
+import flashinfer
+from flashinfer.jit.machine.target import CPU_LEVELS, native_level
+from flashinfer.jit.modules import Matrix, families, family
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "include" / "flashinfer"
+SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
+LONGEST_FILE, BUILD_SYSTEM = 500, 2600
+
+# What each layer may include, the layers of include/flashinfer by directory. A layer sees itself and what is below.
+LAYERS = {
+    "common": {"common"},
+    "attention": {"common", "attention"},
+    "cpu/simd": {"common", "cpu/simd"},
+    "cpu": {"common", "cpu/simd", "cpu"},
+    "cpu/attention": {"common", "attention", "cpu/simd", "cpu", "cpu/attention"},
+    "cuda/ptx": {"common", "cuda/ptx"},
+    "cuda/tile": {"common", "cuda/ptx", "cuda/tile"},
+    "cuda/host": {"common", "cuda/host"},
+    "cuda": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda"},
+    "cuda/attention": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention"},
+}
+
+# Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.
+CONDITIONALS = {
+    "__AVX2__": "x86-64 and x86-64-v3",
+    "__AVX512BW__": "x86-64-v3 and x86-64-v4",
+    "__AVX512DQ__": "x86-64-v3 and x86-64-v4",
+    "__AVX512F__": "x86-64-v3 and x86-64-v4",
+    "__CUDACC__": "common headers, by g++ and by nvcc",
+    "__CUDA_ARCH__": "8.0 and 9.0a",
+    "__F16C__": "x86-64 and x86-64-v3",
+    "FLASHINFER_BINDING": "bindings and kernels",
+    "FLASHINFER_CUDA": "bindings of both backends",
+    "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
+    "FLASHINFER_OWN_VARIANTS": "modules of the library's variants and of users'",
+    "FLASHINFER_PART": "every part of a dispatching module",
+}
+
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_x86 = pytest.mark.skipif(native_level() == "generic", reason="levels of x86-64")
+
+
+def headers(*layers: str) -> list[Path]:
+    return sorted(path for layer in layers for path in (INCLUDE / layer).rglob("*.*h"))
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def layer_of(name: str) -> str:
+    folder = os.path.dirname(name)
+    return next(layer for layer in sorted(LAYERS, key=len, reverse=True) if f"{folder}/".startswith(f"{layer}/"))
+
+
+def compile_each(command: list[str], files: Iterable[Path]) -> None:
+    """Compile each header as the only thing in a file; several at once."""
+
+    def problem(path: Path) -> str:
+        words = [*command, f"-I{ROOT / 'include'}", "-include", str(path), os.devnull]
+        done = subprocess.run(words, capture_output=True, text=True)
+        return f"{path}:\n{done.stderr}{done.stdout}" if done.returncode else ""
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        problems = [text for text in pool.map(problem, files) if text]
+    assert not problems, "\n".join(problems)
+
+
+CXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"]
+# To PTX only, and for one arch: the host's and the device's code are parsed and nothing is optimised.
+NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.devnull]
+
+
+@needs_gcc
+@needs_x86
+@pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
+def test_each_cpu_header_compiles_alone(level):
+    compile_each(
+        [*CXX, f"-march={level}"], headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
+    )
+
+
+@needs_nvcc
+def test_each_cuda_header_compiles_alone():
+    compile_each(NVCC, headers("cuda", "common", "attention"))
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(CXX, marks=needs_gcc), pytest.param(NVCC, marks=needs_nvcc)], ids=["g++", "nvcc"]
+)
+def test_a_header_that_leans_on_another_is_caught(command, tmp_path):
+    header = tmp_path / "leaning.h"
+    header.write_text("inline std::string text() { return {}; }\n")
+    with pytest.raises(AssertionError, match="std"):
+        compile_each(command, [header])
+
+
+@pytest.mark.parametrize("path", headers(*LAYERS), ids=lambda path: str(path.relative_to(INCLUDE)))
+def test_a_header_looks_downward_only(path):
+    text, own = path.read_text(), layer_of(str(path.relative_to(INCLUDE)))
+    assert "#pragma once" in text
+    assert "#include" not in text[text.find("\nnamespace") :] or "\nnamespace" not in text, "an #include inside a body"
+    for name in includes(path):
+        assert not re.match(r"torch|ATen|c10|pybind11|Python\.h", name), f"{path} includes {name}: kernels see no torch"
+        if name.startswith("flashinfer/"):
+            assert layer_of(name.removeprefix("flashinfer/")) in LAYERS[own], f"{path} includes {name}"
+        else:
+            assert not (path.parent / name).exists(), (
+                f"{path}: own headers are included as <flashinfer/...>, got {name}"
+            )
+
+
+def test_only_bindings_see_torch():
+    csrc = ROOT / "csrc"
+    headers = {str(path.relative_to(csrc)) for path in csrc.glob("*/*.h")}
+    for path in sources():
+        name = str(path.relative_to(csrc))
+        sees_torch = any(one.startswith("torch/") or one in headers for one in includes(path))
+        assert sees_torch == (name in headers or name in {f"{one}.cc" for one in families()}), path
+
+
+def test_both_sides_of_every_conditional_are_built():
+    for path in [*headers(*LAYERS), *sources()]:
+        for condition in re.findall(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", path.read_text(), re.MULTILINE):
+            asked = set(re.findall(r"[A-Za-z_]\w*", condition)) - {"defined"}
+            assert asked <= set(CONDITIONALS), f"{path}: say in CONDITIONALS how both sides of {condition} are built"
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_family_is_called_the_same_everywhere(name):
+    """A kernel file includes the header of its kernels, whose name is the family's or ends it."""
+    for path in (f"flashinfer/{name}.py", f"csrc/{name}.cc", f"tests/{name}/test_{name}.py"):
+        assert (ROOT / path).exists(), f"family {name} has no {path}"
+    for layer, file in (("cpu", f"{name}_cpu.cc"), ("cuda", f"{name}_cuda.cu")):
+        used = [one for one in includes(ROOT / "csrc" / file) if one.startswith(f"flashinfer/{layer}/")]
+        assert any(f"_{name}".endswith(f"_{Path(one).stem}") for one in used), f"csrc/{file} includes {used}"
+    for spec in family(name).aot_specs(Matrix()):
+        assert spec.name.startswith(f"{name}_") and spec.name.endswith(f"_{spec.backend}")
+
+
+def test_every_source_belongs_to_a_family():
+    own = {f"{name}{end}" for name in families() for end in (".cc", "_cpu.cc", "_cuda.cu")}
+    left = {path.name for path in (ROOT / "csrc").iterdir() if path.suffix in (".cc", ".cu")} - own
+    assert not left, f"csrc has files of no family: {left}"
+
+
+@pytest.mark.parametrize("name", families())
+def test_public_names_are_reachable_and_documented(name):
+    module = getattr(__import__(f"flashinfer.{name}"), name)
+    assert module.__all__ == sorted(module.__all__)
+    for public in module.__all__:
+        assert getattr(flashinfer, public) is getattr(module, public)
+        assert public in dir(flashinfer)
+        assert inspect.getdoc(getattr(module, public)), f"{public} has no docstring"
+    generators = {public for public in vars(family(name)) if re.fullmatch(r"gen_\w+_module", public)}
+    assert generators and generators <= set(module.__all__)
+
+
+@pytest.mark.parametrize("name", [module.__name__ for module in flashinfer._modules()])
+def test_functions_and_wrappers_are_documented(name):
+    """Those of every public file, with or without a native module of its own; methods too, but for partial ones."""
+    module = sys.modules[name]
+    assert module.__all__ == sorted(module.__all__)
+    for public in module.__all__:
+        found = getattr(flashinfer, public)
+        assert found is getattr(module, public) and public in dir(flashinfer)
+        members = vars(found) if inspect.isclass(found) else {}
+        methods = [x for name, x in members.items() if name[0] != "_" and not isinstance(x, partialmethod)]
+        for what in (found, *methods):
+            assert inspect.getdoc(what), f"{public} has something without a docstring: {what}"
+
+
+def test_no_two_modules_share_a_name():
+    owners: dict[str, str] = {}
+    for module in flashinfer._modules():
+        for public in module.__all__:
+            assert owners.setdefault(public, module.__name__) == module.__name__
+
+
+def test_modules_are_found_without_torch():
+    program = (
+        "import flashinfer, sys; assert 'torch' not in sys.modules;"
+        "print(flashinfer.sparse.__name__, flashinfer.utils.__name__, flashinfer.BatchAttention.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["flashinfer.sparse", "flashinfer.utils", "BatchAttention"], done.stderr
+
+
+def test_no_file_is_too_long():
+    skipped = {".git", "data", "results", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [one for one in folders if one not in skipped]
+        for path in (Path(folder) / name for name in names if Path(name).suffix in SOURCE_SUFFIXES):
+            lines = len(path.read_text().splitlines())
+            assert lines <= LONGEST_FILE, f"{path} has {lines} lines: it has two purposes"
+
+
+def test_the_build_system_stays_small():
+    """Lines that hold something; blank ones are the formatter's."""
+    lines = sum(
+        bool(line.strip())
+        for path in (ROOT / "flashinfer" / "jit").glob("*.py")
+        for line in path.read_text().splitlines()
+    )
+    assert lines <= BUILD_SYSTEM, f"flashinfer/jit has {lines} lines"

@@ -1,0 +1,32 @@
+"""The README's example runs, its table is the program's own, and the files it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flashinfer.cli.config import markdown_table
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 8
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_the_table_of_variables_is_the_programs():
+    (table,) = re.findall(
+        r"<!-- python -m flashinfer show-config --markdown -->\n(.*?)\n<!-- end -->", README, re.DOTALL
+    )
+    assert table == markdown_table(), "run: python -m flashinfer show-config --markdown"
+
+
+def test_every_named_path_exists():
+    for document in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text()
+        for path in re.findall(r"`((?:flashinfer|csrc|include|scripts|tests|benchmarks|\.ci)/[\w./-]*)`", text):
+            if "scale" not in path:  # CONTRIBUTING's imagined family
+                assert (ROOT / path).exists(), f"{document} names {path}"
