@@ -211,3 +211,24 @@ def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_sta
     assert second.returncode == 0 and "reused" in second.stdout and compilers_started() == 2
     imported = {line.rsplit("|", 1)[1].strip() for line in second.stderr.splitlines() if line.startswith("import time")}
     assert "flashinfer.jit.build" in imported and not {"torch", "jinja2", "rich"} & imported
+
+
+def test_the_script_builds_the_tree_that_it_stands_in(tmp_path):
+    """Where another one is installed: PYTHONPATH stands for that."""
+    tree = tmp_path / "tree"
+    for part in ("flashinfer", "csrc", "include", "scripts"):
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+    source = tree / "csrc" / "norm.cc"
+    source.write_text(source.read_text() + "// another tree\n")
+    command = [
+        sys.executable,
+        str(tree / "scripts/build_aot.py"),
+        "--families",
+        "norm",
+        "--backend",
+        "cpu",
+        "--dry-run",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert run.returncode == 0 and run.stderr.startswith(f"{tree}/data/aot: 1 "), run.stderr

@@ -12,7 +12,6 @@ import torch
 
 import flashinfer
 from flashinfer import jit
-from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
@@ -36,7 +35,7 @@ COVERAGE = {
 }
 # One after the other by which each value of each axis is met, for specialised modules take their time to compile.
 CHOSEN = {"cpu": ((0, 0, 0), (1, 1, 1), (0, 1, 0)), "cuda": ((0, 0, 0), (1, 0, 1))}
-needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 BACKENDS = ["cpu", pytest.param("cuda", marks=needs_nvcc)]
 
 COMPARE = """

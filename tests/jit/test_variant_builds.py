@@ -9,7 +9,6 @@ import pytest
 
 from flashinfer import jit
 from flashinfer.errors import BuildError
-from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules._attention import load_attention
 
 from ..support.attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
@@ -17,7 +16,7 @@ from ..support.attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOO
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
 BROKEN_LINE = 1 + BROKEN[: BROKEN.index("log3e")].count("\n")
-needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
 def test_two_variants_of_one_name_never_meet():
