@@ -13,8 +13,8 @@ import torch
 from ._ops.capture import refuse_capture
 from .jit.events import Event, subscribe
 from .jit.load import load
+from .jit.module import JitSpec
 from .jit.modules._attention import covered, load_attention
-from .jit.spec import JitSpec
 
 __all__ = ["warmup"]
 

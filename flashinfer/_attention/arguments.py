@@ -14,9 +14,10 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.declare import raise_as_callers_mistake
 from .._ops.route import as_tensor, is_symbolic
 from ..errors import GradientError
+from ..jit.module import JitSpec
 from ..jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
 from ..jit.modules._attention import variant_value as variant_of
-from ..jit.spec import BACKENDS, JitSpec
+from ..jit.spec import BACKENDS
 from ..utils import get_alibi_slopes
 
 LAYOUTS = {"NHD": 0, "HND": 1}

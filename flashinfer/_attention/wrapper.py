@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.route import numbers_of
-from ..jit.spec import JitSpec
+from ..jit.module import JitSpec
 from .arguments import (
     NO_SCALES,
     Logits,

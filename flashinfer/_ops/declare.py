@@ -23,7 +23,8 @@ from torch.overrides import has_torch_function
 
 from ..errors import GradientError
 from ..jit.load import load
-from ..jit.spec import BACKENDS, DTYPES, JitSpec
+from ..jit.module import JitSpec
+from ..jit.spec import BACKENDS, DTYPES
 from .route import is_symbolic
 
 _LIBRARY = torch.library.Library("flashinfer", "FRAGMENT")

@@ -23,9 +23,10 @@ from ..jit.closure import closure
 from ..jit.machine.target import Target, native_level, wanted_target
 from ..jit.machine.toolchain import Toolchain, find_toolchain
 from ..jit.machine.workspace import workspace, write_atomically
+from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.ninja import render_graph, render_spec
-from ..jit.spec import BACKENDS, JitSpec
+from ..jit.spec import BACKENDS
 from ..jit.template import render_config
 from .output import show
 

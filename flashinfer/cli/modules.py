@@ -15,8 +15,8 @@ from ..errors import BuildError
 from ..jit import frozen, store
 from ..jit.artifact import Artifact, read
 from ..jit.machine.workspace import PARTS, workspace_root
+from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.spec import JitSpec
 from .main import UsageError
 from .output import age, show, size
 from .why import differences

@@ -11,7 +11,7 @@ from typing import Any
 from .. import env
 from ..jit import store
 from ..jit.artifact import Artifact
-from ..jit.spec import JitSpec
+from ..jit.module import JitSpec
 from ..jit.store import Here
 from .main import UsageError
 from .output import plain, show

@@ -1,9 +1,9 @@
 """The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
 
-``spec`` -> ``closure`` -> ``store`` (where to look), ``artifact`` and ``trust`` (what may be used) -> ``target``,
-``toolchain`` -> ``request`` -> ``build`` -> ``lock`` -> ``run`` (``ninja``, and before each compiler ``unit`` and
-``budget``) -> ``artifact`` (publish) -> ``load``. ``probe`` answers without doing, ``frozen`` forbids. ``modules`` has
-one file per family. Nothing here imports torch until a module is loaded.
+``spec`` (a value; ``module``: what can be done with one) -> ``closure`` -> ``store`` (where to look), ``artifact`` and
+``trust`` (what may be used) -> ``target``, ``toolchain`` -> ``request`` -> ``build`` -> ``lock`` -> ``run`` (``ninja``,
+and before each compiler ``unit`` and ``budget``) -> ``artifact`` (publish) -> ``load``. ``probe`` answers without doing,
+``frozen`` forbids. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import modules
 from .events import stats, subscribe
 from .frozen import freeze
 from .machine.workspace import PARTS, workspace_root
-from .spec import JitSpec, gen_jit_spec
+from .module import JitSpec, gen_jit_spec
 
 if TYPE_CHECKING:
     from .build import build_jit_specs

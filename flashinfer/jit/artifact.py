@@ -24,7 +24,7 @@ from ..errors import ArtifactError
 from .machine import trust
 from .machine.target import Target
 from .machine.toolchain import Identity, Toolchain
-from .spec import FORMAT, JitSpec, digest
+from .spec import FORMAT, Spec, digest
 
 MANIFEST = "manifest.json"
 _FIELDS = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list, "seal": str,
@@ -144,7 +144,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def make_manifest(
-    spec: JitSpec, key: str, target: Target, toolchain: Toolchain, so: Path, seconds: float
+    spec: Spec, key: str, target: Target, toolchain: Toolchain, so: Path, seconds: float
 ) -> dict[str, Any]:
     """What an artifact that has just been built says of itself. ``seconds``: what compiling took."""
     return {

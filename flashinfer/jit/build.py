@@ -18,14 +18,14 @@ from .host.timeline import Unit
 from .machine.workspace import workspace
 from .request import Outcome, Request, make_request
 from .run import Run
-from .spec import JitSpec
+from .spec import Spec
 
 __all__ = ["Outcome", "Progress", "Request", "Watch", "build_jit_specs", "find_or_build", "make_request", "run"]
 
 AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
 
 
-def build_jit_specs(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
+def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
     """Artifacts of all specs, building those that are missing in one parallel run.
 
     Args:
@@ -42,9 +42,9 @@ def build_jit_specs(specs: Sequence[JitSpec], verbose: bool = False, skip_prebui
     return find_or_build(specs, verbose, skip_prebuilt)
 
 
-def find_or_build(specs: Sequence[JitSpec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
+def find_or_build(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
     """What :func:`build_jit_specs` does once it is known that somebody asks."""
-    found: dict[JitSpec, Artifact] = {}
+    found: dict[Spec, Artifact] = {}
     missing: list[Request] = []
     for spec in dict.fromkeys(specs):
         started = time.perf_counter()

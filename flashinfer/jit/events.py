@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import env
 
 if TYPE_CHECKING:
-    from .spec import JitSpec
+    from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
     return result
 
 
-def asked(spec: JitSpec, needs: Mapping[str, Iterable[Any]] | None = None) -> None:
+def asked(spec: Spec, needs: Mapping[str, Iterable[Any]] | None = None) -> None:
     """Somebody wants this module, whatever comes of it: written down where ``python -m flashinfer trace`` is at work."""
     if env.JIT_TRACE.is_set:
         from .trace import record  # for this alone: recording is no part of building

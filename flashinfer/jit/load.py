@@ -17,7 +17,7 @@ from . import store
 from .artifact import MANIFEST, Artifact, verified
 from .events import asked, emit
 from .machine.workspace import workspace_root
-from .spec import JitSpec
+from .spec import Spec
 from .store import Needs
 
 DAY = 86400.0  # seconds
@@ -28,7 +28,7 @@ _names = itertools.count()
 os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
 
 
-def load(spec: JitSpec, needs: Needs | None = None) -> Any:
+def load(spec: Spec, needs: Needs | None = None) -> Any:
     """Load a module, building it if there is none yet, and return its ``torch.ops`` namespace.
 
     ``needs``: see :func:`flashinfer.jit.store.find`.
@@ -46,7 +46,7 @@ def load(spec: JitSpec, needs: Needs | None = None) -> Any:
     return getattr(torch.ops, spec.namespace)
 
 
-def loaded(spec: JitSpec, needs: Needs | None = None) -> Artifact | None:
+def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     """The artifact of this module that is part of this process already.
 
     Raises:
@@ -70,7 +70,7 @@ def loaded(spec: JitSpec, needs: Needs | None = None) -> Artifact | None:
     return present
 
 
-def _load_locked(spec: JitSpec, needs: Needs | None) -> None:
+def _load_locked(spec: Spec, needs: Needs | None) -> None:
     started = time.perf_counter()
     if loaded(spec, needs) is not None:
         return

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from .machine.target import Target
 from .machine.toolchain import Toolchain, cxx11_abi
-from .spec import TORCH_ABI, JitSpec
+from .spec import TORCH_ABI, Spec
 
 
 def escape(path: str) -> str:
@@ -31,12 +31,12 @@ def words(command: Iterable[str]) -> str:
     return text.replace("$", "$$")
 
 
-def objects(spec: JitSpec, directory: str) -> dict[str, str]:
+def objects(spec: Spec, directory: str) -> dict[str, str]:
     """What is made of every unit: ``<directory>/<stem>.o`` -> the unit as the spec names it."""
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
-def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
+def render_spec(spec: Spec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
     """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
     directory = directory or spec.name
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
@@ -67,7 +67,7 @@ def render_spec(spec: JitSpec, target: Target, toolchain: Toolchain, directory: 
 
 
 def render_graph(
-    directories: Mapping[str, JitSpec], toolchain: Toolchain, runner: Iterable[str] = (), log_directory: str = ""
+    directories: Mapping[str, Spec], toolchain: Toolchain, runner: Iterable[str] = (), log_directory: str = ""
 ) -> str:
     """The top-level file: the rules, and one ``subninja`` line per spec (``directory -> spec``).
 

@@ -11,7 +11,7 @@ from . import frozen, store
 from .host import history
 from .machine.target import wanted_target
 from .machine.toolchain import find_toolchain
-from .spec import JitSpec
+from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Probe:
     reason: str = ""
 
 
-def probe(spec: JitSpec, needs: store.Needs | None = None) -> Probe:
+def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
     """Look where a load would look, then for what a build would need. Nothing is written and no tool is started, except
     for a compiler whose version nobody has asked yet while an artifact is there that it may have built."""
     from .load import loaded

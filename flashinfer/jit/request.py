@@ -13,14 +13,14 @@ from .host.timeline import Timeline
 from .machine.target import Target, wanted_target
 from .machine.toolchain import Toolchain, find_toolchain
 from .machine.workspace import roots, workspace
-from .spec import JitSpec
+from .spec import Spec
 
 
 @dataclass(frozen=True)
 class Request:
     """A module to build for a target, and the directory to publish it at (by default its place in the workspace)."""
 
-    spec: JitSpec
+    spec: Spec
     target: Target
     toolchain: Toolchain
     key: str
@@ -55,7 +55,7 @@ class Outcome:
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
 
-def make_request(spec: JitSpec, destination: Path | None = None, target: Target | None = None) -> Request:
+def make_request(spec: Spec, destination: Path | None = None, target: Target | None = None) -> Request:
     """What building ``spec`` here and now means.
 
     Raises:

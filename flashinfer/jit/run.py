@@ -29,7 +29,7 @@ from .machine.toolchain import Toolchain, find_python
 from .machine.workspace import write_atomically
 from .ninja import objects, render_graph, render_spec
 from .request import Outcome, Request
-from .spec import JitSpec
+from .spec import Spec
 from .template import render_config
 from .unit import RUN, is_made, read_depfile, read_record
 
@@ -243,7 +243,7 @@ def _first_error(lines: Iterable[str]) -> str:
     return next((line for line in ordered if pattern.search(line)), ordered[0] if ordered else "")
 
 
-def check_dependencies(spec: JitSpec, folder: Path, directory: str) -> None:
+def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
     """Every own header that the compiler says it read must be one that the key covers.
 
     Raises:

@@ -19,7 +19,8 @@ from ..cli.main import UsageError
 from .machine import trust
 from .machine.target import CPU_LEVELS, Target
 from .machine.workspace import write_atomically
-from .spec import JitSpec, digest
+from .module import JitSpec
+from .spec import digest
 from .trace import from_json
 
 

@@ -21,7 +21,7 @@ from .machine import trust
 from .machine.target import Target, wanted_target, why_not_linkable, why_not_runnable
 from .machine.toolchain import Identity, toolchain_identity
 from .machine.workspace import refused, roots, workspace_root
-from .spec import JitSpec, Value
+from .spec import Spec, Value
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
@@ -81,11 +81,11 @@ class Here:
         return why_not_runnable(self.backend, archs)
 
 
-def workspace_directory(root: Path, spec: JitSpec, spec_key: str) -> Path:
+def workspace_directory(root: Path, spec: Spec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
+def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:
@@ -140,7 +140,7 @@ def find(spec: JitSpec, needs: Needs | None = None, use: Use | None = None, here
     return Lookup(None, tuple(reasons))
 
 
-def _does_not_cover(found: Artifact, spec: JitSpec, needs: Needs | None) -> str | None:
+def _does_not_cover(found: Artifact, spec: Spec, needs: Needs | None) -> str | None:
     """Why an artifact of another key cannot stand in, or ``None``: it is the same spec, for other sets of values."""
     has = found.manifest["coverage"]
     wanted = {axis: set(values) for axis, values in {**dict(spec.coverage), **(needs or {})}.items()}

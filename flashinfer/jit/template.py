@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .. import env
-from .spec import JitSpec
+from .spec import Spec
 
 
-def render_config(spec: JitSpec) -> str:
+def render_config(spec: Spec) -> str:
     """The text of ``spec.config_header``. The same spec gives the same text everywhere."""
     # Imported here: a module that is found needs no template, and importing jinja2 takes longer than loading it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

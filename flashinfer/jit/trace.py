@@ -19,14 +19,15 @@ from .closure import closure
 from .events import say
 from .machine.target import wanted_target
 from .machine.workspace import write_atomically
-from .spec import JitSpec, digest
+from .module import JitSpec
+from .spec import Spec, digest
 
 LARGEST = 32 << 20  # bytes of the user's own files in one spec: more is somebody's toolkit, not a variant
 _ROOT, _OWN = "<root>/", "<own>/"
 _recorded: set[Any] = set()
 
 
-def record(spec: JitSpec, needs: Mapping[str, Any] | None) -> None:
+def record(spec: Spec, needs: Mapping[str, Any] | None) -> None:
     """Write down that this process asks for ``spec``: one file per distinct request in ``FLASHINFER_JIT_TRACE``."""
     folder = env.JIT_TRACE.get()
     wanted = {axis: sorted(values) for axis, values in (needs or {}).items()}
@@ -47,7 +48,7 @@ def record(spec: JitSpec, needs: Mapping[str, Any] | None) -> None:
         say(f"{spec.name} is missing in the trace: {err}")
 
 
-def to_json(spec: JitSpec) -> dict[str, Any]:
+def to_json(spec: Spec) -> dict[str, Any]:
     """A spec as plain JSON values, with the contents of every file that is not the project's.
 
     Raises:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashinfer.jit import gen_jit_spec
-from flashinfer.jit.spec import JitSpec
+from flashinfer.jit.module import JitSpec
 
 PLACES = ("src/{}.h", "src/deep/{}.h", "include/{}.h", "include/flashinfer/{}.h")
 CONDITIONS = ("", "#ifdef NEVER_DEFINED\n", "#if 0\n")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer.jit import gen_jit_spec
+from flashinfer.jit.module import JitSpec, family_spec
 from flashinfer.jit.modules.norm import gen_norm_module
-from flashinfer.jit.spec import JitSpec, digest, family_spec
+from flashinfer.jit.spec import digest
 
 
 def test_a_spec_is_a_value():

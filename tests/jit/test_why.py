@@ -10,7 +10,7 @@ import pytest
 from flashinfer.cli import modules
 from flashinfer.cli.main import main
 from flashinfer.jit import store
-from flashinfer.jit.spec import JitSpec
+from flashinfer.jit.module import JitSpec
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.trace import to_json
 

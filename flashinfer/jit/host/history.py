@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ... import env
 from ..budget import cpu_limit
 from ..machine.workspace import roots, workspace, write_atomically
-from ..spec import JitSpec
+from ..spec import Spec
 
 LINK = "link"  # stands for the step that makes the library
 _UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes where there is no history, of others than a C++ compiler
@@ -43,7 +43,7 @@ def expected_memory(past: dict[str, Past], file: str) -> int:
     return _UNKNOWN.get(PurePath(file).suffix or file, 1 << 30)
 
 
-def estimate(spec: JitSpec) -> float | None:
+def estimate(spec: Spec) -> float | None:
     """Seconds that building ``spec`` from nothing will take on this machine when it is idle, or ``None``."""
     past = read(spec.name)
     if not all(file in past for file in (*spec.units(), LINK)):

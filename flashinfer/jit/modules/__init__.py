@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from ..spec import BACKENDS, DTYPES, JitSpec
+from ..module import JitSpec
+from ..spec import BACKENDS, DTYPES
 
 
 @dataclass(frozen=True)

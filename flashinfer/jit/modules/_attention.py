@@ -20,7 +20,8 @@ from .. import store
 from ..closure import closure
 from ..events import emit
 from ..load import load
-from ..spec import BACKENDS, JitSpec, Value, digest, family_spec
+from ..module import JitSpec, family_spec
+from ..spec import BACKENDS, Value, digest
 
 if TYPE_CHECKING:
     from . import Matrix

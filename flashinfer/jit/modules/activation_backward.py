@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..spec import DTYPES, JitSpec
+from ..module import JitSpec
+from ..spec import DTYPES
 from . import Matrix
 from .activation import ACTIVATIONS, activation_spec
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..spec import DTYPES, JitSpec, family_spec
+from ..module import JitSpec, family_spec
+from ..spec import DTYPES
 from . import Matrix
 
 

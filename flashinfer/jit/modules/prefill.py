@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..spec import JitSpec
+from ..module import JitSpec
 from . import Matrix
 from ._attention import (
     CUDA_HEAD_DIMS,

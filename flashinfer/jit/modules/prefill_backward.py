@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..spec import DTYPES, JitSpec, family_spec
+from ..module import JitSpec, family_spec
+from ..spec import DTYPES
 from . import Matrix
 
 # Sizes of heads that CUDA kernels are compiled for, each in a part of its own; 192 is of queries beside 128 of values.

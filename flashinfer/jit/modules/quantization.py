@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..spec import JitSpec, family_spec
+from ..module import JitSpec, family_spec
 from . import Matrix
 
 

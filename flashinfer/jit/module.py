@@ -1,0 +1,147 @@
+"""``JitSpec``: a spec that can be found, built and loaded; and how one is made.
+
+Whatever a verb needs is imported when it is called: most programs find their modules and never build one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import env
+from .spec import BACKENDS, Scalar, Spec, Value, checked_coverage
+
+if TYPE_CHECKING:
+    from .artifact import Artifact
+    from .probe import Probe
+
+_BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=return-type")
+
+
+@dataclass(frozen=True)
+class JitSpec(Spec):
+    """Everything needed to build a module. Use :func:`gen_jit_spec` or a family's ``gen_*_module`` to make one."""
+
+    def find(self) -> Artifact | None:
+        """The artifact that a load would take now, or ``None``."""
+        from .store import find
+
+        return find(self).artifact
+
+    def probe(self, needs: Mapping[str, Iterable[Value]] | None = None) -> Probe:
+        """Whether a load would find this module, could build it, or cannot succeed; nothing is changed or started."""
+        from .probe import probe
+
+        return probe(self, needs)
+
+    def build(self, verbose: bool = False) -> Artifact:
+        """The artifact of this module, built if there is none yet."""
+        from .build import build_jit_specs
+
+        return build_jit_specs([self], verbose=verbose)[0]
+
+    def build_and_load(self) -> Any:
+        """Load the module, building it if there is none yet, and return its ``torch.ops`` namespace."""
+        from .load import load
+
+        return load(self)
+
+
+def _without_include_paths(given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Flags less those that name a directory of headers, and these: the key covers what such headers hold, not where."""
+    flags, paths, words = list[str](), list[str](), iter(given)
+    for word in words:
+        if word.startswith(("-include", "-imacros", "@")):
+            raise ValueError(f"flags: got {word!r}, whose file no key would cover; wanted an #include in the source")
+        if word in ("-I", "-iquote"):
+            paths.append(next(words, ""))
+        elif word.startswith("-I"):
+            paths.append(word[2:])
+        else:
+            flags.append(word)
+    return flags, paths
+
+
+def gen_jit_spec(
+    name: str,
+    sources: Sequence[str | Path],
+    extra_cflags: Sequence[str] | None = None,
+    extra_cuda_cflags: Sequence[str] | None = None,
+    extra_ldflags: Sequence[str] | None = None,
+    extra_include_paths: Sequence[str | Path] | None = None,
+    *,
+    backend: str | None = None,
+    config: Mapping[str, Scalar] | None = None,
+    coverage: Mapping[str, Iterable[Value]] | None = None,
+    template: str = "",
+    config_header: str = "",
+    namespace: str | None = None,
+) -> JitSpec:
+    """Describe a module of native code.
+
+    Args:
+        name: of the module, its directory and its ``.so``.
+        sources: C++ (``.cc``, ``.cpp``) and CUDA (``.cu``) files, absolute or relative to the directory that
+            holds ``csrc``.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's own and the environment's. ``-I``
+            means the same as ``extra_include_paths``; headers below ``-isystem`` are taken as the system's.
+        extra_include_paths: directories searched before the project's own.
+        backend: ``"cpu"`` or ``"cuda"``; by default ``"cuda"`` where a source ends in ``.cu``.
+        config, coverage, template, config_header: see :class:`JitSpec`.
+        namespace: of ``torch.ops``; by default the name.
+
+    Raises:
+        ValueError: a name, backend, flag, path or set of values that cannot be.
+    """
+    debug = env.JIT_DEBUG.get()
+    optimise = ("-O0", "-g", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)
+    if backend is None:
+        backend = "cuda" if any(str(source).endswith(".cu") for source in sources) else "cpu"
+    cflags, paths = _without_include_paths([*(extra_cflags or ()), *env.EXTRA_CFLAGS.get()])
+    cuda_cflags, cuda_paths = _without_include_paths([*(extra_cuda_cflags or ()), *env.EXTRA_CUDAFLAGS.get()])
+    paths = [*map(str, extra_include_paths or ()), *paths, *(cuda_paths if backend == "cuda" else ())]
+    # nvcc knows -std itself, and hands the other flags to the host's compiler. -G is its -g for the device.
+    own_cuda = ("-std=c++17", *optimise, *(["-G"] if debug else []), f"-Xcompiler={','.join(_BASE_CFLAGS[1:])}")
+    return JitSpec(
+        name=name,
+        backend=backend,
+        sources=tuple(str(source) for source in sources),
+        namespace=name if namespace is None else namespace,
+        config=tuple(sorted((config or {}).items())),
+        coverage=checked_coverage(coverage or {}),
+        template=template,
+        config_header=config_header,
+        cflags=(*_BASE_CFLAGS, *optimise, *cflags),
+        cuda_cflags=() if backend == "cpu" else (*own_cuda, *cuda_cflags),
+        ldflags=(*(extra_ldflags or ()), *env.EXTRA_LDFLAGS.get()),
+        include_paths=tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths)),
+    )
+
+
+def family_spec(
+    family: str,
+    backend: str,
+    *,
+    variant: str = "",
+    config: Mapping[str, Scalar] | None = None,
+    coverage: Mapping[str, Iterable[Value]] | None = None,
+) -> JitSpec:
+    """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels beside it."""
+    kernels = {"cpu": f"csrc/{family}_cpu.cc", "cuda": f"csrc/{family}_cuda.cu"}
+    if backend not in kernels:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+    binding = f"csrc/{family}.cc"
+    spec = gen_jit_spec(
+        "_".join(part for part in (family, variant, backend) if part),
+        [binding, kernels[backend]],
+        backend=backend,
+        config=config,
+        coverage=coverage,
+        template="csrc/config.h.jinja",
+        config_header=f"{family}_config.h",
+        namespace="flashinfer",
+    )
+    # A binding translates arguments, once a call: -O1 runs as fast as -O3 there and compiles in half the time.
+    return spec if env.JIT_DEBUG.get() else replace(spec, source_cflags=((binding, "-O1"),))
