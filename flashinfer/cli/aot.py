@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..errors import FlashInferError
+from ..errors import FlashInferError, ToolchainError
 from ..jit import build
 from ..jit.artifact import Artifact, read
-from ..jit.machine.target import CPU_LEVELS, Target, native_level, visible_gpus, wanted_target
+from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, families, family, matrix_specs
 from ..jit.modules._attention import FORMS, KV_DTYPES, VARIANTS
-from ..jit.spec import BACKENDS, DTYPES
+from ..jit.spec import BACKENDS, DTYPES, Spec
 from ..jit.specfile import Asked, one_per_name, read_specs
 from .main import UsageError
 from .report import write_report
@@ -181,10 +181,23 @@ def requests_of(options: argparse.Namespace) -> list[build.Request]:
         chosen = targets(options)
         names = ("dtypes", "head_dims", "kv_dtypes", "variants", "attention_form")
         matrix = Matrix(tuple(chosen), **{name: getattr(options, name) for name in names})
-        specs = [(spec, chosen[spec.backend]) for spec in matrix_specs(matrix, options.families)]
+        specs = [
+            (spec, chosen[spec.backend])
+            for spec in matrix_specs(matrix, options.families)
+            if can_be_built(spec, chosen[spec.backend])
+        ]
         if options.backend is None and "cuda" not in chosen:
             print(CROSS_BUILD, file=sys.stderr)
     return [build.make_request(spec, options.out_dir / spec.name, target) for spec, target in specs]
+
+
+def can_be_built(spec: Spec, target: Target) -> bool:
+    """Whether a module of the matrix has kernels for one of the archs; where it has none, it is left out."""
+    try:
+        return bool(narrowed(target, spec.archs, spec.name).archs)
+    except ToolchainError as err:
+        print(f"note: left out: {err}", file=sys.stderr)
+        return False
 
 
 def target_of(asked: Asked, options: argparse.Namespace) -> Target:

@@ -22,11 +22,12 @@ from ..jit.machine.target import (
     capability,
     level_features,
     native_arch,
-    runs_on,
     visible_gpus,
     wanted_target,
+    why_not_on,
 )
 from ..jit.modules import Matrix, matrix_specs
+from ..jit.spec import Spec
 from ..jit.specfile import Asked, read_specs
 from .main import UsageError
 from .output import show
@@ -35,12 +36,12 @@ from .output import show
 class There(store.Here):
     """Another machine, with the tools and the environment of this one."""
 
-    def __init__(self, backend: str, gpus: tuple[tuple[int, int], ...], level: str) -> None:
-        super().__init__(backend, writes=False)
+    def __init__(self, spec: Spec, gpus: tuple[tuple[int, int], ...], level: str) -> None:
+        super().__init__(spec, writes=False)
         self.gpus, self.level = gpus, level
 
     @cached_property
-    def target(self) -> Target | None:
+    def asked(self) -> Target | None:
         asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else bool(env.CUDA_ARCH_LIST.get())
         if asked:
             return wanted_target(self.backend)
@@ -51,10 +52,7 @@ class There(store.Here):
     def why_not_runnable(self, archs: Iterable[str]) -> str | None:
         if self.backend == "cpu":
             return next((why for arch in archs if (why := self._too_new(arch))), None)
-        for major, minor in self.gpus:
-            if not any(runs_on(arch, (major, minor)) for arch in archs):
-                return f"compiled for {', '.join(archs)}, the machine has a GPU of {major}.{minor}"
-        return None
+        return why_not_on(self.gpus, archs, "the machine", on_all=not self.spec.archs)
 
     def _too_new(self, arch: str) -> str | None:
         lacks = sorted(set(level_features(arch)) - set(level_features(self.level)))
@@ -101,7 +99,7 @@ def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
 def _machine(asked: Asked, options: argparse.Namespace) -> store.Here:
     """This machine, where nothing else is said; without a GPU, the GPUs of the machine where the trace was made."""
     if asked.spec.backend == "cpu" and options.cpu_arch is not None:
-        return There("cpu", (), options.cpu_arch)
+        return There(asked.spec, (), options.cpu_arch)
     if asked.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else asked.archs)):
-        return There("cuda", tuple(sorted(set(map(capability, archs)))), "")
-    return store.Here(asked.spec.backend, writes=False)
+        return There(asked.spec, tuple(sorted(set(map(capability, archs)))), "")
+    return store.Here(asked.spec, writes=False)

@@ -12,6 +12,7 @@ from .. import env
 from ..jit import store
 from ..jit.artifact import Artifact
 from ..jit.module import JitSpec
+from ..jit.spec import Spec
 from ..jit.store import Here
 from .main import UsageError
 from .output import plain, show
@@ -23,7 +24,7 @@ def why(options: argparse.Namespace) -> int:
     """Exit code 0 where a load takes an artifact as it is, 1 where it would have to build the module."""
     with tempfile.TemporaryDirectory() as folder:
         spec, needs = _asked(options.name, options.specs, Path(folder))
-        lookup = store.find(spec, needs, here=Here(spec.backend, writes=False))
+        lookup = store.find(spec, needs, here=Here(spec, writes=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]
     if options.json:
@@ -57,9 +58,9 @@ def _asked(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[s
     return asked[name].spec, asked[name].needs
 
 
-def nearest(spec: JitSpec) -> tuple[Artifact | None, Differences]:
+def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
     """Of all artifacts of the module's name the one that differs in the fewest fields, and where it does."""
-    here = Here(spec.backend, writes=False)
+    here = Here(spec, writes=False)
     wanted = spec.fields()
     if here.target is not None:
         wanted["archs"] = list(here.target.archs)
@@ -89,7 +90,7 @@ def compare(found: Artifact, wanted: Mapping[str, Any]) -> Differences:
     return result
 
 
-def differences(found: Artifact, spec: JitSpec) -> list[str]:
+def differences(found: Artifact, spec: Spec) -> list[str]:
     """What an artifact was built from and what ``spec`` says now, in words."""
     differing = compare(found, spec.fields())
     files = [name.removeprefix("files ") for name in differing if name.startswith("files ")]

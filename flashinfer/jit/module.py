@@ -5,9 +5,11 @@ Whatever a verb needs is imported when it is called: most programs find their mo
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from .. import env
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from .artifact import Artifact
     from .probe import Probe
 
+_ARCH = re.compile(r"sm(\d+)(\d[af]?)")
 _BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=return-type")
 
 
@@ -122,26 +125,49 @@ def gen_jit_spec(
 
 def family_spec(
     family: str,
-    backend: str,
+    kernels: str,
     *,
     variant: str = "",
     config: Mapping[str, Scalar] | None = None,
     coverage: Mapping[str, Iterable[Value]] | None = None,
 ) -> JitSpec:
-    """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels beside it."""
-    kernels = {"cpu": f"csrc/{family}_cpu.cc", "cuda": f"csrc/{family}_cuda.cu"}
-    if backend not in kernels:
-        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
-    binding = f"csrc/{family}.cc"
+    """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
+
+    Args:
+        family: of the functions that the module's operators are for.
+        kernels: ``"cpu"``, ``"cuda"``, or ``"sm90a"`` and its like, CUDA kernels for one arch alone. Operators of the
+            latter are in a namespace of their own, ``flashinfer_sm90a``, beside those that run everywhere.
+        variant: what the module's name says besides.
+        config, coverage: see :class:`Spec`.
+
+    Raises:
+        ValueError: the family has no such kernels.
+    """
+    source = next(filter(_is_in_tree, (f"csrc/{family}_{kernels}.{suffix}" for suffix in ("cc", "cu"))), None)
+    if source is None:
+        raise ValueError(f"backend: got {kernels!r}, wanted one of {', '.join(kernels_of(family))}")
+    arch, binding = _ARCH.fullmatch(kernels), f"csrc/{family}.cc"
     spec = gen_jit_spec(
-        "_".join(part for part in (family, variant, backend) if part),
-        [binding, kernels[backend]],
-        backend=backend,
+        "_".join(part for part in (family, variant, kernels) if part),
+        [binding, source],
+        backend="cuda" if arch else kernels,
         config=config,
         coverage=coverage,
         template="csrc/config.h.jinja",
         config_header=f"{family}_config.h",
-        namespace="flashinfer",
+        namespace=f"flashinfer_{kernels}" if arch else "flashinfer",
     )
+    spec = replace(spec, archs=(f"{arch[1]}.{arch[2]}",) if arch else ())
     # A binding translates arguments, once a call: -O1 runs as fast as -O3 there and compiles in half the time.
     return spec if env.JIT_DEBUG.get() else replace(spec, source_cflags=((binding, "-O1"),))
+
+
+def kernels_of(family: str) -> tuple[str, ...]:
+    """What kernels a family has, by their files: ``cpu``, ``cuda``, ``sm90a``."""
+    files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
+    ends = (stem.removeprefix(f"{family}_") for stem in files)
+    return tuple(sorted(end for end in ends if end in BACKENDS or _ARCH.fullmatch(end)))
+
+
+def _is_in_tree(source: str) -> bool:
+    return os.path.isfile(f"{env.data_root()}/{source}")

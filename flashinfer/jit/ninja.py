@@ -40,7 +40,8 @@ def render_spec(spec: Spec, target: Target, toolchain: Toolchain, directory: str
     """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
     directory = directory or spec.name
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
-    defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
+    names = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_NAMESPACE={spec.namespace}"]
+    defines = [*names, f"-DFLASHINFER_{spec.backend.upper()}=1"]
     # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information.
     roots = dict.fromkeys([*(os.path.dirname(path) for path in spec.include_dirs), directory])
     cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]

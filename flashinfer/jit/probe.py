@@ -9,7 +9,7 @@ from typing import Literal
 from ..errors import ModuleLoadError, ToolchainError
 from . import frozen, store
 from .host import history
-from .machine.target import wanted_target
+from .machine.target import narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .spec import Spec
 
@@ -32,7 +32,7 @@ def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
 
     try:
         present = loaded(spec, needs)
-        here = store.Here(spec.backend, writes=False)
+        here = store.Here(spec, writes=False)
         lookup = store.find(spec, needs, here=here) if present is None else store.Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
@@ -44,7 +44,7 @@ def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
     if by is not None:
         return Probe("impossible", reason=f"{by} forbids building it: {lookup.reason}")
     try:
-        wanted_target(spec.backend)
+        narrowed(wanted_target(spec.backend), spec.archs, spec.name)
         find_toolchain(spec.backend)
     except ToolchainError as err:
         return Probe("impossible", reason=str(err))

@@ -10,7 +10,7 @@ from ..errors import ArtifactError, BuildError
 from . import store
 from .artifact import Artifact, build_key, read, verified
 from .host.timeline import Timeline
-from .machine.target import Target, wanted_target
+from .machine.target import Target, narrowed, wanted_target
 from .machine.toolchain import Toolchain, find_toolchain
 from .machine.workspace import roots, workspace
 from .spec import Spec
@@ -56,13 +56,14 @@ class Outcome:
 
 
 def make_request(spec: Spec, destination: Path | None = None, target: Target | None = None) -> Request:
-    """What building ``spec`` here and now means.
+    """What building ``spec`` here and now means; of ``target``, only the archs that it has kernels for are built.
 
     Raises:
-        ToolchainError: a tool is missing, or nothing says what to compile for.
+        ToolchainError: a tool is missing, nothing says what to compile for, or there are no kernels for that.
         WorkspaceError: there is no place to build in.
     """
-    target, toolchain, key = target or wanted_target(spec.backend), find_toolchain(spec.backend), spec.key
+    target = narrowed(target or wanted_target(spec.backend), spec.archs, spec.name)
+    toolchain, key = find_toolchain(spec.backend), spec.key
     if destination is None:
         place = store.workspace_directory(workspace(), spec, key)
         destination = place / build_key(key, target, toolchain.identity)[:32]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Scalar = str | int | bool
 Value = str | int  # of an axis of coverage; all of one axis are of one type
 TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding/binding.h
-FORMAT = 3  # of the key and of the manifest: raise it when either changes its meaning
+FORMAT = 4  # of the key and of the manifest: raise it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -57,6 +57,7 @@ class Spec:
     headers: tuple[str, ...] = ()  # files that the rendered header includes, beyond those the sources reach
     source_cflags: tuple[tuple[str, str], ...] = ()  # a source -> one more flag for it alone
     split: bool = False  # the last source is compiled once for each combination of coverage's values, see units()
+    archs: tuple[str, ...] = ()  # the kernels are for these alone ("9.0a"); where there are none, for any
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -65,6 +66,10 @@ class Spec:
             raise ValueError(f"backend: got {self.backend!r}, wanted one of {', '.join(BACKENDS)}")
         if not self.sources:
             raise ValueError(f"sources of {self.name!r}: got none, wanted at least one file")
+        if self.archs and self.backend != "cuda":
+            raise ValueError(f"archs of {self.name!r}: got {' '.join(self.archs)} for {self.backend}, wanted none")
+        if self.archs and self.archs != env.parse_cuda_archs(" ".join(self.archs)):
+            raise ValueError(f"archs of {self.name!r}: got {self.archs}, wanted GPU archs, sorted, each once")
         stems = [PurePath(unit).stem for unit in self.units()]
         if len(set(stems)) != len(stems):
             raise ValueError(f"sources of {self.name!r}: got two files with one stem in {stems}, wanted distinct stems")
@@ -141,6 +146,7 @@ class Spec:
             "ldflags": [f"<linked>/{n}" if n in linked else flag for n, flag in enumerate(self.ldflags)],
             "source_cflags": [list(item) for item in self.source_cflags],
             "split": self.split,
+            "only_archs": list(self.archs),
             "torch_abi": list(TORCH_ABI),
             "files": self.files(),
         }

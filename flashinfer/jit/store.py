@@ -18,7 +18,7 @@ from .. import env
 from ..errors import ArtifactError, ToolchainError
 from .artifact import Artifact, build_key, read, verified
 from .machine import trust
-from .machine.target import Target, wanted_target, why_not_linkable, why_not_runnable
+from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
 from .machine.toolchain import Identity, toolchain_identity
 from .machine.workspace import refused, roots, workspace_root
 from .spec import Spec, Value
@@ -42,18 +42,25 @@ class Lookup:
 
 
 class Here:
-    """What this machine would build for, and by which tools; ``None`` where it cannot tell or cannot build.
+    """What this machine would build a spec for, and by which tools; ``None`` where it cannot tell or cannot build.
 
     Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
     """
 
-    def __init__(self, backend: str, writes: bool = True) -> None:
-        self.backend, self.writes = backend, writes
+    def __init__(self, spec: Spec, writes: bool = True) -> None:
+        self.spec, self.backend, self.writes = spec, spec.backend, writes
+
+    @cached_property
+    def asked(self) -> Target | None:
+        """What modules are wanted for, this one and others."""
+        with suppress(ToolchainError):
+            return wanted_target(self.backend)
+        return None
 
     @cached_property
     def target(self) -> Target | None:
         with suppress(ToolchainError):
-            return wanted_target(self.backend)
+            return self.asked and narrowed(self.asked, self.spec.archs, self.spec.name)
         return None
 
     @cached_property
@@ -73,12 +80,14 @@ class Here:
         manifest, target = found.manifest, self.target
         if not prebuilt and manifest["build_key"] != self.build_key(manifest["key"], manifest["build_key"]):
             return "built for another target or by other tools"
+        if self.asked is not None and target is None and self.asked.explicit:
+            return f"built for {' '.join(found.archs)} alone, asked for {' '.join(self.asked.archs)}"
         if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
             return f"built for {' '.join(found.archs)}, asked for {' '.join(target.archs)}"
         return self.why_not_runnable(found.archs) or why_not_linkable(manifest["requires"], manifest["torch_abi"])
 
     def why_not_runnable(self, archs: Iterable[str]) -> str | None:
-        return why_not_runnable(self.backend, archs)
+        return why_not_runnable(self.backend, archs, on_all=not self.spec.archs)
 
 
 def workspace_directory(root: Path, spec: Spec, spec_key: str) -> Path:
@@ -96,7 +105,7 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
 
     No lock is taken. In each round AOT directories come first.
     """
-    key, here = spec.key, here or Here(spec.backend)
+    key, here = spec.key, here or Here(spec)
     reasons: list[str] = []
     others: list[tuple[Artifact, bool]] = []
 

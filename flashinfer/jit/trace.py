@@ -17,7 +17,7 @@ from .. import env
 from ..errors import ToolchainError
 from .closure import closure
 from .events import say
-from .machine.target import wanted_target
+from .machine.target import narrowed, wanted_target
 from .machine.workspace import write_atomically
 from .module import JitSpec
 from .spec import Spec, digest
@@ -36,7 +36,7 @@ def record(spec: Spec, needs: Mapping[str, Any] | None) -> None:
         return
     _recorded.add(request)
     try:
-        archs = list(wanted_target(spec.backend).archs)
+        archs = list(narrowed(wanted_target(spec.backend), spec.archs, spec.name).archs)
     except ToolchainError:
         archs = []  # nothing says for what; whoever builds it will
     try:

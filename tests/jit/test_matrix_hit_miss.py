@@ -311,7 +311,7 @@ def test_a_module_knows_no_python(python, tmp_path):
 def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
     spec = make_spec("gpu", backend="cuda")
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
-    here = store.Here("cuda", writes=False)
+    here = store.Here(spec, writes=False)
     manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
     found = Artifact("gpu", Path("/nowhere/gpu.so"), manifest)
     assert here.refuses(found, prebuilt=True) is None

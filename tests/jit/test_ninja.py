@@ -36,7 +36,7 @@ def test_spec_file_cpu(torch):
     assert render_spec(gen_norm_module("cpu"), CPU, tools("cpu", torch)) == (
         "# norm_cpu: cpu, x86-64-v3\n"
         "cflags = -std=c++17 -fPIC -fvisibility=hidden -Wall -Wextra -Werror=return-type -O3 -march=x86-64-v3"
-        f" -DFLASHINFER_MODULE=norm_cpu -DFLASHINFER_CPU=1 -Inorm_cpu -I{root}/include -I{root}/csrc"
+        f" -DFLASHINFER_MODULE=norm_cpu -DFLASHINFER_NAMESPACE=flashinfer -DFLASHINFER_CPU=1 -Inorm_cpu -I{root}/include -I{root}/csrc"
         f" -ffile-prefix-map={root}=. -ffile-prefix-map=norm_cpu=.\n"
         "ldflags = -Lnorm_cpu\n"
         "\n"

@@ -135,6 +135,19 @@ def wanted_target(backend: str) -> Target:
     return Target("cuda", tuple(map(native_arch, visible_gpus())), False)
 
 
+def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
+    """``target`` for the module ``name``, whose kernels are for ``archs`` alone; for any, where these are none.
+
+    Raises:
+        ToolchainError: none of the target's archs is among them.
+    """
+    left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
+    if not left:
+        has = f"asked for {' '.join(target.archs)}" if target.explicit else f"this machine has {' '.join(target.archs)}"
+        raise ToolchainError(f"module {name!r} has kernels for {' '.join(archs)} alone, {has}")
+    return Target(target.backend, left, target.explicit)
+
+
 def native_arch(capability: tuple[int, int]) -> str:
     """What to compile for a GPU: from Hopper on what matters (wgmma, TMA variants) is arch-specific, the "a" targets."""
     return f"{capability[0]}.{capability[1]}{'a' if capability[0] >= 9 else ''}"
@@ -146,10 +159,11 @@ def capability(arch: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
+def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) -> str | None:
     """Why this machine cannot run code compiled for ``archs``, or ``None`` if it can.
 
-    Without a visible GPU a CUDA artifact is taken as runnable: nothing will be launched.
+    ``on_all``: all of its GPUs must, not only one. Without a visible GPU a CUDA artifact is taken as runnable: nothing
+    will be launched.
     """
     if backend == "cpu":
         for level in archs:
@@ -161,10 +175,15 @@ def why_not_runnable(backend: str, archs: Iterable[str]) -> str | None:
             if (level == "generic") != (native_level() == "generic"):
                 return f"compiled for {level}, this machine is {platform.machine()}"
         return None
-    for gpu in visible_gpus():
-        if not any(runs_on(arch, gpu) for arch in archs):
-            return f"compiled for {', '.join(archs)}, this machine has a GPU of {gpu[0]}.{gpu[1]}"
-    return None
+    return why_not_on(visible_gpus(), archs, "this machine", on_all)
+
+
+def why_not_on(gpus: Iterable[tuple[int, int]], archs: Iterable[str], machine: str, on_all: bool) -> str | None:
+    """Why one of these GPUs, or each of them where one is enough, cannot run code compiled for ``archs``."""
+    refused = [gpu for gpu in gpus if not any(runs_on(arch, gpu) for arch in archs)]
+    if not refused or (not on_all and len(refused) < len(tuple(gpus))):
+        return None
+    return f"compiled for {', '.join(archs)}, {machine} has a GPU of {refused[0][0]}.{refused[0][1]}"
 
 
 # Where the symbol versions of each name are defined. A library of the C++ runtime is looked at where this process has

@@ -21,7 +21,7 @@ from ..closure import closure
 from ..events import emit
 from ..load import load
 from ..module import JitSpec, family_spec
-from ..spec import BACKENDS, Value, digest
+from ..spec import Value, digest
 
 if TYPE_CHECKING:
     from . import Matrix
@@ -301,8 +301,6 @@ def _spec(
     scalars: Mapping[str, str],
     config: Mapping[str, str],
 ) -> JitSpec:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
     spec = family_spec(
         family,
         backend,

@@ -1,0 +1,113 @@
+"""Modules for some GPUs alone: they are built for these, found where these are, and refused elsewhere with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import ToolchainError
+from flashinfer.jit import JitSpec, store
+from flashinfer.jit.artifact import Artifact
+from flashinfer.jit.machine import target
+from flashinfer.jit.machine.target import Target, narrowed
+from flashinfer.jit.request import make_request
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+UNIT = {"unit.cu": '__global__ void kernel() {}\nextern "C" int answer() { kernel<<<1, 1>>>(); return 42; }\n'}
+
+
+@pytest.fixture
+def hopper(make_spec) -> JitSpec:
+    return replace(make_spec("hopper", UNIT), archs=("9.0a",))
+
+
+def made(spec: JitSpec, *archs: str) -> Artifact:
+    manifest = {
+        "key": spec.key, "build_key": "", "archs": list(archs), "requires": {}, "torch_abi": [2, 10]
+    }  # fmt: skip
+    return Artifact(spec.name, Path("/nowhere") / f"{spec.name}.so", manifest)
+
+
+def test_archs_are_part_of_the_key(hopper):
+    assert hopper.key != replace(hopper, archs=()).key != replace(hopper, archs=("9.0a", "10.0a")).key
+
+
+def test_a_target_is_narrowed():
+    both = Target("cuda", ("8.0", "9.0a+PTX", "10.0a"), True)
+    assert narrowed(both, (), "m") == both
+    assert narrowed(both, ("9.0a",), "m").archs == ("9.0a+PTX",)
+    assert narrowed(both, ("10.0a", "9.0a"), "m").archs == ("9.0a+PTX", "10.0a")
+    with pytest.raises(ToolchainError, match=r"module 'm' has kernels for 9\.0a alone, asked for 8\.0 9\.0"):
+        narrowed(Target("cuda", ("8.0", "9.0"), True), ("9.0a",), "m")
+    with pytest.raises(ToolchainError, match=r"alone, this machine has 8\.0"):
+        narrowed(Target("cuda", ("8.0",), False), ("9.0a",), "m")
+
+
+@pytest.mark.parametrize(
+    "archs, message",
+    [
+        (("nine",), "nine"),
+        (("9.0a", "9.0a"), "each once"),
+        (("9.0a 8.0",), "wanted GPU archs, sorted"),
+    ],
+)
+def test_archs_that_cannot_be(make_spec, archs, message):
+    with pytest.raises(ValueError, match=message):
+        replace(make_spec("hopper", UNIT), archs=archs)
+    with pytest.raises(ValueError, match="for cpu, wanted none"):
+        replace(make_spec("tiny"), archs=("9.0a",))
+
+
+def test_an_artifact_is_refused_where_none_of_its_archs_is(hopper, monkeypatch):
+    monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
+    why = store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True)
+    assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
+    for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one of the GPUs is enough, and without any nothing is launched
+        monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
+        assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True) is None
+    plain = replace(hopper, archs=())
+    monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0), (9, 0)))
+    why = store.Here(plain, writes=False).refuses(made(plain, "9.0a"), prebuilt=True)
+    assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
+
+
+def test_an_artifact_is_refused_where_others_are_asked_for(hopper, monkeypatch):
+    monkeypatch.setattr(target, "visible_gpus", lambda: ())
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
+    here = store.Here(hopper, writes=False)
+    assert here.refuses(made(hopper, "9.0a"), prebuilt=True) == "built for 9.0a alone, asked for 8.0"
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
+    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True) is None
+
+
+@needs_nvcc
+def test_one_list_of_archs_builds_each_module_for_its_own(aot, make_spec, hopper, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(aot, "matrix_specs", lambda matrix, names: [hopper, make_spec("portable", UNIT)])
+    command = ["--backend", "cuda", "--out-dir", str(tmp_path / "out"), "--json", "--cuda-arch"]
+    assert aot.main([*command, "8.0 9.0a"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name: row["archs"] for name, row in rows.items()} == {"hopper": ["9.0a"], "portable": ["8.0", "9.0a"]}
+    manifest = json.loads((tmp_path / "out" / "hopper" / "manifest.json").read_text())
+    assert manifest["archs"] == ["9.0a"] == manifest["only_archs"]
+    # Built for what the module has kernels for, asked for in other company: the same artifact.
+    assert aot.main([*command, "9.0a"]) == 0
+    assert {row["name"]: row["how"] for row in json.loads(capsys.readouterr().out)} == {
+        "hopper": "reused",
+        "portable": "built",
+    }
+    assert aot.main([*command, "8.0", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert [row["name"] for row in json.loads(said.out)] == ["portable"]
+    assert "left out: module 'hopper' has kernels for 9.0a alone, asked for 8.0" in said.err
+
+
+@needs_nvcc
+def test_a_build_for_others_says_why_not(hopper, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
+    with pytest.raises(ToolchainError, match=r"kernels for 9\.0a alone, asked for 8\.0"):
+        make_request(hopper)
+    assert hopper.probe().state == "impossible" and "9.0a alone" in hopper.probe().reason
