@@ -14,7 +14,8 @@ from typing import Any
 
 from . import jit as jit
 
-__version__ = "0.1.0"
+# Engines compare it: FlashInfer 0.2.7's interface, and names that came after it.
+__version__ = "0.2.8"
 
 # What they hold is found there, and not under flashinfer itself.
 _APART = {"cli", "env", "errors", "integrations", "jit", "utils"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from . import _unsupported
 from ._attention.arguments import (
     NON_CAUSAL,
     Logits,
@@ -36,6 +37,10 @@ from .jit.modules.decode import (
     gen_customize_single_decode_module,
     gen_single_decode_module,
 )
+
+# Engines find these beside the wrappers, as in FlashInfer.
+from .page import get_seq_lens as get_seq_lens
+from .utils import _get_range_buf as _get_range_buf
 from .utils import canonicalize_torch_dtype
 
 __all__ = [
@@ -346,3 +351,10 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         super().__init__(
             workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer, last_page_len_buffer
         )
+
+
+_unsupported.declare(
+    globals(),
+    _unsupported.TRTLLM_GEN,
+    functions=("trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla"),
+)

@@ -288,3 +288,23 @@ def runtime_dirs() -> tuple[Path, ...]:
 def aot_dirs() -> tuple[Path, ...]:
     """Directories of prebuilt modules in the order in which they are searched."""
     return (*AOT_DIR.get(), default_aot_dir())
+
+
+# What FlashInfer calls the places, for engines that keep files of their own beside the cache.
+_PLACES: dict[str, Callable[[], Path]] = {
+    "FLASHINFER_BASE_DIR": lambda: WORKSPACE_BASE.get() or Path.home(),
+    "FLASHINFER_CACHE_DIR": WORKSPACE_DIR.get,
+    "FLASHINFER_WORKSPACE_DIR": WORKSPACE_DIR.get,
+    "FLASHINFER_JIT_DIR": lambda: WORKSPACE_DIR.get() / "artifacts",
+    "FLASHINFER_GEN_SRC_DIR": lambda: WORKSPACE_DIR.get() / "build",
+    "FLASHINFER_AOT_DIR": default_aot_dir,
+    "FLASHINFER_DATA": lambda: Path(data_root()),
+    "FLASHINFER_INCLUDE_DIR": lambda: Path(data_root()) / "include",
+    "FLASHINFER_CSRC_DIR": lambda: Path(data_root()) / "csrc",
+}
+
+
+def __getattr__(name: str) -> Path:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _PLACES[name]()

@@ -73,6 +73,13 @@ class CaptureError(FlashInferError):
     """
 
 
+class UnsupportedError(FlashInferError, NotImplementedError):
+    """A name of newer FlashInfer was called whose hardware this library has no kernels for.
+
+    The message says which hardware, and what serves here instead.
+    """
+
+
 class GradientError(FlashInferError, NotImplementedError):
     """A gradient was asked for that no operator of ours computes."""
 

@@ -33,6 +33,7 @@ from ._attention.masks import MultiItem, one_mask
 from ._attention.one_request import attend_one, run_one
 from ._attention.prefill_wrapper import BatchPrefill
 from ._attention.schedule import check_tables
+from ._unsupported import trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache
 from .jit.modules.prefill import (
     check_kernels,
     gen_batch_prefill_module,

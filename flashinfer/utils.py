@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from enum import Enum
+from typing import Any, TypeVar
 
 import torch
 from packaging.version import Version
+
+from . import _unsupported
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "MaskMode",
@@ -14,12 +21,19 @@ __all__ = [
     "TensorLayout",
     "canonicalize_torch_dtype",
     "determine_attention_backend",
+    "determine_gemm_backend",
+    "determine_mla_backend",
+    "device_support_pdl",
     "get_alibi_slopes",
     "get_compute_capability",
+    "get_device_sm_count",
     "get_indptr",
     "is_float8",
     "is_sm90a_supported",
     "is_sm100a_supported",
+    "register_custom_op",
+    "register_fake_op",
+    "set_log_level",
     "version_at_least",
 ]
 
@@ -114,6 +128,32 @@ def is_sm100a_supported(device: torch.device) -> bool:
     return device.type == "cuda" and get_compute_capability(device)[0] == 10
 
 
+def device_support_pdl(device: torch.device) -> bool:
+    """Whether a kernel on the device may start before the one in front of it has ended."""
+    return device.type == "cuda" and get_compute_capability(device)[0] >= 9
+
+
+def get_device_sm_count(device: torch.device) -> int:
+    """The number of streaming multiprocessors of a GPU.
+
+    Raises:
+        ValueError: the device is no GPU.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"get_device_sm_count: device: got {device}, wanted a CUDA device")
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def determine_gemm_backend(device: torch.device) -> str:
+    """Returns the kernels that ``backend="auto"`` of a matrix product stands for on a device."""
+    return "sm90" if is_sm90a_supported(device) else "sm80"
+
+
+def determine_mla_backend(device: torch.device) -> str:
+    """Returns the kernels that ``backend="auto"`` of multi-head latent attention stands for on a device."""
+    return "fa3" if is_sm90a_supported(device) else "fa2"
+
+
 def determine_attention_backend(
     device: torch.device,
     pos_encoding_mode: int,
@@ -129,3 +169,60 @@ def determine_attention_backend(
 def version_at_least(version: str, base_version: str) -> bool:
     """Whether ``version`` is ``base_version`` or a later one (PEP 440)."""
     return Version(version) >= Version(base_version)
+
+
+def set_log_level(level: str) -> None:
+    """Sets the level of the library's logger, as ``FLASHINFER_LOGGING_LEVEL`` does: ``"debug"`` to ``"critical"``.
+
+    Raises:
+        ValueError: no such level.
+    """
+    number = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.get(level.lower())
+    if number is None:
+        raise ValueError(f"set_log_level: level: got {level!r}, wanted one of debug, info, warning, error, critical")
+    logging.getLogger("flashinfer").setLevel(number)
+
+
+def register_custom_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
+    """Returns a decorator that changes nothing, as in FlashInfer 0.2.7: every function here is an operator already."""
+    return lambda function: function
+
+
+def register_fake_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
+    """Returns a decorator that changes nothing, as in FlashInfer 0.2.7: every operator here has its fake already."""
+    return lambda function: function
+
+
+_buffers: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+
+def _ceil_pow2(x: int) -> int:
+    return 1 << (x - 1).bit_length()
+
+
+def _get_cache_buf(name: str, bytes: int, device: torch.device) -> torch.Tensor:
+    """A buffer of at least so many bytes that all callers of one name and device share; engines use it."""
+    key = name, device
+    buffer = _buffers.get(key)
+    if buffer is None or buffer.numel() < bytes:
+        buffer = _buffers[key] = torch.empty(bytes, dtype=torch.uint8, device=device)
+    return buffer
+
+
+def _get_range_buf(seq_len: int, device: torch.device) -> torch.Tensor:
+    """``0, 1, ...`` int32 of length ``seq_len``, a view of one buffer for each device; SGLang uses it."""
+    key = f"range_{_ceil_pow2(max(seq_len, 1))}", device
+    buffer = _buffers.get(key)
+    if buffer is None:
+        length = _ceil_pow2(max(seq_len, 1))
+        buffer = _buffers[key] = torch.arange(length, dtype=torch.int32, device=device)
+    return buffer[:seq_len]
+
+
+# vLLM imports these with its attention backend, whatever the GPU.
+_unsupported.declare(
+    globals(),
+    _unsupported.TRTLLM_GEN,
+    functions=("get_trtllm_gen_multi_ctas_kv_counter_bytes",),
+    classes=("FP4Tensor",),
+)

@@ -48,11 +48,13 @@ def register() -> str:
         from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
     except ImportError as err:
-        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer[transformers]") from err
+        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer-python[transformers]") from err
     version = transformers.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise DependencyError("transformers", f"got {version}, wanted {wanted} or newer", "flashinfer[transformers]")
+        raise DependencyError(
+            "transformers", f"got {version}, wanted {wanted} or newer", "flashinfer-python[transformers]"
+        )
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
     return NAME

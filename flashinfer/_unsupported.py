@@ -1,0 +1,72 @@
+"""Names that engines import without a guard, for hardware or machines that this library has no kernels for.
+
+An engine looks for a package called ``flashinfer`` and then imports such names at once, whatever the model and the GPU.
+They import here and raise :class:`flashinfer.errors.UnsupportedError` when they are called. Names that engines import
+behind a guard are left out: the engine then takes a way of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from .errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What a name needs that is missing here, and what a caller uses instead."""
+
+    needs: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"needs {self.needs}, which this library does not have; {self.instead}"
+
+
+FP4 = Reason("tensor cores for 4-bit and block-scaled types (SM100 or newer)", "use bfloat16, float16 or fp8 weights")
+TRTLLM_GEN = Reason(
+    "TensorRT-LLM's prebuilt kernels (SM100 or newer)",
+    "use BatchDecodeWithPagedKVCacheWrapper and BatchPrefillWithPagedKVCacheWrapper",
+)
+TRTLLM_MOE = Reason("TensorRT-LLM's prebuilt kernels (SM100 or newer)", "use torch's products for the experts")
+MLA = Reason("kernels of multi-head latent attention", "use the expanded form on BatchPrefillWithRaggedKVCacheWrapper")
+GEMM = Reason("matrix products of its own", "use torch.matmul, torch._scaled_mm or torch._grouped_mm")
+SEVERAL_GPUS = Reason("kernels that span several GPUs", "use torch.distributed")
+
+
+def function(name: str, reason: Reason) -> Callable[..., NoReturn]:
+    """Returns a function of this name that raises ``UnsupportedError``."""
+
+    def call(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"{name}: {reason}")
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"Raises ``UnsupportedError``: it {reason}."
+    return call
+
+
+def kind(name: str, reason: Reason) -> type:
+    """Returns a class of this name that can be subclassed, and whose instances cannot be made."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"{cls.__name__}: {reason}")
+
+    return type(name, (), {"__new__": __new__, "__doc__": f"Raises ``UnsupportedError`` when made: it {reason}."})
+
+
+def declare(
+    module: dict[str, Any], reason: Reason, functions: Iterable[str] = (), classes: Iterable[str] = ()
+) -> list[str]:
+    """Puts such functions and classes into a module's globals and returns their names, sorted, for ``__all__``."""
+    made: dict[str, Any] = {name: function(name, reason) for name in functions}
+    made |= {name: kind(name, reason) for name in classes}
+    for name, what in made.items():
+        what.__module__ = module["__name__"]
+        module[name] = what
+    return sorted(made)
+
+
+# vLLM imports it from flashinfer.prefill.
+trtllm_batch_context_with_kv_cache = function("trtllm_batch_context_with_kv_cache", TRTLLM_GEN)

@@ -1,0 +1,88 @@
+"""TensorRT-LLM's all-reduce, alone and fused with what follows it: the names of FlashInfer 0.2.7."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .. import _unsupported
+
+
+class AllReduceStrategyType(IntEnum):
+    """How ranks exchange what they add up."""
+
+    NCCL = 0
+    MIN_LATENCY = 1
+    UB = 2
+    AUTO = 3
+    ONESHOT = 4
+    TWOSHOT = 5
+    LOWPRECISION = 6
+
+
+class AllReduceStrategyConfig(IntEnum):
+    """Flags of a strategy."""
+
+    USE_MEMCPY = 1 << 0
+    PUSH_MODE = 1 << 1
+
+
+class AllReduceFusionOp(IntEnum):
+    """What ``trtllm_custom_all_reduce`` does behind the sum."""
+
+    NONE = 0
+    RESIDUAL_RMS_NORM = 1
+    LAST_PROCESS_FOR_UB = 2
+    RESIDUAL_RMS_PREPOST_NORM = 3
+    RESIDUAL_RMS_NORM_QUANT_FP8 = 4
+    RESIDUAL_RMS_NORM_QUANT_NVFP4 = 5
+    RESIDUAL_RMS_NORM_OUT_QUANT_FP8 = 6
+    RESIDUAL_RMS_NORM_OUT_QUANT_NVFP4 = 7
+    MOE_ALLREDUCE_RESIDUAL_RMS_NORM = 8
+    MOE_FINALIZE_ALLREDUCE_RESIDUAL_RMS_NORM = 9
+
+
+class AllReduceFusionPattern(IntEnum):
+    """What ``trtllm_allreduce_fusion`` does behind the sum."""
+
+    kAllReduce = 0
+    kARResidualRMSNorm = 1
+    kARResidualRMSNormFP8Quant = 2
+    kARResidualRMSNormFP4Quant = 3
+    kARResidualRMSNormOutFP8Quant = 4
+    kARResidualRMSNormOutFP4Quant = 5
+
+
+class QuantizationSFLayout(IntEnum):
+    """Where the scales of a block-scaled tensor lie."""
+
+    SWIZZLED_128x4 = 0
+    SWIZZLED_8x4 = 1
+    LINEAR = 2
+
+
+FP4QuantizationSFLayout = QuantizationSFLayout
+
+__all__ = sorted([
+    "AllReduceFusionOp",
+    "AllReduceFusionPattern",
+    "AllReduceStrategyConfig",
+    "AllReduceStrategyType",
+    "FP4QuantizationSFLayout",
+    "QuantizationSFLayout",
+    *_unsupported.declare(
+        globals(),
+        _unsupported.SEVERAL_GPUS,
+        functions=(
+            "trtllm_allreduce_fusion",
+            "trtllm_create_ipc_workspace_for_all_reduce",
+            "trtllm_create_ipc_workspace_for_all_reduce_fusion",
+            "trtllm_custom_all_reduce",
+            "trtllm_destroy_ipc_workspace_for_all_reduce",
+            "trtllm_destroy_ipc_workspace_for_all_reduce_fusion",
+            "trtllm_lamport_initialize",
+            "trtllm_lamport_initialize_all",
+            "trtllm_moe_allreduce_fusion",
+            "trtllm_moe_finalize_allreduce_fusion",
+        ),
+    ),
+])  # fmt: skip

@@ -1,0 +1,27 @@
+"""FlashInfer's module of this name: the generator of specs, the library's logger, a look at the GPUs that are built for."""
+
+from __future__ import annotations
+
+import logging
+
+from ..errors import UnsupportedError
+from .machine.target import visible_gpus
+from .module import JitSpec, gen_jit_spec
+
+__all__ = ["JitSpec", "check_cuda_arch", "gen_jit_spec", "logger"]
+
+logger = logging.getLogger("flashinfer")
+OLDEST = (8, 0)
+
+
+def check_cuda_arch() -> None:
+    """Checks that every GPU of this machine can run the CUDA modules.
+
+    Raises:
+        UnsupportedError: a GPU is older than compute capability 8.0.
+    """
+    for major, minor in visible_gpus():
+        if (major, minor) < OLDEST:
+            raise UnsupportedError(
+                f"check_cuda_arch: got a GPU of compute capability {major}.{minor}, wanted 8.0 or newer"
+            )
