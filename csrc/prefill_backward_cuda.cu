@@ -1,5 +1,5 @@
 // The CUDA kernels of attention's gradients: a part of this file for each element type and size of heads.
-#include <flashinfer/cuda/attention/backward/backward.cuh>
+#include <flashinfer/cuda/attention/backward/launch.cuh>
 
 #include "prefill_backward_config.h"
 

@@ -8,28 +8,13 @@
 
 #include <flashinfer/common/norm.h>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 
 constexpr int kVecsPerThread = 4;  // independent 16-byte loads of each thread in flight
 constexpr int kMaxThreads = 1024;
-
-// Sum over the threads of a row: threadIdx.x counts the threads of a row, a power of two, threadIdx.y the rows.
-__device__ __forceinline__ float row_sum(float value, float* partial) {
-  const int threads = blockDim.x;
-  for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2)
-    value += __shfl_xor_sync(0xffffffffu, value, lane);
-  if (threads <= 32) return value;
-  const int warps = threads / 32;
-  float* mine = partial + threadIdx.y * 32;
-  __syncthreads();  // the sum before may still be read
-  if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = 0;
-  for (int warp = 0; warp < warps; ++warp) total += mine[warp];
-  return total;
-}
 
 // What a row is scaled in: each rounding in float could cost a float32 result a unit in its last place.
 template <typename T>

@@ -1,81 +1,24 @@
-// Fragments of the tensor cores' operands, from shared memory and from registers.
+// Operands of an attention kernel's products, from its tiles in shared memory, and what a lane has of the output.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/sm80/load.cuh>
-#include <flashinfer/cuda/ptx/ldmatrix.cuh>
-#include <flashinfer/cuda/ptx/mma.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/fragment8.cuh>
 
 namespace flashinfer::cuda {
 
-template <typename T>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (__is_same(T, bfloat16_t)) {
-    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
-  } else {
-    ptx::mma_m16n8k16_f16(d, a, b0, b1);
-  }
-}
-
-// Two floats as a register of two T, the first in the low half.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  uint32_t result;
-  if constexpr (__is_same(T, bfloat16_t)) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    memcpy(&result, &pair, 4);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    memcpy(&result, &pair, 4);
-  }
-  return result;
-}
-
-template <typename T>
-__device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
-  T both[2];
-  memcpy(both, &pair, 4);
-  low = to_float(both[0]), high = to_float(both[1]);
-}
-
-// 16 rows of queries by 16 elements; `rows` is what query_rows() gave for the first of them.
 template <typename S>
-__device__ __forceinline__ uint32_t query_rows(uint32_t start, int first_row) {
-  const int lane = threadIdx.x % 32;
-  return Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(start, first_row + lane % 16), lane / 16);
-}
-template <typename S>
-__device__ __forceinline__ void query_fragment(uint32_t (&a)[4], uint32_t rows, int m, int step) {
-  ptx::ldmatrix_x4(a, Swizzle<S::kQRow>::chunk(rows, 2 * step) + m * 16 * S::kQRow);
-}
+using KeyOperand =
+    std::conditional_t<S::kFp8, RightRows8<typename S::DTypeQ, typename S::KV, S::kKRow>, RightRows<S::kKRow>>;
 
-// Fragments of 16 keys by 16 elements: b[i] is of keys 8 i ... 8 i + 7. A lane has the elements
-// key_element() + {0, 1, 2, 3} of 8-bit keys and + {0, 1, 8, 9} of 16-bit ones, of key lane / 4.
+// The columns of the output's fragments are those of output_pair().
 template <typename S>
-__device__ __forceinline__ uint32_t key_rows(uint32_t start) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (S::kFp8) return Swizzle<S::kKRow>::row(start, lane % 16);
-  return Swizzle<S::kKRow>::chunk(Swizzle<S::kKRow>::row(start, lane % 8 + lane / 16 * 8), lane / 8 % 2);
-}
-template <typename S>
-__device__ __forceinline__ void key_fragments(uint32_t (&b)[2][2], uint32_t rows, int pair, int step) {
-  const uint32_t at = Swizzle<S::kKRow>::chunk(rows, S::kFp8 ? step : 2 * step) + pair * 16 * S::kKRow;
-  if constexpr (S::kFp8) {
-    uint32_t r[2];
-    ptx::ldmatrix_x2(r, at);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      b[i][0] = widen<typename S::DTypeQ, typename S::KV>(r[i]);
-      b[i][1] = widen<typename S::DTypeQ, typename S::KV>(r[i] >> 16);
-    }
-  } else {
-    uint32_t r[4];
-    ptx::ldmatrix_x4(r, at);
-    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
-  }
-}
+using ValueOperand =
+    std::conditional_t<S::kFp8, SummedRows8<typename S::DTypeQ, typename S::KV, S::kVRow>, SummedRows<S::kVRow>>;
 
 // The number of an element of a lane's fragment, i = 0 ... 3.
 template <typename S>
@@ -123,32 +66,6 @@ __device__ __forceinline__ void rotate_keys(KeyParts (&keys)[2], const Turns* tu
 #pragma unroll
     for (int j = 0; j < 2; ++j) rotate(a[j], b[j], turns[key_element<S>(step, 2 * part + j)], position);
     keys[0].set<T>(n, part, a), keys[1].set<T>(n, part, b);
-  }
-}
-
-// Fragments of 16 keys by 16 elements of the values: b[i] has columns of the output's fragment 2 * pair + i, see
-// output_column().
-template <typename S>
-__device__ __forceinline__ uint32_t value_rows(uint32_t start) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t row = Swizzle<S::kVRow>::row(start, lane % 16);
-  return S::kFp8 ? row : Swizzle<S::kVRow>::chunk(row, lane / 16);
-}
-template <typename S>
-__device__ __forceinline__ void value_fragments(uint32_t (&b)[2][2], uint32_t rows, int keys16, int pair) {
-  const uint32_t at = Swizzle<S::kVRow>::chunk(rows, S::kFp8 ? pair : 2 * pair) + keys16 * 16 * S::kVRow;
-  if constexpr (S::kFp8) {
-    uint32_t r[2];
-    ptx::ldmatrix_x2_trans(r, at);  // of two keys: element 2 c and 2 c + 1 of the one, then of the other
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      b[0][part] = widen<typename S::DTypeQ, typename S::KV>(__byte_perm(r[part], 0, 0x4420));
-      b[1][part] = widen<typename S::DTypeQ, typename S::KV>(__byte_perm(r[part], 0, 0x4431));
-    }
-  } else {
-    uint32_t r[4];
-    ptx::ldmatrix_x4_trans(r, at);
-    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
   }
 }
 

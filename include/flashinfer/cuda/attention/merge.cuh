@@ -9,6 +9,7 @@
 #include <flashinfer/attention/params.h>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 

@@ -8,6 +8,8 @@
 #include <flashinfer/cuda/attention/fragments.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 
@@ -62,7 +64,7 @@ __device__ __forceinline__ float log2_sum(float base, float sum) {
 // From a warp's registers.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_rows(const P& params, const Variant& variant, const WorkItem& item,
-                                           const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                           const WarpRows<S>& warp, const Outputs<S>& o,
                                            const OnlineSoftmax<S>& softmax) {
 #pragma unroll
   for (int m = 0; m < S::kM; ++m) {
@@ -87,8 +89,8 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
 
 // A group's sums of 16 rows in shared memory: [kRows, kSumStride], then [kRows, 2] of base and sum.
 template <typename Variant, typename S>
-__device__ __forceinline__ void keep_sums(const float (&o)[S::kM][S::kNOut][4], const OnlineSoftmax<S>& softmax,
-                                          float* sums, float* weights) {
+__device__ __forceinline__ void keep_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
+                                          float* weights) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -112,7 +114,7 @@ __device__ __forceinline__ void keep_sums(const float (&o)[S::kM][S::kNOut][4], 
 // Puts the groups' results together, in their order.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_groups(const P& params, const Variant& variant, const WorkItem& item,
-                                             const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                             const WarpRows<S>& warp, const Outputs<S>& o,
                                              const OnlineSoftmax<S>& softmax, float* sums) {
   static_assert(S::kM == 1 && S::kRowWarps == 1, "a group is one warp with 16 rows");
   constexpr int kGroupFloats = S::kRows * S::kSumStride, kColumns = S::kDV / 4;
@@ -149,7 +151,7 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
 
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_outputs(const P& params, const Variant& variant, const WorkItem& item,
-                                              const WarpRows<S>& warp, const float (&o)[S::kM][S::kNOut][4],
+                                              const WarpRows<S>& warp, const Outputs<S>& o,
                                               const OnlineSoftmax<S>& softmax, uint8_t* shared) {
   if constexpr (S::kKeyWarps > 1) {
     write_groups<Variant, S>(params, variant, item, warp, o, softmax, reinterpret_cast<float*>(shared));

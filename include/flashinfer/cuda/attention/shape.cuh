@@ -37,24 +37,6 @@ struct AttentionTile {
   static_assert(kKeys % 16 == 0 && kKeys <= kGroupThreads, "a thread finds one key's row");
 };
 
-// Rows of kBytes in shared memory, their 16-byte chunks permuted so that the same chunk of eight rows lies in eight
-// different groups of banks.
-template <int kBytes>
-struct Swizzle {
-  static constexpr bool kWholeLines = kBytes % 128 == 0;
-  static constexpr int kMask = kWholeLines ? 7 : 3, kRowsOfPattern = kWholeLines ? 1 : 2;
-  static_assert(kBytes % 64 == 0, "rows are whole or half lines of 128 bytes");
-
-  // Of chunk 0 of a row; `start` is a multiple of 128.
-  __device__ __forceinline__ static uint32_t row(uint32_t start, int row) {
-    return start + row * kBytes + ((row / kRowsOfPattern) & kMask) * 16;
-  }
-  // Of a chunk, from chunk 0 of the row.
-  __device__ __forceinline__ static uint32_t chunk(uint32_t row, int chunk) {
-    return (row ^ ((chunk & kMask) * 16)) + (chunk & ~kMask) * 16;
-  }
-};
-
 // Where the rows of a key are.
 struct alignas(16) KeyRow {
   const char *k, *v;

@@ -8,20 +8,10 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
 #include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
 
 namespace flashinfer::cuda {
-
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-// Over the four lanes that have elements of the same rows.
-__device__ __forceinline__ float quad_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-__device__ __forceinline__ float quad_sum(float value) {
-  value += __shfl_xor_sync(kAllLanes, value, 1);
-  return value + __shfl_xor_sync(kAllLanes, value, 2);
-}
 
 // The rows of a warp and the keys they may see. Element i of fragment n of products belongs to row
 // 16 m + 8 (i / 2) + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
@@ -63,9 +53,11 @@ struct WarpRows {
   }
 };
 
-// Products of a warp's rows with a tile of keys.
+// Products of a warp's rows with a tile of keys, and what the weights of all keys give of the values.
 template <typename S>
-using Products = float[S::kM][S::kNKeys][4];
+using Products = Accumulator<16 * S::kM, S::kKeys>;
+template <typename S>
+using Outputs = Accumulator<16 * S::kM, S::kDV>;
 
 // kWhole: all keys of the tile are there. A variant is not asked about rows and keys that are not: it may look them up.
 template <bool kWhole, typename Variant, typename S, typename P>
@@ -192,7 +184,7 @@ struct OnlineSoftmax {
   }
 
   // Products become weights; `o` is what the weights of earlier keys gave.
-  __device__ __forceinline__ void weigh(Products<S>& s, float (&o)[S::kM][S::kNOut][4]) {
+  __device__ __forceinline__ void weigh(Products<S>& s, Outputs<S>& o) {
     float top[S::kM][2];
     bool higher = false;
 #pragma unroll
@@ -225,7 +217,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  __device__ __forceinline__ void raise(const float (&top)[S::kM][2], float (&o)[S::kM][S::kNOut][4]) {
+  __device__ __forceinline__ void raise(const float (&top)[S::kM][2], Outputs<S>& o) {
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll

@@ -1,13 +1,17 @@
-// Numbers of eight bits: what a cache may hold. Kernels widen them, exactly, to the 16-bit type of the queries.
+// Element types and what turns one into another: to and from float, pairs in a register, and the exact widening of the
+// numbers of eight bits that a cache may hold.
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <cstring>
 
-#include <flashinfer/cuda/tile/vec.cuh>
-
 namespace flashinfer {
 
+using half_t = __half;
+using bfloat16_t = __nv_bfloat16;
 struct fp8_e4m3_t {
   uint8_t bits;
 };
@@ -16,6 +20,51 @@ struct fp8_e5m2_t {
 };
 
 namespace cuda {
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(half_t value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(bfloat16_t value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ half_t from_float<half_t>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+template <typename T>
+constexpr bool kIsHalfType = __is_same(T, half_t) || __is_same(T, bfloat16_t);
+
+// Two floats as a register of two T, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  static_assert(kIsHalfType<T>, "a register holds a pair of half_t or of bfloat16_t");
+  uint32_t result;
+  if constexpr (__is_same(T, bfloat16_t)) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&result, &pair, 4);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&result, &pair, 4);
+  }
+  return result;
+}
+
+template <typename T>
+__device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
+  static_assert(kIsHalfType<T>, "a register holds a pair of half_t or of bfloat16_t");
+  T both[2];
+  memcpy(both, &pair, 4);
+  low = to_float(both[0]), high = to_float(both[1]);
+}
 
 // The two numbers of the low 16 bits as a pair of half_t, the first in the low half.
 template <typename T>
@@ -48,8 +97,9 @@ __device__ __forceinline__ uint32_t widen_to_half<fp8_e4m3_t>(uint32_t two) {
 // The two numbers of the low 16 bits as a pair of T.
 template <typename T, typename From>
 __device__ __forceinline__ uint32_t widen(uint32_t two) {
+  static_assert(kIsHalfType<T> && sizeof(From) == 1, "numbers of eight bits become half_t or bfloat16_t");
   const uint32_t halves = widen_to_half<From>(two);
-  if constexpr (sizeof(T) == sizeof(half_t) && !__is_same(T, bfloat16_t)) {
+  if constexpr (__is_same(T, half_t)) {
     return halves;
   } else {
     __half2 pair;

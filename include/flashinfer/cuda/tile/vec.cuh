@@ -1,39 +1,15 @@
-// Vectors of elements that move through memory as one access, and arithmetic on them in float.
+// Vectors of elements that move through memory as one access.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
-namespace flashinfer {
+#include <flashinfer/cuda/tile/convert.cuh>
 
-using half_t = __half;
-using bfloat16_t = __nv_bfloat16;
-
-namespace cuda {
+namespace flashinfer::cuda {
 
 constexpr int kVecBytes = 16;  // the widest access of a thread
-
-__device__ __forceinline__ float to_float(float value) { return value; }
-__device__ __forceinline__ float to_float(half_t value) { return __half2float(value); }
-__device__ __forceinline__ float to_float(bfloat16_t value) { return __bfloat162float(value); }
-
-template <typename T>
-__device__ __forceinline__ T from_float(float value);
-template <>
-__device__ __forceinline__ float from_float<float>(float value) {
-  return value;
-}
-template <>
-__device__ __forceinline__ half_t from_float<half_t>(float value) {
-  return __float2half_rn(value);
-}
-template <>
-__device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) {
-  return __float2bfloat16_rn(value);
-}
 
 // N elements, aligned so that the compiler moves them in one access.
 template <typename T, int N>
@@ -98,11 +74,4 @@ inline bool fits_vectors(std::initializer_list<const void*> pointers, Strides...
   return ((strides % kElements == 0) && ...);
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
-  return value;
-}
-
-}  // namespace cuda
-}  // namespace flashinfer
+}  // namespace flashinfer::cuda

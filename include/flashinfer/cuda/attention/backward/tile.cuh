@@ -7,79 +7,43 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/prefill_backward.h>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
-#include <flashinfer/cuda/attention/fragments.cuh>
-#include <flashinfer/cuda/attention/shape.cuh>
-#include <flashinfer/cuda/ptx/ldmatrix.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
 
 namespace flashinfer::cuda {
 
-// Addresses of a lane for ldmatrix, of rows of kBytes from `first` on: as the left operand of a product, as the right
-// one where the rows are columns of the result, and (the first again, transposed) where they are what is summed over.
-template <int kBytes>
-__device__ __forceinline__ uint32_t left_rows(uint32_t start, int first) {
-  const int lane = threadIdx.x % 32;
-  return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first + lane % 16), lane / 16);
-}
-template <int kBytes>
-__device__ __forceinline__ uint32_t right_rows(uint32_t start, int first) {
-  const int lane = threadIdx.x % 32;
-  return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first + lane % 8 + lane / 16 * 8), lane / 8 % 2);
-}
-
-// A warp's 32 rows by 8 kTiles columns.
-template <int kTiles>
-using Sums = float[2][kTiles][4];
-template <int kN>
-using Weights = uint32_t[2][kN / 16][4];  // as the left operand of a product
-
-template <int kTiles>
-__device__ __forceinline__ void clear(Sums<kTiles>& sums) {
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0;
-  }
-}
-
-// c = products of 32 rows with 8 kTiles others. kLeft and kRight are added to the addresses: tiles whose rows are of
-// one length share what a lane knows of them.
-template <typename T, int kBytes, int kLeft, int kRight, int kTiles>
-__device__ __forceinline__ void multiply(Sums<kTiles>& c, uint32_t left, uint32_t right) {
-  clear<kTiles>(c);
+// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses: tiles
+// whose rows are of one length share what a lane knows of them.
+template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
+__device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const LeftRows<kBytes>& left,
+                                         const RightRows<kBytes>& right) {
+  c.clear();
 #pragma unroll
   for (int step = 0; step < kBytes / 32; ++step) {
     uint32_t a[2][4];
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
-      ptx::ldmatrix_x4(a[m], Swizzle<kBytes>::chunk(left, 2 * step) + (m * 16 * kBytes + kLeft));
+    for (int m = 0; m < 2; ++m) left.load(a[m], m, step, kLeft);
 #pragma unroll
-    for (int pair = 0; pair < kTiles / 2; ++pair) {
-      uint32_t b[4];
-      ptx::ldmatrix_x4(b, Swizzle<kBytes>::chunk(right, 2 * step) + (pair * 16 * kBytes + kRight));
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        mma<T>(c[m][2 * pair], a[m], b[0], b[1]);
-        mma<T>(c[m][2 * pair + 1], a[m], b[2], b[3]);
-      }
+    for (int pair = 0; pair < kColumns / 16; ++pair) {
+      uint32_t b[2][2];
+      right.load(b, pair, step, kRight);
+      c.template add<T>(a, b, pair);
     }
   }
 }
 
 // sums += weights times kN rows, of which this warp has the chunks from first_chunk on.
-template <typename T, int kBytes, int kN, int kRows, int kTiles>
-__device__ __forceinline__ void add(Sums<kTiles>& sums, const Weights<kN>& weights, uint32_t rows, int first_chunk) {
+template <typename T, int kOffset, int kBytes, int kN, int kColumns>
+__device__ __forceinline__ void add(Accumulator<32, kColumns>& sums, const LeftOperand<32, kN>& weights,
+                                    const SummedRows<kBytes>& rows, int first_chunk) {
 #pragma unroll
   for (int step = 0; step < kN / 16; ++step) {
 #pragma unroll
-    for (int pair = 0; pair < kTiles / 2; ++pair) {
-      uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, Swizzle<kBytes>::chunk(rows, first_chunk + 2 * pair) + (step * 16 * kBytes + kRows));
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        mma<T>(sums[m][2 * pair], weights[m][step], b[0], b[1]);
-        mma<T>(sums[m][2 * pair + 1], weights[m][step], b[2], b[3]);
-      }
+    for (int pair = 0; pair < kColumns / 16; ++pair) {
+      uint32_t b[2][2];
+      rows.load(b, step, first_chunk + 2 * pair, kOffset);
+      sums.template add<T>(weights[step], b, pair);
     }
   }
 }
@@ -108,9 +72,9 @@ template <typename S>
 class BackwardWarp {
  public:
   using T = typename S::T;
-  Sums<S::kTilesQK> of_qk;                   // gradient of the rows that logits are made of
-  Sums<S::kOfKeys ? S::kTilesVO : 2> of_vo;  // of values
-  BackwardRow rows[S::kOfKeys ? 1 : 4];      // of a lane, where they are queries
+  Accumulator<32, 8 * S::kTilesQK> of_qk;                    // gradient of the rows that logits are made of
+  Accumulator<32, S::kOfKeys ? 8 * S::kTilesVO : 16> of_vo;  // of values
+  BackwardRow rows[S::kOfKeys ? 1 : 4];                      // of a lane, where they are queries
   const int group, split;
   float slope = 0;  // ALiBi's, of the query head
 
@@ -120,12 +84,12 @@ class BackwardWarp {
         split(static_cast<int>(threadIdx.x) / 32 % S::kSplit),
         p_(p),
         mask_(mask),
-        qk_(left_rows<S::kQKRow>(shared, 32 * group)),
-        vo_(left_rows<S::kVORow>(shared + S::kRows * S::kQKRow, 32 * group)),
+        qk_(shared, 32 * group),
+        vo_(shared + S::kRows * S::kQKRow, 32 * group),
         exchange_(shared + S::kRowsBytes + stages * S::kStageBytes + group * 32 * S::kExchangeRow),
         row_(row_start + 32 * group) {
-    clear<S::kTilesQK>(of_qk);
-    clear<(S::kOfKeys ? S::kTilesVO : 2)>(of_vo);
+    of_qk.clear();
+    of_vo.clear();
   }
 
   // A stage of columns, the first of which is number `column` of its request.
@@ -135,15 +99,15 @@ class BackwardWarp {
     for (int step = 0; step < S::kColumns; step += S::kStep) {
       if (!sees_any(column + step)) continue;
       const int own = step + split * S::kN;  // first column of this warp's logits
-      Sums<S::kN / 8> s, of_s;
-      const uint32_t right = right_rows<S::kQKRow>(stage, own);
-      multiply<T, S::kQKRow, 0, 0>(s, qk_, right);
+      Products s, of_s;
+      const RightRows<S::kQKRow> right(stage, own);
+      multiply<T, 0, 0>(s, qk_, right);
       if constexpr (kAlike) {
-        multiply<T, S::kVORow, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(of_s, qk_, right);
+        multiply<T, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(of_s, qk_, right);
       } else {
-        multiply<T, S::kVORow, 0, 0>(of_s, vo_, right_rows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
+        multiply<T, 0, 0>(of_s, vo_, RightRows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
       }
-      Weights<S::kN> weights, of_logits;
+      Weights weights, of_logits;
       const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
       if (bends) {
         weigh<true, true>(s, of_s, weights, of_logits, at, column + own);
@@ -157,8 +121,8 @@ class BackwardWarp {
         put(of_logits, 1);
       }
 
-      const uint32_t qk = left_rows<S::kQKRow>(stage, step);
-      const uint32_t vo = kAlike ? qk : left_rows<S::kVORow>(stage + S::kColumns * S::kQKRow, step);
+      const SummedRows<S::kQKRow> qk(stage, step);
+      const SummedRows<S::kVORow> vo(kAlike ? stage : stage + S::kColumns * S::kQKRow, step);
       add_all(weights, of_logits, qk, vo, split);
       if constexpr (S::kSplit > 1) {
         ptx::named_barrier<32 * S::kSplit>(1 + group);
@@ -174,7 +138,10 @@ class BackwardWarp {
   }
 
  private:
-  static constexpr bool kAlike = S::kQKRow == S::kVORow;
+  static constexpr bool kAlike =
+      S::kQKRow == S::kVORow;  // queries' and values' rows, whose addresses are then found once
+  using Products = Accumulator<32, S::kN>;
+  using Weights = LeftOperand<32, S::kN>;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
@@ -199,9 +166,8 @@ class BackwardWarp {
 
   // Products of queries and keys become weights, those of outputs' gradients and values the gradients of logits.
   template <bool kBends, bool kMasked>
-  __device__ __forceinline__ void weigh(const Sums<S::kN / 8>& s, const Sums<S::kN / 8>& of_s, Weights<S::kN>& weights,
-                                        Weights<S::kN>& of_logits, const BackwardRow* rows_of_columns,
-                                        int32_t column) const {
+  __device__ __forceinline__ void weigh(const Products& s, const Products& of_s, Weights& weights, Weights& of_logits,
+                                        const BackwardRow* rows_of_columns, int32_t column) const {
     const int32_t row0 = row_ + lane() / 4, column0 = column + 2 * (lane() % 4);
     const int32_t ahead0 = ahead(row0, column0), most = mask_.right - ahead0, least = -mask_.left - ahead0;
     const float scale = p_.sm_scale * math::log2e;
@@ -233,8 +199,8 @@ class BackwardWarp {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = n % 2 * 2 + half;
-          if constexpr (S::kOfKeys) weights[m][n / 2][at] = pack<T>(weight[2 * half], weight[2 * half + 1]);
-          of_logits[m][n / 2][at] = pack<T>(of_logit[2 * half], of_logit[2 * half + 1]);
+          if constexpr (S::kOfKeys) weights[n / 2][m][at] = pack<T>(weight[2 * half], weight[2 * half + 1]);
+          of_logits[n / 2][m][at] = pack<T>(of_logit[2 * half], of_logit[2 * half + 1]);
         }
       }
     }
@@ -285,19 +251,18 @@ class BackwardWarp {
     return bits;
   }
 
-  __device__ __forceinline__ void add_all(const Weights<S::kN>& weights, const Weights<S::kN>& of_logits, uint32_t qk,
-                                          uint32_t vo, int part) {
+  __device__ __forceinline__ void add_all(const Weights& weights, const Weights& of_logits,
+                                          const SummedRows<S::kQKRow>& qk, const SummedRows<S::kVORow>& vo, int part) {
     if constexpr (S::kOfKeys)
-      add<T, S::kVORow, S::kN, kAlike ? S::kColumns * S::kQKRow : 0>(of_vo, weights, vo + part * S::kN * S::kVORow,
-                                                                     split * S::kTilesVO);
-    add<T, S::kQKRow, S::kN, 0>(of_qk, of_logits, qk + part * S::kN * S::kQKRow, split * S::kTilesQK);
+      add<T, kAlike ? S::kColumns * S::kQKRow : 0>(of_vo, weights, vo.below(part * S::kN), split * S::kTilesVO);
+    add<T, 0>(of_qk, of_logits, qk.below(part * S::kN), split * S::kTilesQK);
   }
 
   // To and from the warps of the same rows; where the rows are keys, weights first and the gradients of logits behind.
   __device__ __forceinline__ uint32_t exchange(int which) const {
     return exchange_ + (S::kOfKeys ? which * S::kExchangeBytes : 0);
   }
-  __device__ __forceinline__ void put(const Weights<S::kN>& weights, int which) const {
+  __device__ __forceinline__ void put(const Weights& weights, int which) const {
     using Rows = Swizzle<S::kExchangeRow>;
     const uint32_t rows = Rows::row(exchange(which), lane() / 4) + lane() % 4 * 4;
 #pragma unroll
@@ -307,25 +272,25 @@ class BackwardWarp {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           ptx::store_shared(Rows::chunk(rows, split * (S::kN / 8) + n) + (16 * m + 8 * half) * S::kExchangeRow,
-                            weights[m][n / 2][n % 2 * 2 + half]);
+                            weights[n / 2][m][n % 2 * 2 + half]);
       }
     }
   }
-  __device__ __forceinline__ void get(Weights<S::kN>& weights, int which, int part) const {
-    using Rows = Swizzle<S::kExchangeRow>;
-    const uint32_t rows = left_rows<S::kExchangeRow>(exchange(which), 0);
+  __device__ __forceinline__ void get(Weights& weights, int which, int part) const {
+    const LeftRows<S::kExchangeRow> rows(exchange(which), 0);
 #pragma unroll
     for (int step = 0; step < S::kN / 16; ++step) {
 #pragma unroll
-      for (int m = 0; m < 2; ++m)
-        ptx::ldmatrix_x4(weights[m][step], Rows::chunk(rows, part * (S::kN / 8) + 2 * step) + 16 * m * S::kExchangeRow);
+      for (int m = 0; m < 2; ++m) rows.load(weights[step][m], m, part * (S::kN / 16) + step);
     }
   }
 
   const PrefillBackwardParams& p_;
   const BackwardMask& mask_;
-  const uint32_t qk_, vo_, exchange_;  // in shared memory
-  const int32_t row_;                  // the group's first
+  const LeftRows<S::kQKRow> qk_;
+  const LeftRows<S::kVORow> vo_;
+  const uint32_t exchange_;  // in shared memory
+  const int32_t row_;        // the group's first
 };
 
 }  // namespace flashinfer::cuda

@@ -8,6 +8,10 @@
 #include <flashinfer/attention/params.h>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/fragment8.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 
@@ -16,21 +20,6 @@ constexpr bool kDebug = true;
 #else
 constexpr bool kDebug = false;
 #endif
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Until at most `pending` of this thread's groups of copies are under way; for up to 4 stages.
-__device__ __forceinline__ void wait_for_copies(int pending) {
-  if (pending == 0) {
-    ptx::cp_async_wait<0>();
-  } else if (pending == 1) {
-    ptx::cp_async_wait<1>();
-  } else {
-    ptx::cp_async_wait<2>();
-  }
-}
 
 // The keys of an item for one head, and a group's tiles of them. Where keys are is looked up one tile before their
 // loads start, and those start one or more tiles before they are used.
@@ -55,7 +44,7 @@ struct KeyLoader {
         kv_end(item.kv_end) {
     const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;
     start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
-    ring = shared_address(shared) + S::ring(group, stages);
+    ring = ptx::shared_address(shared) + S::ring(group, stages);
     table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
   }
 
@@ -216,12 +205,10 @@ __device__ __forceinline__ void find_turns(const P& params, Turns* turns) {
   }
 }
 
-// Where element d of a query stands in shared memory. Fragments of keys of 8 bits have four elements next to each
-// other where those of 16 bits have two and two; queries are laid out alike.
+// Where element d of a query stands in shared memory.
 template <typename S>
 __device__ __forceinline__ int query_slot(int d) {
-  if constexpr (!S::kFp8) return d;
-  return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2;
+  return S::kFp8 ? place_in_8(d) : d;
 }
 
 // Chunk `chunk` of a row of queries and the one half a head further, transformed, into shared memory.

@@ -12,6 +12,10 @@
 #include <flashinfer/cuda/attention/sm80/load.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/pipeline.cuh>
 
 namespace flashinfer::cuda {
 
@@ -41,22 +45,25 @@ struct WarpTile {
   const Variant& variant;
   const WarpRows<S>& warp;
   const Turns* turns;
-  uint32_t query_rows_at;
+  LeftRows<S::kQRow> queries;
   OnlineSoftmax<S> softmax;
-  float o[S::kM][S::kNOut][4];
+  Outputs<S> o;
   uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
 
   __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w, const Turns* turns_,
-                                      uint32_t queries)
-      : params(p), variant(v), warp(w), turns(turns_), softmax(softmax_scale(v)) {
-    query_rows_at = query_rows<S>(queries, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM);
+                                      uint32_t shared)
+      : params(p),
+        variant(v),
+        warp(w),
+        turns(turns_),
+        queries(shared, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM),
+        softmax(softmax_scale(v)) {
+    o.clear();
+    if constexpr (S::kQueryInRegisters) {
 #pragma unroll
-    for (int m = 0; m < S::kM; ++m) {
+      for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
-      for (int n = 0; n < S::kNOut; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
-      if constexpr (S::kQueryInRegisters) {
-#pragma unroll
-        for (int step = 0; step < S::kSteps; ++step) query_fragment<S>(q[m][step], query_rows_at, m, step);
+        for (int step = 0; step < S::kSteps; ++step) queries.load(q[m][step], m, step);
       }
     }
   }
@@ -80,27 +87,14 @@ struct WarpTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[m][i] = q[m][step][i];
       } else {
-        query_fragment<S>(a[m], query_rows_at, m, step);
+        queries.load(a[m], m, step);
       }
     }
   }
 
-  __device__ __forceinline__ static void add_products(Products<S>& s, const uint32_t (&a)[S::kM][4],
-                                                      const uint32_t (&b)[2][2], int pair) {
-#pragma unroll
-    for (int m = 0; m < S::kM; ++m) {
-      mma<T>(s[m][2 * pair], a[m], b[0][0], b[0][1]);
-      mma<T>(s[m][2 * pair + 1], a[m], b[1][0], b[1][1]);
-    }
-  }
-
   __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int32_t tile_start) const {
-    const uint32_t rows = key_rows<S>(keys);
-#pragma unroll
-    for (int m = 0; m < S::kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < S::kNKeys; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
-    }
+    const KeyOperand<S> rows(keys, 0);
+    s.clear();
     if constexpr (S::kRope) {
       multiply_rotated_keys(s, rows, tile_start);
     } else {
@@ -108,23 +102,24 @@ struct WarpTile {
     }
   }
 
-  __device__ __forceinline__ void multiply_plain_keys(Products<S>& s, uint32_t rows) const {
+  __device__ __forceinline__ void multiply_plain_keys(Products<S>& s, const KeyOperand<S>& rows) const {
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
       uint32_t a[S::kM][4], b[2][2];
       query(a, step);
 #pragma unroll
       for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
-        key_fragments<S>(b, rows, pair, step);
+        rows.load(b, pair, step);
         if constexpr (Variant::transforms_key) transform_keys<Variant, S>(b, params, variant);
-        add_products(s, a, b, pair);
+        s.template add<T>(a, b, pair);
       }
     }
   }
 
   // Elements are rotated with those half a head away: both fragments are needed at a time. The product of the rests is
   // below what softmax sees.
-  __device__ __forceinline__ void multiply_rotated_keys(Products<S>& s, uint32_t rows, int32_t tile_start) const {
+  __device__ __forceinline__ void multiply_rotated_keys(Products<S>& s, const KeyOperand<S>& rows,
+                                                        int32_t tile_start) const {
     constexpr int kHalf = S::kSteps / 2;
 #pragma unroll 1
     for (int step = 0; step < kHalf; ++step) {
@@ -133,7 +128,7 @@ struct WarpTile {
         KeyParts keys[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          key_fragments<S>(keys[i].rounded, rows, pair, step + i * kHalf);
+          rows.load(keys[i].rounded, pair, step + i * kHalf);
           if constexpr (Variant::transforms_key) transform_keys<Variant, S>(keys[i].rounded, params, variant);
         }
         rotate_keys<S>(keys, turns, step, tile_start + 16 * pair);
@@ -141,18 +136,18 @@ struct WarpTile {
         for (int i = 0; i < 2; ++i) {
           uint32_t a[S::kM][4];
           query(a, step + i * kHalf);
-          add_products(s, a, keys[i].rounded, pair);
-          add_products(s, a, keys[i].rest, pair);
+          s.template add<T>(a, keys[i].rounded, pair);
+          s.template add<T>(a, keys[i].rest, pair);
 #pragma unroll
-          for (int m = 0; m < S::kM; ++m) query_fragment<S>(a[m], query_rows_at + S::kQPart, m, step + i * kHalf);
-          add_products(s, a, keys[i].rounded, pair);
+          for (int m = 0; m < S::kM; ++m) queries.load(a[m], m, step + i * kHalf, S::kQPart);
+          s.template add<T>(a, keys[i].rounded, pair);
         }
       }
     }
   }
 
   __device__ __forceinline__ void multiply_values(const Products<S>& s, uint32_t values) {
-    const uint32_t rows = value_rows<S>(values);
+    const ValueOperand<S> rows(values, 0);
 #pragma unroll
     for (int keys16 = 0; keys16 < S::kNKeys / 2; ++keys16) {
       uint32_t weights[S::kM][4];
@@ -165,12 +160,8 @@ struct WarpTile {
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
         uint32_t b[2][2];
-        value_fragments<S>(b, rows, keys16, pair);
-#pragma unroll
-        for (int m = 0; m < S::kM; ++m) {
-          mma<T>(o[m][2 * pair], weights[m], b[0][0], b[0][1]);
-          mma<T>(o[m][2 * pair + 1], weights[m], b[1][0], b[1][1]);
-        }
+        rows.load(b, keys16, S::kFp8 ? pair : 2 * pair);
+        o.template add<T>(weights, b, pair);
       }
     }
   }
@@ -190,21 +181,21 @@ __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages)
 
 // All tiles of a group: one is computed while the copies of the next ones are under way.
 template <typename S, typename Tile>
-__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int stages) {
-  int stage = 0;
+__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count) {
+  Stages stages(count);
 #pragma unroll 1
   for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride) {
-    wait_for_copies(stages - 2);
+    wait_for_copies(stages.count - 2);
     keys.sync();
-    const int32_t next = tile_start + (stages - 1) * keys.kStride;
-    if (next < keys.kv_end) keys.load(stage == 0 ? stages - 1 : stage - 1, next);  // where the tile before was
+    const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
+    if (next < keys.kv_end) keys.load(stages.before(), next);
     ptx::cp_async_commit();
     const int32_t key = next + keys.kStride + keys.lane;
     const bool finds = keys.lane < S::kKeys;
     const int32_t page = finds ? keys.page_of(key) : 0;
-    if (active) tile.attend(keys.ring + stage * S::kStageBytes, tile_start);
-    if (finds) keys.table[stage * S::kKeys + keys.lane] = keys.row_of(key, page);
-    stage = stage + 1 < stages ? stage + 1 : 0;
+    if (active) tile.attend(keys.ring + stages.current * S::kStageBytes, tile_start);
+    if (finds) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
+    stages.advance();
   }
 }
 
@@ -249,7 +240,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   __syncthreads();
 
   const WarpRows<S> warp(params, item, head);
-  WarpTile<Variant, S, P> tile(params, variant, warp, turns, shared_address(shared));
+  WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
 }

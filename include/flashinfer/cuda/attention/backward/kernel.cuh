@@ -1,0 +1,96 @@
+// The kernel of attention's gradients: a block has a tile of rows, keys or queries, and sees the columns go by.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/copy.cuh>
+#include <flashinfer/cuda/attention/backward/rows.cuh>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/attention/backward/tile.cuh>
+#include <flashinfer/cuda/attention/backward/write.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+
+namespace flashinfer::cuda {
+
+// Whether every GPU that these kernels are for has room for two stages: there is no code for one then.
+template <typename S>
+constexpr bool kTwoStages = S::shared_bytes(2) <= (163 << 10);
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    prefill_backward_kernel(const __grid_constant__ PrefillBackwardParams p,
+                            const __grid_constant__ BackwardTable table, const int most_stages) {
+  const int stages = kTwoStages<S> ? 2 : most_stages;
+  extern __shared__ __align__(128) uint8_t memory[];
+  using T = typename S::T;
+  let_next_start();
+  const int32_t heads = S::kOfKeys ? p.num_kv_heads : p.num_qo_heads, group = p.num_qo_heads / p.num_kv_heads;
+  const int32_t head = static_cast<int32_t>(blockIdx.x) % heads, rest = static_cast<int32_t>(blockIdx.x) / heads;
+  const int32_t parts = S::kOfKeys ? p.splits : 1, part = rest % parts;
+  int32_t tile = rest / parts;
+  const BackwardEntry& one = table.find(tile);
+  const BackwardMask mask(p, one);
+  // With a causal mask the first keys and the last queries have the most to do: they come first.
+  const int32_t count = S::kOfKeys ? one.kv_len : one.qo_len;
+  const int32_t row_start = (S::kOfKeys ? tile : (count + S::kRows - 1) / S::kRows - 1 - tile) * S::kRows;
+
+  BackwardColumns<S> columns{p, one, S::kOfKeys ? head * group : head / group, 0, 0, 0};
+  mask.template columns<S::kOfKeys>(row_start, min(row_start + S::kRows, count) - 1, columns.begin, columns.end);
+  columns.begin = columns.begin / S::kColumns * S::kColumns;
+  const int32_t of_head = (columns.end - columns.begin + S::kColumns - 1) / S::kColumns;  // stages
+  const int64_t all = int64_t{of_head} * (S::kOfKeys ? group : 1);
+  int32_t left = static_cast<int32_t>(all * (part + 1) / parts - all * part / parts);
+  columns.next = columns.begin;
+  if (S::kOfKeys && left > 0) {
+    const int32_t skipped = static_cast<int32_t>(all * part / parts);
+    columns.head += skipped / of_head, columns.next += skipped % of_head * S::kColumns;
+  }
+
+  const uint32_t shared = ptx::shared_address(memory), ring = shared + S::kRowsBytes;
+  BackwardWarp<S> warp(p, mask, shared, stages, row_start);
+  if (left > 0) {
+    const int64_t first = int64_t{S::kOfKeys ? one.kv_start : one.qo_start} + row_start;
+    load_rows<T, S::kQKRow, S::kRows, S::kThreads>(shared, S::kOfKeys ? p.k : p.q, first, head, count - row_start,
+                                                   p.head_dim_qk);
+    load_rows<T, S::kVORow, S::kRows, S::kThreads>(shared + S::kRows * S::kQKRow, S::kOfKeys ? p.v : p.grad, first,
+                                                   head, count - row_start, p.head_dim_vo);
+    if constexpr (!S::kOfKeys) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t row = row_start + 32 * warp.group + static_cast<int32_t>(threadIdx.x) % 32 / 4 + 8 * i;
+        const int64_t at = (int64_t{one.qo_start} + row) * p.num_qo_heads + head;
+        warp.rows[i] = row < count ? rows_in_memory(p)[at] : BackwardRow{math::inf, 0};
+      }
+      if (p.alibi_slopes) warp.slope = p.alibi_slopes[head];
+    }
+    columns.load(ring);
+    ptx::cp_async_commit();
+  }
+  const auto rows_of = [&](int stage) {
+    return reinterpret_cast<const BackwardRow*>(memory + S::kRowsBytes + stage * S::kStageBytes + S::kTilesBytes);
+  };
+  const bool bends = p.alibi_slopes != nullptr || p.logits_soft_cap > 0;
+  for (int stage = 0; left > 0; --left) {
+    const int32_t column = columns.next;
+    if (S::kOfKeys && p.alibi_slopes) warp.slope = p.alibi_slopes[columns.head];
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    const int next = stages == 2 ? 1 - stage : 0;
+    columns.advance();
+    if (stages == 2 && left > 1) columns.load(ring + next * S::kStageBytes), ptx::cp_async_commit();
+    warp.columns(ring + stage * S::kStageBytes, rows_of(stage), column, bends);
+    if (stages == 1 && left > 1) {
+      __syncthreads();
+      columns.load(ring), ptx::cp_async_commit();
+    }
+    stage = next;
+  }
+  wait_for_inputs();  // of the kernel before, so that this one does not end before it: nothing else of it is needed
+  write_gradients<S>(p, one, warp, row_start + 32 * warp.group, head, part);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,162 @@
+// Gradients of attention on CUDA, without atomics: the same bits in every run.
+//
+// One kernel has a block for each tile of keys, which sees the queries of all the heads that use them go by; another
+// one for each tile of queries. Both compute the logits, so that there are seven products instead of five, and nobody
+// waits for anybody to add. Where tiles of keys are too few for the GPU, several blocks share one's queries, and a
+// third kernel adds what they have found.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/kernel.cuh>
+#include <flashinfer/cuda/attention/backward/rows.cuh>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+
+namespace flashinfer::cuda {
+
+// All requests, those with the most logits first.
+inline std::vector<BackwardEntry> backward_entries(const PrefillBackwardParams& p) {
+  std::vector<BackwardEntry> entries(p.batch_size);
+  int64_t kv_start = 0, mask_start = 0;
+  for (int64_t b = 0; b < p.batch_size; ++b) {
+    BackwardEntry& one = entries[b];
+    one.qo_start = p.qo_indptr ? p.qo_indptr[b] : 0;
+    one.qo_len = static_cast<int32_t>(p.qo_indptr ? p.qo_indptr[b + 1] - one.qo_start : p.tokens);
+    one.kv_start = static_cast<int32_t>(kv_start);
+    one.kv_len = static_cast<int32_t>(p.kv_lens ? p.kv_lens[b] : p.kv_tokens);
+    one.mask_start = mask_start;
+    if (int64_t{one.qo_len} + one.kv_len >= int64_t{1} << 30)
+      throw std::runtime_error("prefill_backward: a request has 2^30 queries and keys or more");
+    kv_start += one.kv_len;
+    mask_start += (int64_t{one.qo_len} * one.kv_len + 7) / 8;
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const BackwardEntry& a, const BackwardEntry& b) {
+    return int64_t{a.qo_len} * a.kv_len > int64_t{b.qo_len} * b.kv_len;
+  });
+  return entries;
+}
+
+// Into how many parts the queries of a tile of keys are split, so that the longest is not what all others wait for; the
+// blocks of the queries' kernel follow while these end.
+template <typename S>
+int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
+  constexpr int64_t kMostBytes = int64_t{1} << 28;
+  const int64_t heads = p.num_kv_heads, group = p.num_qo_heads / heads;
+  const int64_t places = int64_t{device_info(where.device).num_sms} * S::kBlocks;
+  int64_t tiles = 0, longest = 0, all = 0;
+  for (const BackwardEntry& one : backward_entries(p)) {
+    const BackwardMask mask(p, one);
+    for (int32_t row = 0; row < one.kv_len; row += S::kRows, ++tiles) {
+      if (tiles * heads >= 4 * places) return 1;
+      int32_t begin, end;
+      mask.columns<true>(row, std::min(row + S::kRows, one.kv_len) - 1, begin, end);
+      const int64_t steps = (end - begin + S::kColumns - 1) / S::kColumns * group;
+      longest = std::max(longest, steps), all += steps * heads;
+    }
+  }
+  const int64_t bytes = std::max<int64_t>(1, p.kv_tokens * heads * (p.head_dim_qk + p.head_dim_vo) * 4);
+  int32_t splits = 1;  // the queries' kernel has three products to the four of this one
+  while (splits < 16 && 2 * splits * bytes <= kMostBytes && 4 * splits <= longest &&
+         longest * places * 3 > all * splits * 5)
+    splits *= 2;
+  return splits;
+}
+
+// Sets p.splits and returns the bytes of p.memory.
+inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& where) {
+  const int32_t qk = p.head_dim_qk, vo = p.head_dim_vo;
+  if (qk <= 64 && vo <= 64) {
+    p.splits = backward_splits<BackwardShapes<half_t, 64, 64>::Keys>(p, where);
+  } else if (qk <= 128 && vo <= 128) {
+    p.splits = backward_splits<BackwardShapes<half_t, 128, 128>::Keys>(p, where);
+  } else if (qk <= 192 && vo <= 128) {
+    p.splits = backward_splits<BackwardShapes<half_t, 192, 128>::Keys>(p, where);
+  } else {
+    p.splits = backward_splits<BackwardShapes<half_t, 256, 256>::Keys>(p, where);
+  }
+  const int64_t sums = p.splits == 1 ? 0 : p.splits * p.kv_tokens * p.num_kv_heads * (qk + vo);
+  return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
+}
+
+// How many stages fit, one or two; the kernel's attributes are set once for each device.
+template <typename S>
+int backward_stages(int device) {
+  constexpr int kMaxDevices = 64;
+  static int found[kMaxDevices];
+  static std::once_flag once[kMaxDevices];
+  device_info(device);  // which it checks
+  std::call_once(once[device], [&] {
+    const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
+    if (S::shared_bytes(stages) > most) return;
+    const auto kernel = prefill_backward_kernel<S>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes(stages)),
+          "cudaFuncSetAttribute");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+          "cudaFuncSetAttribute");
+    found[device] = stages;
+  });
+  if (found[device] == 0)
+    throw std::runtime_error("prefill_backward: a tile does not fit into this GPU's shared memory");
+  return found[device];
+}
+
+// Launches of one of the two kernels for as many requests as a table holds each. They may start when the launch before
+// them has no blocks left to start, where that is one of these, too.
+template <typename S>
+void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,
+                     bool& first) {
+  const int stages = backward_stages<S>(where.device);
+  const int64_t each = S::kOfKeys ? int64_t{p.num_kv_heads} * p.splits : p.num_qo_heads;
+  for (size_t next = 0; next < entries.size();) {
+    BackwardTable table{};
+    int64_t tiles = 0;
+    for (; next < entries.size() && table.count < kBackwardEntries; ++next) {
+      const int32_t rows = S::kOfKeys ? entries[next].kv_len : entries[next].qo_len;
+      if (rows == 0) continue;
+      table.at[table.count] = entries[next];
+      table.at[table.count++].first_tile = static_cast<int32_t>(tiles);
+      tiles += (rows + S::kRows - 1) / S::kRows;
+    }
+    if (tiles == 0) continue;
+    if (tiles * each > INT32_MAX) throw std::runtime_error("prefill_backward: more than 2147483647 blocks");
+    const Launch how{where.stream, where.device, first ? 0 : where.pdl};
+    launch(prefill_backward_kernel<S>, dim3(static_cast<unsigned>(tiles * each)), dim3(S::kThreads),
+           S::shared_bytes(stages), how, p, table, stages);
+    first = false;
+  }
+}
+
+template <typename T, int kQK, int kVO>
+void prefill_backward(const PrefillBackwardParams& p, const Launch& where) {
+  using Shapes = BackwardShapes<T, kQK, kVO>;
+  const std::vector<BackwardEntry> entries = backward_entries(p);
+  constexpr int kEach = kRowThreads / kRowLanes;
+  const int64_t blocks = (p.tokens * p.num_qo_heads + kEach - 1) / kEach;
+  launch(prefill_backward_rows_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kRowThreads), 0,
+         Launch{where.stream, where.device, 0}, p);
+  bool first = true;
+  launch_backward<typename Shapes::Keys>(p, entries, where, first);
+  using Few = typename Shapes::FewQueries;
+  int64_t rows = 0;
+  for (const BackwardEntry& one : entries) rows += (one.qo_len + Few::kRows - 1) / Few::kRows * Few::kRows;
+  if (rows / Few::kRows * p.num_qo_heads <= int64_t{device_info(where.device).num_sms} * Few::kBlocks) {
+    launch_backward<Few>(p, entries, where, first);
+  } else {
+    launch_backward<typename Shapes::Queries>(p, entries, where, first);
+  }
+  if (p.splits == 1) return;
+  int64_t tokens = 0;
+  for (const BackwardEntry& one : entries) tokens += one.kv_len;
+  const int64_t threads = tokens * p.num_kv_heads * ((p.head_dim_qk + p.head_dim_vo) / 8);
+  launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256), 0,
+         Launch{where.stream, where.device, 0}, p, tokens);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,72 @@
+// What the gradients' kernels keep in p.memory, and the kernels before and behind them: a BackwardRow for each row is
+// made before, and the parts of keys' gradients are added behind.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+// In p.memory is a BackwardRow for each row, and then the parts of the sums of keys' gradients.
+FLASHINFER_HD BackwardRow* rows_in_memory(const PrefillBackwardParams& p) {
+  return reinterpret_cast<BackwardRow*>(p.memory);
+}
+FLASHINFER_HD int64_t floats_of_rows(const PrefillBackwardParams& p) {
+  return (p.tokens * p.num_qo_heads + 31) / 32 * 64;
+}
+
+// A part of the sums of keys' gradients: rows of both, one behind the other.
+__device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int32_t part) {
+  const int64_t dim = p.head_dim_qk + p.head_dim_vo;
+  return {p.memory + floats_of_rows(p) + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
+}
+
+constexpr int kRowLanes = 16, kRowThreads = 256;
+
+// Writes a BackwardRow for each row.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    prefill_backward_rows_kernel(const __grid_constant__ PrefillBackwardParams p) {
+  const int64_t at = int64_t{blockIdx.x} * (kRowThreads / kRowLanes) + threadIdx.x / kRowLanes;
+  const int64_t row = min(at, p.tokens * p.num_qo_heads - 1);
+  const T* out = p.out.at<const T>(row / p.num_qo_heads, row % p.num_qo_heads);
+  const T* grad = p.grad.at<const T>(row / p.num_qo_heads, row % p.num_qo_heads);
+  float sum = 0;
+  for (int d = threadIdx.x % kRowLanes * 8; d < p.head_dim_vo; d += kRowLanes * 8) {
+    float a[8], b[8];
+    load_vec<T, 8>(out + d).to_floats(a), load_vec<T, 8>(grad + d).to_floats(b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += a[i] * b[i];
+  }
+  sum = lanes_sum<kRowLanes>(sum);
+  if (threadIdx.x % kRowLanes != 0 || row != at) return;
+  const float lse = p.lse[row];
+  rows_in_memory(p)[row] = {lse == -math::inf ? math::inf : lse, sum - p.grad_lse[row] * math::log2e};
+}
+
+// Adds the parts of keys' gradients in their order, eight numbers of a row at a time.
+template <typename T>
+__global__ void prefill_backward_sum_kernel(const __grid_constant__ PrefillBackwardParams p, const int64_t tokens) {
+  const int64_t dim = p.head_dim_qk + p.head_dim_vo, chunks = dim / 8;
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= tokens * p.num_kv_heads * chunks) return;
+  const int64_t row = i / chunks;
+  const int32_t chunk = static_cast<int32_t>(i % chunks) * 8, head = static_cast<int32_t>(row % p.num_kv_heads);
+  float sums[8] = {};
+  for (int part = 0; part < p.splits; ++part) {
+    float more[8];
+    load_vec<float, 8>(sums_of(p, part).template at<const float>(row / p.num_kv_heads, head) + chunk).to_floats(more);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j] += more[j];
+  }
+  const bool of_k = chunk < p.head_dim_qk;
+  T* to = (of_k ? p.dk : p.dv).template at<T>(row / p.num_kv_heads, head) + chunk - (of_k ? 0 : p.head_dim_qk);
+  *reinterpret_cast<Vec<T, 8>*>(to) = Vec<T, 8>::from_floats(sums);
+}
+
+}  // namespace flashinfer::cuda

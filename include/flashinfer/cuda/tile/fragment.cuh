@@ -1,0 +1,134 @@
+// Operands and results of products on the tensor cores, in the layouts of mma.m16n8k16: c[m][n] += a[m][k] * b[n][k].
+//
+// Element i of an accumulator's tile of 16 x 8 belongs to row 8 (i / 2) + lane / 4 and to column 2 (lane % 4) + i % 2;
+// four of them, packed in pairs, are the left operand of the next product.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/cuda/ptx/ldmatrix.cuh>
+#include <flashinfer/cuda/ptx/mma.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename T>
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static_assert(kIsHalfType<T>, "products are of half_t or of bfloat16_t");
+  if constexpr (__is_same(T, bfloat16_t)) {
+    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16_f16(d, a, b0, b1);
+  }
+}
+
+// A warp's sums of kRows x kColumns.
+template <int kRows, int kColumns>
+struct Accumulator {
+  static constexpr int kM = kRows / 16, kN = kColumns / 8;
+  static_assert(kRows % 16 == 0 && kColumns % 16 == 0, "an accumulator is made of tiles of 16 x 8, two side by side");
+  float tile[kM][kN][4];
+
+  __device__ __forceinline__ float (&operator[](int m)) [kN][4] { return tile[m]; } __device__ __forceinline__ const
+      float (&operator[](int m) const)[kN][4] {
+    return tile[m];
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) tile[m][n][0] = tile[m][n][1] = tile[m][n][2] = tile[m][n][3] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void scale(float by) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[m][n][i] *= by;
+      }
+    }
+  }
+
+  // Adds the product of 16 elements of every row with those of columns 16 * pair to 16 * pair + 15.
+  template <typename T>
+  __device__ __forceinline__ void add(const uint32_t (&a)[kM][4], const uint32_t (&b)[2][2], int pair) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      mma<T>(tile[m][2 * pair], a[m], b[0][0], b[0][1]);
+      mma<T>(tile[m][2 * pair + 1], a[m], b[1][0], b[1][1]);
+    }
+  }
+};
+
+// A left operand of kRows x kDepth in registers, 16 elements of all rows after the other.
+template <int kRows, int kDepth>
+struct LeftOperand {
+  static_assert(kRows % 16 == 0 && kDepth % 16 == 0, "a left operand is made of tiles of 16 x 16");
+  uint32_t tile[kDepth / 16][kRows / 16][4];
+
+  __device__ __forceinline__ uint32_t (&operator[](int step)) [kRows / 16][4] {
+    return tile[step];
+  } __device__ __forceinline__ const uint32_t (&operator[](int step) const)[kRows / 16][4] {
+    return tile[step];
+  }
+};
+
+// A left operand in shared memory, rows of kBytes: what a lane gives ldmatrix. `offset` is of another tile whose rows
+// are as long, so that they share what a lane knows.
+template <int kBytes>
+struct LeftRows {
+  uint32_t at;
+
+  __device__ __forceinline__ LeftRows(uint32_t start, int first_row) {
+    const int lane = threadIdx.x % 32;
+    at = Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first_row + lane % 16), lane / 16);
+  }
+  // Rows 16 m to 16 m + 15, elements 16 step to 16 step + 15.
+  __device__ __forceinline__ void load(uint32_t (&a)[4], int m, int step, int offset = 0) const {
+    ptx::ldmatrix_x4(a, Swizzle<kBytes>::chunk(at, 2 * step) + (m * 16 * kBytes + offset));
+  }
+};
+
+// A right operand whose rows are columns of the result.
+template <int kBytes>
+struct RightRows {
+  uint32_t at;
+
+  __device__ __forceinline__ RightRows(uint32_t start, int first_row) {
+    const int lane = threadIdx.x % 32;
+    at = Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first_row + lane % 8 + lane / 16 * 8), lane / 8 % 2);
+  }
+  // b[i] is of rows 16 pair + 8 i to + 7: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
+  __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step, int offset = 0) const {
+    uint32_t r[4];
+    ptx::ldmatrix_x4(r, Swizzle<kBytes>::chunk(at, 2 * step) + (pair * 16 * kBytes + offset));
+    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+  }
+};
+
+// A right operand whose rows are summed over.
+template <int kBytes>
+struct SummedRows {
+  uint32_t at;
+
+  __device__ __forceinline__ SummedRows(uint32_t start, int first_row) : at(LeftRows<kBytes>(start, first_row).at) {}
+  // From `rows` further on, a multiple of 16.
+  __device__ __forceinline__ SummedRows below(int rows) const {
+    SummedRows result(*this);
+    result.at += rows * kBytes;
+    return result;
+  }
+  // b[i] is of columns 8 (chunk + i) to + 7 of the result, from rows 16 step to 16 step + 15.
+  __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int chunk, int offset = 0) const {
+    uint32_t r[4];
+    ptx::ldmatrix_x4_trans(r, Swizzle<kBytes>::chunk(at, chunk) + (step * 16 * kBytes + offset));
+    b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
+  }
+};
+
+}  // namespace flashinfer::cuda

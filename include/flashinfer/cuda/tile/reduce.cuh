@@ -1,0 +1,44 @@
+// Sums and maxima over the lanes of a warp, and over the threads of a row.
+#pragma once
+
+namespace flashinfer::cuda {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Over kLanes neighbouring lanes; all of them get the result.
+template <int kLanes>
+__device__ __forceinline__ float lanes_sum(float value) {
+  static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes are halved, 32 at most");
+#pragma unroll
+  for (int by = kLanes / 2; by > 0; by /= 2) value += __shfl_xor_sync(kAllLanes, value, by);
+  return value;
+}
+
+// Over the four lanes that have elements of the same rows of an accumulator.
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+// Over the threads of a row: threadIdx.x counts them, a power of two, and threadIdx.y the rows. `partial` has 32 floats
+// for each row of the block.
+__device__ __forceinline__ float row_sum(float value, float* partial) {
+  const int threads = blockDim.x;
+  for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2)
+    value += __shfl_xor_sync(kAllLanes, value, lane);
+  if (threads <= 32) return value;
+  const int warps = threads / 32;
+  float* mine = partial + threadIdx.y * 32;
+  __syncthreads();  // the sum before may still be read
+  if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0;
+  for (int warp = 0; warp < warps; ++warp) total += mine[warp];
+  return total;
+}
+
+}  // namespace flashinfer::cuda
