@@ -9,13 +9,6 @@
 
 #include "binding/binding.h"
 
-namespace flashinfer {
-
-struct half_t;  // additional parameters may point to these; a binding never looks behind the pointer
-struct bfloat16_t;
-
-}  // namespace flashinfer
-
 #include "attention_config.h"
 
 namespace flashinfer::binding {

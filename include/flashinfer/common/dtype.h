@@ -1,10 +1,34 @@
-// Element types as values that travel from a binding to a kernel's dispatch.
+// Element types: as values that travel from a binding to a kernel's dispatch, and as types of a kernel.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#if defined(FLASHINFER_CUDA) || defined(__CUDACC__)
+struct __half;
+struct __nv_bfloat16;
+#endif
+
 namespace flashinfer {
+
+// The half types that variants name. A binding knows no more of them than these lines: it looks behind no pointer.
+#if defined(FLASHINFER_CUDA) || defined(__CUDACC__)
+using half_t = __half;
+using bfloat16_t = __nv_bfloat16;
+#else
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat16_t {
+  uint16_t bits;
+};
+#endif
+struct fp8_e4m3_t {  // no infinities, NaN is all ones
+  uint8_t bits;
+};
+struct fp8_e5m2_t {  // the upper half of a half_t
+  uint8_t bits;
+};
 
 enum class DType : int32_t {
   kOther,

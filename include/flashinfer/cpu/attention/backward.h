@@ -18,30 +18,6 @@ constexpr int kBackwardRows = 128, kBackwardKeys = 128;  // of a block
 constexpr int kBackwardChunk = 512;                      // keys that are packed and summed up for at a time
 constexpr int kWeightStride = kBackwardKeys + kLanes;    // no power of two, whose rows would meet in few cache lines
 
-// c += a * panel, or = where kSet. `depth` numbers of a row of `a` lie kDepthStep apart, rows kRowStep; after each
-// kPanel numbers `a` goes on `segment` further.
-template <int kRows, int kVectors, int kRowStep, int kDepthStep, int kTo, bool kSet>
-inline void multiply_block(int depth, const float* __restrict a, int64_t segment, const float* __restrict panel,
-                           float* __restrict c) {
-  vfloat sums[kRows][kVectors] = {};
-  for (int start = 0; start < depth; start += kPanel, a += segment) {
-    const int stop = depth - start < kPanel ? depth - start : kPanel;
-#pragma GCC unroll 2
-    for (int k = 0; k < stop; ++k, panel += kPanel) {
-      vfloat right[kVectors];
-      for (int v = 0; v < kVectors; ++v) right[v] = load(panel + v * kLanes);
-      for (int row = 0; row < kRows; ++row)
-        for (int v = 0; v < kVectors; ++v) sums[row][v] += right[v] * a[row * kRowStep + k * kDepthStep];
-    }
-  }
-  for (int row = 0; row < kRows; ++row) {
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = c + row * kTo + v * kLanes;
-      store(to, kSet ? sums[row][v] : load(to) + sums[row][v]);
-    }
-  }
-}
-
 // Calls body(d, constant of vectors) for the panels of a head of `dim` numbers.
 template <typename Body>
 inline void for_panels(int dim, const Body& body) {
@@ -154,19 +130,6 @@ class BackwardTask {
       for (int i = 0; i < kLanes; ++i)
         pack_row(k[i], p_.head_dim_qk, s_.keys + (t + i) * kPanel, kBackwardChunk * kPanel);
     }
-  }
-
-  static void pack_columns(const T* const* rows, int dim, float* panel) {
-    for_lanes(dim, [&](int64_t d, int count) {
-      vfloat block[kLanes];
-      for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + d, count);
-      transpose(block);
-      for (int i = 0; i < count; ++i) store(panel + (d + i) * kPanel, block[i]);
-    });
-  }
-  static void pack_row(const T* row, int dim, float* panels, int64_t stride) {
-    for_lanes(dim,
-              [&](int64_t d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
   }
 
   void unpack(const float* panels, const HeadRows& to, int dim, float scale) const {

@@ -207,7 +207,7 @@ struct Tile {
     const uint32_t batch_idx = item.batch, qo_idx = query(row), qo_head_idx = head(row), kv_head_idx = kv_head;
     float scale = 1.0f;
     if constexpr (Variant::use_softmax) scale = functor.sm_scale_log2;
-#pragma GCC ivdep
+    FLASHINFER_INDEPENDENT
     for (int t = from; t < to; ++t)
       logits[t] =
           scale * static_cast<float>(functor.LogitsTransform(
@@ -227,7 +227,7 @@ struct Tile {
       const Params own = params;
       const Variant functor = variant;
       const uint32_t batch_idx = item.batch, qo_head_idx = head(row), kv_head_idx = kv_head;
-#pragma GCC ivdep
+      FLASHINFER_INDEPENDENT
       for (int t = range.begin; t < range.end; ++t)
         logits[t] = functor.LogitsMask(own, batch_idx, static_cast<uint32_t>(qo_idx), static_cast<uint32_t>(block + t),
                                        qo_head_idx, kv_head_idx)

@@ -4,15 +4,13 @@
 // that a row of a panel is kPanelVectors registers and the panel is read from beginning to end.
 #pragma once
 
-#include <utility>
-
-#include <flashinfer/cpu/simd/vec.h>
+#include <flashinfer/cpu/simd/transpose.h>
 
 namespace flashinfer::cpu {
 
 // Sums of a product are kept in kGemmRows x kPanelVectors registers, which leaves some for a row of the panel.
 constexpr int kPanelVectors = 2, kPanel = kPanelVectors * kLanes;
-constexpr int kGemmRows = kLanes == 16 ? 8 : 4;
+constexpr int kGemmRows = kRegisters == 32 ? 8 : 4;
 
 constexpr int round_up(int value, int step) { return (value + step - 1) / step * step; }
 
@@ -40,49 +38,31 @@ inline void multiply_panel(int depth, const float* __restrict a, const float* __
   }
 }
 
-// ---- packing -----------------------------------------------------------------------------------------------------
-
-// Elements of a and b in turns of kWidth: lanes l of `low` are a[l] or b[l - kWidth], of `high` a[l + kWidth] or b[l].
-template <int kWidth, int... kLane>
-inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...>) {
-  const vfloat low = __builtin_shuffle(a, b, vint{(kLane & kWidth ? kLanes + kLane - kWidth : kLane)...});
-  const vfloat high = __builtin_shuffle(a, b, vint{(kLane & kWidth ? kLanes + kLane : kLane + kWidth)...});
-  a = low, b = high;
-}
-
-using Lanes = std::make_integer_sequence<int, kLanes>;
-
-template <int kWidth = 1>
-inline void transpose(vfloat (&rows)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i)
-    if (!(i & kWidth)) interleave<kWidth>(rows[i], rows[i | kWidth], Lanes{});
-  if constexpr (2 * kWidth < kLanes) transpose<2 * kWidth>(rows);
-}
-
-// One number of all elements, halves with halves.
-template <int kWidth, typename Op, int... kLane>
-inline float reduce(vfloat value, const Op& op, std::integer_sequence<int, kLane...> lanes) {
-  value = op(value, __builtin_shuffle(value, vint{(kLane ^ kWidth)...}));
-  if constexpr (kWidth > 1) return reduce<kWidth / 2>(value, op, lanes);
-  return value[0];
-}
-inline float total_of(vfloat value) {
-  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return a + b; }, Lanes{});
-}
-inline float maximum_of(vfloat value) {
-  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, Lanes{});
-}
-
-// Sums of the elements of each of kLanes vectors, as one vector.
-template <int kWidth = 1>
-inline vfloat sums_of(vfloat (&rows)[kLanes]) {
-  for (int i = 0; i < kLanes; i += 2 * kWidth) {
-    interleave<kWidth>(rows[i], rows[i + kWidth], Lanes{});
-    rows[i] += rows[i + kWidth];
+// c += a * panel, or = where kSet. `depth` numbers of a row of `a` lie kDepthStep apart, rows kRowStep; after each
+// kPanel numbers `a` goes on `segment` further.
+template <int kRows, int kVectors, int kRowStep, int kDepthStep, int kTo, bool kSet>
+inline void multiply_block(int depth, const float* __restrict a, int64_t segment, const float* __restrict panel,
+                           float* __restrict c) {
+  vfloat sums[kRows][kVectors] = {};
+  for (int start = 0; start < depth; start += kPanel, a += segment) {
+    const int stop = depth - start < kPanel ? depth - start : kPanel;
+#pragma GCC unroll 2
+    for (int k = 0; k < stop; ++k, panel += kPanel) {
+      vfloat right[kVectors];
+      for (int v = 0; v < kVectors; ++v) right[v] = load(panel + v * kLanes);
+      for (int row = 0; row < kRows; ++row)
+        for (int v = 0; v < kVectors; ++v) sums[row][v] += right[v] * a[row * kRowStep + k * kDepthStep];
+    }
   }
-  if constexpr (2 * kWidth < kLanes) return sums_of<2 * kWidth>(rows);
-  return rows[0];
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = c + row * kTo + v * kLanes;
+      store(to, kSet ? sums[row][v] : load(to) + sums[row][v]);
+    }
+  }
 }
+
+// ---- packing -----------------------------------------------------------------------------------------------------
 
 // kLanes rows of kDepth elements as columns of a panel.
 template <int kDepth, typename T>
@@ -100,6 +80,23 @@ inline void pack_columns(const T* const* rows, float* panel) {
 template <int kWidth, typename T>
 inline void pack_row(const T* row, float* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
+}
+
+// The same where the sizes are known at run time alone.
+template <typename T>
+inline void pack_columns(const T* const* rows, int depth, float* panel) {
+  for_lanes(depth, [&](int64_t d, int count) {
+    vfloat block[kLanes];
+    for (int i = 0; i < kLanes; ++i) block[i] = load(rows[i] + d, count);
+    transpose(block);
+    for (int i = 0; i < count; ++i) store(panel + (d + i) * kPanel, block[i]);
+  });
+}
+
+template <typename T>
+inline void pack_row(const T* row, int width, float* panels, int64_t stride) {
+  for_lanes(width,
+            [&](int64_t d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
 }
 
 }  // namespace flashinfer::cpu

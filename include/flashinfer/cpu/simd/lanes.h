@@ -45,26 +45,14 @@ struct Lanes<float> : Lanes<double> {
       for (int lane = 0; lane < count; ++lane) value[lane] = from[lane];
       return value;
     }
-#if defined(__AVX512F__)
-    return (V)_mm512_maskz_cvtps_pd(kAll, _mm256_loadu_ps(from));
-#elif defined(__AVX2__)
-    return (V)_mm256_cvtps_pd(_mm_loadu_ps(from));
-#else
-    return V{from[0], from[1]};
-#endif
+    return cpu::load_wide(from);
   }
   static void store(float* to, V value, int count) {
     if (count < kWideLanes) {
       for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<float>(value[lane]);
       return;
     }
-#if defined(__AVX512F__)
-    _mm256_storeu_ps(to, _mm512_maskz_cvtpd_ps(kAll, (__m512d)value));
-#elif defined(__AVX2__)
-    _mm_storeu_ps(to, _mm256_cvtpd_ps((__m256d)value));
-#else
-    to[0] = static_cast<float>(value[0]), to[1] = static_cast<float>(value[1]);
-#endif
+    store_narrow(to, value);
   }
 };
 

@@ -8,50 +8,6 @@
 
 namespace flashinfer::cpu {
 
-// Half as many doubles as a vfloat has floats: one register.
-constexpr int kWideLanes = kLanes / 2;
-typedef double vdouble __attribute__((vector_size(8 * kWideLanes)));
-typedef int64_t vlong __attribute__((vector_size(8 * kWideLanes)));
-typedef uint64_t vulong __attribute__((vector_size(8 * kWideLanes)));
-
-// A vfloat's values as doubles.
-struct Wide {
-  vdouble low, high;
-};
-
-#if defined(__AVX512F__)
-// GCC 12 warns that the unmasked forms of its own headers use an uninitialised value (bug 105593).
-constexpr __mmask8 kAll = 0xff;
-#endif
-
-// Written out where there are instructions for it: GCC 12 takes conversions of vectors apart, and a cast of halves goes
-// through memory.
-inline Wide widen(vfloat value) {
-#if defined(__AVX512F__)
-  const __m512d both = (__m512d)value;
-  return {(vdouble)_mm512_maskz_cvtps_pd(kAll, (__m256)_mm512_maskz_extractf64x4_pd(kAll, both, 0)),
-          (vdouble)_mm512_maskz_cvtps_pd(kAll, (__m256)_mm512_maskz_extractf64x4_pd(kAll, both, 1))};
-#elif defined(__AVX2__)
-  return {(vdouble)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)value)),
-          (vdouble)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)value, 1))};
-#else
-  return {vdouble{value[0], value[1]}, vdouble{value[2], value[3]}};
-#endif
-}
-
-inline vfloat narrow(Wide value) {
-#if defined(__AVX512F__)
-  const __m256d low = (__m256d)_mm512_maskz_cvtpd_ps(kAll, (__m512d)value.low);
-  const __m256d high = (__m256d)_mm512_maskz_cvtpd_ps(kAll, (__m512d)value.high);
-  return (vfloat)_mm512_maskz_insertf64x4(kAll, _mm512_castpd256_pd512(low), high, 1);
-#elif defined(__AVX2__)
-  return (vfloat)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)value.high), _mm256_cvtpd_ps((__m256d)value.low));
-#else
-  return vfloat{static_cast<float>(value.low[0]), static_cast<float>(value.low[1]), static_cast<float>(value.high[0]),
-                static_cast<float>(value.high[1])};
-#endif
-}
-
 inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }
 inline vdouble abs(vdouble x) { return bit_cast<vdouble>(bit_cast<vlong>(x) & INT64_MAX); }
 
@@ -78,24 +34,32 @@ inline vfloat exp(vfloat x) {
   return sum * bit_cast<vfloat>(power);
 }
 
+#if !defined(FLASHINFER_AVX512)
+// 2^x = 2^fraction * 2^k, k the integer below.
+struct PowerOfTwo {
+  vfloat fraction, shifted;
+
+  explicit PowerOfTwo(vfloat x) {
+    const vfloat clamped = max(splat(-126.5f), x);
+    shifted = (clamped - 0.5f) + kToInteger;
+    fraction = clamped - (shifted - kToInteger);
+  }
+
+  // value * 2^k; 0 where x is below -126.
+  vfloat times(vfloat value) const {
+    const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit at all
+    return value * bit_cast<vfloat>(power);
+  }
+};
+#endif
+
 // 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a denormal.
 inline vfloat exp2(vfloat x) {
-#if defined(__AVX512DQ__)
-  const vfloat r = (vfloat)_mm512_maskz_reduce_ps(kAllLanes, (__m512)x, 9);  // less the integer below
-#else
-  const vfloat clamped = max(splat(-126.5f), x), shifted = (clamped - 0.5f) + kToInteger;
-  const vfloat r = clamped - (shifted - kToInteger);
-#endif
+  const PowerOfTwo power(x);
   vfloat sum = splat(1.8671305698e-3f);  // the polynomial of degree 5 that is nearest to 2^r on [0, 1]
   for (float term : {9.0170292533e-3f, 5.5799913880e-2f, 2.4016444994e-1f, 6.9315131182e-1f, 1.0f})
-    sum = sum * r + term;
-#if defined(__AVX512DQ__)
-  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  return (vfloat)_mm512_maskz_scalef_ps(normal, (__m512)sum, (__m512)x);
-#else
-  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit at all
-  return sum * bit_cast<vfloat>(power);
-#endif
+    sum = sum * power.fraction + term;
+  return power.times(sum);
 }
 
 // e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.

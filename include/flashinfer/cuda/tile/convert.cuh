@@ -8,18 +8,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace flashinfer {
+#include <flashinfer/common/dtype.h>
 
-using half_t = __half;
-using bfloat16_t = __nv_bfloat16;
-struct fp8_e4m3_t {
-  uint8_t bits;
-};
-struct fp8_e5m2_t {
-  uint8_t bits;
-};
-
-namespace cuda {
+namespace flashinfer::cuda {
 
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(half_t value) { return __half2float(value); }
@@ -111,5 +102,4 @@ __device__ __forceinline__ uint32_t widen(uint32_t two) {
   }
 }
 
-}  // namespace cuda
-}  // namespace flashinfer
+}  // namespace flashinfer::cuda
