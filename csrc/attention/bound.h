@@ -14,22 +14,6 @@
 
 namespace flashinfer::binding {
 
-#define FLASHINFER_ATTENTION_BIND \
-  "bind(int handle, int q_dims, int rows, bool more_rows, int num_qo_heads, int num_kv_heads, int head_dim_qk, "      \
-  "int head_dim_vo, int dtype_q, int dtype_kv, int page_size, int kv_rows, " FLASHINFER_ATTENTION_SETTING("") ") -> " \
-  "()"
-#define FLASHINFER_ATTENTION_UNBIND "unbind(int handle) -> ()"
-// Keys and values may come as one cache of both, in k. Queries without a dimension of tokens are one token's. Scales
-// that are not given are those that were bound: a number takes torch as long as a tensor does, and None next to
-// nothing.
-#define FLASHINFER_ATTENTION_RUN_BOUND \
-  "run_bound(Tensor q, Tensor k, Tensor? v, int handle, float? sm_scale, float? o_scale) -> Tensor"
-#define FLASHINFER_ATTENTION_RUN_BOUND_LSE \
-  "run_bound_lse(Tensor q, Tensor k, Tensor? v, int handle, float? sm_scale, float? o_scale) -> (Tensor, Tensor)"
-#define FLASHINFER_ATTENTION_RUN_BOUND_OUT                                                            \
-  "run_bound_out(Tensor q, Tensor k, Tensor? v, Tensor(a!) out, Tensor(b!)? lse, int handle, float? " \
-  "sm_scale, float? o_scale) -> ()"
-
 // What a call must bring; -1 where anything will do.
 struct Expected {
   int64_t q_dims, rows;
@@ -38,14 +22,18 @@ struct Expected {
   AttentionConfig config;
   int64_t page_size, kv_rows;  // kv_rows: pages, or rows of ragged keys, that tables name
 
-  Expected(const Check& check, Arguments& arguments) {
-    q_dims = arguments.take<int64_t>(), rows = arguments.take<int64_t>(), more_rows = arguments.take<bool>();
-    num_qo_heads = arguments.take<int64_t>(), num_kv_heads = arguments.take<int64_t>();
-    config.head_dim_qk = arguments.take_int32(check, "head_dim_qk");
-    config.head_dim_vo = arguments.take_int32(check, "head_dim_vo");
-    config.q = config.o = static_cast<DType>(arguments.take<int64_t>());
-    config.kv = static_cast<DType>(arguments.take<int64_t>());
-    page_size = arguments.take<int64_t>(), kv_rows = arguments.take<int64_t>();
+  Expected(const Check& check, const ExpectedArguments& given)
+      : q_dims(given.q_dims),
+        rows(given.rows),
+        more_rows(given.more_rows),
+        num_qo_heads(given.num_qo_heads),
+        num_kv_heads(given.num_kv_heads),
+        page_size(given.page_size),
+        kv_rows(given.kv_rows) {
+    config.head_dim_qk = check.int32("head_dim_qk", given.head_dim_qk);
+    config.head_dim_vo = check.int32("head_dim_vo", given.head_dim_vo);
+    config.q = config.o = static_cast<DType>(given.dtype_q);
+    config.kv = static_cast<DType>(given.dtype_kv);
     if (q_dims != 2 && q_dims != 3) check.fail("q_dims", "got " + std::to_string(q_dims) + ", wanted 2 or 3");
   }
 
@@ -74,7 +62,8 @@ struct Bound {
   Expected expected;
   Setting setting;
 
-  Bound(const Check& check, Arguments& arguments) : expected(check, arguments), setting(check, arguments, Place()) {
+  Bound(const Check& check, const ExpectedArguments& call, const BindSetting& given, const VariantArguments& parameters)
+      : expected(check, call), setting(check, given, parameters, Place()) {
     expected.config.variant = setting.variant;
     require_covered(expected.config);
   }
@@ -108,16 +97,16 @@ class BoundTable {
   std::unordered_map<int64_t, std::shared_ptr<const Bound>> table_;
 };
 
-inline void bind(StableIValue* stack, uint64_t count, uint64_t) {
+inline void bind(StableIValue* stack, uint64_t, uint64_t) {
   const Check check("bind");
-  Arguments arguments(stack, count, FLASHINFER_ATTENTION_BIND);
-  const int64_t handle = arguments.take<int64_t>();
-  BoundTable::get().put(handle, std::make_shared<const Bound>(check, arguments));
+  const StableIValue* next = stack;
+  const ExpectedArguments call = ExpectedArguments::take(next);
+  const BindSetting given = BindSetting::take(next);
+  const VariantArguments parameters = VariantArguments::take(next);
+  BoundTable::get().put(call.handle, std::make_shared<const Bound>(check, call, given, parameters));
 }
 
-inline void unbind(StableIValue* stack, uint64_t count, uint64_t) {
-  BoundTable::get().drop(Arguments(stack, count, FLASHINFER_ATTENTION_UNBIND).take<int64_t>());
-}
+inline void unbind(int64_t handle) { BoundTable::get().drop(handle); }
 
 // Sizes and strides of a view that has other dimensions than its tensor.
 struct Dims {
@@ -148,14 +137,15 @@ inline View half_of(const View& cache, int64_t which, const char* name, Dims& di
 // What every call brings, as views of the dimensions that kernels know.
 class BoundCall {
  public:
-  BoundCall(const Check& check, const Tensor& q, const Tensor& k, const OptionalTensor& v, int64_t handle)
+  BoundCall(const Check& check, const BoundTensors& tensors, const BoundScales& scales)
       : check_(check),
-        like_(q),
-        bound_(BoundTable::get().find(check, handle)),
-        q_(tokens(View(q, "q"), q_dims_)),
-        whole_(k, "k"),
-        k_(v ? whole_ : half(0, "k", k_dims_)),
-        v_(v ? View(*v, "v") : half(1, "v", v_dims_)),
+        like_(tensors.q),
+        scales_(scales),
+        bound_(BoundTable::get().find(check, scales.handle)),
+        q_(tokens(View(tensors.q, "q"), q_dims_)),
+        whole_(tensors.k, "k"),
+        k_(tensors.v ? whole_ : half(0, "k", k_dims_)),
+        v_(tensors.v ? View(*tensors.v, "v") : half(1, "v", v_dims_)),
         inputs_(check, q_, k_, v_, bound_->setting) {
     bound_->expected.check(check, inputs_);
   }
@@ -178,13 +168,13 @@ class BoundCall {
     if (lse) inputs_.check_lse(check_, View(*lse, "lse"), view);
   }
 
-  void run(const Tensor& out, float* lse, Arguments& scales) const {
+  void run(const Tensor& out, float* lse) const {
     Params params = bound_->setting.params;
-    if (const auto sm_scale = scales.take<std::optional<double>>()) {
-      if (!std::isfinite(*sm_scale)) check_.fail("sm_scale", "got no finite number");
-      params.sm_scale = static_cast<float>(*sm_scale);
+    if (scales_.sm_scale) {
+      if (!std::isfinite(*scales_.sm_scale)) check_.fail("sm_scale", "got no finite number");
+      params.sm_scale = static_cast<float>(*scales_.sm_scale);
     }
-    if (const auto o_scale = scales.take<std::optional<double>>()) params.o_scale = static_cast<float>(*o_scale);
+    if (scales_.o_scale) params.o_scale = static_cast<float>(*scales_.o_scale);
     Dims dims;
     attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse, bound_->expected.config,
            like_);
@@ -206,6 +196,7 @@ class BoundCall {
 
   const Check& check_;
   const Tensor& like_;
+  const BoundScales& scales_;
   const std::shared_ptr<const Bound> bound_;
   Dims q_dims_, k_dims_, v_dims_;
   const View q_, whole_, k_, v_;
@@ -219,52 +210,52 @@ inline float* floats_of(const Tensor& tensor) {
 }
 
 template <bool kWithLse>
-void run_bound(StableIValue* stack, uint64_t count, uint64_t) {
+void run_bound(StableIValue* stack, uint64_t, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack, count, kWithLse ? FLASHINFER_ATTENTION_RUN_BOUND_LSE : FLASHINFER_ATTENTION_RUN_BOUND);
-  const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
-  const OptionalTensor v = arguments.take<OptionalTensor>();
-  const BoundCall call(check, q, k, v, arguments.take<int64_t>());
+  const StableIValue* next = stack;
+  const BoundTensors tensors = BoundTensors::take(next);
+  const BoundScales scales = BoundScales::take(next);
+  const BoundCall call(check, tensors, scales);
   Tensor out = call.new_out();
   if constexpr (kWithLse) {
     Tensor lse = call.new_lse();
-    call.run(out, floats_of(lse), arguments);
+    call.run(out, floats_of(lse));
     put(stack, std::tuple<Tensor, Tensor>(std::move(out), std::move(lse)));
   } else {
-    call.run(out, nullptr, arguments);
+    call.run(out, nullptr);
     put(stack, std::move(out));
   }
 }
 
-inline void run_bound_out(StableIValue* stack, uint64_t count, uint64_t) {
+inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack, count, FLASHINFER_ATTENTION_RUN_BOUND_OUT);
-  const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>();
-  const OptionalTensor v = arguments.take<OptionalTensor>();
-  const Tensor out = arguments.take<Tensor>();
-  const OptionalTensor lse = arguments.take<OptionalTensor>();
-  const BoundCall call(check, q, k, v, arguments.take<int64_t>());
-  call.check_results(out, lse);
-  call.run(out, lse ? floats_of(*lse) : nullptr, arguments);
+  const StableIValue* next = stack;
+  const BoundTensors tensors = BoundTensors::take(next);
+  const BoundResults results = BoundResults::take(next);
+  const BoundScales scales = BoundScales::take(next);
+  const BoundCall call(check, tensors, scales);
+  call.check_results(results.out, results.lse);
+  call.run(results.out, results.lse ? floats_of(*results.lse) : nullptr);
 }
 
 // bind() and unbind() are registered for every device: they may be given no tensor.
-#define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                \
-  STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                           \
-    m.def(FLASHINFER_ATTENTION_BIND);                              \
-    m.def(FLASHINFER_ATTENTION_UNBIND);                            \
-    m.def(FLASHINFER_ATTENTION_RUN_BOUND);                         \
-    m.def(FLASHINFER_ATTENTION_RUN_BOUND_LSE);                     \
-    m.def(FLASHINFER_ATTENTION_RUN_BOUND_OUT);                     \
-  }                                                                \
-  STABLE_TORCH_LIBRARY_IMPL(ns, key, m) {                          \
-    m.impl("run_bound", flashinfer::binding::run_bound<false>);    \
-    m.impl("run_bound_lse", flashinfer::binding::run_bound<true>); \
-    m.impl("run_bound_out", flashinfer::binding::run_bound_out);   \
-  }                                                                \
-  STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) {    \
-    m.impl("bind", flashinfer::binding::bind);                     \
-    m.impl("unbind", flashinfer::binding::unbind);                 \
+#define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                                           \
+  STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                                                      \
+    using namespace flashinfer::binding;                                                      \
+    m.def(schema_of<ExpectedArguments, BindSetting, VariantArguments>("bind").c_str());       \
+    m.def("unbind(int handle) -> ()");                                                        \
+    m.def(schema_of<BoundTensors, BoundScales>("run_bound", "Tensor").c_str());               \
+    m.def(schema_of<BoundTensors, BoundScales>("run_bound_lse", "(Tensor, Tensor)").c_str()); \
+    m.def(schema_of<BoundTensors, BoundResults, BoundScales>("run_bound_out").c_str());       \
+  }                                                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(ns, key, m) {                                                     \
+    m.impl("run_bound", flashinfer::binding::run_bound<false>);                               \
+    m.impl("run_bound_lse", flashinfer::binding::run_bound<true>);                            \
+    m.impl("run_bound_out", flashinfer::binding::run_bound_out);                              \
+  }                                                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) {                               \
+    m.impl("bind", flashinfer::binding::bind);                                                \
+    m.impl("unbind", flashinfer::binding::box<flashinfer::binding::unbind>);                  \
   }
 
 }  // namespace flashinfer::binding

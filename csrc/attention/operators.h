@@ -15,31 +15,28 @@
 
 namespace flashinfer::binding {
 
-#define FLASHINFER_ATTENTION_RUN \
-  "run(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASHINFER_ATTENTION_SETTING("(c!)") ") -> ()"
-
-inline void run(StableIValue* stack, uint64_t count, uint64_t) {
+inline void run(StableIValue* stack, uint64_t, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
-  Arguments arguments(stack, count, FLASHINFER_ATTENTION_RUN);
-  const Tensor q = arguments.take<Tensor>(), k = arguments.take<Tensor>(), v = arguments.take<Tensor>();
-  const Tensor out = arguments.take<Tensor>();
-  const OptionalTensor lse = arguments.take<OptionalTensor>();
-  const View queries(q, "q"), keys(k, "k"), values(v, "v"), results(out, "out");
+  const StableIValue* next = stack;
+  const TensorArguments tensors = TensorArguments::take(next);
+  const RunSetting given = RunSetting::take(next);
+  const VariantArguments parameters = VariantArguments::take(next);
+  const View q(tensors.q, "q"), k(tensors.k, "k"), v(tensors.v, "v"), out(tensors.out, "out");
   Place place;
-  place.must_hold(check, queries);
-  const Setting setting(check, arguments, place);
-  const Inputs inputs(check, queries, keys, values, setting);
-  inputs.check_out(check, results);
-  const AttentionConfig config = inputs.config(results.dtype, setting.variant);
+  place.must_hold(check, q);
+  const Setting setting(check, given, parameters, place);
+  const Inputs inputs(check, q, k, v, setting);
+  inputs.check_out(check, out);
+  const AttentionConfig config = inputs.config(out.dtype, setting.variant);
   require_covered(config);
   float* lse_data = nullptr;
-  if (lse) {
-    const View view(*lse, "lse");
-    inputs.check_lse(check, view, results);
-    lse_data = static_cast<float*>(view.data);
+  if (tensors.lse) {
+    const View lse(*tensors.lse, "lse");
+    inputs.check_lse(check, lse, out);
+    lse_data = static_cast<float*>(lse.data);
   }
   Params params = setting.params;
-  attend(check, params, setting, inputs, results, lse_data, config, q);
+  attend(check, params, setting, inputs, out, lse_data, config, tensors.q);
 }
 
 // plan() is registered for every device: its tensors are on the host whatever the module is for.
@@ -47,8 +44,9 @@ inline void run(StableIValue* stack, uint64_t count, uint64_t) {
 #define FLASHINFER_ATTENTION_LIBRARY_(ns, key) FLASHINFER_ATTENTION_LIBRARY__(ns, key)
 #define FLASHINFER_ATTENTION_LIBRARY__(ns, key)                                                                   \
   STABLE_TORCH_LIBRARY(ns, m) {                                                                                   \
-    m.def(FLASHINFER_ATTENTION_RUN);                                                                              \
-    m.def(FLASHINFER_ATTENTION_PLAN);                                                                             \
+    using namespace flashinfer::binding;                                                                          \
+    m.def(schema_of<TensorArguments, RunSetting, VariantArguments>("run").c_str());                               \
+    m.def(schema_of<PlanArguments>("plan").c_str());                                                              \
   }                                                                                                               \
   STABLE_TORCH_LIBRARY_IMPL(ns, key, m) { m.impl("run", flashinfer::binding::run); }                              \
   STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) { m.impl("plan", flashinfer::binding::make_plan); } \

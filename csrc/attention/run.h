@@ -1,7 +1,7 @@
 // Attention of what an operator was given: checks of queries, keys, values and results, and the call of the kernels.
 #pragma once
 
-#include "attention/arguments.h"
+#include "attention/setting.h"
 
 namespace flashinfer::binding {
 

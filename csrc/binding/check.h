@@ -35,6 +35,11 @@ class Check {
     if (!holds) fail(arg, text);
   }
 
+  int32_t int32(const char* name, int64_t value) const {
+    if (value < INT32_MIN || value > INT32_MAX) fail(name, "got " + std::to_string(value) + ", wanted an int32");
+    return static_cast<int32_t>(value);
+  }
+
   void rank(const View& arg, int64_t least, int64_t most) const {
     if (arg.ndim >= least && arg.ndim <= most) return;
     std::string wanted = std::to_string(least);

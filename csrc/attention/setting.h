@@ -1,0 +1,209 @@
+// What a call is told beside queries, keys, values and results, checked as far as these do not matter.
+#pragma once
+
+#include "attention/arguments.h"
+
+namespace flashinfer::binding {
+
+// The plan's buffer, int32: a header, lengths of queries and keys, merges, items.
+constexpr int64_t kPlanHeader = 16;
+enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
+
+struct PlanLayout {
+  int64_t qo_lens, kv_lens, merges, items, size;
+
+  PlanLayout(int64_t batch_size, int64_t max_items, int64_t max_merges) {
+    qo_lens = kPlanHeader, kv_lens = qo_lens + batch_size;
+    merges = (kv_lens + batch_size + 7) / 8 * 8, items = merges + 8 * max_merges, size = items + 8 * max_items;
+  }
+};
+
+inline MaskMode mask_mode_of(const Check& check, int64_t mode) {
+  if (mode < 0 || mode > 3) check.fail("mask_mode", "got " + std::to_string(mode) + ", wanted 0 to 3");
+  return static_cast<MaskMode>(mode);
+}
+
+template <typename T>
+constexpr DType kind_of() {
+  if constexpr (std::is_same_v<T, float>) return DType::kFloat32;
+  if constexpr (std::is_same_v<T, double>) return DType::kFloat64;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::kInt32;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::kInt64;
+  if constexpr (std::is_same_v<T, uint8_t>) return DType::kUInt8;
+  if constexpr (std::is_same_v<T, uint16_t>) return DType::kUInt16;
+  if constexpr (std::is_same_v<T, uint32_t>) return DType::kUInt32;
+  if constexpr (std::is_same_v<T, half_t>) return DType::kFloat16;
+  if constexpr (std::is_same_v<T, bfloat16_t>) return DType::kBFloat16;
+  return DType::kOther;
+}
+
+// Where all tensors of a call are; the first one says it.
+class Place {
+ public:
+  void must_hold(const Check& check, const View& arg) {
+    if (first_ == nullptr) first_ = arg.name, type_ = arg.device_type, index_ = arg.device;
+    if (arg.device_type != type_ || arg.device != index_)
+      check.fail(arg, "is on another device than " + std::string(first_));
+  }
+
+ private:
+  const char* first_ = nullptr;
+  int type_ = 0, index_ = 0;
+};
+
+// A contiguous tensor of T, or null where there is none.
+template <typename T>
+const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, Place& place,
+                 int64_t at_least = 0) {
+  if (!tensor) return nullptr;
+  const View view(*tensor, name);
+  check.dtype(view, {kind_of<T>()});
+  check.contiguous(view);
+  place.must_hold(check, view);
+  if (view.numel < at_least)
+    check.fail(view, "got " + std::to_string(view.numel) + " elements, wanted at least " + std::to_string(at_least));
+  return static_cast<const T*>(view.data);
+}
+
+// Points the parameters to the lists of a plan.
+inline void use_plan(const Check& check, Params& params, const View& plan, int64_t batch_size) {
+  check.dtype(plan, {DType::kInt32});
+  check.contiguous(plan);
+  const PlanLayout layout(batch_size, params.max_items, params.max_merges);
+  if (plan.numel < layout.size)
+    check.fail(plan, "got " + std::to_string(plan.numel) + " elements, wanted " + std::to_string(layout.size));
+  if (reinterpret_cast<uintptr_t>(plan.data) % alignof(WorkItem) != 0) check.fail(plan, "is not aligned to 32 bytes");
+  const auto* data = static_cast<const int32_t*>(plan.data);
+  params.counts = data;
+  params.qo_lens = data + layout.qo_lens, params.kv_lens = data + layout.kv_lens;
+  params.merges = reinterpret_cast<const MergeItem*>(data + layout.merges);
+  params.items = reinterpret_cast<const WorkItem*>(data + layout.items);
+}
+
+// Memory for partial results, or none.
+struct Partials {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+inline void use_partials(const Check& check, Params& params, const Partials& workspace, int64_t max_slots,
+                         int64_t dim) {
+  const int64_t rows = max_slots * params.num_kv_heads * params.slot_rows, needed = 4 * rows * (dim + 1);
+  if (workspace.bytes < needed)
+    check.fail("float_workspace",
+               "got " + std::to_string(workspace.bytes) + " bytes, wanted " + std::to_string(needed));
+  params.partial_o = static_cast<float*>(workspace.data), params.partial_lse = params.partial_o + rows * dim;
+}
+
+// A variant's parameters go where its functor reads them.
+template <typename T>
+void put_parameter(const Check& check, const Tensor& tensor, T*& member, const char* name, Place& place) {
+  const View view(tensor, name);
+  check.dtype(view, {kind_of<T>()});
+  check.contiguous(view);
+  place.must_hold(check, view);
+  member = static_cast<T*>(view.data);  // what a variant does with its own is its business
+}
+template <typename T>
+void put_parameter(const Check& check, const OptionalTensor& tensor, T*& member, const char* name, Place& place) {
+  if (tensor) put_parameter(check, *tensor, member, name, place);
+}
+template <typename From, typename T>
+std::enable_if_t<std::is_arithmetic_v<T>> put_parameter(From number, T& member) {
+  member = static_cast<T>(number);
+}
+
+struct Setting {
+  Params params{};
+  Place place;
+  int64_t max_slots, kv_layout, mask_bytes = 0;
+  int64_t masks = 1;  // without a plan: how many mask_indptr tells apart
+  int32_t variant;
+  bool paged, planned;
+  Partials workspace;
+
+  // `start`: where the first tensor that was seen before, a query, is.
+  template <typename Given>
+  Setting(const Check& check, const Given& given, const VariantArguments& parameters, const Place& start)
+      : place(start),
+        max_slots(given.max_slots),
+        kv_layout(given.kv_layout),
+        variant(check.int32("variant", given.variant)),
+        paged(given.kv_indices.has_value()),
+        planned(given.plan.has_value()) {
+    put_tables(check, given);
+    if (planned) put_plan(check, given);
+    put_masks(check, given);
+    params.o_scale = static_cast<float>(given.o_scale);
+    params.rope_rcp_scale = 1.0 / given.rope_scale;
+    params.rope_rcp_theta = 1.0 / given.rope_theta;
+#define FLASHINFER_TENSOR_(name, type, optional) put_parameter(check, parameters.name, params.name, #name, place);
+#define FLASHINFER_SCALAR_(name, type) put_parameter(parameters.name, params.name);
+    ADDITIONAL_TENSORS(FLASHINFER_TENSOR_)
+    ADDITIONAL_SCALARS(FLASHINFER_SCALAR_)
+#undef FLASHINFER_TENSOR_
+#undef FLASHINFER_SCALAR_
+    (void)parameters;  // a variant may have none
+  }
+
+ private:
+  template <typename Given>
+  void put_tables(const Check& check, const Given& given) {
+    params.kv.indices = data_of<int32_t>(check, given.kv_indices, "kv_indices", place);
+    params.kv.indptr = data_of<int32_t>(check, given.kv_indptr, "kv_indptr", place, given.batch_size + 1);
+    if (paged && !params.kv.indptr) check.fail("kv_indptr", "got none, wanted one beside kv_indices");
+    if (paged && !planned) check.fail("plan", "got none, wanted one for a paged cache");
+    if (paged && !params.kv.indices) {  // an empty tensor has no data: no request has a page
+      static const int32_t nothing = 0;
+      params.kv.indices = &nothing;
+    }
+  }
+
+  template <typename Given>
+  void put_plan(const Check& check, const Given& given) {
+    params.max_items = check.int32("max_items", given.max_items);
+    params.max_merges = check.int32("max_merges", given.max_merges);
+    params.tile_rows = check.int32("tile_rows", given.tile_rows);
+    params.slot_rows = check.int32("slot_rows", given.slot_rows);
+    const View lists(*given.plan, "plan");
+    place.must_hold(check, lists);
+    use_plan(check, params, lists, given.batch_size);
+    if (max_slots <= 0) return;
+    if (!given.float_workspace) check.fail("float_workspace", "got none, wanted one for split keys");
+    const View bytes(*given.float_workspace, "float_workspace");
+    place.must_hold(check, bytes);
+    check.contiguous(bytes);
+    workspace = {bytes.data, bytes.numel * size_of(bytes.dtype)};
+  }
+
+  template <typename Given>
+  void put_masks(const Check& check, const Given& given) {
+    const int64_t requests = planned ? given.batch_size : 1;
+    if (kv_layout != 0 && kv_layout != 1) check.fail("kv_layout", "wanted NHD or HND");
+    params.mask_mode = mask_mode_of(check, given.mask_mode);
+    params.window_left = check.int32("window_left", given.window_left);
+    AttentionParams& common = params;  // a variant may have parameters of its own of these two names
+    common.custom_mask = data_of<uint8_t>(check, given.custom_mask, "custom_mask", place);
+    common.mask_indptr = data_of<int32_t>(check, given.mask_indptr, "mask_indptr", place, requests + 1);
+    if (given.custom_mask) mask_bytes = View(*given.custom_mask, "custom_mask").numel;
+    if (given.mask_indptr && !planned) masks = View(*given.mask_indptr, "mask_indptr").numel - 1;
+    if (params.mask_mode == MaskMode::kCustom && !given.custom_mask)
+      check.fail("custom_mask", "got none, wanted one for the custom mask mode");
+    put_items(check, given, requests);
+  }
+
+  template <typename Given>
+  void put_items(const Check& check, const Given& given, int64_t requests) {
+    params.token_pos_in_items_len = check.int32("token_pos_in_items_len", given.token_pos_in_items_len);
+    params.prefix_len = data_of<uint32_t>(check, given.prefix_len, "prefix_len", place, requests);
+    params.token_pos_in_items = data_of<uint16_t>(check, given.token_pos_in_items, "token_pos_in_items", place,
+                                                  requests * params.token_pos_in_items_len);
+    params.max_item_len = data_of<uint16_t>(check, given.max_item_len, "max_item_len", place, requests);
+    if (params.mask_mode == MaskMode::kMultiItem &&
+        !(given.prefix_len && given.token_pos_in_items && given.max_item_len))
+      check.fail("prefix_len",
+                 "got none, wanted prefix_len, token_pos_in_items and max_item_len for multi-item scoring");
+  }
+};
+
+}  // namespace flashinfer::binding

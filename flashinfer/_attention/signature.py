@@ -1,0 +1,132 @@
+"""The arguments of attention's operators, by name, in the order of their schemas.
+
+csrc/attention/arguments.h has the same lists, from which a module makes the schemas that it registers. A test compares
+both. A call gives the names that are not the defaults: a new argument is a line here, a line there, and its use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+
+class Setting(NamedTuple):
+    """What a call is told beside queries, keys, values, results and a variant's parameters.
+
+    The defaults are those of one request without a plan and without a mask of its own.
+    """
+
+    kv_indptr: Tensor | None = None
+    kv_indices: Tensor | None = None
+    plan: Tensor | None = None
+    float_workspace: Tensor | None = None
+    batch_size: int = 1
+    max_items: int = 0
+    max_merges: int = 0
+    max_slots: int = 0
+    tile_rows: int = 0
+    slot_rows: int = 0
+    custom_mask: Tensor | None = None
+    mask_indptr: Tensor | None = None
+    prefix_len: Tensor | None = None
+    token_pos_in_items: Tensor | None = None
+    token_pos_in_items_len: int = 0
+    max_item_len: Tensor | None = None
+    kv_layout: int = 0
+    mask_mode: int = 0
+    window_left: int = -1
+    o_scale: float = 1.0
+    rope_scale: float = 1.0
+    rope_theta: float = 1e4
+    variant: int = 0
+
+
+class Parameters(NamedTuple):
+    """The parameters of the library's own variants; a user's variant has its own in their place.
+
+    ``maybe_numbers``: see :func:`flashinfer._ops.route.numbers_of`.
+    """
+
+    maybe_alibi_slopes: Tensor | None = None
+    maybe_numbers: Tensor | None = None
+    sm_scale: float = 1.0
+    logits_soft_cap: float = 0.0
+
+
+class Problem(NamedTuple):
+    """What a plan is made for: the arguments of the operator ``plan`` behind the buffer that it fills.
+
+    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 where no captured graph has fixed them.
+    """
+
+    qo_indptr: Tensor | None  # on the host; None: one query for each request
+    kv_lens: Tensor  # on the host
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    dtype_q: int
+    dtype_kv: int
+    dtype_o: int
+    mask_mode: int = 0
+    window_left: int = -1
+    device: int = 0
+    max_items: int = 0
+    max_merges: int = 0
+    tile_rows: int = 0
+    split: bool = True
+    variant: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        return self.kv_lens.numel()
+
+    @property
+    def group(self) -> int:
+        return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def num_queries(self) -> int:
+        return self.batch_size if self.qo_indptr is None else int(self.qo_indptr[-1])
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """What all plans have in common that serve one captured graph."""
+        return self[2:9]
+
+    def bytes_of(self, max_slots: int, slot_rows: int) -> int:
+        """Of partial results: the output's columns and the lse, float32."""
+        return max_slots * self.num_kv_heads * slot_rows * (self.head_dim_vo + 1) * 4
+
+
+class Expected(NamedTuple):
+    """What ``bind`` is told of the calls to come; -1 where anything will do."""
+
+    handle: int
+    q_dims: int
+    rows: int
+    more_rows: bool
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    dtype_q: int
+    dtype_kv: int
+    page_size: int
+    kv_rows: int
+
+
+_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int", "float": "float", "bool": "bool"}
+
+
+def schema_of(arguments: type[Any], integers: str = "int") -> str:
+    """The arguments as torch's schemas have them: ``"Tensor? kv_indptr, int batch_size, ..."``.
+
+    ``integers``: ``"SymInt"`` where a graph is to follow sizes.
+    """
+    types = _TYPES | {"int": integers}
+    annotations = arguments.__annotations__.items()  # strings, which NamedTuple keeps as forward references
+    return ", ".join(f"{types[getattr(one, '__forward_arg__', one)]} {name}" for name, one in annotations)

@@ -1,0 +1,38 @@
+"""The lists of arguments of both languages are those of the operators that modules register."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer._attention.signature import Expected, Parameters, Problem, Setting, schema_of
+from flashinfer.jit.modules._attention import attention_spec, load_attention
+
+TENSORS = "Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
+
+
+def registered(namespace: object, name: str) -> str:
+    """The arguments of an operator, as torch prints them."""
+    schema = str(getattr(namespace, name).default._schema)
+    return schema[schema.index("(") + 1 : schema.index(") -> ")]
+
+
+@pytest.mark.parametrize("family", ["decode", "prefill"])
+def test_python_has_the_lists_of_the_modules(family, device):
+    dtype = "float32" if device == "cpu" else "float16"
+    namespace = load_attention(attention_spec(family, device, f"{dtype}:{dtype}:{dtype}", "64", "default"))
+    setting, parameters = schema_of(Setting), schema_of(Parameters)
+    written = setting.replace("Tensor? float_workspace", "Tensor(c!)? float_workspace")
+    assert registered(namespace, "run") == f"{TENSORS}{written}, {parameters}"
+    assert registered(namespace, "bind") == f"{schema_of(Expected)}, {setting}, {parameters}"
+    assert registered(namespace, "plan") == f"Tensor(a!) buffer, {schema_of(Problem)}"
+
+
+def test_schemas_in_python():
+    assert schema_of(Parameters, "SymInt") == (
+        "Tensor? maybe_alibi_slopes, Tensor? maybe_numbers, float sm_scale, float logits_soft_cap"
+    )
+    assert "SymInt batch_size" in schema_of(Setting, "SymInt")
+    # What defaults say is one request: the operator needs no table for it.
+    assert [name for name, default in Setting._field_defaults.items() if isinstance(default, torch.Tensor)] == []
+    assert Setting().batch_size == 1 and Setting().window_left == -1
