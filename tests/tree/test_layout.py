@@ -46,6 +46,7 @@ CONDITIONALS = {
     "__AVX512F__": "x86-64-v3 and x86-64-v4",
     "__CUDACC__": "common headers, by g++ and by nvcc",
     "__CUDA_ARCH__": "8.0 and 9.0a",
+    "__CUDA_ARCH_FEAT_SM90_ALL": "8.0 and 9.0a",
     "__F16C__": "x86-64 and x86-64-v3",
     "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",

@@ -75,6 +75,7 @@ struct AttentionParams {
   int64_t o_row, o_head;
   float* lse;  // [tokens, num_qo_heads] contiguous, log2 of the sum of 2^logit; null: not wanted
   KvCache kv;
+  int64_t num_tokens;  // of q and o, of all requests
   int32_t num_qo_heads, num_kv_heads;
   FastDiv group;  // num_qo_heads / num_kv_heads
 

@@ -1,0 +1,92 @@
+// The Hopper attention kernel from the host: limits of its work, maps of its tensors, launches.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include <flashinfer/attention/config.h>
+#include <flashinfer/cuda/host/tensor_map.h>
+#include <flashinfer/cuda/attention/sm80/launch.cuh>
+#include <flashinfer/cuda/attention/sm90/kernel.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Rows of a tile: whole tokens, so that a tile's queries are one box.
+template <typename S>
+int32_t tile_rows(int32_t group) {
+  return S::kRows / group * group;
+}
+
+template <typename S>
+WorkLimits limits_of(int32_t group, int device) {
+  return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys};
+}
+
+template <typename T>
+constexpr CUtensorMapDataType map_type() {
+  return __is_same(T, bfloat16_t) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+// Rows of queries or of outputs: a box has `rows` of them.
+template <typename T>
+CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,
+                        int rows) {
+  const auto group = static_cast<int64_t>(params.group.divisor);
+  return tensor_map<128, 4>(map_type<T>(), 2,
+                            {data,
+                             {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(group),
+                              static_cast<uint64_t>(params.num_tokens), static_cast<uint64_t>(params.num_kv_heads)},
+                             {1, head, row, group * head},
+                             {64, static_cast<uint32_t>(group), static_cast<uint32_t>(rows / group), 1}});
+}
+
+template <typename S>
+CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int head_dim, int64_t page, int64_t row,
+                        int64_t head) {
+  const KvCache& kv = params.kv;
+  const uint64_t rows = kv.is_paged() ? kv.page_size.divisor : kv.num_pages, pages = kv.is_paged() ? kv.num_pages : 1;
+  return tensor_map<128, 4>(map_type<typename S::DTypeKV>(), 2,
+                            {data,
+                             {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
+                             {1, row, head, kv.is_paged() ? page : row},
+                             {64, kv.is_paged() ? kPageKeys : static_cast<uint32_t>(S::kKeys), 1, 1}});
+}
+
+template <typename S>
+Maps maps_of(const AttentionParams& params) {
+  const auto group = static_cast<int>(params.group.divisor);
+  const KvCache& kv = params.kv;
+  // Where 64 rows are no whole tokens, outputs are stored without a map.
+  const int output_rows = std::max(64 / group, 1) * group;
+  return {map_of_rows<typename S::DTypeQ>(params, params.q, S::kDQ, params.q_row, params.q_head, tile_rows<S>(group)),
+          map_of_keys<S>(params, kv.k, S::kDQ, kv.k_page, kv.k_row, kv.k_head),
+          map_of_keys<S>(params, kv.v, S::kDV, kv.v_page, kv.v_row, kv.v_head),
+          map_of_rows<typename S::DTypeO>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
+}
+
+// Work goes through the heads together whose keys and values the L2 cache holds.
+template <typename S, typename P>
+int heads_together(const P& params) {
+  constexpr int64_t kCacheBytes = 32 << 20;
+  const int64_t keys = params.kv.is_paged() ? params.kv.num_pages * params.kv.page_size.divisor : params.kv.num_pages;
+  const int64_t bytes = keys * (S::kDQ + S::kDV) * 2;
+  int heads = params.num_kv_heads;
+  while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
+  return heads;
+}
+
+template <typename Variant, typename S, typename P>
+void launch_attention(const P& params, const Launch& where) {
+  const auto kernel = attention_kernel<Variant, S, P>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+        "cudaFuncSetAttribute");
+  const int64_t items = params.items ? params.max_items : params.num_items();
+  const int64_t blocks = std::min<int64_t>(items * params.num_kv_heads, device_info(where.device).num_sms);
+  launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), S::kSharedBytes, where, params,
+         maps_of<S>(params), heads_together<S>(params));
+}
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,181 @@
+// What fills a block's shared memory: a warp that starts the copies of queries and keys, one for those of values, and
+// one that clears the values behind a request's end.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/attention/sm90/work.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Maps of the tensors. Queries and outputs: elements, heads of a group, tokens, key heads; a box has 64 elements of as
+// many tokens as a tile (outputs: a warpgroup) has. Keys and values: elements, rows (of a page), heads, pages.
+struct Maps {
+  CUtensorMap q, k, v, o;
+};
+
+// Whether values of an item's last tile lie behind the end of the request: they may be anything, and 0 times that is
+// not always 0.
+template <typename S>
+__device__ __forceinline__ bool must_clear(const Work& work) {
+  return work.first_key + work.tiles * S::kKeys > work.kv_len;
+}
+
+// The copies of one item's keys and values.
+template <typename S>
+struct TileLoader {
+  const AttentionParams& params;
+  const Maps& maps;
+  const Shared<S>& shared;
+  const Work& work;
+
+  // Pages of a tile's keys, a lane for each kPageKeys of them. Behind the end: a page that there is not, of zeros.
+  __device__ __forceinline__ int32_t page_of(int32_t tile) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
+    const int32_t key = work.first_key + tile * S::kKeys + lane * kPageKeys;
+    if (tile < 0 || key >= work.kv_len) return static_cast<int32_t>(params.kv.num_pages);
+    return params.kv.indices[work.first_row + static_cast<int32_t>(params.kv.page_size.div(key))];
+  }
+
+  // A tile of keys or of values, to `to`; `page` is page_of(tile).
+  template <int kChunks, int kBytes>
+  __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t to, uint32_t barrier, int32_t tile,
+                                       int32_t page) const {
+    if (ptx::elect_one()) ptx::mbarrier_arrive_expect_tx(barrier, kBytes);
+    __syncwarp();
+    const int32_t key = work.first_key + tile * S::kKeys;
+    if (params.kv.is_paged()) {
+      constexpr int kPages = S::kKeys / kPageKeys;
+      static_assert(kPages * kChunks <= 32, "a lane for each copy");
+      const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+      const int32_t part = lane % kPages, chunk = lane / kPages, first = key + part * kPageKeys;
+      const auto in_page = static_cast<int32_t>(first - params.kv.page_size.div(first) * params.kv.page_size.divisor);
+      if (chunk < kChunks)
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes + part * kPageKeys * 128, map, barrier, chunk * 64, in_page,
+                      work.head, page);
+      __syncwarp();
+    } else if (ptx::elect_one()) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes, map, barrier, chunk * 64, work.first_row + key, work.head, 0);
+    }
+  }
+
+  __device__ __forceinline__ void keys(int use, int32_t tile, int32_t page) const {
+    const typename S::KeyRing ring = shared.key_ring();
+    ring.wait_empty(use);
+    load<S::kChunksQ, S::kKBytes>(&maps.k, shared.keys(use), ring.full(use), tile, page);
+  }
+
+  __device__ __forceinline__ void values(int use, int32_t tile, int32_t page) const {
+    const typename S::KeyRing ring = shared.value_ring();
+    ring.wait_empty(use);
+    const bool clear = tile == work.tiles - 1 && must_clear<S>(work);
+    load<S::kChunksV, S::kVBytes>(&maps.v, shared.values(use), clear ? shared.uncleared(use) : ring.full(use), tile,
+                                  page);
+  }
+
+  __device__ __forceinline__ void queries(int use) const {
+    const typename S::QueryRing ring = shared.query_ring();
+    ring.wait_empty(use);
+    const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start));
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive_expect_tx(ring.full(use), params.tile_rows * S::kDQ * 2);
+#pragma unroll
+      for (int chunk = 0; chunk < S::kChunksQ; ++chunk)
+        ptx::tma_load(shared.queries(use) + chunk * S::Queries::kChunkBytes, &maps.q, ring.full(use), chunk * 64, 0,
+                      token, work.head);
+    }
+    __syncwarp();
+  }
+};
+
+// Tiles of an item from the last to the first, with their pages; those are looked up two tiles ahead. `load` takes a
+// number, a tile and its page.
+template <typename S, typename F>
+__device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use, F load) {
+  const bool paged = loader.params.kv.is_paged();
+  const int32_t tiles = loader.work.tiles;
+  int32_t page = paged ? loader.page_of(tiles - 1) : 0, next = paged ? loader.page_of(tiles - 2) : 0;
+#pragma unroll 1
+  for (int32_t tile = tiles - 1; tile >= 0; --tile, ++use) {
+    const int32_t after = paged ? loader.page_of(tile - 2) : 0;
+    load(use, tile, page);
+    page = next, next = after;
+  }
+}
+
+// One warp: queries and keys of all items.
+template <typename S>
+__device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
+  const typename S::WorkRing works = shared.work_ring();
+  int key_use = 0, query_use = 0;
+  for (int use = 0;; ++use) {
+    works.wait_full(use);
+    const Work& work = shared.work(use);
+    if (work.tiles < 0) return;
+    const TileLoader<S> loader{params, maps, shared, work};
+    for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
+      loader.keys(n, tile, page);
+      if (tile == work.tiles - 1) loader.queries(query_use++);
+    });
+    __syncwarp();
+    if (ptx::elect_one()) works.release(use);
+  }
+}
+
+// Another one: values.
+template <typename S>
+__device__ __forceinline__ void load_values(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
+  const typename S::WorkRing works = shared.work_ring();
+  int value_use = 0;
+  for (int use = 0;; ++use) {
+    works.wait_full(use);
+    const Work& work = shared.work(use);
+    if (work.tiles < 0) return;
+    const TileLoader<S> loader{params, maps, shared, work};
+    for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });
+    __syncwarp();
+    if (ptx::elect_one()) works.release(use);
+  }
+}
+
+// One warp: values behind the end of requests become zeros before anybody uses them.
+template <typename S>
+__device__ __forceinline__ void clear_all(const Shared<S>& shared) {
+  const typename S::WorkRing works = shared.work_ring();
+  const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+  uint32_t parities = 0;  // a bit for each stage
+  int value_use = 0;
+  for (int use = 0;; ++use) {
+    works.wait_full(use);
+    const Work& work = shared.work(use);
+    const int32_t tiles = work.tiles, last_key = work.first_key + (tiles - 1) * S::kKeys;
+    const int32_t kept = work.kv_len - last_key;  // rows of the last tile
+    const bool clears = tiles > 0 && must_clear<S>(work);
+    __syncwarp();
+    if (lane == 0) works.release(use);
+    if (tiles < 0) return;
+    if (clears) {
+      const int stage = S::KeyRing::stage(value_use);
+      ptx::mbarrier_wait(shared.uncleared(value_use), parities >> stage & 1);
+      parities ^= 1u << stage;
+      uint8_t* values = shared.bytes + S::kValuesAt + stage * S::kVBytes;
+      for (int i = lane; i < (S::kKeys - kept) * 8; i += 32) {
+#pragma unroll
+        for (int chunk = 0; chunk < S::kChunksV; ++chunk)
+          *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + kept * 128 + i * 16) = uint4{0, 0, 0, 0};
+      }
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) shared.value_ring().arrive_full(value_use);
+    }
+    value_use += tiles;
+  }
+}
+
+}  // namespace flashinfer::cuda::sm90

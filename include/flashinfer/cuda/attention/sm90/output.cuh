@@ -1,0 +1,114 @@
+// From a warpgroup's registers to outputs, or to partial results where a tile's keys are split.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/output.cuh>
+#include <flashinfer/cuda/attention/sm90/load.cuh>
+#include <flashinfer/cuda/attention/sm90/rows.cuh>
+#include <flashinfer/cuda/attention/sm90/softmax.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+template <typename Variant, typename S, typename P>
+struct GroupOutput {
+  const P& params;
+  const Maps& maps;
+  const Shared<S>& shared;
+  const Work& work;
+  const Variant& variant;
+  const int group, query_use;
+
+  // A copy of the whole warpgroup's outputs would write rows of the next request, or of the next tile.
+  __device__ __forceinline__ bool all_rows() const {
+    const auto heads = static_cast<int32_t>(params.group.divisor);
+    const int32_t end = work.row_start + 64 * (group + 1);
+    return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
+  }
+
+  // Sums become outputs. Returns, per row, what goes to the lse.
+  __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax& softmax) const {
+    const WarpRows<S> rows = warp_rows<S>(params, work);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = Variant::use_softmax ? quad_sum(softmax.sum[half]) : 0;
+      float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : math::ptx_rcp(sum);
+      const RowOutput<S> to(params, work, rows, rows.row(0, half));
+      if (to.lse && threadIdx.x % 4 == 0) *to.lse = log2_sum(softmax.base(half), sum);
+      if (work.slot < 0) share *= params.o_scale;
+#pragma unroll
+      for (int i = 2 * half; i < S::kDV / 2; i += i % 2 == 0 ? 1 : 3) {
+        o[i] *= share;
+        if constexpr (Variant::transforms_output) {
+          if (to.o) o[i] = variant.OutputTransform(params, o[i], work.batch, to.qo_idx, to.qo_head);
+        }
+      }
+    }
+  }
+
+  // Row by row, two elements at a time.
+  __device__ __forceinline__ void store_rows(const float (&o)[S::kDV / 2]) const {
+    const WarpRows<S> rows = warp_rows<S>(params, work);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowOutput<S> to(params, work, rows, rows.row(0, half));
+      const int column = 2 * static_cast<int>(threadIdx.x % 4);
+      if (to.partial) {
+#pragma unroll
+        for (int n = 0; n < S::kNOut; ++n)
+          *reinterpret_cast<float2*>(to.partial + 8 * n + column) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
+      } else if (to.o) {
+#pragma unroll
+        for (int n = 0; n < S::kNOut; ++n)
+          *reinterpret_cast<uint32_t*>(to.o + 8 * n + column) =
+              pack<typename S::DTypeO>(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]);
+      }
+    }
+  }
+
+  // Through shared memory, one copy for each chunk of 64 columns.
+  __device__ __forceinline__ void store_tile(const float (&o)[S::kDV / 2]) const {
+    using O = typename S::DTypeO;
+    const bool first_thread = threadIdx.x % 128 == 0;
+    if (S::kOwnOutput && first_thread) ptx::bulk_wait_read<0>();  // of the item before
+    sync();
+    const uint32_t to = shared.output(group, query_use);
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int i = 0; i < S::kDV / 16; ++i) {
+      const uint32_t at = i / 4 * S::kOutputChunk + tma_swizzle<128>(row * 128 + (2 * (i % 4) + right) * 16);
+      ptx::stmatrix_x4(to + at, pack<O>(o[8 * i], o[8 * i + 1]), pack<O>(o[8 * i + 2], o[8 * i + 3]),
+                       pack<O>(o[8 * i + 4], o[8 * i + 5]), pack<O>(o[8 * i + 6], o[8 * i + 7]));
+    }
+    ptx::fence_proxy_async();
+    sync();
+    if (first_thread) {
+      const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start + 64 * group));
+#pragma unroll
+      for (int chunk = 0; chunk < S::kChunksV; ++chunk)
+        ptx::tma_store(&maps.o, to + chunk * S::kOutputChunk, chunk * 64, 0, token, work.head);
+      ptx::bulk_commit();
+      if (!S::kOwnOutput) ptx::bulk_wait_read<0>();
+    }
+  }
+
+  // Queries are released here, when nothing is left in their memory.
+  __device__ __forceinline__ void write(float (&o)[S::kDV / 2], Softmax& softmax) const {
+    finish(o, softmax);
+    if (all_rows()) {
+      store_tile(o);
+    } else {
+      store_rows(o);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }
+};
+
+}  // namespace flashinfer::cuda::sm90

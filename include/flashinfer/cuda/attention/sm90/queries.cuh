@@ -1,0 +1,54 @@
+// What becomes of queries in shared memory before they are used: a variant's transform, and a sign that makes the scale
+// of softmax positive.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/cuda/attention/sm80/tile.cuh>
+#include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Rows behind those of a tile, where its tokens do not fill it: no copy writes them. Whatever they hold, their warps
+// would raise references by it, and results would differ in their last bits from run to run. By all threads.
+template <typename S, typename P>
+__device__ __forceinline__ void clear_unused_queries(const P& params, const Shared<S>& shared) {
+  const int first = params.tile_rows * 128, bytes = S::Queries::kChunkBytes;
+  if (first == bytes) return;
+  for (int chunk = 0; chunk < S::kQueries * S::kChunksQ; ++chunk) {
+    for (int at = first + threadIdx.x * 16; at < bytes; at += S::kThreads * 16)
+      *reinterpret_cast<uint4*>(shared.bytes + S::kQueriesAt + chunk * bytes + at) = uint4{0, 0, 0, 0};
+  }
+  ptx::fence_proxy_async();
+}
+
+// A warpgroup rewrites its 64 rows, where there is something to do.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void prepare_queries(const P& params, const Variant& variant, const Shared<S>& shared,
+                                                int group, int query_use) {
+  using T = typename S::DTypeQ;
+  const float sign = query_sign(variant);
+  if (!Variant::transforms_query && sign > 0) return;
+  uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * 128;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < S::kChunksQ * 64 * 8; i += 128) {
+    // Elements are transformed each by itself: their order does not matter.
+    auto* unit = reinterpret_cast<uint32_t*>(rows + i / 512 * S::Queries::kChunkBytes + i % 512 * 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float low, high;
+      unpack<T>(unit[j], low, high);
+      if constexpr (Variant::transforms_query)
+        low = static_cast<float>(variant.QueryTransform(params, low)),
+        high = static_cast<float>(variant.QueryTransform(params, high));
+      unit[j] = pack<T>(low * sign, high * sign);
+    }
+  }
+  ptx::fence_proxy_async();
+  ptx::named_barrier<128>(1 + group);
+}
+
+}  // namespace flashinfer::cuda::sm90

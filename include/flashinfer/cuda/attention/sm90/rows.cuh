@@ -1,0 +1,72 @@
+// The rows of a warpgroup, the tiles of keys that they see, and what masks and variants do to a tile's logits.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/attention/softmax.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// A warp's rows of an item, without those that the next tile has.
+template <typename S>
+__device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work) {
+  WarpRows<S> rows(params, work, work.head);
+  rows.rows = min(rows.rows, work.row_start + params.tile_rows);
+  return rows;
+}
+
+// Tiles of an item that a warpgroup's rows see: [first, end), and [whole_first, whole_end) of these see all rows whole.
+struct TileRange {
+  int32_t first, end, whole_first, whole_end;
+};
+
+template <typename S>
+__device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, const Work& work, int group) {
+  const int32_t first_row = work.row_start + 64 * group;
+  const int32_t rows = min(work.qo_len * static_cast<int32_t>(params.group.divisor), work.row_start + params.tile_rows);
+  TileRange range{0, 0, 0, 0};
+  if (first_row >= rows || work.tiles == 0) return range;
+  const Mask mask(params, work);
+  const auto first = static_cast<int32_t>(params.group.div(first_row));
+  const auto last = static_cast<int32_t>(params.group.div(min(first_row + 64, rows) - 1));
+  // Of those keys that the item has, from its first one.
+  const int32_t start = max(mask.begin(first), work.kv_start) - work.first_key;
+  const int32_t end = min(mask.end(last), work.kv_end) - work.first_key;
+  if (end <= start) return range;
+  const int32_t whole_start = max(mask.begin(last), work.kv_start) - work.first_key;
+  const int32_t whole_end = min(mask.end(first), work.kv_end) - work.first_key;
+  range.first = start / S::kKeys, range.end = (end + S::kKeys - 1) / S::kKeys;
+  range.whole_first = (whole_start + S::kKeys - 1) / S::kKeys, range.whole_end = max(whole_end, 0) / S::kKeys;
+  return range;
+}
+
+// kBorder: some row of the warpgroup does not see the whole tile.
+template <bool kBorder, typename Variant, typename S, typename P>
+__device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
+                                               const Work& work, int32_t tile) {
+  if constexpr (!kBorder && !Variant::transforms_logits) return;
+  const int32_t tile_start = work.first_key + tile * S::kKeys;
+  const WarpRows<S> rows = warp_rows<S>(params, work);
+  if constexpr (Variant::transforms_logits)
+    transform_tile<!kBorder>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+  if constexpr (kBorder) {
+    const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto qo_idx = static_cast<int32_t>(params.group.div(rows.row(0, half)));
+      const int32_t lane_key = WarpRows<S>::key(tile_start, 0, 0);
+      const int32_t start = max(rows.mask.begin(qo_idx), work.kv_start) - lane_key;
+      const int32_t end = min(rows.mask.end(qo_idx), work.kv_end) - lane_key;
+#pragma unroll
+      for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3) {
+        const int32_t key = i / 4 * 8 + i % 2;
+        s[i] = key >= start && key < end ? s[i] : hidden;
+      }
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,126 @@
+// Shapes of the Hopper attention kernel that are known when it is compiled, and what its shared memory holds.
+//
+// A block has kGroups warpgroups that compute, with 64 rows of queries each, and one that loads. All of them go through
+// the same tiles of keys. A block lives as long as the kernel and takes one work item after the other.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/tile/descriptor.cuh>
+#include <flashinfer/cuda/tile/ring.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// kKeys: keys of a tile. kStages: tiles of keys, and of values, in shared memory. kQueries: tiles of queries there.
+// kOwnOutput: outputs leave from memory of their own, not from that of the queries.
+template <int kGroups_, int kKeys_, int kStages_, int kQueries_, bool kOwnOutput_>
+struct Tile {
+  static constexpr int kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
+  static constexpr bool kOwnOutput = kOwnOutput_;
+  static constexpr int kRows = 64 * kGroups, kComputeThreads = 128 * kGroups, kThreads = kComputeThreads + 128;
+  // ptxas compiles for 65536 registers over all threads; the loading warpgroup gives most of its own away.
+  static constexpr int kLoadRegisters = kGroups == 2 ? 40 : 32, kComputeRegisters = kGroups == 2 ? 232 : 160;
+  static_assert(kGroups == 2 || kGroups == 3, "registers are shared out for two or three warpgroups that compute");
+  static_assert(kKeys % 16 == 0, "pages are copied by 16 keys");
+};
+
+// A work item on its way through a block: what the block's warps need to know of it.
+struct alignas(32) Work : WorkItem {
+  int32_t head;       // of the keys
+  int32_t tiles;      // of keys; -1: there is no more work
+  int32_t first_key;  // of the first tile: kv_start, or less
+  int32_t first_row;  // where the request's pages or rows start
+};
+
+template <typename Types_, typename Tile_>
+struct Shape : Types_, Tile_ {
+  using Types = Types_;
+  using Tile = Tile_;
+  static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
+  static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 128 bytes");
+  static_assert(!Types::kFp8 && !Types::kRope, "keys have 16 bits and are used as they are");
+
+  // What the pieces shared with other kernels read: fragments of 16 rows and 8 columns.
+  static constexpr int kM = 1, kRowWarps = 4 * Tile::kGroups, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
+
+  using Queries = ChunkedTile<Tile::kRows>;
+  using Keys = ChunkedTile<Tile::kKeys>;
+  static constexpr int kChunksQ = kDQ / 64, kChunksV = kDV / 64;
+  static constexpr int kQBytes = Tile::kRows * kDQ * 2, kKBytes = Tile::kKeys * kDQ * 2;
+  static constexpr int kVBytes = Tile::kKeys * kDV * 2, kOBytes = Tile::kOwnOutput ? Tile::kRows * kDV * 2 : 0;
+
+  // Shared memory, in this order; the first four start at multiples of 1024.
+  static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
+  static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
+  static constexpr int kOutputAt = kValuesAt + Tile::kStages * kVBytes, kWorkAt = kOutputAt + kOBytes;
+  static constexpr int kWorkSlots = 4, kWorkBytes = kWorkSlots * static_cast<int>(sizeof(Work));
+  using QueryRing = Ring<Tile::kQueries>;
+  using KeyRing = Ring<Tile::kStages>;
+  using WorkRing = Ring<kWorkSlots>;
+  static constexpr int kBarriersAt = kWorkAt + kWorkBytes;
+  static constexpr int kBarrierBytes = QueryRing::kBytes + 2 * KeyRing::kBytes + WorkRing::kBytes + 8 * Tile::kStages;
+  static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up
+
+  // Outputs of a warpgroup: its first row in the first chunk, and the bytes from a chunk to the next.
+  static constexpr int kOutputChunk = Tile::kOwnOutput ? 64 * 128 : Tile::kRows * 128;
+  static constexpr int kOutputGroup = Tile::kOwnOutput ? 64 * kDV * 2 : 64 * 128;
+};
+
+// A block's shared memory: addresses of tiles and of barriers.
+template <typename S>
+struct Shared {
+  uint32_t start;  // a multiple of 1024
+  uint8_t* bytes;  // the same
+
+  __device__ __forceinline__ explicit Shared(uint8_t* raw) {
+    const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
+    start = (at + 1023) & ~1023u, bytes = raw + (start - at);
+  }
+
+  __device__ __forceinline__ uint32_t queries(int use) const {
+    return start + S::kQueriesAt + S::QueryRing::stage(use) * S::kQBytes;
+  }
+  __device__ __forceinline__ uint32_t keys(int use) const {
+    return start + S::kKeysAt + S::KeyRing::stage(use) * S::kKBytes;
+  }
+  __device__ __forceinline__ uint32_t values(int use) const {
+    return start + S::kValuesAt + S::KeyRing::stage(use) * S::kVBytes;
+  }
+  // Where the outputs of a warpgroup wait to be copied.
+  __device__ __forceinline__ uint32_t output(int group, int query_use) const {
+    return (S::kOwnOutput ? start + S::kOutputAt : queries(query_use)) + group * S::kOutputGroup;
+  }
+  __device__ __forceinline__ Work& work(int use) const {
+    return reinterpret_cast<Work*>(bytes + S::kWorkAt)[S::WorkRing::stage(use)];
+  }
+
+  __device__ __forceinline__ typename S::QueryRing query_ring() const { return {start + S::kBarriersAt}; }
+  __device__ __forceinline__ typename S::KeyRing key_ring() const {
+    return {start + S::kBarriersAt + S::QueryRing::kBytes};
+  }
+  __device__ __forceinline__ typename S::KeyRing value_ring() const {
+    return {key_ring().barriers + S::KeyRing::kBytes};
+  }
+  __device__ __forceinline__ typename S::WorkRing work_ring() const {
+    return {value_ring().barriers + S::KeyRing::kBytes};
+  }
+  // Of the stage of values whose rows behind the request's end are still to be cleared.
+  __device__ __forceinline__ uint32_t uncleared(int use) const {
+    return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
+  }
+
+  // By one thread, before __syncthreads(). Whoever reads a work slot arrives: a lane of each warp that computes, and
+  // those of the three warps that load and clear.
+  __device__ __forceinline__ void init() const {
+    constexpr int kWarps = 4 * S::kGroups;
+    query_ring().init(1, kWarps);
+    key_ring().init(1, kWarps);
+    value_ring().init(1, kWarps);
+    work_ring().init(1, kWarps + 3);
+    for (int i = 0; i < S::kStages; ++i) ptx::mbarrier_init(uncleared(i), 1);
+    ptx::mbarrier_fence_init();
+  }
+};
+
+}  // namespace flashinfer::cuda::sm90
