@@ -3,17 +3,13 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-#include <stdexcept>
-#include <string>
+#include <utility>
 
 #include <flashinfer/common/launch.h>
+#include <flashinfer/cuda/host/check.cuh>
+#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda {
-
-inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 inline int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
@@ -22,22 +18,16 @@ inline int attribute(cudaDeviceAttr name, int device) {
 }
 
 struct DeviceInfo {
-  int major, num_sms, max_threads_per_sm;
+  int major, num_sms;
 };
 
-// Read once per device: two attribute calls cost as much as a launch.
+// Found once: an attribute call costs as much as a launch.
 inline const DeviceInfo& device_info(int device) {
-  constexpr int kMaxDevices = 64;
-  static DeviceInfo infos[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices)
-    throw std::runtime_error("device index out of range: " + std::to_string(device));
-  DeviceInfo& info = infos[device];
-  if (info.major == 0) {
-    info.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
-    info.max_threads_per_sm = attribute(cudaDevAttrMaxThreadsPerMultiProcessor, device);
-    info.major = attribute(cudaDevAttrComputeCapabilityMajor, device);  // last: it says that the others are there
-  }
-  return info;
+  static PerDevice<DeviceInfo> infos;
+  return infos.get(device, [](int index) {
+    return DeviceInfo{attribute(cudaDevAttrComputeCapabilityMajor, index),
+                      attribute(cudaDevAttrMultiProcessorCount, index)};
+  });
 }
 
 // Launches kernel(args...). With PDL the kernel may start while the one before it ends; it must call wait_for_inputs()

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include <flashinfer/cuda/attention/backward/rows.cuh>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda {
 
@@ -84,27 +84,26 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// How many stages fit, one or two; the kernel's attributes are set once for each device.
+// How many stages fit, one or two; 0: not even one. Sets the kernel's attributes.
+template <typename S>
+int find_backward_stages(int device) {
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
+  if (S::shared_bytes(stages) > most) return 0;
+  const auto kernel = prefill_backward_kernel<S>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes(stages)),
+        "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+  return stages;
+}
+
 template <typename S>
 int backward_stages(int device) {
-  constexpr int kMaxDevices = 64;
-  static int found[kMaxDevices];
-  static std::once_flag once[kMaxDevices];
-  device_info(device);  // which it checks
-  std::call_once(once[device], [&] {
-    const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
-    if (S::shared_bytes(stages) > most) return;
-    const auto kernel = prefill_backward_kernel<S>;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes(stages)),
-          "cudaFuncSetAttribute");
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-          "cudaFuncSetAttribute");
-    found[device] = stages;
-  });
-  if (found[device] == 0)
-    throw std::runtime_error("prefill_backward: a tile does not fit into this GPU's shared memory");
-  return found[device];
+  static PerDevice<int> found;
+  const int stages = found.get(device, find_backward_stages<S>);
+  if (stages == 0) throw std::runtime_error("prefill_backward: a tile does not fit into this GPU's shared memory");
+  return stages;
 }
 
 // Launches of one of the two kernels for as many requests as a table holds each. They may start when the launch before

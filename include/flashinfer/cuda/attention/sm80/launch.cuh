@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
 #include <stdexcept>
 
 #include <flashinfer/attention/config.h>
@@ -11,6 +10,7 @@
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/sm80/tile.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda {
 
@@ -41,13 +41,8 @@ Residency find_residency(int device) {
 // Found once: attributes and occupancy cost more than a launch.
 template <typename Variant, typename S, typename P>
 const Residency& residency(int device) {
-  constexpr int kMaxDevices = 64;
-  static Residency found[kMaxDevices];
-  static std::once_flag once[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices)
-    throw std::runtime_error("device index out of range: " + std::to_string(device));
-  std::call_once(once[device], [&] { found[device] = find_residency<Variant, S, P>(device); });
-  return found[device];
+  static PerDevice<Residency> found;
+  return found.get(device, find_residency<Variant, S, P>);
 }
 
 template <typename Variant, typename S, typename P>
