@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import General, define
-from ._ops.route import write
+from ._ops.declare import define
+from ._ops.route import General, write
 from .activation_backward import act_and_mul_gradient
 from .jit.modules.activation import ACTIVATIONS, gen_act_and_mul_module
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import Gradient, define, no_second_derivative
+from ._ops.declare import define
+from ._ops.route import Gradient, no_second_derivative
 from .jit.modules.activation import ACTIVATIONS
 from .jit.modules.activation_backward import gen_act_and_mul_backward_module
 

@@ -18,7 +18,8 @@ import torch
 
 from ._attention.arguments import PagedCache, caches_of, check_dims, check_tensor
 from ._attention.schedule import check_tables
-from ._ops.declare import define, without_gradient
+from ._ops.declare import define
+from ._ops.route import without_gradient
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import General, define
-from ._ops.route import scalar, write
+from ._ops.declare import define
+from ._ops.route import General, write
+from ._ops.scalars import scalar
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import Gradient, define, no_second_derivative
+from ._ops.declare import define
+from ._ops.route import Gradient, no_second_derivative
 from .jit.modules.norm_backward import gen_norm_backward_module
 
 __all__ = ["gen_norm_backward_module", "layernorm_backward", "rmsnorm_backward"]

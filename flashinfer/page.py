@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import define, without_gradient
+from ._ops.declare import define
+from ._ops.route import without_gradient
 from .jit.modules.page import gen_page_module
 
 __all__ = [

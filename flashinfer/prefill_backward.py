@@ -18,8 +18,9 @@ from torch import is_grad_enabled
 from ._attention.arguments import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, layout_of, rows_of, slopes_of
 from ._attention.one_request import attend_one
 from ._attention.reference import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
-from ._ops.declare import Gradient, define, define_in_python, no_second_derivative
-from ._ops.route import numbers_of, write
+from ._ops.declare import define, define_in_python
+from ._ops.route import Gradient, no_second_derivative, write
+from ._ops.scalars import numbers_of
 from .errors import GradientError
 from .jit.modules.prefill_backward import CUDA_HEAD_DIMS, gen_prefill_backward_module
 
@@ -57,7 +58,7 @@ _kernel = define(
     gen_prefill_backward_module,
     _kernel_fake,
     gradient=no_second_derivative("prefill_backward"),
-    devices_differ=True,
+    on_host=("qo_indptr", "kv_lens"),
 )
 
 
@@ -128,7 +129,7 @@ _backward = define_in_python(
     _gradients,
     _kernel_fake,
     gradient=no_second_derivative("attention"),
-    devices_differ=True,
+    on_host=("qo_indptr", "kv_lens", "numbers"),
 )
 
 
@@ -178,7 +179,7 @@ _autograd = define_in_python(
     _forward,
     _forward_fake,
     gradient=Gradient(_save, _gradients_of),
-    devices_differ=True,
+    on_host=("qo_indptr", "kv_lens", "numbers"),
 )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._ops.declare import General, Gradient, define
-from ._ops.route import as_tensor, is_symbolic, write
+from ._ops.declare import define
+from ._ops.route import General, Gradient, write
+from ._ops.scalars import as_tensor, is_symbolic
 from .jit.modules.rope import gen_rope_module
 
 __all__ = [

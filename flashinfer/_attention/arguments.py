@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._ops.declare import raise_as_callers_mistake
-from .._ops.route import as_tensor, is_symbolic
+from .._ops.errors import raise_as_callers_mistake
+from .._ops.scalars import as_tensor, is_symbolic
 from ..errors import GradientError
 from ..jit.module import JitSpec
 from ..jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits

@@ -19,7 +19,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
-from .._ops.declare import call_handle
+from .._ops.route import call_handle
 from .arguments import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
 from .schedule import DTYPES, Shape
 

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.declare import define_in_python
-from .._ops.route import numbers_of
+from .._ops.scalars import numbers_of
 from .arguments import (
     NO_SCALES,
     NON_CAUSAL,

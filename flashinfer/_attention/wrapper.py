@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._ops.route import numbers_of
+from .._ops.scalars import numbers_of
 from ..jit.module import JitSpec
 from .arguments import (
     NO_SCALES,

@@ -1,56 +1,130 @@
-"""Numbers that users vary, in graphs that are compiled once for all of their values.
+"""Which operator a call goes to: that of inference, or a general one where gradients or symbolic numbers ask for it.
 
-A Python number passed to an operator is compiled into the graph, once for each value; as a tensor it is an input.
+An operator of inference has no kernel for autograd, which would be Python before every call. A call that wants
+gradients goes to another operator, that of :class:`General`, and so does one whose numbers a graph keeps symbolic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function
+
+from ..errors import GradientError
+from .errors import check_one_device, raise_as_callers_mistake
+from .scalars import is_symbolic
+
+# The dispatcher's own call of an operator's handle: what calling the operator ends in, 0.4 us earlier. It is not for
+# Dynamo, which knows operators only, nor for tensors whose class has a __torch_function__.
+call_handle: Callable[..., Any] = torch._C._dispatch_call_boxed
 
 
-def is_symbolic(number: float) -> bool:
-    """Whether a graph that is being traced has an input in the place of this number."""
-    from torch.fx.experimental.symbolic_shapes import has_static_value
+@dataclass(frozen=True)
+class Gradient:
+    """The backward formula of an operator, as ``torch.library.register_autograd`` takes it."""
 
-    return not has_static_value(number)
-
-
-def as_tensor(number: float, device: torch.device) -> torch.Tensor:
-    """A number as the element of a float64 tensor, symbolic still; ``torch.full`` would compile it into the graph."""
-    return torch.ones((), dtype=torch.float64, device=device) * number
+    setup_context: Callable[..., None]
+    backward: Callable[..., Any]
 
 
-def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
-    """Numbers of attention as kernels take them where they are values of a device; ``None``: a graph knows them all.
+def no_second_derivative(name: str) -> Gradient:
+    """Of an operator that is a gradient itself."""
 
-    Args:
-        given: logits_soft_cap, sm_scale, rope_scale, rope_theta.
-        factor: of sm_scale.
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
-    Returns:
-        ``[4]`` float64 on ``device``: sm_scale, logits_soft_cap, rope_scale, rope_theta.
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise GradientError(f"{name}: has no gradient: second derivatives are not implemented")
+
+    return Gradient(setup_context, backward)
+
+
+@dataclass(frozen=True)
+class General:
+    """What a call does that an operator without gradients and with numbers for arguments cannot do.
+
+    ``call`` takes the operator's arguments. It is taken where one of the tensors named by ``differentiable`` wants a
+    gradient, or a number named by ``scalars`` is symbolic under ``torch.compile``.
     """
-    if not isinstance(factor, torch.Tensor) and not any(is_symbolic(number) for number in (*given, factor)):
-        return None
-    cap, scale, rope_scale, rope_theta = (as_tensor(number, device) for number in given)
-    return torch.stack([scale * factor, cap, rope_scale, rope_theta])
+
+    call: Callable[..., Any]
+    differentiable: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
 
 
-def scalar(number: float, device: torch.device) -> tuple[float, torch.Tensor | None]:
-    """A number for an operator that takes it either way: itself, or a tensor that stands for it."""
-    if is_dynamo_compiling() and is_symbolic(number):
-        return 0.0, as_tensor(number, device)
-    return number, None
+def without_gradient(name: str, *differentiable: str) -> General:
+    """Of an operator that training has no use for: better an error than a gradient that is silently none."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+
+    return General(refuse, differentiable)
+
+
+def routed(name: str, operator: Any, general: General | None) -> Callable[..., Any]:
+    """A function that calls ``operator``, or ``general`` where that is asked for.
+
+    It raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
+    """
+    direct = partial(call_handle, operator._handle)
+    names = [argument.name for argument in operator._schema.arguments]
+    differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
+    # Written out for three, where a loop would cost as much as what it does; 0 stands for no second and no third.
+    first, second, third = (*differentiable, 0, 0, 0)[:3]
+    others = differentiable[3:]
+    scalars = tuple(names.index(one) for one in general.scalars) if general else ()
+
+    def call(*args: Any) -> Any:
+        try:
+            if (
+                general
+                and is_grad_enabled()
+                and (
+                    args[first].requires_grad
+                    or (second and args[second].requires_grad)
+                    or (third and args[third].requires_grad)
+                    or (others and any(args[other].requires_grad for other in others))
+                )
+            ):
+                return general.call(*args)
+            if is_dynamo_compiling():
+                for position in scalars:
+                    if general and is_symbolic(args[position]):
+                        return general.call(*args)
+                return operator(*args)
+            if has_torch_function(args):
+                return operator(*args)
+            return direct(*args)
+        except AttributeError:
+            return without_attributes(*args)
+        except RuntimeError as err:
+            raise_as_callers_mistake(err)
+
+    def without_attributes(*args: Any) -> Any:
+        """None has no ``requires_grad``, and may be given for an optional tensor; the operator refuses what else has none."""
+        wanted = general and is_grad_enabled() and len(args) == len(names)
+        try:
+            if general and wanted and any(getattr(args[one], "requires_grad", False) for one in differentiable):
+                return general.call(*args)
+            return operator(*args)
+        except RuntimeError as err:
+            raise_as_callers_mistake(err)
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
 def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor) -> None:
     """``result`` into ``out`` in a way that autograd follows.
 
     Raises:
-        ValueError, TypeError: another shape or dtype, which torch would convert.
+        ValueError, TypeError: another shape, device or dtype, which torch would convert.
     """
     if is_dynamo_compiling() and out.dim() == result.dim():
         for got, wanted in zip(out.shape, result.shape, strict=True):
@@ -59,4 +133,5 @@ def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor)
         raise ValueError(f"{operator}: {argument}: got shape {list(out.shape)}, wanted {list(result.shape)}")
     if out.dtype != result.dtype:
         raise TypeError(f"{operator}: {argument}: got {out.dtype}, wanted {result.dtype}")
+    check_one_device(operator, (out, result))
     out.copy_(result)

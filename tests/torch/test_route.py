@@ -1,0 +1,77 @@
+"""Which operator a call goes to, and what no operator takes: optional tensors, gradients, devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer._ops.route import General, routed
+
+from ..support.samples import Case, public_cases
+
+
+def clamped(general: General) -> Any:
+    """``clamp(self, min, max)``, whose bounds may be None, by two operators of torch."""
+    return routed("clamp", torch.ops.aten.clamp.Tensor, general)
+
+
+def test_an_optional_tensor_that_is_none_costs_no_gradient():
+    """Of ``clamp`` the upper bound alone is given, and it alone wants a gradient."""
+    taken = []
+
+    def with_gradient(*args: Any) -> torch.Tensor:
+        taken.append(args)
+        return torch.clamp(*args)
+
+    call = clamped(General(with_gradient, ("min", "max")))
+    x, most = torch.randn(7), torch.zeros(7, requires_grad=True)
+    call(x, None, most).sum().backward()
+    assert len(taken) == 1
+    torch.testing.assert_close(most.grad, (x > 0).float())
+    with torch.no_grad():
+        assert torch.equal(call(x, None, most), x.clamp(max=0))
+    assert torch.equal(call(x, None, most.detach()), x.clamp(max=0)) and len(taken) == 1
+
+
+def test_what_is_no_tensor_is_refused():
+    call = clamped(General(torch.clamp, ("min", "max")))
+    with pytest.raises(TypeError, match="clamp: min: got str, wanted Optional"):
+        call(torch.randn(3), "zero", None)
+
+
+def misplaced(case: Case, name: str) -> dict[str, Any]:
+    arguments = case.arguments(9)
+    return arguments | {name: arguments[name].to("meta")}
+
+
+CASES = [
+    (name, argument)
+    for name, case in public_cases("cpu").items()
+    for argument, value in case.arguments(9).items()
+    if isinstance(value, torch.Tensor) and (name, argument) != ("segment_packbits", "x")  # indptr may be on the host
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), CASES)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, gradients, device):
+    """One on meta would make a fake result of the whole call."""
+    case = public_cases(device)[name]
+    if sum(isinstance(value, torch.Tensor) for value in case.arguments(9).values()) == 1:
+        pytest.skip("has one tensor")
+    if gradients and not case.differentiable:
+        pytest.skip("has no gradient")
+    arguments = misplaced(case, argument)
+    if gradients:
+        for one in case.differentiable:
+            arguments[one] = arguments[one].requires_grad_() * 1  # no leaf, which could not be written
+    with pytest.raises(ValueError, match=r"got tensors on .*(meta.*(cpu|cuda)|(cpu|cuda).*meta).*, wanted one device"):
+        case.function(**arguments)
+
+
+def test_all_on_meta_is_no_error():
+    x, weight = torch.randn(3, 64, device="meta"), torch.randn(64, device="meta")
+    assert flashinfer.rmsnorm(x, weight).device.type == "meta"
