@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 
 from ._ops.capture import refuse_capture
+from ._ops.configured import covered, load_configured
 from .jit.events import Event, subscribe
 from .jit.load import load
 from .jit.module import JitSpec
-from .jit.modules._attention import covered, load_attention
 
 __all__ = ["warmup"]
 
@@ -112,8 +112,8 @@ def _load(wanted: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
 
         build_jit_specs(missing)
     for spec, needs in wanted:
-        # Functions of attention take a module that was built for their configuration among others, where there is one.
-        load_attention(spec) if covered(spec) else load(spec, needs)
+        # A module that was built for this configuration among others is taken where there is one, as functions do.
+        load_configured(spec) if covered(spec) else load(spec, needs)
 
 
 class _Heard:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.configured import load_configured, with_fakes
 from .._ops.errors import raise_as_callers_mistake
 from .._ops.scalars import as_tensor, is_symbolic
 from ..errors import GradientError
 from ..jit.module import JitSpec
-from ..jit.modules._attention import attention_spec, dtypes_value, head_dims_value, load_attention, variant_bits
+from ..jit.modules._attention import attention_spec, dtypes_value, head_dims_value, variant_bits
 from ..jit.modules._attention import variant_value as variant_of
 from ..jit.spec import BACKENDS
 from ..utils import get_alibi_slopes
@@ -58,31 +59,19 @@ def own_operators(
         raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
     values = dtypes_value(*dtypes, backend), head_dims_value(*head_dims, backend)
     variant = variant_of(pos_encoding_mode, use_logits_soft_cap)
-    namespace = load_attention(attention_spec(family, backend, *values, variant))
+    namespace = load_configured(attention_spec(family, backend, *values, variant))
     return _operators(namespace, variant_bits(variant), custom=False)
 
 
 @cache
 def custom_operators(spec: JitSpec) -> Operators:
     """The operators of a user's variant."""
-    return _operators(load_attention(spec), 0, custom=True)
-
-
-_fakes: dict[str, torch.library.Library] = {}
+    return _operators(load_configured(spec), 0, custom=True)
 
 
 def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
+    with_fakes(namespace, _FAKES)
     run, plan = namespace.run.default, namespace.plan.default._op  # of the latter dynamo knows nothing: it is no node
-    if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
-        library = torch.library.Library(namespace.name, "IMPL")
-        for name, fake in _FAKES.items():
-            if custom and name not in ("run", "plan"):
-                continue
-            library.impl(name, fake, "Meta")
-            # The stable interface by which modules register themselves has tags from torch 2.12 on.
-            operator = getattr(namespace, name).default
-            operator._tags = [*operator.tags, torch.Tag.pt2_compliant_tag]
-        _fakes[namespace.name] = library
     return Operators(run, plan, namespace, variant, custom, namespace.name)
 
 

@@ -57,6 +57,7 @@ class Spec:
     headers: tuple[str, ...] = ()  # files that the rendered header includes, beyond those the sources reach
     source_cflags: tuple[tuple[str, str], ...] = ()  # a source -> one more flag for it alone
     split: bool = False  # the last source is compiled once for each combination of coverage's values, see units()
+    dispatching: str = ""  # a module of several configurations that may stand for this one, built ahead of time
     archs: tuple[str, ...] = ()  # the kernels are for these alone ("9.0a"); where there are none, for any
 
     def __post_init__(self) -> None:

@@ -109,11 +109,12 @@ def test_the_chosen_configurations_meet_every_value():
 LOAD = """
 import sys, torch
 from flashinfer.jit import subscribe
-from flashinfer.jit.modules._attention import attention_spec, load_attention
+from flashinfer._ops.configured import load_configured
+from flashinfer.jit.modules._attention import attention_spec
 from tests.support.attention_modules import single, tensors
 subscribe(lambda event: print(event, file=sys.stderr))
 for family, dtype, head_dims in (one.split(",") for one in sys.argv[1:]):
-    module = load_attention(attention_spec(family, "cpu", f"{dtype}:{dtype}:{dtype}", head_dims, "default"))
+    module = load_configured(attention_spec(family, "cpu", f"{dtype}:{dtype}:{dtype}", head_dims, "default"))
     out, lse = single(module, *tensors(getattr(torch, dtype), head_dims, kv_len=9), None, None, 0.1, 0.0)
     assert not out.isnan().any()
     print(module.__name__.removeprefix("torch.ops."))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashinfer import jit
+from flashinfer._ops.configured import load_configured
 from flashinfer.errors import BuildError
-from flashinfer.jit.modules._attention import load_attention
 
 from ..support.attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
 
@@ -78,7 +78,7 @@ def broken(decl: str | Path, backend: str) -> BuildError:
         "own", *half, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", decl, backend=backend
     )
     with pytest.raises(BuildError) as caught:
-        load_attention(spec)
+        load_configured(spec)
     return caught.value
 
 
@@ -114,10 +114,10 @@ def test_variants_compile_for_a_gpu(monkeypatch):
 PROGRAM = """
 import sys, torch
 from pathlib import Path
-from flashinfer.jit.modules._attention import load_attention
+from flashinfer._ops.configured import load_configured
 from tests.support.attention_modules import relative_error, sigmoid, sigmoid_attention, single, tensors
 q, k, v = tensors(torch.float32)
-out, _ = single(load_attention(sigmoid(decl=Path(sys.argv[1]))), q, k, v, 0.125, -2.0)
+out, _ = single(load_configured(sigmoid(decl=Path(sys.argv[1]))), q, k, v, 0.125, -2.0)
 print(relative_error(out, sigmoid_attention(q, k, v, 0.125, -2.0)) < 1e-5)
 """
 

@@ -13,13 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ... import env
-from .. import store
 from ..closure import closure
-from ..events import emit
-from ..load import load
 from ..module import JitSpec, family_spec
 from ..spec import Value, digest
 
@@ -125,7 +122,8 @@ def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, varia
     types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
     name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
-    return _spec(family, backend, name, coverage, OWN_TENSORS, OWN_SCALARS, {})
+    spec = _spec(family, backend, name, coverage, OWN_TENSORS, OWN_SCALARS, {})
+    return replace(spec, dispatching=f"{family}_{backend}")
 
 
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
@@ -157,50 +155,6 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
 def _head_dims_of(value: str, backend: str) -> str:
     sizes = [int(size) for size in value.split(":")]
     return head_dims_value(sizes[0], sizes[-1], backend)
-
-
-def load_attention(spec: JitSpec) -> Any:
-    """The ``torch.ops`` namespace of a module that computes what ``spec``, a specialised or a user's one, describes.
-
-    The module of exactly that configuration is taken wherever it is; else a dispatching one, built ahead of time, that
-    was built for this configuration among others; else the exact one is built. Keep what this returns: it looks at
-    files.
-
-    Raises:
-        BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
-    """
-    several = _dispatching(spec)
-    if several is None or store.find(spec).artifact is not None:
-        return load(spec)
-    lookup = store.find(several, dict(spec.coverage))
-    if lookup.artifact is not None:
-        several = several.covering(lookup.artifact.manifest["coverage"])
-        # A process holds one dispatching module of a family and backend: which, the first call decided.
-        if _loaded_dispatching.setdefault(several.name, several) == several:
-            return load(several)
-    else:
-        emit("miss", several.name, reason=lookup.reason)
-    return load(spec)
-
-
-def covered(spec: JitSpec) -> bool:
-    """Whether a dispatching module, built ahead of time, stands for an attention module that there is none of."""
-    several = _dispatching(spec)
-    if several is None or store.find(spec).artifact is not None:
-        return False
-    return store.find(several, dict(spec.coverage)).artifact is not None
-
-
-_loaded_dispatching: dict[str, JitSpec] = {}
-
-
-def _dispatching(spec: JitSpec) -> JitSpec | None:
-    """A spec to look for dispatching modules with, where any is there at all: mostly there is none, and nothing to do."""
-    coverage = dict(spec.coverage)
-    if "variants" not in coverage:
-        return None  # a user's variant
-    several = dispatching_spec(Path(spec.sources[0]).stem, spec.backend, coverage)
-    return several if any((directory / several.name).is_dir() for directory in env.aot_dirs()) else None
 
 
 def customize_spec(
