@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashinfer.jit.artifact import Artifact, read
-from flashinfer.jit.modules import families, family
+from flashinfer.jit.modules import axes, families
 
 PAGE = """\
 # Attention modules
@@ -33,7 +33,7 @@ Seconds are of all the compilers that a module takes, added up, while as many ru
 
 def attention_families() -> tuple[str, ...]:
     """The families whose modules are specialised on sizes of heads."""
-    return tuple(name for name in families() if hasattr(family(name), "HEAD_DIMS"))
+    return tuple(name for name in families() if "head_dims" in {axis.name for axis in axes([name])})
 
 
 def rows(directories: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from ..jit import build
 from ..jit.artifact import Artifact, read
 from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
-from ..jit.modules import Matrix, families, family, matrix_specs
-from ..jit.modules._attention import FORMS, KV_DTYPES, VARIANTS
-from ..jit.spec import BACKENDS, DTYPES, Spec
+from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
+from ..jit.spec import BACKENDS, Spec
 from ..jit.specfile import Asked, one_per_name, read_specs
 from .main import UsageError
 from .report import write_report
@@ -39,31 +38,16 @@ CROSS_BUILD = (
 )
 
 
-def comma_list(allowed: tuple[str, ...]) -> Any:
-    def parse(text: str) -> tuple[str, ...]:
-        values = tuple(value for value in text.replace(",", " ").split())
-        unknown = [value for value in values if value not in allowed]
-        if unknown or not values:
-            raise argparse.ArgumentTypeError(
-                f"got {', '.join(unknown) or 'nothing'}, wanted some of {', '.join(allowed)}"
-            )
-        return tuple(dict.fromkeys(values))
+def option(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse takes: its error says what the parser's ``ValueError`` says."""
 
-    return parse
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as err:
+            raise argparse.ArgumentTypeError(str(err)) from None
 
-
-def cuda_archs(text: str) -> tuple[str, ...]:
-    try:
-        return env.parse_cuda_archs(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from None
-
-
-def head_dims(text: str) -> tuple[str, ...]:
-    words = text.replace(",", " ").split()
-    if not words or not all(re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", word) for word in words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted positive numbers, or pairs as 192:128")
-    return tuple(dict.fromkeys(words))
+    return parsed
 
 
 def positive(text: str) -> int:
@@ -77,53 +61,26 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--backend",
-        type=comma_list(BACKENDS),
+        type=option(some_of(*BACKENDS)),
         metavar="LIST",
         help="cpu, cuda or both; by default cpu, and cuda where it can be",
     )
     add(
         "--cuda-arch",
-        type=cuda_archs,
+        type=option(env.parse_cuda_archs),
         metavar="LIST",
         help='GPU archs, such as "9.0a 8.0+PTX"; by default the visible GPUs',
     )
     add("--cpu-arch", choices=("native", *CPU_LEVELS), default=None, help="CPU level; by default native")
+    for axis in axes():
+        text = f"{axis.help}; by default {','.join(axis.default)}"
+        add(axis.option, dest=axis.name, type=option(axis.parse), metavar="LIST", help=text)
     add(
-        "--dtypes",
-        type=comma_list(DTYPES),
-        default=DTYPES,
+        "--families",
+        type=option(some_of(*families())),
+        default=(),
         metavar="LIST",
-        help=f"element types; by default {','.join(DTYPES)}",
-    )
-    add(
-        "--head-dims",
-        type=head_dims,
-        default=Matrix.head_dims,
-        metavar="LIST",
-        help=f"attention: sizes of heads, 192:128 where those of values differ; by default {','.join(Matrix.head_dims)}",
-    )
-    add(
-        "--kv-dtypes",
-        type=comma_list(KV_DTYPES),
-        default=Matrix.kv_dtypes,
-        metavar="LIST",
-        help=f"attention: some of {','.join(KV_DTYPES)}; by default the dtype of queries alone",
-    )
-    add(
-        "--variants",
-        type=comma_list(VARIANTS),
-        default=Matrix.variants,
-        metavar="LIST",
-        help=f"attention: some of {','.join(VARIANTS)}; by default {','.join(Matrix.variants)}",
-    )
-    add(
-        "--attention-form",
-        choices=FORMS,
-        default=Matrix.attention_form,
-        help="attention: a module of each configuration (by default), or one for each family that chooses among them",
-    )
-    add(
-        "--families", type=comma_list(families()), default=(), metavar="LIST", help=f"by default {','.join(families())}"
+        help=f"by default {','.join(families())}",
     )
     add(
         "--specs",
@@ -144,12 +101,18 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--report", type=Path, metavar="FILE", help="write a page about the build: timeline, slowest units, sizes")
     add("--verbose", action="store_true", help="show every command and its output")
     options = parser.parse_args(arguments)
-    defaults = {"families": (), "dtypes": DTYPES, "head_dims": Matrix.head_dims}
-    if options.specs is not None and any(getattr(options, name) != value for name, value in defaults.items()):
-        parser.error("--specs: the file says what to build: --families, --dtypes and --head-dims cannot go with it")
+    if options.specs is not None and (options.families or given(options)):
+        words = " ".join(["--families", *(axis.option for axis in axes())])
+        parser.error(f"--specs: the file says what to build: none of {words} can go with it")
     if options.report is not None and (options.dry_run or not options.report.absolute().parent.is_dir()):
         parser.error("--report: wanted a file in a directory that exists, of a build that is no --dry-run")
     return options
+
+
+def given(options: argparse.Namespace) -> dict[str, Values]:
+    """The values of the axes that options name."""
+    values = {axis.name: getattr(options, axis.name) for axis in axes()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def targets(options: argparse.Namespace) -> dict[str, Target]:
@@ -179,8 +142,7 @@ def requests_of(options: argparse.Namespace) -> list[build.Request]:
         specs = [(one.spec, target_of(one, options)) for one in asked]
     else:
         chosen = targets(options)
-        names = ("dtypes", "head_dims", "kv_dtypes", "variants", "attention_form")
-        matrix = Matrix(tuple(chosen), **{name: getattr(options, name) for name in names})
+        matrix = Matrix(backends=tuple(chosen), **given(options))
         specs = [
             (spec, chosen[spec.backend])
             for spec in matrix_specs(matrix, options.families)
@@ -321,10 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (FlashInferError, UsageError, ValueError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
-    if options.head_dims != Matrix.head_dims and not any(
-        hasattr(family(name), "HEAD_DIMS") for name in options.families or families()
-    ):
-        print("note: none of these families is specialised on --head-dims", file=sys.stderr)
+    for axis in axes():
+        if axis.name in given(options) and axis not in axes(options.families):
+            print(f"note: none of these families is built for values of {axis.option}", file=sys.stderr)
 
     outcomes = []
     if options.dry_run:

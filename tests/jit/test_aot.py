@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.modules import Matrix, families, family, matrix_specs
+from flashinfer.jit.modules import Axis, Matrix, axes, families, family, matrix_specs, some_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "build_aot.py"
@@ -106,7 +106,7 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
         (["--head-dims", "192:"], "wanted positive numbers, or pairs as 192:128"),
         (["--kv-dtypes", "int8"], "got int8, wanted some of same, float8_e4m3fn"),
         (["--variants", "sigmoid"], "got sigmoid, wanted some of default, soft_cap"),
-        (["--attention-form", "both"], "invalid choice"),
+        (["--attention-form", "both"], "got 'both', wanted one of specialised, dispatching"),
         (["--jobs", "0"], "wanted a positive number"),
         (["--report", "/none/build.html"], "--report: wanted a file in a directory that exists"),
         (["--report", "build.html", "--dry-run"], "of a build that is no --dry-run"),
@@ -138,6 +138,17 @@ def test_the_matrix():
         family("nothing")
 
 
+def test_axes_are_the_families_own(monkeypatch):
+    """An axis that two families share is one object; a name with two meanings is an error."""
+    assert [axis.name for axis in axes(["norm"])] == ["dtypes"] and axes(["page"]) == ()
+    assert {"dtypes", "head_dims", "variants"} < {axis.name for axis in axes()} < {*Matrix()}
+    with pytest.raises(TypeError, match="Matrix: got tiles, wanted some of backends, "):
+        Matrix(tiles=("64",))
+    monkeypatch.setattr(family("page"), "AXES", (Axis("dtypes", ("x",), some_of("x"), "others"),), raising=False)
+    with pytest.raises(ValueError, match="axis 'dtypes' of family '.*': got a second axis of that name"):
+        axes()
+
+
 def planned(aot, capsys, *arguments: str) -> set[str]:
     """The modules of attention on the CPU that a dry run names."""
     assert aot.main(["--backend", "cpu", "--families", "decode,prefill", "--dry-run", "--json", *arguments]) == 0
@@ -159,7 +170,8 @@ def test_attention_in_the_matrix(aot, capsys):
     }
     assert planned(aot, capsys, *some, "--attention-form", "dispatching") == {"decode_cpu", "prefill_cpu"}
     (one, _) = matrix_specs(
-        Matrix(("cpu",), ("float32",), ("64", "128"), attention_form="dispatching"), ["decode", "prefill"]
+        Matrix(backends=("cpu",), dtypes=("float32",), head_dims=("64", "128"), attention_form=("dispatching",)),
+        ["decode", "prefill"],
     )
     assert dict(one.coverage) == {
         "dtypes": ("float32:float32:float32",),
@@ -168,7 +180,9 @@ def test_attention_in_the_matrix(aot, capsys):
     }
     assert aot.main(["--backend", "cuda", "--cuda-arch", "8.0", "--head-dims", "96", "--dry-run"]) == 2
     assert "head_dim: got 96, wanted one of 64, 128, 256, 192:128" in capsys.readouterr().err
-    assert matrix_specs(Matrix(("cuda",), ("float32",), attention_form="dispatching"), ["decode"]) == []
+    assert (
+        matrix_specs(Matrix(backends=("cuda",), dtypes=("float32",), attention_form=("dispatching",)), ["decode"]) == []
+    )
 
 
 def test_the_page_about_attention_modules(load_script, tmp_path, make_spec, capsys):

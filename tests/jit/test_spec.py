@@ -141,7 +141,6 @@ def test_neighbouring_words_do_not_run_together():
         (dict(name="a", backend="tpu"), "backend: got 'tpu', wanted one of cpu, cuda"),
         (dict(name="a", extra_cflags=["-DA\n-DB"]), "newline or NUL"),
         (dict(name="a", sources=["x\n.cc"]), "newline or NUL"),
-        (dict(name="a", coverage={"dtype": ["int7"]}), "dtypes: got int7, wanted a subset of float32"),
         (dict(name="a", coverage={"dtype": []}), "dtype: got no value"),
         (
             dict(name="a", coverage={"head_dim": [64, "128"]}),
@@ -153,6 +152,12 @@ def test_neighbouring_words_do_not_run_together():
 def test_bad_specs(arguments, message):
     with pytest.raises(ValueError, match=message):
         gen_jit_spec(**{"sources": ["a.cc"], **arguments})
+
+
+def test_element_types_are_the_familys_own():
+    assert dict(gen_jit_spec("a", ["a.cc"], coverage={"dtype": ["int7"]}).coverage) == {"dtype": ("int7",)}
+    with pytest.raises(ValueError, match="dtypes: got int7, wanted a subset of float32, float16, bfloat16"):
+        gen_norm_module("cpu", ["int7"])
 
 
 def test_unknown_backend_of_a_family():

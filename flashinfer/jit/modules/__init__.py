@@ -1,4 +1,4 @@
-"""One file per family: its ``gen_*_module`` functions and ``aot_specs``, the family's share of the AOT matrix.
+"""One file per family: its ``gen_*_module`` functions; ``aot_specs``, its share of the AOT matrix; ``AXES``, of what.
 
 A family is found by its file being here; nothing lists them. Files whose names start with ``_`` serve several.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -15,18 +15,69 @@ from types import ModuleType
 from ..module import JitSpec
 from ..spec import BACKENDS, DTYPES
 
+Values = tuple[str, ...]
+
 
 @dataclass(frozen=True)
-class Matrix:
-    """What to build ahead of time. Families take from it what they depend on."""
+class Axis:
+    """Something that a family has kernels for several values of; the AOT command has an option for each.
 
-    backends: tuple[str, ...] = BACKENDS
-    dtypes: tuple[str, ...] = DTYPES
-    # Attention alone: sizes of heads (192:128 of queries and values), dtypes of keys ("same": the queries'), variants.
-    head_dims: tuple[str, ...] = ("64", "128", "256")
-    kv_dtypes: tuple[str, ...] = ("same",)
-    variants: tuple[str, ...] = ("default",)
-    attention_form: str = "specialised"  # a module of each configuration; "dispatching": one of them all
+    ``parse`` makes values of an option's text, and raises ``ValueError`` with what it got and wanted. Families that
+    share an axis share the object.
+    """
+
+    name: str
+    default: Values
+    parse: Callable[[str], Values]
+    help: str
+
+    @property
+    def option(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+
+def words(text: str) -> Values:
+    """The words of an option, separated by commas or spaces, each once."""
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def some_of(*allowed: str) -> Callable[[str], Values]:
+    """Parses some words of a set."""
+
+    def parse(text: str) -> Values:
+        values = words(text)
+        unknown = [value for value in values if value not in allowed]
+        if unknown or not values:
+            raise ValueError(f"got {', '.join(unknown) or 'nothing'}, wanted some of {', '.join(allowed)}")
+        return values
+
+    return parse
+
+
+def one_of(*allowed: str) -> Callable[[str], Values]:
+    """Parses one word of a set."""
+
+    def parse(text: str) -> Values:
+        if text not in allowed:
+            raise ValueError(f"got {text!r}, wanted one of {', '.join(allowed)}")
+        return (text,)
+
+    return parse
+
+
+def subset(argument: str, given: Iterable[str], allowed: Iterable[str]) -> Values:
+    """What a family was asked for, where it has kernels for all of it.
+
+    Raises:
+        ValueError: it has not.
+    """
+    values, known = tuple(given), tuple(allowed)
+    if unknown := [value for value in values if value not in known]:
+        raise ValueError(f"{argument}: got {', '.join(map(str, unknown))}, wanted a subset of {', '.join(known)}")
+    return values
+
+
+DTYPE_AXIS = Axis("dtypes", DTYPES, some_of(*DTYPES), "element types")
 
 
 @cache
@@ -44,6 +95,43 @@ def family(name: str) -> ModuleType:
     if name not in families():
         raise ValueError(f"family: got {name!r}, wanted one of {', '.join(families())}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def axes(names: Iterable[str] = ()) -> tuple[Axis, ...]:
+    """The axes of the named families (of all, where none is named), sorted by name, each once.
+
+    Raises:
+        ValueError: two families mean different things by one name.
+    """
+    found: dict[str, Axis] = {}
+    for name in names or families():
+        for axis in getattr(family(name), "AXES", ()):
+            if found.setdefault(axis.name, axis) != axis:
+                raise ValueError(f"axis {axis.name!r} of family {name!r}: got a second axis of that name, wanted one")
+    return tuple(found[name] for name in sorted(found))
+
+
+class Matrix(Mapping[str, Values]):
+    """What to build ahead of time: ``backends``, and values of each axis of each family; those not given are the default.
+
+    Raises:
+        TypeError: a name that no family has an axis of.
+    """
+
+    def __init__(self, **given: Values) -> None:
+        known = {"backends": BACKENDS} | {axis.name: axis.default for axis in axes()}
+        if unknown := given.keys() - known.keys():
+            raise TypeError(f"Matrix: got {', '.join(sorted(unknown))}, wanted some of {', '.join(known)}")
+        self._values = known | given
+
+    def __getitem__(self, name: str) -> Values:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def matrix_specs(matrix: Matrix, names: Iterable[str] = ()) -> list[JitSpec]:

@@ -13,15 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ... import env
 from ..closure import closure
 from ..module import JitSpec, family_spec
 from ..spec import Value, digest
-
-if TYPE_CHECKING:
-    from . import Matrix
+from . import DTYPE_AXIS, Axis, Matrix, Values, one_of, some_of, words
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -34,6 +31,24 @@ POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
 VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
 KV_DTYPES = ("same", *DTYPES[3:])
 FORMS = ("specialised", "dispatching")
+
+
+def _head_dims(text: str) -> Values:
+    values = words(text)
+    if not values or not all(re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", value) for value in values):
+        raise ValueError(f"got {text!r}, wanted positive numbers, or pairs as 192:128")
+    return values
+
+
+AXES = (
+    DTYPE_AXIS,
+    Axis("head_dims", ("64", "128", "256"), _head_dims, "sizes of heads, 192:128 where those of values differ"),
+    Axis("kv_dtypes", ("same",), some_of(*KV_DTYPES), f"dtypes of keys and values: some of {','.join(KV_DTYPES)}"),
+    Axis("variants", ("default",), some_of(*VARIANTS), f"some of {','.join(VARIANTS)}"),
+    Axis(
+        "attention_form", FORMS[:1], one_of(*FORMS), f"a module of each configuration or one of all: {','.join(FORMS)}"
+    ),
+)
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
 OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double"}
 OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
@@ -137,16 +152,16 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
     Raises:
         ValueError: a value that a backend's kernels do not have.
     """
-    for backend in matrix.backends:
-        queries = [dtype for dtype in matrix.dtypes if backend == "cpu" or dtype != "float32"]
+    for backend in matrix["backends"]:
+        queries = [dtype for dtype in matrix["dtypes"] if backend == "cpu" or dtype != "float32"]
         coverage = {
             "dtypes": [
-                dtypes_value(q, q if kv == "same" else kv, q, backend) for q in queries for kv in matrix.kv_dtypes
+                dtypes_value(q, q if kv == "same" else kv, q, backend) for q in queries for kv in matrix["kv_dtypes"]
             ],
-            "head_dims": [_head_dims_of(value, backend) for value in matrix.head_dims],
-            "variants": list(matrix.variants),
+            "head_dims": [_head_dims_of(value, backend) for value in matrix["head_dims"]],
+            "variants": list(matrix["variants"]),
         }
-        if matrix.attention_form == "specialised":
+        if matrix["attention_form"] == ("specialised",):
             yield from (attention_spec(family, backend, *one) for one in product(*coverage.values()))
         elif queries:
             yield dispatching_spec(family, backend, coverage)

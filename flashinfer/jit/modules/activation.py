@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Matrix, subset
 
+AXES = (DTYPE_AXIS,)
 # Name of the function -> its functor in include/flashinfer/common/activation.h.
 ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh"}
 
@@ -29,11 +30,11 @@ def activation_spec(family: str, act_func_name: str, backend: str, dtypes: Itera
         backend,
         variant=act_func_name,
         config={"ACTIVATION": ACTIVATIONS[act_func_name], "ACTIVATION_OP": f'"{act_func_name}_and_mul"'},
-        coverage={"dtype": dtypes},
+        coverage={"dtype": subset("dtypes", dtypes, DTYPES)},
     )
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
+    for backend in matrix["backends"]:
         for name in ACTIVATIONS:
-            yield gen_act_and_mul_module(name, backend, matrix.dtypes)
+            yield gen_act_and_mul_module(name, backend, matrix["dtypes"])

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Matrix
 from .activation import ACTIVATIONS, activation_spec
+
+AXES = (DTYPE_AXIS,)
 
 
 def gen_act_and_mul_backward_module(
@@ -22,6 +24,6 @@ def gen_act_and_mul_backward_module(
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
+    for backend in matrix["backends"]:
         for name in ACTIVATIONS:
-            yield gen_act_and_mul_backward_module(name, backend, matrix.dtypes)
+            yield gen_act_and_mul_backward_module(name, backend, matrix["dtypes"])

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Matrix, subset
+
+AXES = (DTYPE_AXIS,)
 
 
 def gen_cascade_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """Merging attention states, for the element types ``dtypes``."""
-    return family_spec("cascade", backend, coverage={"dtype": dtypes})
+    return family_spec("cascade", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
-        yield gen_cascade_module(backend, matrix.dtypes)
+    for backend in matrix["backends"]:
+        yield gen_cascade_module(backend, matrix["dtypes"])

@@ -8,7 +8,9 @@ from pathlib import Path
 from ..module import JitSpec
 from . import Matrix
 from ._attention import (
-    CUDA_HEAD_DIMS,
+    AXES as AXES,
+)
+from ._attention import (
     attention_aot_specs,
     attention_spec,
     check_index_dtype,
@@ -17,8 +19,6 @@ from ._attention import (
     head_dims_value,
     variant_value,
 )
-
-HEAD_DIMS = CUDA_HEAD_DIMS
 
 KERNELS = ("auto", "fa2", "fa3")
 

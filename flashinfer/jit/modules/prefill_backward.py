@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Matrix, subset
 
+AXES = (DTYPE_AXIS,)
 # Sizes of heads that CUDA kernels are compiled for, each in a part of its own; 192 is of queries beside 128 of values.
 CUDA_HEAD_DIMS = (64, 128, 192, 256)
 
@@ -20,8 +21,12 @@ def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | N
         ValueError: a dtype that the backend's kernels do not have: on CUDA these are float16 and bfloat16.
     """
     if backend != "cuda":
-        return family_spec("prefill_backward", backend, coverage={"dtype": DTYPES if dtypes is None else dtypes})
-    wanted = DTYPES[1:] if dtypes is None else tuple(dtypes)
+        return family_spec(
+            "prefill_backward",
+            backend,
+            coverage={"dtype": subset("dtypes", DTYPES if dtypes is None else dtypes, DTYPES)},
+        )
+    wanted = subset("dtypes", DTYPES[1:] if dtypes is None else dtypes, DTYPES)
     if "float32" in wanted:
         raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
     spec = family_spec("prefill_backward", backend, coverage={"dtype": wanted, "head_dim": CUDA_HEAD_DIMS})
@@ -29,7 +34,7 @@ def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | N
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
-        dtypes = [dtype for dtype in matrix.dtypes if backend == "cpu" or dtype != "float32"]
+    for backend in matrix["backends"]:
+        dtypes = [dtype for dtype in matrix["dtypes"] if backend == "cpu" or dtype != "float32"]
         if dtypes:
             yield gen_prefill_backward_module(backend, dtypes)

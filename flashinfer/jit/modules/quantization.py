@@ -14,5 +14,5 @@ def gen_quantization_module(backend: str = "cuda") -> JitSpec:
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
+    for backend in matrix["backends"]:
         yield gen_quantization_module(backend)

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Matrix, subset
+
+AXES = (DTYPE_AXIS,)
 
 
 def gen_rope_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """Rotary embedding, its Llama 3.1 form and that with a cos/sin cache for the element types ``dtypes``."""
-    return family_spec("rope", backend, coverage={"dtype": dtypes})
+    return family_spec("rope", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
-        yield gen_rope_module(backend, matrix.dtypes)
+    for backend in matrix["backends"]:
+        yield gen_rope_module(backend, matrix["dtypes"])
