@@ -6,6 +6,8 @@
 
 namespace flashinfer {
 
+using Types = cpu::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+
 template <>
 WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig& config, int64_t rows, int32_t tile_rows, int) {
   return cpu::decode_limits(config, rows, tile_rows);
@@ -13,10 +15,7 @@ WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig& config, int6
 
 template <>
 void attention<FLASHINFER_PART>(const Params& params, const Launch&) {
-  WITH_CONFIG({
-    using Types = cpu::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    cpu::decode<Variant, Types>(params);
-  })
+  cpu::decode<Variant, Types>(params);
 }
 
 }  // namespace flashinfer

@@ -5,20 +5,16 @@
 
 namespace flashinfer {
 
+using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+
 template <>
 WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig&, int64_t, int32_t, int device) {
-  WITH_CONFIG({
-    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    return cuda::decode_limits<Variant, Types, Params>(device);
-  })
+  return cuda::decode_limits<Variant, Types, Params>(device);
 }
 
 template <>
 void attention<FLASHINFER_PART>(const Params& params, const Launch& where) {
-  WITH_CONFIG({
-    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    cuda::decode<Variant, Types>(params, where);
-  })
+  cuda::decode<Variant, Types>(params, where);
 }
 
 }  // namespace flashinfer

@@ -1,6 +1,8 @@
 // The CUDA kernels of attention's gradients: a part of this file for each element type and size of heads.
 #include <flashinfer/cuda/attention/backward/launch.cuh>
 
+#include <iterator>
+
 #include "prefill_backward_config.h"
 
 namespace flashinfer {
@@ -10,10 +12,23 @@ void prefill_backward_part(const PrefillBackwardParams& params, const Launch& wh
 
 template <>
 void prefill_backward_part<FLASHINFER_PART>(const PrefillBackwardParams& params, const Launch& where) {
-  WITH_PART(T, QK, VO, cuda::prefill_backward<T, QK, VO>(params, where);)
+  cuda::prefill_backward<T, HEAD_DIM_QK, HEAD_DIM_VO>(params, where);
 }
 
 #if FLASHINFER_PART == 0
+
+// The part that has an element type and the smallest sizes of heads that are enough.
+static int part_of(DType dtype, int qk, int vo) {
+  constexpr int kNumParts = static_cast<int>(std::size(kParts));
+  int best = -1;
+  for (int part = 0; part < kNumParts; ++part) {
+    const auto [part_dtype, most_qk, most_vo] = kParts[part];
+    const bool enough = part_dtype == dtype && qk <= most_qk && vo <= most_vo;
+    if (enough && (best < 0 || most_qk < std::get<1>(kParts[best]))) best = part;
+  }
+  if (best < 0) throw_not_covered("dtype", to_string(dtype), kDtypeText);
+  return best;
+}
 
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where) {
   return cuda::prefill_backward_plan(params, where);
@@ -24,8 +39,8 @@ void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where) 
 }
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where) {
-  const int32_t qk = params.head_dim_qk, vo = params.head_dim_vo;
-  DISPATCH_parts(params.dtype, qk, vo, PART, prefill_backward_part<PART>(params, where);)
+  call_numbered<std::size(kParts)>(part_of(params.dtype, params.head_dim_qk, params.head_dim_vo),
+                                   [&](auto part) { prefill_backward_part<part>(params, where); });
 }
 
 #endif

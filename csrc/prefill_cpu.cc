@@ -6,6 +6,8 @@
 
 namespace flashinfer {
 
+using Types = cpu::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+
 template <>
 WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig&, int64_t rows, int32_t tile_rows, int) {
   return cpu::prefill_limits(rows, tile_rows);
@@ -13,10 +15,7 @@ WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig&, int64_t row
 
 template <>
 void attention<FLASHINFER_PART>(const Params& params, const Launch&) {
-  WITH_CONFIG({
-    using Types = cpu::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    cpu::prefill<Variant, Types>(params);
-  })
+  cpu::prefill<Variant, Types>(params);
 }
 
 }  // namespace flashinfer

@@ -5,20 +5,16 @@
 
 namespace flashinfer {
 
+using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
+
 template <>
 WorkLimits attention_limits<FLASHINFER_PART>(const AttentionConfig&, int64_t rows, int32_t tile_rows, int device) {
-  WITH_CONFIG({
-    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    return cuda::prefill_limits<Variant, Types, Params>(rows, tile_rows, device);
-  })
+  return cuda::prefill_limits<Variant, Types, Params>(rows, tile_rows, device);
 }
 
 template <>
 void attention<FLASHINFER_PART>(const Params& params, const Launch& where) {
-  WITH_CONFIG({
-    using Types = cuda::AttentionTypes<DTypeQ, DTypeKV, DTypeO, HEAD_DIM_QK, HEAD_DIM_VO, POS_ENCODING>;
-    cuda::prefill<Variant, Types>(params, where);
-  })
+  cuda::prefill<Variant, Types>(params, where);
 }
 
 }  // namespace flashinfer

@@ -22,7 +22,7 @@ from ._ops.declare import define, define_in_python
 from ._ops.route import Gradient, no_second_derivative, write
 from ._ops.scalars import numbers_of
 from .errors import GradientError
-from .jit.modules.prefill_backward import CUDA_HEAD_DIMS, gen_prefill_backward_module
+from .jit.modules.prefill_backward import MAX_CUDA_HEAD_DIM, gen_prefill_backward_module
 
 __all__ = ["gen_prefill_backward_module"]
 
@@ -75,7 +75,7 @@ def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Te
         q.is_cuda
         and q.dtype in (torch.float16, torch.bfloat16)
         and all(x.dtype == q.dtype for x in (k, v, out, grad))
-        and all(x.shape[2] <= max(CUDA_HEAD_DIMS) and x.shape[2] % 8 == 0 for x in (q, v))
+        and all(x.shape[2] <= MAX_CUDA_HEAD_DIM and x.shape[2] % 8 == 0 for x in (q, v))
         and _shared_memory(q.device) >= KERNEL_SHARED_MEMORY
     )
 

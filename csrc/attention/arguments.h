@@ -7,10 +7,9 @@
 #define FLASHINFER_BINDING 1
 #include <flashinfer/attention/schedule.h>
 
+#include "attention/parts.h"
 #include "binding/arguments.h"
 #include "binding/binding.h"
-
-#include "attention_config.h"
 
 namespace flashinfer::binding {
 

@@ -81,7 +81,10 @@ class Spec:
     @property
     def include_dirs(self) -> tuple[str, ...]:
         root = env.data_root()
-        return (*self.include_paths, f"{root}/include", f"{root}/csrc")
+        project = (f"{root}/include", f"{root}/csrc")
+        # The project's sources see the project's headers, whatever lies beside a header that a user gave them.
+        of_user = os.path.isabs(self.sources[0])
+        return (*self.include_paths, *project) if of_user else (*project, *self.include_paths)
 
     def source_paths(self) -> tuple[str, ...]:
         """Sources as absolute paths; names without a leading ``/`` are relative to the data root."""

@@ -2,108 +2,160 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
 import flashinfer
 from flashinfer import jit
+from flashinfer._ops.configured import covered
 from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
 
-from ..support.attention_modules import FLASH_SIGMOID, sigmoid
+from ..support.attention_modules import FLASH_SIGMOID, compiled, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("decode", "prefill")
-VARIANTS = {"default": "None, None, 0.125, 0.0", "rope+soft_cap": "None, None, 0.125, 5.0"}
 COVERAGE = {
-    "cpu": {
-        "dtypes": ["float32:float32:float32", "bfloat16:float8_e4m3fn:bfloat16"],
-        "head_dims": ["64", "192:128"],
-        "variants": list(VARIANTS),
-    },
-    "cuda": {
-        "dtypes": ["float16:float16:float16", "bfloat16:float8_e4m3fn:bfloat16"],
-        "head_dims": ["64"],
-        "variants": list(VARIANTS),
-    },
+    "dtypes": ["float16:float16:float16", "bfloat16:float8_e4m3fn:bfloat16"],
+    "head_dims": ["64"],
+    "variants": ["default"],
 }
-# One after the other by which each value of each axis is met, for specialised modules take their time to compile.
-CHOSEN = {"cpu": ((0, 0, 0), (1, 1, 1), (0, 1, 0)), "cuda": ((0, 0, 0), (1, 0, 1))}
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-BACKENDS = ["cpu", pytest.param("cuda", marks=needs_nvcc)]
 
 COMPARE = """
 import sys, torch
 from flashinfer.jit.load import load
-from flashinfer.jit.modules._attention import attention_spec, dispatching_spec, variant_bits
+from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from tests.support.attention_modules import single, tensors
-from tests.jit.test_attention_modules import CHOSEN, COVERAGE, VARIANTS, axes
-family, backend = sys.argv[1:]
-several = load(dispatching_spec(family, backend, COVERAGE[backend]))
-for dtypes, head_dims, variant in axes(backend):
-    one = load(attention_spec(family, backend, dtypes, head_dims, variant))
+from tests.jit.test_attention_modules import COVERAGE
+family, device = sys.argv[1:]
+several = load(dispatching_spec(family, device, COVERAGE))
+for dtypes in COVERAGE["dtypes"]:
+    one = load(attention_spec(family, device, dtypes, "64", "default"))
     q_type, kv_type, _ = (getattr(torch, name) for name in dtypes.split(":"))
-    q, k, v = tensors(torch.float32, head_dims, 1 if family == "decode" else 37, device=backend)
+    q, k, v = tensors(torch.float32, "64", 1 if family == "decode" else 37, device=device)
     q, k, v = q.to(q_type), k.to(kv_type), v.to(kv_type)
-    own = eval(VARIANTS[variant])
-    first = single(one, q, k, v, *own, variant=variant_bits(variant))
-    second = single(several, q, k, v, *own, variant=variant_bits(variant))
+    first, second = (single(module, q, k, v, None, None, 0.125, 0.0) for module in (one, several))
     assert one is not several and not first[0].isnan().any() and first[0].any()
-    assert all(torch.equal(a, b) for a, b in zip(first, second)), (dtypes, head_dims, variant)
-q, k, v = tensors(torch.float32, "128")
-for module, got in ((several, "dtypes"), (one, "dtypes")):
+    assert all(torch.equal(a, b) for a, b in zip(first, second)), dtypes
+half = [x.half() for x in tensors(torch.float32, "64", device=device)]
+wide = [x.half() for x in tensors(torch.float32, "128", device=device)]
+for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one, half, 0), (several, wide, 0), (several, half, 2)):
     try:
-        single(module, q.half(), k.half(), v.half(), None, None, 1.0, 0.0)
+        single(module, *inputs, None, None, 1.0, 0.0, variant=variant)
     except RuntimeError as err:
         print(str(err).splitlines()[0])
-try:
-    single(several, q, k, v, None, None, 1.0, 0.0)
-except RuntimeError as err:
-    print(str(err).splitlines()[0])
-q, k, v = tensors(torch.float32, "64")
-try:
-    single(several, q, k, v, None, None, 1.0, 0.0, variant=2)
-except RuntimeError as err:
-    print(str(err).splitlines()[0])
 """
 
 
-def axes(backend: str) -> list[tuple[str, str, str]]:
-    """The configurations that are built in both forms."""
-    values = list(COVERAGE[backend].values())
-    return [tuple(values[axis][number] for axis, number in enumerate(one)) for one in CHOSEN[backend]]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_forms_give_the_same_bits(family, backend, python, monkeypatch):
-    if backend == "cuda" and not torch.cuda.is_available():
-        monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
-        specs = [attention_spec(family, backend, *one) for one in axes(backend)]
-        artifacts = jit.build_jit_specs([dispatching_spec(family, backend, COVERAGE[backend]), *specs])
-        assert all(artifact.path.stat().st_size > 0 for artifact in artifacts)
-        return
-    wanted = [
-        "ValueError: dtypes: got float16:float16:float16, this module was built for bfloat16:float8_e4m3fn:bfloat16,"
-        " float32:float32:float32",
-        "ValueError: dtypes: got float16:float16:float16, this module was built for float32:float32:float32",
-        "ValueError: head_dims: got 128, this module was built for 192:128, 64",
-        "ValueError: variants: got alibi, this module was built for default, rope+soft_cap",
+def test_both_forms_give_the_same_bits(family, device, python):
+    """A module of two parts, and one of each configuration; what a module was not built for is the caller's mistake."""
+    assert python(COMPARE, family, device).stdout.splitlines() == [
+        "ValueError: dtypes: got bfloat16:bfloat16:bfloat16, this module was built for"
+        " bfloat16:float8_e4m3fn:bfloat16, float16:float16:float16",
+        "ValueError: dtypes: got float16:float16:float16, this module was built for bfloat16:float8_e4m3fn:bfloat16",
+        "ValueError: head_dims: got 128, this module was built for 64",
+        "ValueError: variants: got alibi, this module was built for default",
     ]
-    printed = python(COMPARE, family, backend).stdout.splitlines()
-    assert printed == wanted if backend == "cpu" else len(printed) == 4
 
 
-def test_the_chosen_configurations_meet_every_value():
-    for backend, coverage in COVERAGE.items():
-        for axis, values in enumerate(coverage.values()):
-            assert {one[axis] for one in axes(backend)} == set(values)
+PARTS = """
+#include <flashinfer/{header}>
+#include "attention_config.h"
+#include <type_traits>
+using namespace flashinfer;
+constexpr auto kPart = kParts[FLASHINFER_PART];
+static_assert(std::get<0>(kPart) == (std::is_same_v<DTypeQ, half_t> ? DType::kFloat16 : DType::kBFloat16));
+static_assert(std::get<1>(kPart) == (std::is_same_v<DTypeKV, half_t> ? DType::kFloat16 : DType::kFloat8E4M3));
+static_assert(std::is_same_v<DTypeKV, half_t> || std::is_same_v<DTypeKV, fp8_e4m3_t>);
+static_assert(std::is_same_v<DTypeO, DTypeQ>);
+static_assert(std::get<3>(kPart) == HEAD_DIM_QK && std::get<4>(kPart) == HEAD_DIM_VO);
+static_assert(HEAD_DIM_QK == 64 ? HEAD_DIM_VO == 64 : HEAD_DIM_QK == 192 && HEAD_DIM_VO == 128);
+static_assert(std::get<5>(kPart) == VARIANT && (VARIANT == kDefault || VARIANT == (kRope | kSoftCap)));
+static_assert(Variant::transforms_logits == (VARIANT != kDefault));
+static_assert((POS_ENCODING == PosEncodingMode::kRopeLlama) == (VARIANT != kDefault));
+inline int body() DISPATCH_head_dims(no such value, HEAD_DIM_QK, HEAD_DIM_VO, return HEAD_DIM_QK)  // the body alone
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
+def test_each_part_has_its_constants(device, tmp_path):
+    """The constants that a part sees are those of its row in the list by which the binding chooses it."""
+    coverage = COVERAGE | {"head_dims": ["64", "192:128"], "variants": ["default", "rope+soft_cap"]}
+    spec = dispatching_spec("prefill", device, coverage)
+    assert list(spec.units())[1:] == [
+        f"csrc/prefill_{device}.{part}.c{'u' if device == 'cuda' else 'c'}" for part in range(8)
+    ]
+    header = "cuda/tile/convert.cuh" if device == "cuda" else "cpu/simd/vec.h"
+    text = PARTS.replace("{header}", header)
+    if device == "cuda":
+        assert not compiled(spec, text, tmp_path, "-DFLASHINFER_PART=5")
+        return
+    for part in range(8):
+        assert not compiled(spec, text, tmp_path, f"-DFLASHINFER_PART={part}"), part
+    wrong = text.replace("== HEAD_DIM_QK &&", "!= HEAD_DIM_QK &&")
+    assert "static assertion failed" in compiled(spec, wrong, tmp_path, "-DFLASHINFER_PART=0")
+
+
+DISPATCH = """
+#include "axes_config.h"
+#include <cstring>
+namespace flashinfer {
+static int number_of(int dtype, int block, int mode) {
+  DISPATCH_dtype(static_cast<DType>(dtype), T, {
+    DISPATCH_block(block, BLOCK, DISPATCH_mode(mode, MODE, return sizeof(T) + BLOCK + MODE))
+  })
+}
+extern "C" int number(int dtype, int block, int mode, char* text) {
+  try {
+    return number_of(dtype, block, mode);
+  } catch (const std::exception& err) {
+    return std::strlen(std::strcpy(text, err.what())), -1;
+  }
+}
+}
+"""
+
+
+WORDS = "namespace flashinfer { constexpr int kFast = 7, kSmall = 32; }\n"  # a family's own, before its configuration
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["specialised", "dispatching"])
+def test_dispatch_of_any_familys_axes(several, tmp_path):
+    """Axes of element types, numbers and words: chosen among several, or the only one, and never a wrong one."""
+    coverage = {"dtype": ["float32"], "block": [64], "mode": ["fast+small"]}
+    if several:
+        coverage = {"dtype": ["float32", "float16"], "block": [64, 256], "mode": ["fast+small", "fast"]}
+    spec = jit.gen_jit_spec(
+        "axes", [tmp_path / "axes.cc"], coverage=coverage, template="csrc/config.h.jinja", config_header="axes_config.h"
+    )
+
+    text = WORDS + DISPATCH
+    library = tmp_path / "axes.so"
+    assert not compiled(spec, text, tmp_path, "-shared", "-fPIC", "-o", str(library), syntax_only=False)
+    number = ctypes.CDLL(str(library)).number
+    message = ctypes.create_string_buffer(1000)
+
+    def ask(*values: int) -> int | str:
+        got = number(*values, message)
+        return message.value.decode() if got == -1 else got
+
+    assert ask(1, 64, 39) == 4 + 64 + 39
+    if several:
+        assert ask(2, 256, 7) == 2 + 256 + 7
+    built_for = {axis: ", ".join(map(str, values)) for axis, values in spec.coverage}
+    assert ask(3, 64, 39) == f"ValueError: dtype: got bfloat16, this module was built for {built_for['dtype']}"
+    assert ask(1, 65, 39) == f"ValueError: block: got 65, this module was built for {built_for['block']}"
+    assert ask(1, 64, 1) == f"ValueError: mode: got 1, this module was built for {built_for['mode']}"
 
 
 LOAD = """
@@ -126,53 +178,72 @@ def several(*head_dims: str) -> jit.JitSpec:
     return dispatching_spec("decode", "cpu", coverage)
 
 
-def publish(spec: jit.JitSpec, folder: Path) -> None:
-    """Build a module into the workspace, and move it from there into an AOT directory."""
-    shutil.move(spec.build().directory, folder / spec.name)
+@pytest.fixture(autouse=True)
+def unoptimised(monkeypatch):
+    """What is built here is looked for and loaded; how fast it runs is nothing to these tests."""
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")
 
 
-def test_what_a_call_gets(python, tmp_path, compilers_started):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Callable[..., Path]:
+    """The directory of a dispatching module for some sizes of heads, built once for this file."""
+    workspace = tmp_path_factory.mktemp("built")
+
+    @cache
+    def build(*head_dims: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FLASHINFER_WORKSPACE_DIR", str(workspace))
+            patch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")
+            return several(*head_dims).build().directory
+
+    return build
+
+
+def publish(directory: Path, folder: Path) -> None:
+    """Copy what was built into an AOT directory."""
+    shutil.copytree(directory, folder / "decode_cpu")
+
+
+def test_what_a_call_gets(python, tmp_path, built, compilers_started):
     """An exact artifact wherever it is; else a dispatching one that was built for the configuration; else a new one."""
-    (tmp_path / "aot").mkdir()
-    publish(several("40", "72"), tmp_path / "aot")
+    publish(built("40", "72"), tmp_path / "aot")
+    before = compilers_started()
     aot = {"FLASHINFER_AOT_DIR": str(tmp_path / "aot")}
-    assert compilers_started() == 3
     asked = ("decode,float32,40", "decode,float32,72")
     assert python(LOAD, *asked, **aot).stdout.split() == ["decode_cpu", "decode_cpu"]
     assert python(LOAD, *asked, **aot, FLASHINFER_DISABLE_JIT="1").stdout.split() == ["decode_cpu", "decode_cpu"]
-    assert compilers_started() == 3
+    assert compilers_started() == before
     # Another size is built; in the workspace it is exact, and so comes before the dispatching one.
     assert python(LOAD, "decode,float32,80", "decode,float32,40", **aot).stdout.split() == [
         "decode_f32_d80_cpu",
         "decode_cpu",
     ]
     attention_spec("decode", "cpu", "float32:float32:float32", "40", "default").build()
-    assert compilers_started() == 7
+    assert compilers_started() == before + 4
     assert python(LOAD, *asked, **aot).stdout.split() == ["decode_f32_d40_cpu", "decode_cpu"]
     refused = python(LOAD, "decode,float32,88", **aot, check=False, FLASHINFER_DISABLE_JIT="1").stderr
     assert "module 'decode_f32_d88_cpu' is not built" in refused
     assert re.search(f"'miss'.*'decode_cpu'.*{tmp_path}/aot/decode_cpu: built without .*head_dims 88", refused)
-    assert compilers_started() == 7
+    assert compilers_started() == before + 4
 
 
-def test_one_dispatching_module_of_two_in_a_process(python, tmp_path):
+def test_one_dispatching_module_of_two_in_a_process(python, tmp_path, built):
     """Operators are registered once: the second directory's module is passed over, and the exact one built."""
-    for folder, head_dims in (("a", "40"), ("b", "72")):
-        (tmp_path / folder).mkdir()
-        publish(several(head_dims), tmp_path / folder)
+    for folder, head_dims in (("a", ("40", "72")), ("b", ("80",))):
+        publish(built(*head_dims), tmp_path / folder)
     directories = f"{tmp_path / 'a'}:{tmp_path / 'b'}"
-    loaded = python(LOAD, "decode,float32,40", "decode,float32,72", FLASHINFER_AOT_DIR=directories).stdout.split()
-    assert loaded == ["decode_cpu", "decode_f32_d72_cpu"]
+    loaded = python(LOAD, "decode,float32,40", "decode,float32,80", FLASHINFER_AOT_DIR=directories).stdout.split()
+    assert loaded == ["decode_cpu", "decode_f32_d80_cpu"]
 
 
-def test_a_dispatching_module_of_other_sources_is_none(python, tmp_path):
-    (tmp_path / "aot").mkdir()
-    publish(several("40", "72"), tmp_path / "aot")
+def test_a_dispatching_module_of_other_sources_is_none(tmp_path, built, monkeypatch):
+    publish(built("40", "72"), tmp_path / "aot")
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "aot"))
+    spec = attention_spec("decode", "cpu", "float32:float32:float32", "40", "default")
+    assert covered(spec)
     manifest = tmp_path / "aot" / "decode_cpu" / "manifest.json"
     manifest.write_text(re.sub(r'"key": "\w{4}', '"key": "0000', manifest.read_text()))
-    assert python(LOAD, "decode,float32,40", FLASHINFER_AOT_DIR=str(tmp_path / "aot")).stdout.split() == [
-        "decode_f32_d40_cpu"
-    ]
+    assert not covered(spec)
 
 
 # --- specs ---
@@ -300,37 +371,36 @@ def test_names_that_are_taken_are_known():
     # Members stand two spaces in: a function's name before its parenthesis, and fields before a comma or semicolon.
     members = re.findall(r"^  (?:FLASHINFER_HD )?(\w[^;({]*[;(])", struct[: struct.index("\n};")], re.MULTILINE)
     names = {name for member in members for name in re.findall(r"(\w+)(?=[,;(])", member)}
-    for file, begin, end in (
-        ("binding", '"run(', "FLASHINFER_ATTENTION_SETTING("),
-        ("arguments", "SETTING(written)", "ADDITIONAL_SCHEMA"),
-    ):
-        binding = (ROOT / f"csrc/attention_{file}.h").read_text()
-        binding = binding[binding.index(begin) :]
-        schema = "".join(re.findall(r'"([^"]*)"', binding[: binding.index(end)]))
-        names |= set(re.findall(r"(\w+)(?=[,)]|$)", schema))
+    lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), of run() and of plans
+    names |= set(re.findall(r"^  X\([^,]+, (\w+)\)", lists[: lists.index("FLASHINFER_ATTENTION_PLAN")], re.MULTILINE))
     assert {"q", "kv", "lse", "get_qo_len", "num_items", "float_workspace", "variant"} < names
     assert names - _attention.RESERVED_NAMES == {"custom_mask", "mask_indptr"}
 
 
 def test_configuration_headers():
-    """One value: the body alone. Several: a case for each, and constants for each part. A variant: its text at its lines."""
+    """One value: constants in scope. Several: a case for each, or a part's. A variant: its text at its lines."""
+    text = render_config(attention_spec("prefill", "cuda", "float16:float16:float16", "192:128", "soft_cap"))
+    for line in (
+        "using DTypeQ = half_t;",
+        "constexpr int HEAD_DIM_QK = 192;",
+        "constexpr int HEAD_DIM_VO = 128;",
+        "constexpr int VARIANT = kSoftCap;",
+        "using Variant = CheckedVariant<ATTENTION_VARIANT, Params>;",
+    ):
+        assert f"\n{line}\n" in text
+    assert "_DISPATCH_CASES_" not in text and "FLASHINFER_PART /" not in text
     coverage = {"dtypes": ["float32:float32:float32"], "head_dims": ["64", "192:128"], "variants": ["default"]}
     text = render_config(dispatching_spec("prefill", "cpu", coverage))
-    assert "#define DISPATCH_dtypes(config, INDEX, ...) \\\n  { constexpr int INDEX = 0; __VA_ARGS__ }" in text
-    assert "if ((config).is_head_dims(64, 64)) { constexpr int INDEX = 1;" in text
-    parts = text[text.index("#if FLASHINFER_PART == 0") :].split("#elif FLASHINFER_PART == 1")
-    assert ["constexpr int HEAD_DIM_QK = 192;" in part for part in parts] == [True, False]
-    assert ["constexpr int HEAD_DIM_QK = 64;" in part for part in parts] == [False, True]
-    assert "FLASHINFER_PART ==" not in render_config(
-        attention_spec("prefill", "cpu", "float32:float32:float32", "64", "rope")
-    )
+    assert "#define _DISPATCH_CASES_head_dims(value, HEAD_DIM_QK, HEAD_DIM_VO, ...) \\\n" in text
+    assert "#define DISPATCH_head_dims(value, HEAD_DIM_QK, HEAD_DIM_VO, ...) { __VA_ARGS__; }\n" in text
+    assert "\nconstexpr int HEAD_DIM_QK = 64;\n" in text and "\nconstexpr int HEAD_DIM_QK = 192;\n" in text
     text = render_config(sigmoid())
     assert '#line 1 "sigmoid: variant_decl"\n' + FLASH_SIGMOID in text
-    assert "float logits_scale;" in text and '", float sigmoid_bias"' in text
-    own = jit.gen_customize_single_decode_module(
-        "own", *("float16",) * 3, 64, 64, ["maybe_a", "custom_mask"], ["half", "uint8_t"], ["n"], ["int64_t"], "V",
+    assert "double logits_scale;" in text and '", float sigmoid_bias"' in text
+    custom = jit.gen_customize_single_decode_module(
+        "one", *("float16",) * 3, 64, 64, ["maybe_a", "custom_mask"], ["half", "uint8_t"], ["n"], ["int64_t"], "V",
         "struct V;",
     )  # fmt: skip
-    text = render_config(own)
+    text = render_config(custom)
     assert "half_t* maybe_a;" in text and '", Tensor? maybe_a"' in text and '", Tensor own_custom_mask"' in text
     assert "int64_t n;" in text and '", int n"' in text

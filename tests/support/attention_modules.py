@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashinfer import jit
+from flashinfer.jit.machine.toolchain import find_cxx, find_nvcc
+from flashinfer.jit.spec import TORCH_ABI
+from flashinfer.jit.template import render_config
 
 # As a user of FlashInfer writes it: sigmoid(q . k * logits_scale + sigmoid_bias) instead of softmax.
 FLASH_SIGMOID = r"""
@@ -71,6 +76,31 @@ def sigmoid(
     return jit.gen_customize_single_prefill_module(
         "auto", uri, dtype, dtype, dtype, 64, 64, *SIGMOID_PARAMETERS, name, decl, device="cpu"
     )
+
+
+def compiled(spec: jit.JitSpec, text: str, folder: Path, *flags: str, syntax_only: bool = True) -> str:
+    """What the compiler says of a file that sees a module's configuration and headers; nothing where it is content.
+
+    ``text``: of the file, or the name of one of the module's own sources.
+    """
+    (folder / spec.config_header).write_text(render_config(spec))
+    file = folder / f"unit.{'cu' if spec.backend == 'cuda' else 'cc'}"
+    if text in spec.sources:
+        file = Path(dict(zip(spec.sources, spec.source_paths(), strict=True))[text])
+    else:
+        file.write_text(text)
+    includes = [f"-I{path}" for path in (folder, *spec.include_dirs)]
+    torch_headers = ["-isystem", str(Path(torch.__file__).parent / "include")]
+    defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
+    if file.suffix == ".cu":
+        # To PTX, for one arch: what host and device say is parsed, and little else is done.
+        command = [find_nvcc(), "-std=c++17", "-ptx", "-arch=compute_90a", "-o", os.devnull]
+    else:
+        abi = f"-DTORCH_TARGET_VERSION={TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"
+        command = [find_cxx(), "-std=c++17", "-w", abi, *(["-fsyntax-only"] if syntax_only else [])]
+    command = [*map(str, command), *defines, *includes, *torch_headers, *flags, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr if done.returncode else ""
 
 
 def single(

@@ -29,6 +29,9 @@ VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
 # pos_encoding_mode: none, RoPE on the fly, ALiBi
 POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
 VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
+# An axis -> what its constants are called in C++, see csrc/config.h.jinja.
+CONSTANTS = {"dtypes": "DTypeQ:DTypeKV:DTypeO", "head_dims": "HEAD_DIM_QK:HEAD_DIM_VO", "variants": "VARIANT"}
+CONFIG_HEADER = "attention_config.h"
 KV_DTYPES = ("same", *DTYPES[3:])
 FORMS = ("specialised", "dispatching")
 
@@ -51,7 +54,7 @@ AXES = (
 )
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
 OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double"}
-OWN_SCALARS = {"sm_scale": "double", "logits_soft_cap": "double"}
+OWN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
 TENSOR_TYPES = {
     "float": "float",
     "float32": "float",
@@ -67,7 +70,7 @@ SCALAR_TYPES = ("double", "float", "int64_t")
 # own custom_mask and mask_indptr are welcome: they hide members that only the mask mode of that name uses.
 RESERVED_NAMES = frozenset({
     "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
-    "group", "mask_mode", "window_left", "heads_per_mask", "prefix_len", "token_pos_in_items",
+    "group", "num_tokens", "mask_mode", "window_left", "heads_per_mask", "prefix_len", "token_pos_in_items",
     "token_pos_in_items_len", "max_item_len",
     "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
     "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
@@ -198,30 +201,26 @@ def customize_spec(
         raise ValueError("additional parameters: got one name for a tensor and a scalar, wanted distinct names")
     if int(pos_encoding_mode) not in (0, 1):
         raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant does ALiBi by itself")
+    header = _header_of(variant_decl)
     variant = {
-        "ATTENTION_VARIANT": variant_name,
+        "ATTENTION_VARIANT": variant_name.strip().removeprefix("::"),
         "POS_ENCODING_MODE": ("kNone", "kRopeLlama")[int(pos_encoding_mode)],
-        "VARIANT_HEADER": "",
-        "VARIANT_DECL": "",
-        "VARIANT_FILE": "",
+        "VARIANT_URI": uri,
+        "VARIANT_HEADER": "" if header is None else header.name,
+        "VARIANT_DECL": str(variant_decl) if header is None else "",
     }
-    own = _own_header(variant_decl)
-    if own is None:
-        variant |= {"VARIANT_DECL": str(variant_decl), "VARIANT_FILE": f"{uri}: variant_decl"}
-    else:
-        variant["VARIANT_HEADER"] = own.name
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
     spec = _spec(family, backend, "", coverage, additional_tensors, additional_scalars, variant)
-    if own is not None:
-        spec = replace(spec, headers=(str(own),), include_paths=(str(own.parent),))
+    if header is not None:
+        spec = replace(spec, headers=(str(header),), include_paths=(*spec.include_paths, str(header.parent)))
     else:
         spec = replace(spec, headers=tuple(_included(str(variant_decl), spec.include_dirs)))
-    given = [uri, spec.config, spec.coverage, sorted(_own_digests(spec))]
+    given = [uri, spec.config, spec.coverage, sorted(_custom_digests(spec))]
     name = f"{family}_{uri}_{digest(given)[:12]}_{backend}"
     return replace(spec, name=name, namespace=name)
 
 
-def _own_header(variant_decl: str | Path) -> Path | None:
+def _header_of(variant_decl: str | Path) -> Path | None:
     """The header that holds a variant, or ``None`` where the variant is text."""
     text = str(variant_decl)
     if not isinstance(variant_decl, Path) and ("\n" in text or "{" in text or not text.endswith(_HEADERS)):
@@ -229,6 +228,10 @@ def _own_header(variant_decl: str | Path) -> Path | None:
     path = Path(variant_decl).resolve()
     if not path.is_file():
         raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
+    if path.name == CONFIG_HEADER:
+        raise ValueError(
+            f"variant_decl: got a header called {CONFIG_HEADER}, as the configuration is, wanted another name"
+        )
     return path
 
 
@@ -238,7 +241,7 @@ def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
         yield from (path for path in (os.path.join(one, name) for one in directories) if os.path.isfile(path))
 
 
-def _own_digests(spec: JitSpec) -> Iterator[str]:
+def _custom_digests(spec: JitSpec) -> Iterator[str]:
     """Digests of the user's files that a variant reaches; the library's own are no part of what the user gave."""
     for path, content in closure(spec.headers, spec.include_dirs).items():
         if not path.startswith(f"{env.data_root()}/"):
@@ -278,13 +281,8 @@ def _spec(
         config={
             "ADDITIONAL_TENSORS": ";".join(f"{name} {type}" for name, type in tensors.items()),
             "ADDITIONAL_SCALARS": ";".join(f"{name} {type}" for name, type in scalars.items()),
+            **{axis: names for axis, names in CONSTANTS.items() if axis in coverage},
             **config,
         },
     )
-    return replace(
-        spec,
-        template="csrc/attention_config.h.jinja",
-        config_header="attention_config.h",
-        namespace=spec.name,
-        split=True,
-    )
+    return replace(spec, config_header=CONFIG_HEADER, namespace=spec.name, split=True)

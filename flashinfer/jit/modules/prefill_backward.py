@@ -8,10 +8,12 @@ from dataclasses import replace
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Matrix, subset
+from ._attention import CONSTANTS
 
 AXES = (DTYPE_AXIS,)
-# Sizes of heads that CUDA kernels are compiled for, each in a part of its own; 192 is of queries beside 128 of values.
-CUDA_HEAD_DIMS = (64, 128, 192, 256)
+# Sizes of heads that CUDA kernels are compiled for, each in a part of its own.
+CUDA_HEAD_DIMS = ("64", "128", "192:128", "256")
+MAX_CUDA_HEAD_DIM = 256
 
 
 def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | None = None) -> JitSpec:
@@ -29,8 +31,9 @@ def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | N
     wanted = subset("dtypes", DTYPES[1:] if dtypes is None else dtypes, DTYPES)
     if "float32" in wanted:
         raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
-    spec = family_spec("prefill_backward", backend, coverage={"dtype": wanted, "head_dim": CUDA_HEAD_DIMS})
-    return replace(spec, template="csrc/prefill_backward_config.h.jinja", split=True)
+    coverage = {"dtype": wanted, "head_dims": CUDA_HEAD_DIMS}
+    spec = family_spec("prefill_backward", backend, coverage=coverage, config={"head_dims": CONSTANTS["head_dims"]})
+    return replace(spec, split=True)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -1,8 +1,7 @@
-// Which instance of a kernel a call wants: what a module's configuration header chooses its part by.
+// Which instance of a kernel a call wants: what a module's binding chooses among its parts by.
 #pragma once
 
 #include <flashinfer/attention/params.h>
-#include <flashinfer/common/dispatch.h>
 
 #include <string>
 #include <utility>
@@ -11,16 +10,13 @@ namespace flashinfer {
 
 struct Launch;
 
+// What a variant of the library's own does, a sum of these.
+constexpr int32_t kDefault = 0, kSoftCap = 1, kAlibi = 2, kRope = 4;
+
 struct AttentionConfig {
   DType q, kv, o;
   int32_t head_dim_qk, head_dim_vo;
-  int32_t variant;  // of the library's own: what it does, as a sum of kSoftCap, kAlibi and kRope
-
-  static constexpr int32_t kSoftCap = 1, kAlibi = 2, kRope = 4;
-
-  bool is_dtypes(DType as_q, DType as_kv, DType as_o) const { return q == as_q && kv == as_kv && o == as_o; }
-  bool is_head_dims(int qk, int vo) const { return head_dim_qk == qk && head_dim_vo == vo; }
-  bool is_variant(int32_t what) const { return variant == what; }
+  int32_t variant;  // kDefault ...; not looked at where the module is a user's
 
   std::string dtypes_text() const { return std::string(to_string(q)) + ":" + to_string(kv) + ":" + to_string(o); }
   std::string head_dims_text() const {
@@ -28,7 +24,7 @@ struct AttentionConfig {
                                       : std::to_string(head_dim_qk) + ":" + std::to_string(head_dim_vo);
   }
   std::string variant_text() const {
-    if (variant == 0) return "default";
+    if (variant == kDefault) return "default";
     std::string text;
     for (auto [bit, name] : {std::pair{kRope, "rope"}, std::pair{kAlibi, "alibi"}, std::pair{kSoftCap, "soft_cap"}})
       if (variant & bit) text += (text.empty() ? "" : "+") + std::string(name);

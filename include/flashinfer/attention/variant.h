@@ -3,15 +3,21 @@
 //
 // A variant derives from AttentionVariantBase and has
 //   - a constructor (const Params&, uint32_t batch_idx, uint8_t* smem_ptr); smem_ptr is null and kept for the form,
-//   - the members qo_len, kv_len, window_left, and sm_scale_log2 where it uses softmax,
-//   - static constexpr bool use_softmax.
+//   - static constexpr bool use_softmax (the base's is true), and the member sm_scale_log2 where it is true,
+//   - window_left, if it has a window: a query sees that many keys to its left and itself. A call's window_left holds
+//     besides. A variant that copies params.window_left passes -1 on, as a number above every length: no window.
+// Other members are its own business; check_variant.h says what is wrong with a variant that has another form.
 // The weight of a key is 2^(logit * sm_scale_log2) over the sum of all with softmax, and the logit itself without.
 // Hooks are written with the REGISTER_ macros; one that is not written costs nothing. A variant's own parameters are
-// members of params: tensors as pointers to their elements (null where a maybe_ one is None), scalars by value.
+// members of params: tensors as pointers to their elements (null where a maybe_ one is None), scalars by value, in the
+// types that the module was asked for.
 #pragma once
 
+#include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+
+#include <type_traits>
 
 #if !defined(__CUDACC__)
 // Variants qualify their functions for both sides; a C++ compiler knows one.
@@ -48,6 +54,21 @@ struct AttentionVariantBase {
     return output;
   }
 };
+
+template <typename Variant, typename = void>
+constexpr bool has_window = false;
+template <typename Variant>
+constexpr bool has_window<Variant, std::void_t<decltype(&Variant::window_left)>> = true;
+
+// Masks of a work item, and the window of its request's variant.
+template <typename Variant>
+FLASHINFER_HD Mask narrowed(Mask mask, [[maybe_unused]] const Variant& variant) {
+  if constexpr (has_window<Variant>) {
+    const auto window = static_cast<uint32_t>(variant.window_left);
+    if (window < static_cast<uint32_t>(mask.window_left)) mask.window_left = static_cast<int32_t>(window);
+  }
+  return mask;
+}
 
 }  // namespace flashinfer
 

@@ -1,6 +1,7 @@
 // The variants that the library brings.
 #pragma once
 
+#include <flashinfer/attention/config.h>
 #include <flashinfer/attention/variant.h>
 
 namespace flashinfer {
@@ -13,18 +14,17 @@ namespace flashinfer {
 //   [num_qo_heads]
 template <bool use_custom_mask, bool use_sliding_window, bool use_logits_soft_cap, bool use_alibi>
 struct DefaultAttention : AttentionVariantBase {
-  uint32_t qo_len, kv_len, window_left;
+  uint32_t qo_len, kv_len;
   float sm_scale, soft_cap, sm_scale_log2, rcp_soft_cap;
 
   template <typename Params>
   FLASHINFER_HD DefaultAttention(const Params& params, uint32_t batch_idx, uint8_t*)
       : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), soft_cap(0), rcp_soft_cap(0) {
-    window_left = params.window_left < 0 ? kv_len : params.window_left;
     const double* numbers = numbers_of(params, 0);
-    sm_scale = numbers ? static_cast<float>(numbers[kSmScale]) : params.sm_scale;
+    sm_scale = static_cast<float>(numbers ? numbers[kSmScale] : params.sm_scale);
     sm_scale_log2 = use_logits_soft_cap || use_alibi ? math::log2e : sm_scale * math::log2e;
     if constexpr (use_logits_soft_cap) {
-      soft_cap = numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : params.logits_soft_cap;
+      soft_cap = static_cast<float>(numbers ? numbers[kLogitsSoftCap] : params.logits_soft_cap);
       rcp_soft_cap = 1.0f / soft_cap;
     }
   }
@@ -45,19 +45,20 @@ struct DefaultAttention : AttentionVariantBase {
   }
 };
 
+// The variant that does what a module's configuration says, a sum of kSoftCap and others; kRope is the kernel's own.
+template <int32_t kWhat>
+using BuiltinVariant = DefaultAttention<false, false, (kWhat & kSoftCap) != 0, (kWhat & kAlibi) != 0>;
+
 // sigmoid(q . k * logits_scale + sigmoid_bias) as the weight of a key, without softmax.
 // Source: Ramapuram et al.: Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024.
 struct FlashSigmoid : AttentionVariantBase {
   static constexpr bool use_softmax = false;
-  uint32_t qo_len, kv_len, window_left;
   float scale_log2, bias_log2;
 
   template <typename Params>
-  FLASHINFER_HD FlashSigmoid(const Params& params, uint32_t batch_idx, uint8_t*)
-      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)) {
-    window_left = params.window_left < 0 ? kv_len : params.window_left;
-    scale_log2 = params.logits_scale * math::log2e, bias_log2 = params.sigmoid_bias * math::log2e;
-  }
+  FLASHINFER_HD FlashSigmoid(const Params& params, uint32_t, uint8_t*)
+      : scale_log2(static_cast<float>(params.logits_scale * math::log2e)),
+        bias_log2(static_cast<float>(params.sigmoid_bias * math::log2e)) {}
 
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
     return math::ptx_rcp(1.0f + math::ptx_exp2(-(static_cast<float>(logits) * scale_log2 + bias_log2)));

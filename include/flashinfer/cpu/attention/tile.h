@@ -115,8 +115,8 @@ struct Tile {
   const WorkItem& item;
   int32_t kv_head;
   const int32_t group, rows, first;  // first: where the request's pages or rows begin
-  Mask mask;
   const Variant variant;
+  Mask mask;
 
   Tile(const Params& p, const WorkItem& i, int32_t head)
       : params(p),
@@ -126,8 +126,8 @@ struct Tile {
         group(static_cast<int32_t>(common.group.divisor)),
         rows(rows_of(common, i.qo_len, i.row_start)),
         first(common.kv.indptr ? common.kv.indptr[i.batch] : 0),
-        mask(common, i, head),
-        variant(p, static_cast<uint32_t>(i.batch), nullptr) {}
+        variant(p, static_cast<uint32_t>(i.batch), nullptr),
+        mask(narrowed(Mask(common, i, head), variant)) {}
 
   // Goes on with another key head of the item.
   void move_to(int32_t head) {

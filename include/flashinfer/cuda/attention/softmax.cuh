@@ -7,6 +7,7 @@
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+#include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
@@ -25,8 +26,13 @@ struct WarpRows {
   int32_t seen_start, seen_end;      // keys that some row of the warp may see
   int32_t shared_start, shared_end;  // keys that all of them see, unless the variant hides them
 
+  // Of a variant that has no window, or none that matters here.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
-      : params(p), mask(p, item, head_), batch(item.batch), head(head_), kv_end(item.kv_end) {
+      : WarpRows(p, AttentionVariantBase(), item, head_) {}
+  template <typename Variant>
+  __device__ __forceinline__ WarpRows(const AttentionParams& p, const Variant& variant, const WorkItem& item,
+                                      int32_t head_)
+      : params(p), mask(narrowed(Mask(p, item, head_), variant)), batch(item.batch), head(head_), kv_end(item.kv_end) {
     const int warp = threadIdx.x / 32 % S::kRowWarps;
     first = item.row_start + warp * 16 * S::kM, rows = item.qo_len * static_cast<int32_t>(p.group.divisor);
     if (!active()) return;

@@ -201,9 +201,8 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
 
 // Which item and key head a block has, and the part of the item's keys that its rows may see at all. Blocks of
 // `heads_together` heads of one item are next to each other; then come the other items, then other heads.
-template <typename S>
-__device__ __forceinline__ bool find_work(const AttentionParams& params, int heads_together, WorkItem& item,
-                                          int32_t& head) {
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ bool find_work(const P& params, int heads_together, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
   const int32_t item_and_head = static_cast<int32_t>(blockIdx.x) % (all * heads_together);
   const int32_t index = item_and_head / heads_together;
@@ -211,7 +210,8 @@ __device__ __forceinline__ bool find_work(const AttentionParams& params, int hea
   // Without a plan the last tile comes first: with a causal mask it sees the most.
   item = params.item(params.items ? index : used - 1 - index);
   if (index >= used) return false;  // not before the load above: the two loads take the time of one
-  const Mask mask(params, item);
+  Mask mask(params, item);
+  if constexpr (has_window<Variant>) mask = narrowed(mask, Variant(params, static_cast<uint32_t>(item.batch), nullptr));
   const int32_t last_row = min(item.row_start + S::kRows, item.qo_len * static_cast<int32_t>(params.group.divisor)) - 1;
   item.kv_start = max(item.kv_start, mask.begin(static_cast<int32_t>(params.group.div(item.row_start))));
   item.kv_end = max(min(item.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row)))), item.kv_start);
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   let_next_start();  // it waits for the end of all blocks, and is there when they end
   WorkItem item;
   int32_t head;
-  if (!find_work<S>(params, heads_together, item, head)) return;
+  if (!find_work<Variant, S>(params, heads_together, item, head)) return;
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
   load_first<S>(keys, stages);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   load_queries<Variant, S>(params, variant, item, head, shared, turns, query_sign(variant));
   __syncthreads();
 
-  const WarpRows<S> warp(params, item, head);
+  const WarpRows<S> warp(params, variant, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
