@@ -5,11 +5,12 @@
 #include <algorithm>
 
 #include <flashinfer/attention/config.h>
+#include <flashinfer/cpu/attention/decode_products.h>
+#include <flashinfer/cpu/attention/merge.h>
 #include <flashinfer/cpu/attention/tile.h>
+#include <flashinfer/cpu/parallel.h>
 
 namespace flashinfer::cpu {
-
-constexpr int kDecodeKeys = 64;  // of a block
 
 // Heads that one task does side by side: those of a token stand side by side in most caches, and memory is faster where
 // it is read in long pieces. Two blocks of their keys and values fit the second level cache.
@@ -21,82 +22,6 @@ inline WorkLimits decode_limits(const AttentionConfig& config, int64_t rows, int
   if (tile_rows == 0) tile_rows = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
   const int32_t heads = heads_of_task(config.head_dim_qk * size_of(config.kv));
   return {tile_rows, 4 * num_threads() * heads, 4 * kDecodeKeys, kDecodeKeys};
-}
-
-// Asks for a row that will be read soon. The hardware cannot guess it: the row after this one is of another page.
-template <int kDim, typename T>
-inline void prefetch_row(const T* row) {
-  for (int d = 0; d < kDim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
-}
-
-// Products of kRows queries, kStride numbers apart, with `count` keys to rows of logits; whole vectors are written.
-// `soon`: where as many rows of kSoon elements are that will be needed, or null.
-template <int kRows, int kDepth, int kStride, int kSoon, typename T, typename Soon>
-inline void dot_products(const float* q, const T* const* keys, int64_t offset, int count, float* logits,
-                         const Soon* const* soon) {
-  constexpr int kKeys = kLanes / kRows;
-  for (int t = 0; t < count; t += kKeys) {
-    if (soon)
-      for (int i = 0; i < kKeys; ++i) prefetch_row<kSoon>(soon[t + i]);
-    vfloat sums[kLanes] = {};
-    const auto add = [&](int d, int width) {
-      vfloat queries[kRows];
-      for (int row = 0; row < kRows; ++row) queries[row] = load(q + row * kStride + d);
-      for (int i = 0; i < kKeys; ++i) {
-        const vfloat key = load(keys[t + i] + offset + d, width);
-        for (int row = 0; row < kRows; ++row) sums[row * kKeys + i] += queries[row] * key;
-      }
-    };
-    for (int d = 0; d + kLanes <= kDepth; d += kLanes) add(d, kLanes);
-    if constexpr (kDepth % kLanes != 0) add(kDepth / kLanes * kLanes, kDepth % kLanes);
-    float products[kLanes];
-    store(products, sums_of(sums));
-    for (int row = 0; row < kRows; ++row)
-      std::memcpy(logits + row * kDecodeKeys + t, products + row * kKeys, kKeys * sizeof(float));
-  }
-}
-
-// Elements [d, d + kWidth) of the sums of kRows rows, kStride numbers apart: sums * factor + weights x values.
-template <int kRows, int kWidth, int kStride, int kSoon, typename T>
-inline void add_values(const float* weights, const T* const* values, int64_t offset, int count, const float* factor,
-                       float* sums, const T* const* soon) {
-  constexpr int kVectors = (kWidth + kLanes - 1) / kLanes;
-  vfloat added[kRows][kVectors] = {};
-  for (int t = 0; t < count; ++t) {
-    if (soon) prefetch_row<kSoon>(soon[t]);
-    vfloat value[kVectors];
-    for (int v = 0; v < kVectors; ++v)
-      value[v] = load(values[t] + offset + v * kLanes, kWidth - v * kLanes < kLanes ? kWidth - v * kLanes : kLanes);
-    for (int row = 0; row < kRows; ++row)
-      for (int v = 0; v < kVectors; ++v) added[row][v] += value[v] * weights[row * kDecodeKeys + t];
-  }
-  for (int row = 0; row < kRows; ++row) {
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = sums + row * kStride + v * kLanes;
-      store(to, load(to) * factor[row] + added[row][v]);
-    }
-  }
-}
-
-template <int kRows, int kDim, int kStride, typename T>
-inline void add_rows(const float* weights, const T* const* values, int64_t offset, int count, const float* factor,
-                     float* sums, const T* const* soon) {
-  constexpr int kChunk = (kLanes == 4 ? 2 : 4) * kLanes, kRest = kDim % kChunk;
-  for (int d = 0; d + kChunk <= kDim; d += kChunk)
-    add_values<kRows, kChunk, kStride, kDim>(weights, values, offset + d, count, factor, sums + d,
-                                             d == 0 ? soon : nullptr);
-  if constexpr (kRest != 0)
-    add_values<kRows, kRest, kStride, kDim>(weights, values, offset + kDim - kRest, count, factor, sums + kDim - kRest,
-                                            kDim == kRest ? soon : nullptr);
-}
-
-// Calls body(row, constant of 4, 2 or 1) for groups of that many rows that make up [0, rows).
-template <typename Body>
-inline void for_rows(int rows, const Body& body) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
-  if (row + 2 <= rows) body(row, std::integral_constant<int, 2>{}), row += 2;
-  if (row < rows) body(row, std::integral_constant<int, 1>{});
 }
 
 // Memory of a worker: queries, sums and the softmax of all rows of all heads of a task, and one head's logits.
@@ -144,7 +69,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
         heads(number) {}
 
   void run() {
-    const KeyRange keys = this->visible();
+    const Range keys = this->visible();
     for (int i = 0; i < heads; ++i) {
       this->move_to(first_head + i);
       this->load_queries(scratch.q + i * scratch.rows * kQ, rotation);
@@ -162,8 +87,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     for (int i = 0; i < heads; ++i) {
       this->move_to(first_head + i);
       for (int row = i * scratch.rows, end = row + this->rows; row < end; ++row)
-        this->finish(row - i * scratch.rows, scratch.sums + row * kSums, scratch.state.highest[row],
-                     scratch.state.total[row]);
+        this->finish(row - i * scratch.rows, scratch.sums + row * kSums, scratch.state.m[row], scratch.state.l[row]);
     }
   }
 
@@ -188,7 +112,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   // Head number i meets a block of keys.
   void head_block(int i, int32_t block, int count, bool more) {
     this->move_to(first_head + i);
-    const int whole = round_up(count, kLanes), at = i * scratch.rows;
+    const int whole = round_up(count, kDotSums), at = i * scratch.rows;
     const int64_t k_offset = this->kv_head * kv.k_head, v_offset = this->kv_head * kv.v_head;
     const KV* rows[kDecodeKeys];
     const KV* const* soon_k = more ? soon(next_k, kv.k_head, i, rows) : nullptr;
@@ -207,11 +131,12 @@ struct DecodeTile : Tile<Variant, Types, Params> {
       }
     });
     for (int row = 0; row < this->rows; ++row)
-      this->weigh(row, scratch.logits + row * kDecodeKeys, block, count, 0, whole, scratch.state.at(at + row));
+      this->logits_to_weights(row, scratch.logits + row * kDecodeKeys, block, count, 0, whole,
+                              scratch.state.at(at + row));
     const KV* const* soon_v = more ? soon(next_v, kv.v_head, i, rows) : nullptr;
     for_rows(this->rows, [&](int row, auto number) {
       add_rows<number, kDV, kSums>(scratch.logits + row * kDecodeKeys, v, v_offset, count,
-                                   scratch.state.factor + at + row, scratch.sums + (at + row) * kSums,
+                                   scratch.state.rescale + at + row, scratch.sums + (at + row) * kSums,
                                    row == 0 ? soon_v : nullptr);
     });
   }

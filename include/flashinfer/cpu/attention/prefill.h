@@ -3,7 +3,9 @@
 #pragma once
 
 #include <flashinfer/attention/config.h>
+#include <flashinfer/cpu/attention/merge.h>
 #include <flashinfer/cpu/attention/tile.h>
+#include <flashinfer/cpu/parallel.h>
 
 namespace flashinfer::cpu {
 
@@ -64,31 +66,31 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   }
 
   void run() {
-    const KeyRange keys = this->visible();
+    const Range keys = this->visible();
     for (block = keys.begin; block < keys.end; block += kPrefillKeys) {
       count = keys.end - block < kPrefillKeys ? keys.end - block : kPrefillKeys;
       pack_keys();
       pack_values();
       multiply_keys();
       for (int row = 0; row < this->rows; ++row) {
-        const KeyRange range = in_vectors(seen_by_group(row));
+        const Range range = in_vectors(seen_by_group(row));
         if (!range.empty())
-          this->weigh(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end,
-                      scratch.state.at(row));
+          this->logits_to_weights(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end,
+                                  scratch.state.at(row));
       }
       multiply_values();
     }
     for (int row = 0; row < this->rows; ++row)
-      this->finish(row, scratch.sums + row * kSums, scratch.state.highest[row], scratch.state.total[row]);
+      this->finish(row, scratch.sums + row * kSums, scratch.state.m[row], scratch.state.l[row]);
   }
 
  private:
   // What the group of rows that a product takes together sees of the block.
-  KeyRange seen_by_group(int row) const {
+  Range seen_by_group(int row) const {
     const int first = row / kGemmRows * kGemmRows, last = first + kGemmRows - 1;
     return this->visible(first, last < this->rows ? last : this->rows - 1, block, count);
   }
-  static KeyRange in_vectors(KeyRange range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
+  static Range in_vectors(Range range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
 
   // Columns of keys beyond the request's are zeros.
   void pack_keys() {
@@ -120,7 +122,7 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   template <typename Body>
   void for_groups(const Body& body) const {
     for (int row = 0; row < this->rows; row += kGemmRows) {
-      const KeyRange seen = seen_by_group(row);
+      const Range seen = seen_by_group(row);
       if (seen.empty()) continue;
       if (kGemmRows == 4 || this->rows - row > 4) {
         body(row, std::integral_constant<int, kGemmRows>{}, seen);
@@ -132,7 +134,7 @@ struct PrefillTile : Tile<Variant, Types, Params> {
 
   void multiply_keys() {
     for (int t = 0; t < count; t += kPanel) {
-      for_groups([&](int row, auto number, KeyRange seen) {
+      for_groups([&](int row, auto number, Range seen) {
         if (t + kPanel > seen.begin && t < seen.end)
           multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(
               kDQ, scratch.q + row * kQ, scratch.k + t / kPanel * Memory::kKeyPanel,
@@ -149,12 +151,12 @@ struct PrefillTile : Tile<Variant, Types, Params> {
 
   template <int kVectors>
   void multiply_values(int d) {
-    for_groups([&](int row, auto number, KeyRange seen) {
+    for_groups([&](int row, auto number, Range seen) {
       const int from = in_vectors(seen).begin;
       multiply_panel<number, kVectors, kPrefillKeys, kSums, Sums::kScaleAndAdd>(
           seen.end - from, scratch.logits + row * kPrefillKeys + from,
           scratch.v + d / kPanel * Memory::kValuePanel + from * kPanel, scratch.sums + row * kSums + d,
-          scratch.state.factor + row);
+          scratch.state.rescale + row);
     });
   }
 };
