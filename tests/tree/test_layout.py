@@ -43,16 +43,21 @@ CONDITIONALS = {
     "__AVX2__": "x86-64 and x86-64-v3",
     "__AVX512BW__": "x86-64-v3 and x86-64-v4",
     "__AVX512DQ__": "x86-64-v3 and x86-64-v4",
-    "__AVX512F__": "x86-64-v3 and x86-64-v4",
     "__CUDACC__": "common headers, by g++ and by nvcc",
     "__CUDA_ARCH__": "8.0 and 9.0a",
     "__CUDA_ARCH_FEAT_SM90_ALL": "8.0 and 9.0a",
     "__F16C__": "x86-64 and x86-64-v3",
+    "__aarch64__": "x86-64, and aarch64 by tests/cpu",
+    "__clang__": "g++, and clang++ by modules of its own and by tests/cpu",
+    "FLASHINFER_AVX2": "x86-64 and x86-64-v3",
+    "FLASHINFER_AVX512": "x86-64-v3 and x86-64-v4",
     "FLASHINFER_BINDING": "bindings and kernels",
     "FLASHINFER_CUDA": "bindings of both backends",
     "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
+    "FLASHINFER_NEON": "x86-64, and aarch64 by tests/cpu",
     "FLASHINFER_OWN_VARIANTS": "modules of the library's variants and of users'",
     "FLASHINFER_PART": "every part of a dispatching module",
+    "FLASHINFER_PORTABLE": "x86-64 and x86-64-v3",
 }
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -144,10 +149,13 @@ def test_only_bindings_see_torch():
 
 
 def test_both_sides_of_every_conditional_are_built():
+    every = set()
     for path in [*headers(*LAYERS), *sources()]:
         for condition in re.findall(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", path.read_text(), re.MULTILINE):
             asked = set(re.findall(r"[A-Za-z_]\w*", condition)) - {"defined"}
             assert asked <= set(CONDITIONALS), f"{path}: say in CONDITIONALS how both sides of {condition} are built"
+            every |= asked
+    assert every == set(CONDITIONALS), f"no conditional asks about {set(CONDITIONALS) - every}"
 
 
 @pytest.mark.parametrize("name", families())

@@ -4,7 +4,10 @@
 #include <flashinfer/cpu/simd/convert.h>
 
 #if defined(FLASHINFER_NEON)
+// Its global bfloat16_t would be ambiguous with ours where a variant uses our namespace.
+#define bfloat16_t arm_bfloat16_t
 #include <arm_neon.h>
+#undef bfloat16_t
 
 namespace flashinfer::cpu {
 

@@ -15,12 +15,12 @@ inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...
   a = low, b = high;
 }
 
-using Lanes = std::make_integer_sequence<int, kLanes>;
+using EachLane = std::make_integer_sequence<int, kLanes>;
 
 template <int kWidth = 1>
 inline void transpose(vfloat (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; ++i)
-    if (!(i & kWidth)) interleave<kWidth>(rows[i], rows[i | kWidth], Lanes{});
+    if (!(i & kWidth)) interleave<kWidth>(rows[i], rows[i | kWidth], EachLane{});
   if constexpr (2 * kWidth < kLanes) transpose<2 * kWidth>(rows);
 }
 
@@ -32,17 +32,17 @@ inline float reduce(vfloat value, const Op& op, std::integer_sequence<int, kLane
   return value[0];
 }
 inline float total_of(vfloat value) {
-  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return a + b; }, Lanes{});
+  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return a + b; }, EachLane{});
 }
 inline float maximum_of(vfloat value) {
-  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, Lanes{});
+  return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, EachLane{});
 }
 
 // Sums of the elements of each of kLanes vectors, as one vector.
 template <int kWidth = 1>
 inline vfloat sums_of(vfloat (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; i += 2 * kWidth) {
-    interleave<kWidth>(rows[i], rows[i + kWidth], Lanes{});
+    interleave<kWidth>(rows[i], rows[i + kWidth], EachLane{});
     rows[i] += rows[i + kWidth];
   }
   if constexpr (2 * kWidth < kLanes) return sums_of<2 * kWidth>(rows);

@@ -1,0 +1,115 @@
+// What the drivers share: numbers of every element type, checks against double, and threads.
+//
+// A driver is one program for one family of CPU kernels. It sees no torch, so that it can be compiled for a processor
+// for which there is none here and run by an emulator. `driver SEED` draws other numbers for each seed and ends with 0
+// where all checks hold; `driver SEED fault` falsifies one number in a hundred, and must fail.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/convert.h>
+
+// torch's threads: three pieces one after the other, so that work is cut and put together.
+extern "C" inline int32_t torch_get_num_threads(uint32_t* threads) {
+  *threads = 3;
+  return 0;
+}
+extern "C" inline int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain,
+                                             void (*body)(int64_t, int64_t, void*), void* context) {
+  const int64_t step = std::max(grain, (end - begin + 2) / 3);
+  for (int64_t i = begin; i < end; i += step) body(i, std::min(i + step, end), context);
+  return 0;
+}
+
+void run();  // what a driver is
+
+namespace driver {
+
+using namespace flashinfer;
+using flashinfer::cpu::to_float;
+
+inline std::mt19937_64 engine;
+inline int64_t checks = 0, failures = 0;
+inline bool falsifies = false;
+
+inline double value(double x) { return x; }
+template <typename T>
+double value(T x) {
+  return to_float(x);
+}
+
+inline int drawn_int(int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); }
+
+template <typename T>
+void set(T& to, double number) {
+  if constexpr (sizeof(T) == 1) {  // any number that is none of those without a value
+    do to.bits = static_cast<uint8_t>(engine());
+    while (!(std::fabs(value(to)) <= 4));
+  } else if constexpr (sizeof(T) == 8) {
+    to = number;
+  } else {
+    to = cpu::from_float<T>(static_cast<float>(number));
+  }
+}
+
+// Of a normal distribution; of 8 bits, random ones.
+template <typename T>
+std::vector<T> drawn(int64_t count, double scale = 1) {
+  std::normal_distribution<double> normal(0, scale);
+  std::vector<T> result(count);
+  for (T& one : result) set(one, normal(engine));
+  return result;
+}
+
+// NaN in every floating-point type: what a kernel leaves out shows.
+template <typename T>
+std::vector<T> unwritten(int64_t count) {
+  std::vector<T> result(count);
+  std::memset(static_cast<void*>(result.data()), 0xff, count * sizeof(T));
+  return result;
+}
+
+// Half a unit in the last place, relative to a number.
+template <typename T>
+constexpr double kRounding = 0x1p-24;
+template <>
+inline constexpr double kRounding<half_t> = 0x1p-11;
+template <>
+inline constexpr double kRounding<bfloat16_t> = 0x1p-8;
+template <>
+inline constexpr double kRounding<double> = 0x1p-52;
+
+inline void check(const char* what, int64_t at, double got, double want, double bound) {
+  if (falsifies && checks % 100 == 99) got = std::isnan(got) ? 0 : got + 1 + 4 * bound;
+  ++checks;
+  const bool same = got == want || (std::isnan(got) && std::isnan(want));
+  if (same || std::fabs(got - want) <= bound) return;
+  if (++failures <= 10)
+    std::printf("%s[%lld]: got %.9g, wanted %.9g within %.3g\n", what, static_cast<long long>(at), got, want, bound);
+}
+
+// A result of type T: its own rounding, and `slack` for the arithmetic before it, relative to `size`.
+template <typename T>
+void check_rounded(const char* what, int64_t at, T got, double want, double slack, double size = 1) {
+  const double denormal = sizeof(T) == 2 && kRounding<T> == 0x1p-11 ? 0x1p-25 : 1e-40;
+  check(what, at, value(got), want, 1.01 * kRounding<T> * std::fabs(want) + slack * size + denormal);
+}
+
+}  // namespace driver
+
+int main(int count, char** words) {
+  if (count < 2) return std::fprintf(stderr, "usage: %s SEED [fault]\n", words[0]), 2;
+  driver::engine.seed(std::strtoull(words[1], nullptr, 10));
+  driver::falsifies = count > 2 && !std::strcmp(words[2], "fault");
+  run();
+  std::printf("%lld checks, %lld failures\n", static_cast<long long>(driver::checks),
+              static_cast<long long>(driver::failures));
+  return driver::failures != 0;
+}

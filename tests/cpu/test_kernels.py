@@ -1,0 +1,59 @@
+"""CPU kernels without torch, each family by a program of its own against double: by other compilers, for other processors."""
+
+from __future__ import annotations
+
+import platform
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit.machine.target import native_level
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVERS = Path(__file__).parent / "drivers"
+X86 = platform.machine() == "x86_64"
+AVX2 = native_level() in ("x86-64-v3", "x86-64-v4")
+FLAGS = ["-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
+
+# The compiler, and what runs its programs. What g++ makes of the level of this machine is what the other tests call.
+TOOLS = {
+    "g++": (["g++", *(["-march=x86-64"] if X86 else [])], []),
+    "clang++": (["clang++", *(["-march=x86-64-v3"] if AVX2 else [])], []),
+    "aarch64": (["aarch64-linux-gnu-g++", "-static"], [shutil.which("qemu-aarch64-static") or "qemu-aarch64"]),
+}
+
+
+def needs(tool: str) -> list[pytest.MarkDecorator]:
+    compiler, runner = TOOLS[tool]
+    missing = [name for name in (compiler[0], *runner) if shutil.which(name) is None]
+    return [pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")]
+
+
+@pytest.mark.parametrize("tool", [pytest.param(tool, marks=needs(tool)) for tool in TOOLS])
+@pytest.mark.parametrize("driver", sorted(path.stem for path in DRIVERS.glob("*.cc")))
+def test_kernels_against_double(driver, tool, tmp_path):
+    (compiler, runner), program = TOOLS[tool], tmp_path / driver
+    build = [*compiler, *FLAGS, str(DRIVERS / f"{driver}.cc"), "-o", str(program)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(build)}\n{done.stderr}"
+    words = [*runner, str(program), str(random.randrange(1 << 32))]
+    done = subprocess.run(words, capture_output=True, text=True)
+    summary = re.fullmatch(r"(\d+) checks, 0 failures\n", done.stdout)
+    assert done.returncode == 0 and summary, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
+    assert int(summary[1]) > 1000
+    if not runner:
+        done = subprocess.run([*words, "fault"], capture_output=True, text=True)
+        assert done.returncode == 1 and "wanted" in done.stdout, "a driver that does not see what is false"
+
+
+def test_every_family_has_a_driver():
+    def kernels(path: Path) -> set[str]:
+        return set(re.findall(r"#include <(flashinfer/cpu/[^>]+)>", path.read_text()))
+
+    driven = set().union(*map(kernels, DRIVERS.glob("*.cc")))
+    for path in (ROOT / "csrc").glob("*_cpu.cc"):
+        assert kernels(path) <= driven, f"no driver in {DRIVERS} calls the kernels of {path.name}"
