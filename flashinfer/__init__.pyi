@@ -1,0 +1,178 @@
+"""Made by scripts/init_stub.py: names that flashinfer/__init__.py finds when they are used."""
+
+from typing import Any
+
+from . import activation as activation
+from . import activation_backward as activation_backward
+from . import attention as attention
+from . import autotuner as autotuner
+from . import cascade as cascade
+from . import cli as cli
+from . import comm as comm
+from . import decode as decode
+from . import env as env
+from . import errors as errors
+from . import fp4_quantization as fp4_quantization
+from . import fused_moe as fused_moe
+from . import gemm as gemm
+from . import integrations as integrations
+from . import jit as jit
+from . import mla as mla
+from . import norm as norm
+from . import norm_backward as norm_backward
+from . import page as page
+from . import pod as pod
+from . import prefill as prefill
+from . import prefill_backward as prefill_backward
+from . import preload as preload
+from . import quantization as quantization
+from . import rope as rope
+from . import sparse as sparse
+from . import utils as utils
+from .activation import gelu_and_mul as gelu_and_mul
+from .activation import gelu_tanh_and_mul as gelu_tanh_and_mul
+from .activation import gen_act_and_mul_module as gen_act_and_mul_module
+from .activation import get_act_and_mul_module as get_act_and_mul_module
+from .activation import silu_and_mul as silu_and_mul
+from .activation_backward import gelu_and_mul_backward as gelu_and_mul_backward
+from .activation_backward import gelu_tanh_and_mul_backward as gelu_tanh_and_mul_backward
+from .activation_backward import gen_act_and_mul_backward_module as gen_act_and_mul_backward_module
+from .activation_backward import silu_and_mul_backward as silu_and_mul_backward
+from .attention import BatchAttention as BatchAttention
+from .autotuner import AutoTuner as AutoTuner
+from .autotuner import autotune as autotune
+from .autotuner import get_autotune_process_group as get_autotune_process_group
+from .autotuner import set_autotune_process_group as set_autotune_process_group
+from .cascade import BatchDecodeWithSharedPrefixPagedKVCacheWrapper as BatchDecodeWithSharedPrefixPagedKVCacheWrapper
+from .cascade import BatchPrefillWithSharedPrefixPagedKVCacheWrapper as BatchPrefillWithSharedPrefixPagedKVCacheWrapper
+from .cascade import MultiLevelCascadeAttentionWrapper as MultiLevelCascadeAttentionWrapper
+from .cascade import gen_cascade_module as gen_cascade_module
+from .cascade import merge_state as merge_state
+from .cascade import merge_state_in_place as merge_state_in_place
+from .cascade import merge_states as merge_states
+from .decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
+from .decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper
+from .decode import gen_batch_decode_module as gen_batch_decode_module
+from .decode import gen_customize_batch_decode_module as gen_customize_batch_decode_module
+from .decode import gen_customize_single_decode_module as gen_customize_single_decode_module
+from .decode import gen_single_decode_module as gen_single_decode_module
+from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
+from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
+from .fp4_quantization import SfLayout as SfLayout
+from .norm import fused_add_rmsnorm as fused_add_rmsnorm
+from .norm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
+from .norm import gemma_rmsnorm as gemma_rmsnorm
+from .norm import gen_norm_module as gen_norm_module
+from .norm import layernorm as layernorm
+from .norm import rmsnorm as rmsnorm
+from .norm_backward import gen_norm_backward_module as gen_norm_backward_module
+from .norm_backward import layernorm_backward as layernorm_backward
+from .norm_backward import rmsnorm_backward as rmsnorm_backward
+from .page import append_paged_kv_cache as append_paged_kv_cache
+from .page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
+from .page import block_sparse_indices_to_vector_sparse_offsets as block_sparse_indices_to_vector_sparse_offsets
+from .page import gen_page_module as gen_page_module
+from .page import get_batch_indices_positions as get_batch_indices_positions
+from .page import get_seq_lens as get_seq_lens
+from .pod import PODWithPagedKVCacheWrapper as PODWithPagedKVCacheWrapper
+from .prefill import BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper
+from .prefill import BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper
+from .prefill import gen_batch_prefill_module as gen_batch_prefill_module
+from .prefill import gen_customize_batch_prefill_module as gen_customize_batch_prefill_module
+from .prefill import gen_customize_single_prefill_module as gen_customize_single_prefill_module
+from .prefill import gen_single_prefill_module as gen_single_prefill_module
+from .prefill import single_prefill_with_kv_cache as single_prefill_with_kv_cache
+from .prefill import single_prefill_with_kv_cache_return_lse as single_prefill_with_kv_cache_return_lse
+from .prefill import single_prefill_with_kv_cache_with_jit_module as single_prefill_with_kv_cache_with_jit_module
+from .prefill_backward import gen_prefill_backward_module as gen_prefill_backward_module
+from .preload import warmup as warmup
+from .quantization import gen_quantization_module as gen_quantization_module
+from .quantization import packbits as packbits
+from .quantization import segment_packbits as segment_packbits
+from .rope import apply_llama31_rope as apply_llama31_rope
+from .rope import apply_llama31_rope_inplace as apply_llama31_rope_inplace
+from .rope import apply_llama31_rope_pos_ids as apply_llama31_rope_pos_ids
+from .rope import apply_llama31_rope_pos_ids_inplace as apply_llama31_rope_pos_ids_inplace
+from .rope import apply_rope as apply_rope
+from .rope import apply_rope_inplace as apply_rope_inplace
+from .rope import apply_rope_pos_ids as apply_rope_pos_ids
+from .rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
+from .rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
+from .rope import apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace
+from .rope import gen_rope_module as gen_rope_module
+from .sparse import BlockSparseAttentionWrapper as BlockSparseAttentionWrapper
+from .sparse import VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper
+from .sparse import convert_bsr_mask_layout as convert_bsr_mask_layout
+
+AllReduceFusionOp: Any
+AllReduceFusionPattern: Any
+AllReduceStrategyConfig: Any
+AllReduceStrategyType: Any
+CommBackend: Any
+CudaRTLibrary: Any
+FP4QuantizationSFLayout: Any
+Mapping: Any
+McastGPUBuffer: Any
+MnnvlConfig: Any
+MnnvlMemory: Any
+MnnvlMoe: Any
+MoEAlltoallInfo: Any
+MpiComm: Any
+QuantizationSFLayout: Any
+TorchDistBackend: Any
+allreduce_fusion: Any
+create_allreduce_fusion_workspace: Any
+create_shared_buffer: Any
+free_shared_buffer: Any
+is_mnnvl_fabric_supported: Any
+moe_comm: Any
+moe_comm_prepare_indices: Any
+moe_local_gather: Any
+moe_prepare: Any
+pack_strided_memory: Any
+set_moe_max_usable_sm_count: Any
+trtllm_allreduce_fusion: Any
+trtllm_create_ipc_workspace_for_all_reduce: Any
+trtllm_create_ipc_workspace_for_all_reduce_fusion: Any
+trtllm_custom_all_reduce: Any
+trtllm_destroy_ipc_workspace_for_all_reduce: Any
+trtllm_destroy_ipc_workspace_for_all_reduce_fusion: Any
+trtllm_lamport_initialize: Any
+trtllm_lamport_initialize_all: Any
+trtllm_moe_allreduce_fusion: Any
+trtllm_moe_finalize_allreduce_fusion: Any
+vllm_all_reduce: Any
+vllm_dispose: Any
+vllm_get_graph_buffer_ipc_meta: Any
+vllm_init_custom_ar: Any
+vllm_meta_size: Any
+vllm_register_buffer: Any
+vllm_register_graph_buffers: Any
+block_scale_interleave: Any
+fp4_quantize: Any
+fp4_swizzle_blockscale: Any
+mm_mxfp8: Any
+mxfp8_quantize: Any
+nvfp4_block_scale_interleave: Any
+nvfp4_quantize: Any
+nvfp4_quantize_append_paged_kv_cache_with_slot_mapping: Any
+scaled_fp4_grouped_quantize: Any
+shuffle_matrix_a: Any
+shuffle_matrix_sf_a: Any
+silu_and_mul_scaled_nvfp4_experts_quantize: Any
+ActivationType: Any
+convert_to_block_layout: Any
+get_w2_permute_indices_with_cache: Any
+trtllm_fp4_block_scale_moe: Any
+trtllm_fp4_block_scale_routed_moe: Any
+trtllm_mxint4_block_scale_moe: Any
+SegmentGEMMWrapper: Any
+bmm_fp8: Any
+fp8_blockscale_gemm_sm90: Any
+gemm_fp8_nt_groupwise: Any
+BatchDecodeMlaWithPagedKVCacheWrapper: Any
+BatchMLAPagedAttentionWrapper: Any
+trtllm_batch_decode_with_kv_cache_mla: Any
+__version__: str
+
+def __dir__() -> list[str]: ...
