@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from ._ops.capture import refuse_capture
 from ._ops.configured import covered, load_configured
+from .jit.capture import refuse_capture
 from .jit.events import Event, subscribe
 from .jit.load import load
 from .jit.module import JitSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._ops.capture import refuse_capture
 from ._ops.declare import define
+from .jit.capture import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
 
 __all__ = ["gen_quantization_module", "packbits", "segment_packbits"]

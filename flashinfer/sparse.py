@@ -18,7 +18,7 @@ from ._attention.masks import MaskTensors, MultiItem, masks_of
 from ._attention.schedule import Shape, check_indptr, check_tables, on_host
 from ._attention.traced import differs
 from ._attention.wrapper import Batch, BatchWrapper, Tables
-from ._ops.capture import refuse_capture
+from .jit.capture import refuse_capture
 from .jit.modules.prefill import check_kernels
 from .utils import canonicalize_torch_dtype
 

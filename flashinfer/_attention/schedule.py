@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .._ops.capture import refuse_capture
+from ..jit.capture import refuse_capture
 from .arguments import Operators, call
 
 INT_WORKSPACE = 8 << 20  # bytes

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from .. import env
-from .._ops.capture import WARM_UP, refuse_capture
 from ..errors import BuildError, FlashInferError, JitTimeoutError
 from . import frozen, store
 from .artifact import Artifact, publish
+from .capture import WARM_UP, refuse_capture
 from .events import asked, emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait

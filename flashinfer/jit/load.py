@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .._ops.capture import WARM_UP, refuse_capture
 from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified
+from .capture import WARM_UP, refuse_capture
 from .events import asked, emit
 from .machine.workspace import workspace_root
 from .spec import Spec
