@@ -91,14 +91,13 @@ def _call(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[s
 def _load_file(path: Path) -> list[Loaded]:
     import tempfile  # for this alone, as what reads files of specs is
 
-    from .cli.main import UsageError
     from .jit.specfile import read_specs
 
     with tempfile.TemporaryDirectory(prefix="flashinfer-warmup-") as folder:
         try:
             asked = read_specs(path, Path(folder))
-        except UsageError as err:
-            raise ValueError(f"warmup: {str(err).removeprefix('--specs: ')}") from None
+        except ValueError as err:
+            raise ValueError(f"warmup: {err}") from None
         with _Heard() as heard:
             _load([(one.spec, one.needs) for one in asked])
         return heard.loaded([one.spec.name for one in asked])

@@ -23,13 +23,15 @@ from .. import env
 from ..errors import FlashInferError, ToolchainError
 from ..jit import build
 from ..jit.artifact import Artifact, read
+from ..jit.host.progress import Progress
 from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
+from ..jit.run import Outcome, Request
 from ..jit.spec import BACKENDS, Spec
-from ..jit.specfile import Asked, one_per_name, read_specs
-from .main import UsageError
+from ..jit.specfile import Asked, one_per_name
 from .report import write_report
+from .usage import UsageError, asked_in
 from .why import differences
 
 CROSS_BUILD = (
@@ -128,7 +130,7 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
     return chosen
 
 
-def requests_of(options: argparse.Namespace) -> list[build.Request]:
+def requests_of(options: argparse.Namespace) -> list[Request]:
     """What to build: the matrix, or what a file of specs asks for.
 
     Raises:
@@ -137,7 +139,7 @@ def requests_of(options: argparse.Namespace) -> list[build.Request]:
         ValueError: the matrix has a module that cannot be.
     """
     if options.specs is not None:
-        asked = one_per_name(read_specs(options.specs, workspace() / "sources"))
+        asked = _one_of_a_name(asked_in(options.specs, workspace() / "sources"))
         asked = [one for one in asked if one.spec.backend in (options.backend or BACKENDS)]
         specs = [(one.spec, target_of(one, options)) for one in asked]
     else:
@@ -160,6 +162,13 @@ def can_be_built(spec: Spec, target: Target) -> bool:
     except ToolchainError as err:
         print(f"note: left out: {err}", file=sys.stderr)
         return False
+
+
+def _one_of_a_name(asked: list[Asked]) -> list[Asked]:
+    try:
+        return one_per_name(asked)
+    except ValueError as err:
+        raise UsageError(f"--specs: {err}") from None
 
 
 def target_of(asked: Asked, options: argparse.Namespace) -> Target:
@@ -185,10 +194,10 @@ class Row:
     path: str = ""
 
 
-def plan(request: build.Request) -> Row:
+def plan(request: Request) -> Row:
     """What building the request would do."""
     name, archs = request.spec.name, request.target.archs
-    found = request.finished()
+    found = build.finished(request)
     if found is not None:
         if found.directory == request.destination:
             return Row(name, archs, "reuse", "up to date", found.manifest["size"], 0.0, str(found.path))
@@ -221,11 +230,11 @@ class Display:
             from rich.progress import (
                 BarColumn,
                 MofNCompleteColumn,
-                Progress,
                 TextColumn,
                 TimeElapsedColumn,
                 TimeRemainingColumn,
             )
+            from rich.progress import Progress as Bar
 
             columns = (
                 BarColumn(),
@@ -234,7 +243,7 @@ class Display:
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
             )
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self.bar.start()
             self.task = self.bar.add_task("starting", total=None)
         return self
@@ -243,7 +252,7 @@ class Display:
         if self.bar is not None:
             self.bar.stop()
 
-    def __call__(self, progress: build.Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         left = ", ".join(progress.left[:4]) + (", ..." if len(progress.left) > 4 else "") or "done"
         if self.bar is not None:
             self.bar.update(self.task, total=progress.total, completed=progress.done, description=left)
@@ -317,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed or not reported else 0
 
 
-def row_of(outcome: build.Outcome) -> Row:
+def row_of(outcome: Outcome) -> Row:
     spec, target = outcome.request.spec, outcome.request.target
     if outcome.artifact is None:
         return Row(spec.name, target.archs, outcome.how, outcome.error.reason if outcome.error else "")

@@ -14,15 +14,15 @@ from typing import Any
 
 from ..errors import ArtifactError
 from ..jit import store
-from ..jit.artifact import Artifact, publish, read, verified
+from ..jit.artifact import Artifact, read, verified
 from ..jit.machine import trust
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.specfile import read_specs
-from .main import UsageError
+from ..jit.publish import publish
 from .modules import named
 from .output import show, size
 from .tar import File, pack, unpack
+from .usage import UsageError, asked_in
 
 
 def export(options: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
             yield _whole(read(place, place.name), str(place))
     elif options.specs is not None:
         with tempfile.TemporaryDirectory() as folder:
-            for asked in read_specs(options.specs, Path(folder)):
+            for asked in asked_in(options.specs, Path(folder)):
                 lookup = store.find(asked.spec, asked.needs)
                 yield _whole(lookup.artifact or lookup.reason, asked.spec.name)
     elif options.names:

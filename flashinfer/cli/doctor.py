@@ -22,8 +22,9 @@ from pathlib import Path
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
 from ..jit.artifact import MANIFEST
+from ..jit.machine.identity import version_of
 from ..jit.machine.target import native_level, visible_gpus
-from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc, version_of
+from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
 from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI

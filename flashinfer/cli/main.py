@@ -12,13 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import env
 from ..errors import EnvironmentValueError, FlashInferError
-
-
-class UsageError(Exception):
-    """The command names something that does not exist or cannot be used."""
-
+from .usage import UsageError, cuda_archs, size_limit
 
 # Command -> the function that runs it, imported for that command alone: most need neither a compiler nor a template.
 COMMANDS = {
@@ -71,20 +66,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--output", type=Path, metavar="FILE", help="by default compile_commands.json in the checkout"
     )
     return parser.parse_args(arguments)
-
-
-def cuda_archs(text: str) -> tuple[str, ...]:
-    try:
-        return env.parse_cuda_archs(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from None
-
-
-def size_limit(text: str) -> int:
-    try:
-        return env.parse_size(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,8 +17,8 @@ from ..jit.artifact import Artifact, read
 from ..jit.machine.workspace import PARTS, workspace_root
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
-from .main import UsageError
 from .output import age, show, size
+from .usage import UsageError
 from .why import differences
 
 

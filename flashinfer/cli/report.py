@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..jit.build import Outcome
 from ..jit.host.timeline import Timeline, Unit, memory
 from ..jit.machine.workspace import write_atomically
+from ..jit.run import Outcome
 from .output import size
 
 SLOWEST = 20  # units in the table of the slowest

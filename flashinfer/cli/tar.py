@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import ArtifactError
-from .main import UsageError
+from .usage import UsageError
 
 INDEX, FORMAT = "index.json", 1
 LARGEST_INDEX = 16 << 20

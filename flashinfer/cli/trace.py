@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from ..jit.specfile import write_specs
-from .main import UsageError
 from .output import show
+from .usage import UsageError
 
 
 def trace(options: argparse.Namespace) -> int:

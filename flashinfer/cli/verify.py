@@ -28,9 +28,9 @@ from ..jit.machine.target import (
 )
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import Spec
-from ..jit.specfile import Asked, read_specs
-from .main import UsageError
+from ..jit.specfile import Asked
 from .output import show
+from .usage import UsageError, asked_in
 
 
 class There(store.Here):
@@ -76,7 +76,7 @@ def verify(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace, folder: Path) -> list[Asked]:
     if options.specs is not None:
-        return read_specs(options.specs, folder)
+        return asked_in(options.specs, folder)
     return [Asked(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
 
 

@@ -14,8 +14,8 @@ from ..jit.artifact import Artifact
 from ..jit.module import JitSpec
 from ..jit.spec import Spec
 from ..jit.store import Here
-from .main import UsageError
 from .output import plain, show
+from .usage import UsageError, asked_in
 
 Differences = dict[str, tuple[Any, Any]]  # field -> what the artifact has, what is wanted
 
@@ -50,9 +50,7 @@ def _asked(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[s
         from .modules import named
 
         return named([name])[0], None
-    from ..jit.specfile import read_specs
-
-    asked = {one.spec.name: one for one in read_specs(specs, folder)}
+    asked = {one.spec.name: one for one in asked_in(specs, folder)}
     if name not in asked:
         raise UsageError(f"{specs} has no module {name!r}, only {', '.join(asked)}")
     return asked[name].spec, asked[name].needs

@@ -26,8 +26,13 @@ __all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "freeze", "ge
 
 def clear_cache_dir() -> None:
     """Remove everything built into the workspace. Prebuilt modules stay, and so do modules already loaded."""
-    for part in PARTS:
-        shutil.rmtree(workspace_root() / part, ignore_errors=True)
+    from .gc import PATIENCE, lock_name  # what removes, and its lock, are imported when something is removed
+    from .host.lock import alone
+
+    root = workspace_root()
+    with alone(lock_name(root), PATIENCE):
+        for part in PARTS:
+            shutil.rmtree(root / part, ignore_errors=True)
 
 
 def __getattr__(name: str) -> Any:

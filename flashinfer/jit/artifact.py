@@ -1,4 +1,4 @@
-"""One artifact: what its manifest says, whether its bytes may be used, and publishing one whole.
+"""One artifact: what its manifest says, and whether its bytes may be used.
 
 It is a directory with ``<name>.so`` and ``manifest.json``, which holds the digests of the library and of itself:
 SHA-256, for which CPUs have instructions (1.3 MB in 0.75 ms, twice as fast as Python's others) and ``sha256sum``.
@@ -6,25 +6,21 @@ SHA-256, for which CPUs have instructions (1.3 MB in 0.75 ms, twice as fast as P
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
-import shutil
 import stat
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError
 from .machine import trust
+from .machine.identity import Identity
 from .machine.target import Target
-from .machine.toolchain import Identity, Toolchain
-from .spec import FORMAT, Spec, digest
+from .spec import FORMAT, digest
 
 MANIFEST = "manifest.json"
 _FIELDS = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list, "seal": str,
@@ -120,102 +116,3 @@ def file_digest(path: Path) -> str:
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with its own digest in it: one that was damaged or edited anywhere has another."""
     return {**manifest, "seal": digest({name: value for name, value in manifest.items() if name != "seal"})}
-
-
-def elf_requirements(path: Path) -> dict[str, str]:
-    """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
-
-    newest: dict[str, str] = {}
-    with path.open("rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, GNUVerNeedSection):
-                for _, versions in section.iter_versions():
-                    for version in versions:
-                        library, _, number = version.name.partition("_")
-                        if number[:1].isdigit() and _version(number) > _version(newest.get(library, "0")):
-                            newest[library] = number
-    return newest
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-def make_manifest(
-    spec: Spec, key: str, target: Target, toolchain: Toolchain, so: Path, seconds: float
-) -> dict[str, Any]:
-    """What an artifact that has just been built says of itself. ``seconds``: what compiling took."""
-    return {
-        **spec.fields(),
-        "key": key,
-        "build_key": build_key(key, target, toolchain.identity),
-        "archs": list(target.archs),
-        "toolchain": toolchain.identity,
-        "requires": elf_requirements(so),
-        "sha256": file_digest(so),
-        "size": so.stat().st_size,
-        "built": round(time.time()),
-        "seconds": round(seconds, 3),
-    }
-
-
-def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
-    """Make a library and its manifest an artifact at ``destination``, whole or not at all.
-
-    Private directory -> fsync -> rename. One that stands there already is exchanged for it in one step, and stays
-    for the processes that have it mapped.
-    """
-    trust.make_directories(destination.parent)
-    name = manifest["name"]
-    private = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
-    try:
-        shutil.copyfile(so, private / f"{name}.so")
-        manifest = sealed(manifest)
-        (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        for path in (private / f"{name}.so", private / MANIFEST):
-            path.chmod(0o644)
-            _sync(path)
-        private.chmod(0o755)
-        _sync(private)
-        _replace_directory(private, destination)
-        _sync(destination.parent)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
-    return Artifact(name, destination / f"{name}.so", manifest)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_directory(new: Path, place: Path) -> None:
-    for _ in range(100):
-        try:
-            os.rename(new, place)  # also replaces an empty directory
-            return
-        except OSError:
-            if not place.is_dir():
-                raise
-        if _exchange(new, place):
-            return  # ``new`` now holds the old artifact; the caller removes it
-        # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
-        retired = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
-        with suppress(FileNotFoundError):  # somebody else retired it
-            os.rename(place, retired)
-        shutil.rmtree(retired, ignore_errors=True)
-    raise OSError(f"{place}: replaced by other processes again and again")
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    at_cwd, exchange = -100, 2
-    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from .. import env
-from ..errors import BuildError, FlashInferError, JitTimeoutError
+from ..errors import ArtifactError, BuildError, FlashInferError, JitTimeoutError, ToolchainError
 from . import frozen, store
-from .artifact import Artifact, publish
+from .artifact import Artifact, build_key, read, verified
 from .capture import WARM_UP, refuse_capture
 from .events import asked, emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait
-from .host.progress import Progress, Voice, Watch
+from .host.progress import Voice, Watch
 from .host.timeline import Unit
-from .machine.workspace import workspace
-from .request import Outcome, Request, make_request
-from .run import Run
+from .machine.target import Target, narrowed, wanted_target
+from .machine.toolchain import find_toolchain
+from .machine.workspace import roots, workspace
+from .publish import publish
+from .run import Outcome, Request, Run
 from .spec import Spec
-
-__all__ = ["Outcome", "Progress", "Request", "Watch", "build_jit_specs", "find_or_build", "make_request", "run"]
+from .store import Lookup
 
 AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
 
@@ -45,26 +48,70 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
 def find_or_build(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
     """What :func:`build_jit_specs` does once it is known that somebody asks."""
     found: dict[Spec, Artifact] = {}
-    missing: list[Request] = []
+    missing: dict[Spec, Lookup] = {}
     for spec in dict.fromkeys(specs):
-        started = time.perf_counter()
         lookup = store.find(spec)
-        took = (time.perf_counter() - started) * 1e3
         is_prebuilt = lookup.artifact is not None and any(map(lookup.artifact.path.is_relative_to, env.aot_dirs()))
         if lookup.artifact is not None and (skip_prebuilt or not is_prebuilt):
-            emit("hit", spec.name, took, path=lookup.artifact.path)
+            emit("hit", spec.name, lookup.ms, path=lookup.artifact.path)
             found[spec] = lookup.artifact
-            continue
-        emit("miss", spec.name, took, reason=lookup.reason)
+        else:
+            missing[spec] = lookup
+    found |= build_missing(missing, verbose)
+    return [found[spec] for spec in specs]
+
+
+def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
+    """Build what was looked for and not found."""
+    requests = []
+    for spec, lookup in missing.items():
+        emit("miss", spec.name, lookup.ms, reason=lookup.reason)
         frozen.check(spec.name, lookup.reason)
         refuse_capture(f"module {spec.name!r} is not built, and building it takes seconds", WARM_UP)
-        missing.append(make_request(spec))
-    for outcome in run(missing, verbose=verbose):
+        requests.append(make_request(spec, key=lookup.key))
+    built = {}
+    for outcome in run(requests, verbose=verbose):
         if outcome.error is not None:
             raise outcome.error
         assert outcome.artifact is not None
-        found[outcome.request.spec] = outcome.artifact
-    return [found[spec] for spec in specs]
+        built[outcome.request.spec] = outcome.artifact
+    return built
+
+
+def make_request(
+    spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
+) -> Request:
+    """What building ``spec`` here and now means; of ``target``, only the archs that it has kernels for are built.
+
+    ``key``: of the spec, where it is known.
+
+    Raises:
+        ToolchainError: a tool is missing, nothing says what to compile for, or there are no kernels for that. It names
+            the module.
+        WorkspaceError: there is no place to build in.
+    """
+    try:
+        target, toolchain = target or wanted_target(spec.backend), find_toolchain(spec.backend)
+        identity = toolchain.identity
+    except ToolchainError as err:
+        raise ToolchainError(f"module {spec.name!r} cannot be built: {err}") from None
+    target, key = narrowed(target, spec.archs, spec.name), key or spec.key
+    if destination is None:
+        place = store.workspace_directory(workspace(), spec, key)
+        destination = place / build_key(key, target, identity)[:32]
+    return Request(spec, target, toolchain, key, destination)
+
+
+def finished(request: Request) -> Artifact | None:
+    """The very artifact that a build would give: at its destination, or in the workspace to be copied there."""
+    spec, key = request.spec, request.build_key
+    in_workspace = [store.workspace_directory(root, spec, request.key) / key[:32] for root in roots()]
+    for place in dict.fromkeys([request.destination, *in_workspace]):
+        found = read(place, spec.name)
+        if isinstance(found, Artifact) and found.manifest["build_key"] == key:
+            with suppress(ArtifactError), verified(found):
+                return found
+    return None
 
 
 def run(
@@ -110,12 +157,12 @@ class _Building:
     def take(self, holds: dict[Request, Hold]) -> None:
         """Put into ``holds`` what is to be built now: all that is free, or the first of the rest, waited for."""
         for request in self.pending:
-            if len(holds) < AT_ONCE and not self._reuse(request):
+            if len(holds) < AT_ONCE:
                 self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
         if not holds and (pending := self.pending):
             request, name, start = pending[0], pending[0].spec.name, time.time() - self.began
             try:
-                hold = wait(self._lock(request), name, lambda: request.finished() is not None)
+                hold = wait(self._lock(request), name, lambda: finished(request) is not None)
             except JitTimeoutError as err:
                 self.outcomes[request] = Outcome(request, "failed", error=err)
                 return
@@ -125,7 +172,13 @@ class _Building:
     def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
         runner = Run(holds, self.root, self.jobs, self.began, self.waits)
         try:
-            runner(verbose, watch or Voice(list(holds), str(self.root / "build" / runner.directory(next(iter(holds))))))
+            runner(
+                verbose,
+                watch
+                or Voice(
+                    [request.spec for request in holds], str(self.root / "build" / runner.directory(next(iter(holds))))
+                ),
+            )
         except OSError as err:
             for request in holds:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
@@ -142,14 +195,15 @@ class _Building:
         return f"{request.build_key} {self.root.resolve()}"
 
     def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
-        if hold is not None:
-            holds[request] = hold
-            if self._reuse(request):  # somebody else has built it since
-                holds.pop(request).release()
+        if not self._reuse(request):  # looked up again, for somebody else may have built it since
+            if hold is not None:
+                holds[request] = hold
+        elif hold is not None:
+            hold.release()
 
     def _reuse(self, request: Request) -> bool:
         """Whether there is nothing to build; then what is there is at its destination, or the reason why not is known."""
-        already = request.finished()
+        already = finished(request)
         if already is None:
             return False
         try:

@@ -1,7 +1,8 @@
 """Keeps the workspace small: what was not used for longest goes first, what is in use stays.
 
 The time of the last use is the mtime of the manifest, which a load sets at most once a day and only where it can (see
-``load.mark_used``): order is by days. No lock is taken. Removal is a rename into ``<workspace>/trash`` and then an
+``load.mark_used``): order is by days. One process of this machine collects at a time, so that two do not both remove
+enough; loads and builds take no part in that. Removal is a rename into ``<workspace>/trash`` and then an
 unlink, so nobody sees half an artifact: a loader has the file open or misses, and what is mapped works on without a
 name. Killed half-way, it leaves trash for the next time.
 """
@@ -21,9 +22,11 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
+from .host.lock import alone
 from .machine.workspace import workspace_root
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
+PATIENCE = 10.0  # seconds for which somebody else may collect
 OLD = 86400.0  # seconds: no build goes on for a day without writing a file
 
 
@@ -40,11 +43,22 @@ class Item:
     kept: str = ""
 
 
-def collect(root: Path, max_size: int | None = None, dry_run: bool = False) -> list[Item]:
+def collect(root: Path, max_size: int | None = None, dry_run: bool = False, patience: float = PATIENCE) -> list[Item]:
     """Remove old build directories and leftovers, then artifacts until all is ``max_size`` bytes; says what and why.
 
-    With ``dry_run`` it only says. ``max_size=None`` leaves every artifact.
+    With ``dry_run`` it only says. ``max_size=None`` leaves every artifact. Who has no ``patience`` does nothing while
+    somebody else does it.
     """
+    with alone(lock_name(root), patience) as ours:
+        return _collect(root, max_size, dry_run) if ours or patience else []
+
+
+def lock_name(root: Path) -> str:
+    """Of the lock of whoever removes things from a workspace."""
+    return f"removal {root.resolve()}"
+
+
+def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
     now, mapped, result = time.time(), cache(_mapped_libraries), []
     items = sorted(_items(root), key=lambda item: (item.kind == "artifact", item.used))
     total = sum(item.size for item in items)
@@ -67,7 +81,9 @@ def in_background() -> None:
     root, limit = workspace_root(), env.WORKSPACE_MAX_SIZE.get()
 
     def run() -> None:
-        gone = [item for item in collect(root, limit) if item.kind == "artifact" and item.why and not item.kept]
+        gone = [
+            item for item in collect(root, limit, patience=0) if item.kind == "artifact" and item.why and not item.kept
+        ]
         if gone:
             # Not printed: a process that ends while another thread holds its standard error is aborted.
             names = ", ".join(item.path.parts[-3] for item in gone)

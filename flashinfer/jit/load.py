@@ -81,11 +81,12 @@ def _load_locked(spec: Spec, needs: Needs | None) -> None:
         emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
         _map(found, descriptor)
 
-    artifact = store.find(spec, needs, use).artifact
+    lookup = store.find(spec, needs, use)
+    artifact = lookup.artifact
     if artifact is None:
-        from .build import find_or_build
+        from .build import build_missing
 
-        (artifact,) = find_or_build([spec])
+        artifact = build_missing({spec: lookup})[spec]
         with verified(artifact) as descriptor:
             _map(artifact, descriptor)
     else:

@@ -11,8 +11,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
+from .machine.identity import cxx11_abi
 from .machine.target import Target
-from .machine.toolchain import Toolchain, cxx11_abi
+from .machine.toolchain import Toolchain
 from .spec import TORCH_ABI, Spec
 
 
@@ -85,7 +86,7 @@ def render_graph(
 
 
 def _rule(name: str, command: str, *more: str) -> list[str]:
-    # The description is what ninja prints: first the module's name, by which the builder tells whose line it is.
+    # The description is what ninja prints: first the module's name, for a person who reads along.
     return [f"rule {name}", f"  command = {command}", "  description = $module $command", *more]
 
 

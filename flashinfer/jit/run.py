@@ -13,11 +13,12 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
-from .artifact import file_digest, make_manifest, publish
+from .artifact import Artifact, build_key, file_digest
 from .closure import closure
 from .events import emit, say
 from .host import history
@@ -25,17 +26,72 @@ from .host.history import LINK, Past
 from .host.lock import Hold, runtime_directory
 from .host.progress import Progress, Watch
 from .host.timeline import Timeline, Unit
+from .machine.target import Target
 from .machine.toolchain import Toolchain, find_python
 from .machine.workspace import write_atomically
 from .ninja import objects, render_graph, render_spec
-from .request import Outcome, Request
-from .spec import Spec
+from .publish import make_manifest, publish
+from .spec import Spec, digest
 from .template import render_config
-from .unit import RUN, is_made, read_depfile, read_record
+from .worker.notes import RUN, UNIT, is_made, read_depfile, read_record
+from .worker.slots import is_shared
 
 # Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
 _UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "MAKEFLAGS")
 TICK = 1000  # milliseconds without output after which a display may say something all the same
+SETTLE = 1.0  # seconds for which what a killed builder left may take to end, until this one builds elsewhere
+
+_pipes: set[int] = set()  # ends by which units see their builder alive: a forked child that kept one would too
+
+
+def _close(*ends: int) -> None:
+    for end in _pipes.intersection(ends):
+        _pipes.discard(end)
+        os.close(end)
+
+
+os.register_at_fork(after_in_child=lambda: _close(*_pipes))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A module to build for a target, and the directory to publish it at (by default its place in the workspace)."""
+
+    spec: Spec
+    target: Target
+    toolchain: Toolchain
+    key: str
+    destination: Path
+
+    @cached_property
+    def build_key(self) -> str:
+        return build_key(self.key, self.target, self.toolchain.identity)
+
+    @property
+    def steps(self) -> int:
+        """Commands that building it takes."""
+        stub = self.spec.backend == "cuda" and self.toolchain.torch_cuda_is_missing
+        return len(self.spec.units()) + 1 + stub
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request. ``how``: ``built``, ``reused`` or ``failed``. ``timeline``: of the run that it was in."""
+
+    request: Request
+    how: str
+    artifact: Artifact | None = None
+    error: BuildError | None = None
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass
+class _Told:
+    """What a unit has told: its command, what its compiler printed, and its exit code when it has ended."""
+
+    command: str = ""
+    said: list[str] = field(default_factory=list)
+    code: int | None = None
 
 
 class Run:
@@ -44,18 +100,26 @@ class Run:
     def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, began: float, waits: list[Unit]) -> None:
         self.holds, self.folder, self.jobs = holds, root / "build", jobs
         self.outcomes = dict[Request, Outcome]()
-        self.by_module = {request.spec.name: request for request in holds}
-        self.logs: dict[str, list[str]] = {name: [] for name in ("", *self.by_module)}
-        self.done = dict.fromkeys(self.by_module, 0)
-        self.progress = Progress(sum(len(request.spec.units()) + 1 for request in holds), left=tuple(self.by_module))
+        self.said: list[str] = []  # what ninja printed itself
+        self.units: dict[Request, dict[str, _Told]] = {request: {} for request in holds}  # by the file that each makes
+        self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
         self.timeline = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits)
         self.started = time.time() - began  # as the timeline counts
-        self.runner = [find_python(), "-I", "-S", str(Path(__file__).with_name("unit.py"))]
-        self.prefix = re.compile(rf"exec {re.escape(shlex.join(self.runner))} .*? -- ")
+        self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
+        for request in holds:
+            self._settle(request)
 
     def directory(self, request: Request) -> str:
         """Where a module is built, below the build directory: private to exactly this build under this lock."""
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
+
+    def _settle(self, request: Request) -> None:
+        """Compilers end with their builder, in a moment. One that was stopped may go on at any time: not beside us."""
+        deadline = time.monotonic() + SETTLE
+        while is_shared(self.folder / self.directory(request) / RUN):
+            if time.monotonic() >= deadline:
+                self.holds[request].renew()
+            time.sleep(0.01)
 
     def is_lost(self, request: Request) -> bool:
         """Whether somebody has removed the build directory meanwhile, ``clear_cache_dir()`` for example."""
@@ -63,9 +127,9 @@ class Run:
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
-        # The units hold the other end of this pipe, and end at once when this process does: no child may keep it open.
+        # The units hold the other end of this pipe, and end at once when this process does.
         theirs, ours = os.pipe()
-        alive = Hold(ours, {})
+        _pipes.add(ours)
         try:
             graph = self._write(theirs, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
@@ -74,11 +138,11 @@ class Run:
                 try:
                     self._follow(process, verbose, watch)
                 except BaseException:
-                    alive.abandon()
+                    _close(ours)
                     process.terminate()
                     raise
         finally:
-            alive.abandon()
+            _close(ours)
             os.close(theirs)
         for request in self.holds:
             if request not in self.outcomes:
@@ -88,11 +152,10 @@ class Run:
 
     def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
-        environment |= {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-        locks = [hold.descriptor for hold in self.holds.values() if hold.descriptor >= 0]
+        environment |= {"NINJA_STATUS": "", "LC_ALL": "C"}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # What is compiled now is loaded later: it is nobody else's to write.
-        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs, *locks], umask=0o022)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)  # type: ignore[call-overload,no-any-return]
 
     def _write(self, alive: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its file, its configuration header and what its units need to know."""
@@ -115,41 +178,37 @@ class Run:
             run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.jobs, "expected": expected}
             write_atomically(place / RUN, json.dumps(run).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
-        text = render_graph(modules, toolchain, self.runner, log)
+        text = render_graph(modules, toolchain, self.worker, log)
         write_atomically(self.folder / log / "graph.ninja", text.encode())
         return f"{log}/graph.ninja"
 
     def _follow(self, process: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
-        module = ""
+        # Without what stands before every command: a person can run the rest in the build directory.
+        prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
+        places = {self.directory(request): request for request in self.holds}
+        said = self.said
         for line in _lines(process):
-            if line is not None:
-                # Without what stands before every command: a person can run the rest in the build directory.
-                line = self.prefix.sub("", line)
+            if line is not None and line.startswith(UNIT):
+                told = json.loads(line.removeprefix(UNIT))
+                request = places[os.path.dirname(told["file"])]
+                unit = self.units[request].setdefault(told["file"], _Told())
+                said = unit.said
+                if "code" in told:
+                    said, unit.code = self.said, told["code"]
+                    self._unit_ended(request, told["file"], unit.code)
+                else:
+                    unit.command = shlex.join(told["command"])
+            elif line:
+                said.append(prefix.sub("", line))
                 if verbose:
-                    say(line)
-                module = self._take(line, module)
+                    say(said[-1])
             watch(self.progress)
 
-    def _take(self, line: str, module: str) -> str:
-        """One line of ninja's output. A status line names the module that it and the lines after it belong to."""
-        status = re.match(r"\[(\d+)/(\d+)\] (\S+)", line)
-        if status is not None:
-            module = status[3] if status[3] in self.by_module else ""
-        if line:
-            self.logs[module].append(line)
-        if status is None:
-            return module
-        self.progress.done, self.progress.total = int(status[1]), int(status[2])
-        if module:
-            request = self.by_module[module]
-            self.done[module] += 1
-            self.holds[request].say(self.done[module], len(request.spec.units()) + 1)
-            library = f"{self.directory(request)}/{module}.so"
-            # The line of a compiler may be read while the linker writes: only the linker's own says that it is done.
-            # The library is removed before the run, and by a linker that fails: where it is there, this run made it.
-            if library in line.split() and (self.folder / library).exists():
-                self._finish(request, self._publish(request, self.folder / library))
-        return module
+    def _unit_ended(self, request: Request, file: str, code: int) -> None:
+        self.progress.done += 1
+        self.holds[request].say(sum(unit.code is not None for unit in self.units[request].values()), request.steps)
+        if code == 0 and file.endswith(f"/{request.spec.name}.so"):
+            self._finish(request, self._publish(request, self.folder / file))
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
         self.outcomes[request] = outcome
@@ -164,12 +223,14 @@ class Run:
         seconds = round(sum(one.seconds for one in past.values()), 3)
         try:
             check_dependencies(spec, self.folder, directory)
+            fields, sha256 = spec.fields(), file_digest(library)
             made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
-            if spec.key != request.key or not made:
+            if digest(fields) != request.key or not made:
                 raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
-            if file_digest(library) != read_record(str(library)).get("object"):
+            if sha256 != read_record(str(library)).get("object"):
                 raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
-            manifest = make_manifest(spec, request.key, request.target, request.toolchain, library, seconds)
+            identity = request.toolchain.identity
+            manifest = make_manifest(fields, request.key, request.target, identity, library, sha256, seconds)
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
             return Outcome(request, "failed", error=err, timeline=self.timeline)
@@ -205,18 +266,19 @@ class Run:
 
     def _error(self, request: Request, command: list[str], status: int) -> BuildError:
         """What a person needs of the output: the failed command and the compiler's words from the first error on."""
-        name, lines = request.spec.name, self.logs[request.spec.name] or self.logs[""]
-        log = self.folder / self.directory(request) / "build.log"
+        name, log = request.spec.name, self.folder / self.directory(request) / "build.log"
+        units = [unit for unit in self.units[request].values() if unit.command]
         with suppress(OSError):
-            write_atomically(log, "\n".join(lines).encode() + b"\n")
-        failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
-        output = lines if failed is None else lines[failed + 2 :]
-        first = _first_error(output)
-        text = "\n".join(output[output.index(first) :] if first in output else output)
-        if failed is None:
+            everything = [line for unit in units for line in (unit.command, *unit.said)] or self.said
+            write_atomically(log, "\n".join(everything).encode() + b"\n")
+        failed = next((unit for unit in units if unit.code), None)
+        said = self.said if failed is None else failed.said
+        first = _first_error(said)
+        text = "\n".join(said[said.index(first) :] if first in said else said)
+        if failed is None:  # somebody has ended a unit before it could say so, or ninja
             ended = f"ninja was killed by signal {-status}" if status < 0 else first or f"ninja ended with {status}"
             return BuildError(name, ended, " ".join(command), text, log)
-        return BuildError(name, first or "it says nothing", "".join(lines[failed + 1 : failed + 2]), text, log)
+        return BuildError(name, first or "it says nothing", failed.command, text, log)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:

@@ -1,6 +1,6 @@
 """Files of specs: what ``trace`` writes and ``build_aot.py``, ``verify`` and ``export`` read. A line of JSON for each.
 
-A line holds ``spec`` (see :mod:`flashinfer.jit.trace`), its ``key`` where it was recorded, ``needs`` (the values
+A line holds ``spec`` (see :mod:`flashinfer.jit.specjson`), its ``key`` where it was recorded, ``needs`` (the values
 used of each axis of its coverage; of one that is not named, all) and ``archs`` (what it was wanted for). Such files may be
 concatenated: lines of one spec are read as one.
 """
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..cli.main import UsageError
 from .machine import trust
 from .machine.target import CPU_LEVELS, Target
 from .machine.workspace import write_atomically
 from .module import JitSpec
 from .spec import digest
-from .trace import from_json
+from .specjson import from_json
 
 
 @dataclass(frozen=True)
@@ -69,28 +68,28 @@ def read_specs(path: Path, folder: Path) -> list[Asked]:
     """What a file of specs asks for; sources that it carries are written below ``folder``.
 
     Raises:
-        UsageError: there is no such file, a line is no record, or others can write what is to be compiled here.
+        ValueError: there is no such file, a line is no record, or others can write what is to be compiled here.
     """
     try:
         if (refusal := trust.refusal(path)) is not None:
-            raise UsageError(f"--specs: {refusal}: what it holds is compiled and loaded")
+            raise ValueError(f"{refusal}: what it holds is compiled and loaded")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"--specs: {path} cannot be read: {err}") from None
+        raise ValueError(f"{path} cannot be read: {err}") from None
     records = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 records.append(_record(line))
             except ValueError as err:
-                raise UsageError(f"--specs: {path}, line {number}: {err}") from None
+                raise ValueError(f"{path}, line {number}: {err}") from None
     result = []
     for one in merge(records):
         try:
             spec = from_json(one["spec"], folder)
             spec.files()  # what of it is the project's must be here too
         except (OSError, ValueError) as err:
-            raise UsageError(f"--specs: {path}: {one['spec']['name']}: {err}") from None
+            raise ValueError(f"{path}: {one['spec']['name']}: {err}") from None
         result.append(Asked(spec, one["needs"], tuple(one["archs"]), one["key"]))
     return result
 
@@ -133,7 +132,7 @@ def one_per_name(asked: Iterable[Asked]) -> list[Asked]:
     """What to put into one directory: specs that differ in their coverage alone become one that covers all.
 
     Raises:
-        UsageError: two specs of one name differ in more.
+        ValueError: two specs of one name differ in more.
     """
     found: dict[str, Asked] = {}
     for one in asked:
@@ -141,8 +140,8 @@ def one_per_name(asked: Iterable[Asked]) -> list[Asked]:
         was, now = other.spec, one.spec
         if was.covering({}) != now.covering({}):
             differs = [name for name in vars(was) if name != "coverage" and getattr(was, name) != getattr(now, name)]
-            raise UsageError(
-                f"--specs: two modules are called {was.name!r} and differ in {', '.join(differs)}:"
+            raise ValueError(
+                f"two modules are called {was.name!r} and differ in {', '.join(differs)}:"
                 " a directory holds one of a name; build them one after the other, into two directories"
             )
         sets: dict[str, set[Any]] = {axis: set(values) for axis, values in was.coverage}

@@ -8,6 +8,7 @@ own: where there is a toolchain, an artifact must come from exactly this target 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from .. import env
 from ..errors import ArtifactError, ToolchainError
 from .artifact import Artifact, build_key, read, verified
 from .machine import trust
+from .machine.identity import Identity
 from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
-from .machine.toolchain import Identity, toolchain_identity
+from .machine.toolchain import toolchain_identity
 from .machine.workspace import refused, roots, workspace_root
 from .spec import Spec, Value
 
@@ -30,10 +32,12 @@ OTHER_SOURCES = "built from other sources, flags or configuration"
 
 @dataclass(frozen=True)
 class Lookup:
-    """The artifact found, or none; and for every candidate passed over, why."""
+    """The artifact found, or none; for every candidate passed over, why; the spec's key; and how long it took."""
 
     artifact: Artifact | None
     reasons: tuple[str, ...]
+    key: str = ""
+    ms: float = 0.0
 
     @property
     def reason(self) -> str:
@@ -105,9 +109,13 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
 
     No lock is taken. In each round AOT directories come first.
     """
+    started = time.perf_counter()
     key, here = spec.key, here or Here(spec)
     reasons: list[str] = []
     others: list[tuple[Artifact, bool]] = []
+
+    def result(found: Artifact | None) -> Lookup:
+        return Lookup(found, tuple(reasons), key, (time.perf_counter() - started) * 1e3)
 
     def take(found: Artifact, prebuilt: bool) -> bool:
         refusal = here.refuses(found, prebuilt)
@@ -128,7 +136,7 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
         elif found.manifest["key"] != key:
             others.append((found, prebuilt))
         elif take(found, prebuilt):
-            return Lookup(found, tuple(reasons))
+            return result(found)
     others += [(one, False) for one, prebuilt in _places(spec.name) if not prebuilt and isinstance(one, Artifact)]
     stale = 0
     for found, prebuilt in others:
@@ -137,7 +145,7 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
         refusal = _does_not_cover(found, spec, needs)
         if refusal is None:
             if take(found, prebuilt):
-                return Lookup(found, tuple(reasons))
+                return result(found)
         elif refusal == OTHER_SOURCES and not prebuilt:
             stale += 1
         else:
@@ -146,7 +154,7 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
         reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
     if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
         reasons.append(f"{refusal}, so {workspace_root()} is used")
-    return Lookup(None, tuple(reasons))
+    return result(None)
 
 
 def _does_not_cover(found: Artifact, spec: Spec, needs: Needs | None) -> str | None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flashinfer.jit.request import make_request
 
 from flashinfer.errors import ToolchainError
 from flashinfer.jit import JitSpec, store
 from flashinfer.jit.artifact import Artifact
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, narrowed
-from flashinfer.jit.request import make_request
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 UNIT = {"unit.cu": '__global__ void kernel() {}\nextern "C" int answer() { kernel<<<1, 1>>>(); return 42; }\n'}

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import budget, unit
-from flashinfer.jit.budget import Slot, available_memory, cpu_limit, stopped, take_slot
 from flashinfer.jit.host import history
+from flashinfer.jit.worker import notes, procfs, slots
+from flashinfer.jit.worker.procfs import available_memory, cpu_limit, stopped
+from flashinfer.jit.worker.slots import Slot, take_slot
 
 from ..support.processes import Compiler, end, start, until
 
 GIB = 1 << 30
 TAKE = """
     import sys, time
-    from flashinfer.jit.budget import take_slot
+    from flashinfer.jit.worker.slots import take_slot
     slot = take_slot(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     print(slot.number, flush=True)
     time.sleep(float(sys.argv[4]))
@@ -32,8 +33,8 @@ TAKE = """
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Writes files that stand for those of the kernel: path below /proc or /sys/fs/cgroup -> text."""
-    monkeypatch.setattr(budget, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(budget, "CGROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(procfs, "CGROUPS", str(tmp_path / "cgroup"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
 
     def write(files: dict[str, object]) -> None:
@@ -135,17 +136,17 @@ def test_a_smaller_limit_counts_everybody(holders, tmp_path):
 
 def test_memory_decides(holders, tmp_path, monkeypatch):
     """Three of 4 GiB do not run beside each other in 10 GiB; when the first two have grown, they count once."""
-    monkeypatch.setattr(budget, "available_memory", lambda: 10 * GIB)
+    monkeypatch.setattr(slots, "available_memory", lambda: 10 * GIB)
     holders(8, 4 * GIB), holders(8, 4 * GIB)
     folder = str(tmp_path / "slots")
-    assert budget._free_slot(folder, 8, 4 * GIB) is None and budget._free_slot(folder, 2, GIB) is None
-    small = budget._free_slot(folder, 8, GIB)
+    assert slots._free_slot(folder, 8, 4 * GIB) is None and slots._free_slot(folder, 2, GIB) is None
+    small = slots._free_slot(folder, 8, GIB)
     assert small is not None and small.number == 2
     os.close(small.descriptor)
-    monkeypatch.setattr(budget, "available_memory", lambda: 5 * GIB)
-    assert budget._free_slot(folder, 8, 4 * GIB) is None
-    monkeypatch.setattr(budget, "_resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
-    grown = budget._free_slot(folder, 8, 4 * GIB)
+    monkeypatch.setattr(slots, "available_memory", lambda: 5 * GIB)
+    assert slots._free_slot(folder, 8, 4 * GIB) is None
+    monkeypatch.setattr(slots, "resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
+    grown = slots._free_slot(folder, 8, 4 * GIB)
     assert grown is not None
     os.close(grown.descriptor)
 
@@ -155,7 +156,7 @@ def test_resident_memory_of_a_group(tmp_path):
     process = start(program)
     try:
         assert process.stdout.readline() == "there\n"
-        assert 64 << 20 < budget._resident({process.pid})[process.pid] < 128 << 20
+        assert 64 << 20 < procfs.resident({process.pid})[process.pid] < 128 << 20
     finally:
         end_now(process)
 
@@ -197,7 +198,8 @@ def test_what_is_stopped_does_not_stop_others(holders, tmp_path):
 
 DECIDE = """
     import os, signal, sys
-    from flashinfer.jit.budget import open_lock, try_lock, write_note
+    from flashinfer.jit.worker.notes import write_note
+    from flashinfer.jit.worker.slots import open_lock, try_lock
     turn, slot = open_lock(f"{sys.argv[1]}/turn"), open_lock(f"{sys.argv[1]}/slot.0")
     assert try_lock(turn) and try_lock(slot)
     write_note(turn, {"pid": os.getpid()})
@@ -246,11 +248,11 @@ def run_unit(tmp_path):
     read, write = os.pipe()
     (tmp_path / "out").mkdir()
     run = {"alive": read, "slots": str(tmp_path / "slots"), "limit": 1, "expected": {}}
-    (tmp_path / "out" / unit.RUN).write_text(json.dumps(run))
+    (tmp_path / "out" / notes.RUN).write_text(json.dumps(run))
 
     def start_unit(*command: str, file: str = "out/x.o") -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(unit.__file__)), file, "--", *command],
+            [sys.executable, "-I", "-S", str(Path(slots.__file__).with_name("__main__.py")), file, "--", *command],
             cwd=tmp_path,
             text=True,
             stdout=subprocess.PIPE,
@@ -269,18 +271,28 @@ def run_unit(tmp_path):
 
 
 def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
-    process = run_unit("sh", "-c", "echo out; echo err >&2; exit 3")
-    assert end(process) == "out\nerr\n" and process.returncode == 3
-    process = run_unit("/nowhere/compiler")
-    assert end(process) == "fatal error: /nowhere/compiler: No such file or directory\n" and process.returncode == 127
-    process = run_unit("sh", "-c", "kill -9 $$")
-    assert end(process) == "fatal error: sh was killed by signal 9\n" and process.returncode != 0
+    """And says, in a line before and a line behind what its compiler does, what runs and how it has ended."""
+
+    def ends(code: int, *words: str) -> None:
+        process = run_unit(*command)
+        first, *said, last = filter(None, end(process).splitlines())
+        assert json.loads(first.removeprefix(notes.UNIT)) == {"file": "out/x.o", "command": command}
+        assert said == list(words)
+        assert json.loads(last.removeprefix(notes.UNIT)) == {"file": "out/x.o", "code": code}
+        assert process.returncode == code if code >= 0 else process.returncode != 0
+
+    command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
+    ends(3, "out", "err")
+    command = ["/nowhere/compiler"]
+    ends(127, "fatal error: /nowhere/compiler: No such file or directory")
+    command = ["sh", "-c", "printf out; kill -9 $$"]
+    ends(-9, "out", "fatal error: sh was killed by signal 9")
 
 
 def test_a_unit_keeps_a_record(run_unit, tmp_path):
     memory = "data = bytearray(200 << 20); import time; time.sleep(0.2)"
     end(run_unit(sys.executable, "-I", "-S", "-c", memory))
-    record = unit.read_record(str(tmp_path / "out" / "x.o"))
+    record = notes.read_record(str(tmp_path / "out" / "x.o"))
     assert record["queued"] <= record["start"] < record["start"] + 0.2 < record["end"] < time.time()
     assert 200 << 20 < record["peak"] < 300 << 20 and record["slot"] == 0
 
@@ -310,7 +322,8 @@ def test_what_is_made_is_not_made_again(run_unit, tmp_path):
 
     def runs() -> int:
         process = run_unit("sh", "-c", compile_it)
-        assert end(process) == "" and process.returncode == 0
+        *_, last = end(process).splitlines()
+        assert json.loads(last.removeprefix(notes.UNIT))["code"] == process.returncode == 0
         return len(count.read_text())
 
     source.write_text("one")

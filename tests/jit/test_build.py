@@ -98,7 +98,7 @@ def test_a_compile_error(make_spec, workspace):
     error, text = caught.value, str(caught.value)
     assert error.name == "broken" and "'no_such_name' was not declared" in error.reason
     assert "unit.cc:2:11: error:" in error.reason, "the user's file and line"
-    assert "unit.py" not in error.command, "the compiler's own command, to be run in the build directory"
+    assert "worker" not in error.command, "the compiler's own command, to be run in the build directory"
     again = subprocess.run(shlex.split(error.command), cwd=error.log.parents[2], capture_output=True, text=True)
     assert again.returncode != 0 and "no_such_name" in again.stderr
     assert "-c" in error.command and "unit.cc" in error.command and error.log.read_text().count("error:") == 2

@@ -20,7 +20,7 @@ import torch
 from flashinfer.errors import BuildError, CaptureError, FlashInferError, WorkspaceError
 from flashinfer.jit import build_jit_specs, clear_cache_dir
 from flashinfer.jit.host.lock import runtime_directory, try_hold
-from flashinfer.jit.machine import toolchain
+from flashinfer.jit.machine import identity
 
 from ..support.processes import ROOT, answering, end, start, until
 
@@ -242,7 +242,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
     assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
     for name in names:
         damage(tmp_path / name, how)
-        monkeypatch.setattr(toolchain, "_answers", {})  # what a new process starts with
+        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
         assert answer(spec.build()) == 15, name
         assert spec.find() is not None and spec.find().manifest["toolchain"]["cxx"], name
     clear_cache_dir()

@@ -15,9 +15,10 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError
+from flashinfer.jit import clear_cache_dir, load
 from flashinfer.jit import gc as gc
-from flashinfer.jit import load
-from flashinfer.jit.gc import OLD, RECENT, collect
+from flashinfer.jit.gc import OLD, RECENT, collect, lock_name
+from flashinfer.jit.host.lock import alone
 
 DAY = 86400
 
@@ -329,3 +330,18 @@ def test_what_is_no_size_is_refused(text, monkeypatch):
     monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", text)
     with pytest.raises(EnvironmentValueError, match="FLASHINFER_WORKSPACE_MAX_SIZE"):
         env.WORKSPACE_MAX_SIZE.get()
+
+
+def test_one_process_removes_at_a_time(make_spec, workspace, monkeypatch):
+    """Who cannot wait leaves it to the other; who can goes on after a while, for the other may be stopped."""
+    make_spec("tiny").build()
+    build = workspace / "build" / "left over"
+    build.mkdir(parents=True)
+    os.utime(build, (1, 1))
+    monkeypatch.setattr("flashinfer.jit.gc.PATIENCE", 0.2)
+    with alone(lock_name(workspace)) as ours:
+        assert ours and collect(workspace, patience=0) == [] and build.exists()
+        collect(workspace, patience=0.2)
+        assert not build.exists()
+        clear_cache_dir()
+        assert not list(workspace.iterdir())

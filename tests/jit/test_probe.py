@@ -12,7 +12,7 @@ import pytest
 
 from flashinfer.jit import freeze, load
 from flashinfer.jit.host import history
-from flashinfer.jit.machine import toolchain
+from flashinfer.jit.machine import identity
 from flashinfer.jit.probe import Probe
 
 EFFECTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod",
@@ -151,13 +151,13 @@ def test_needs_are_heard(make_spec, probe, tmp_path):
 
 def test_a_compiler_nobody_has_asked_is_asked_and_nothing_written(make_spec, workspace, monkeypatch):
     """The one case that needs a process: whether this compiler made the artifact that is there."""
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(identity, "_answers", {})
     spec = make_spec()
     artifact = spec.build()
     shutil.rmtree(workspace / "answers")
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(identity, "_answers", {})
     assert spec.probe() == Probe("ready", where=artifact.path) and not (workspace / "answers").exists()
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(identity, "_answers", {})
     spec.find()
     assert (workspace / "answers").exists(), "a look-up for a load keeps the answer"
 

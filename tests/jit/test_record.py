@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from flashinfer import env
 from flashinfer.jit import JitSpec, build_jit_specs, gen_jit_spec
 from flashinfer.jit.modules import Matrix, matrix_specs
-from flashinfer.jit.trace import from_json, record, to_json
+from flashinfer.jit.specjson import from_json, to_json
+from flashinfer.jit.trace import record
 
 
 def through_text(spec: JitSpec) -> dict:
@@ -133,7 +134,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path, make_spec):
 
 
 def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("flashinfer.jit.trace.LARGEST", 100)
+    monkeypatch.setattr("flashinfer.jit.specjson.LARGEST", 100)
     spec = make_spec(files={"unit.cc": "//" + "x" * 100})
     with pytest.raises(ValueError, match="outside of"):
         to_json(spec)

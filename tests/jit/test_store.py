@@ -10,12 +10,12 @@ import threading
 import pytest
 import torch
 
-from flashinfer.jit import artifact as artifact_module
 from flashinfer.jit import store
-from flashinfer.jit.artifact import MANIFEST, Artifact, elf_requirements, file_digest, publish, read, sealed
+from flashinfer.jit.artifact import MANIFEST, Artifact, file_digest, read, sealed
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
-from flashinfer.jit.unit import read_depfile
+from flashinfer.jit.publish import elf_requirements, publish
+from flashinfer.jit.worker.notes import read_depfile
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact_module, "_sync", fail)
+    monkeypatch.setattr("flashinfer.jit.publish._sync", fail)
     with pytest.raises(OSError, match="No space left"):
         publish(artifact.path, artifact.manifest, artifact.directory)
     assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1

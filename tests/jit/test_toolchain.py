@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine import toolchain
+from flashinfer.jit.machine import identity, toolchain
+from flashinfer.jit.machine.identity import cxx11_abi, version_of
 from flashinfer.jit.machine.toolchain import (
-    cxx11_abi,
     find_cxx,
     find_ninja,
     find_nvcc,
     find_python,
     find_toolchain,
     find_torch,
-    version_of,
 )
 
 
@@ -116,7 +115,7 @@ def test_python_is_this_one_unless_it_is_part_of_another_program(tmp_path, monke
 def test_an_answer_that_was_cut_short_is_asked_for_again(tmp_path, monkeypatch, workspace):
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0")
     for text in ("", '["(vendor', "[]", "3", '"(ven"'):
-        monkeypatch.setattr(toolchain, "_answers", {})
+        monkeypatch.setattr(identity, "_answers", {})
         assert version_of(compiler) == "(vendor) 1.0"
         (answer,) = (workspace / "answers").iterdir()
         answer.write_text(text)
@@ -176,7 +175,7 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     log = tmp_path / "log"
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0", log)
     for _ in range(3):
-        monkeypatch.setattr(toolchain, "_answers", {})  # what a new process starts with
+        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
         assert version_of(compiler) == "(vendor) 1.0"
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)
@@ -222,3 +221,11 @@ def test_no_torch(monkeypatch):
     with pytest.raises(ToolchainError, match="torch is not installed"):
         find_torch()
     find_torch.cache_clear()
+
+
+@pytest.mark.parametrize("backend, lacks", [("cpu", "cannot find a C\\+\\+ compiler"), ("cuda", "no GPU is visible")])
+def test_what_is_missing_names_the_module_that_wanted_it(backend, lacks, make_spec, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", tuple)
+    with pytest.raises(ToolchainError, match=f"module 'wanted' cannot be built: {lacks}"):
+        make_spec("wanted", backend=backend).build()

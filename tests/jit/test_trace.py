@@ -16,7 +16,7 @@ from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec
 from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.specfile import Asked, merge, one_per_name, read_specs, write_specs
-from flashinfer.jit.trace import to_json
+from flashinfer.jit.specjson import to_json
 
 from .conftest import ROOT
 

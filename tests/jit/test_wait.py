@@ -203,7 +203,7 @@ def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
     """Containers that start from one image find the same file, and may share a workspace and no locks."""
     hold = try_hold("x", "tiny")
     hold.abandon()
-    path = next(tmp_path.glob("runtime/*/*.lock"))
+    path = next(tmp_path.glob("runtime/*/*.note"))
     note = json.loads(path.read_text())
     assert note["token"] == hold.token and note["place"]
     path.write_text(json.dumps({**note, "place": "elsewhere"}))
@@ -215,7 +215,7 @@ def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
     """Whoever waits for it knows no name; whoever has it takes another directory."""
     monkeypatch.setattr(lock, "FIRST_WORD", 0.1)
     hold = try_hold("x", "tiny")
-    (path,) = tmp_path.glob("runtime/*/*.lock")
+    (path,) = tmp_path.glob("runtime/*/*.note")
     path.write_text(text)
     monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.3")
     with pytest.raises(JitTimeoutError, match="which another process is building: 0 s"):
@@ -226,11 +226,14 @@ def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
 
 
 LEAK = """
-    import os, subprocess, sys, time
+    import os, subprocess, sys
     from flashinfer.jit.host.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
-    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[hold.descriptor], stdout=subprocess.DEVNULL)
+    path = os.path.realpath(hold.lock.lock_file)
+    (descriptor,) = (int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == path)
+    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[descriptor], stdout=subprocess.DEVNULL)
     print("held", flush=True)
+    os._exit(1)  # not even its own end gives the lock back
 """
 
 

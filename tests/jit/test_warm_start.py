@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from flashinfer.jit import build_jit_specs, closure
-from flashinfer.jit.machine import toolchain
+from flashinfer.jit.machine import identity
 from flashinfer.jit.modules.norm import gen_norm_module
 
 MODULES = 20
@@ -33,7 +33,7 @@ USE = """
 
 def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
     # As in a new process: the compiler's version is asked, and kept in this workspace.
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(identity, "_answers", {})
     specs = []
     for number in range(MODULES):
         name = f"warm_{number}"

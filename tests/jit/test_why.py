@@ -12,7 +12,7 @@ from flashinfer.cli.main import main
 from flashinfer.jit import store
 from flashinfer.jit.module import JitSpec
 from flashinfer.jit.specfile import write_specs
-from flashinfer.jit.trace import to_json
+from flashinfer.jit.specjson import to_json
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def until(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> 
 def owners(runtime: Path) -> list[dict[str, Any]]:
     """What the locks of builds say of whoever held them last."""
     notes = []
-    for path in sorted(runtime.glob("flashinfer-*/*.lock")):
+    for path in sorted(runtime.glob("flashinfer-*/*.note")):
         try:
             notes.append(json.loads(path.read_text()))
         except ValueError:

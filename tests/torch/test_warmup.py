@@ -16,7 +16,7 @@ from flashinfer.errors import CaptureError, JitFrozenError
 from flashinfer.jit import freeze
 from flashinfer.jit.modules.cascade import gen_cascade_module
 from flashinfer.jit.modules.norm import gen_norm_module
-from flashinfer.jit.trace import to_json
+from flashinfer.jit.specjson import to_json
 
 from ..support.attention_oracle import assert_near, attention, drawn, workspace
 from ..support.tree import clean_environment

@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from ... import env
-from ..budget import cpu_limit
 from ..machine.workspace import roots, workspace, write_atomically
 from ..spec import Spec
+from ..worker.procfs import cpu_limit
 
 LINK = "link"  # stands for the step that makes the library
 _UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes where there is no history, of others than a C++ compiler
@@ -32,7 +32,9 @@ def read(name: str) -> dict[str, Past]:
 
 def remember(name: str, past: dict[str, Past]) -> None:
     """Keep what files took now, and of other files what they took before. Not being able to is no error."""
-    with suppress(OSError):
+    from .lock import alone  # where something was built; whoever only reads needs no locks
+
+    with suppress(OSError), alone(f"history {workspace().resolve()}", patience=1.0):
         write_atomically(workspace() / "history" / f"{name}.json", json.dumps({**read(name), **past}).encode())
 
 

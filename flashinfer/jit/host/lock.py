@@ -1,46 +1,37 @@
-"""Locks of builds: local to this machine, and each says who holds it and how far it has come.
+"""Locks of builds: local to this machine, and beside each a note of who holds it and how far it has come.
 
-They save work; nothing is wrong without them. A build directory is named by a token in the lock's file: whoever
-shares the lock resumes in the directory, and another host, user or container builds in one of its own. ninja inherits
-the locks of its run: a directory stays locked until the last process that writes there has ended.
+They save work; nothing is wrong without them. A build directory is named by a token in the note: whoever gets the
+lock next resumes in the directory, and another host, user or container builds in one of its own. No child of a builder
+has its lock: compilers end with their builder, see ``worker``, and until they have, nobody else builds where they write.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ... import env
 from ...errors import JitTimeoutError
-from ..budget import open_lock, read_note, trouble, try_lock, write_note
 from ..events import emit, say
 from ..machine import trust
+from ..worker.notes import read_note, write_note
+from ..worker.procfs import trouble
+from ..worker.slots import open_lock, try_lock
 
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
 PATIENCE = 30.0  # seconds for which an owner may be stopped, or gone without its lock, until somebody else builds
 POLL, LOOK = 0.05, 0.5  # seconds between two tries, and between two looks for what was published meanwhile
-
-_ours: set[int] = set()  # descriptors that a forked child must not keep: with them it would hold the lock
-
-
-def _let_go_in_child() -> None:
-    for descriptor in _ours:
-        with suppress(OSError):
-            os.close(descriptor)
-    _ours.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def runtime_directory() -> Path | None:
@@ -58,63 +49,121 @@ def runtime_directory() -> Path | None:
 
 
 class Hold:
-    """A build that is ours: its lock (none where there are none: ``descriptor`` -1) and its token."""
+    """A build that is ours: its lock (``None`` where there are none), the note beside it, and the token in that."""
 
-    def __init__(self, descriptor: int, note: dict[str, Any], path: Path | None = None) -> None:
-        self.descriptor, self.note, self.path, self.token = descriptor, note, path, str(note.get("token"))
-        if descriptor >= 0:
-            _ours.add(descriptor)
+    def __init__(self, lock: FileLock | None, note: dict[str, Any]) -> None:
+        self.lock, self.note = lock, note
+        self._write()
+
+    @property
+    def token(self) -> str:
+        return str(self.note["token"])
+
+    def renew(self) -> None:
+        """Build in another directory."""
+        self.note["token"] = secrets.token_hex(6)
+        self._write()
 
     def say(self, done: int, total: int) -> None:
         """Tell whoever waits how far this build is."""
         self.note |= {"done": done, "total": total}
-        if self.descriptor in _ours:
+        self._write()
+
+    def _write(self) -> None:
+        if self.lock is not None and self.lock.is_locked:  # in a forked child it is not
             with suppress(OSError):
-                write_note(self.descriptor, self.note)
+                descriptor = open_lock(_beside(self.lock.lock_file))
+                write_note(descriptor, self.note)
+                os.close(descriptor)
 
     def release(self) -> None:
-        """It is done, and nothing writes in the directory any more: let the next one in, with a lock of its own."""
-        if self.path is not None and self.descriptor in _ours:
+        """It is done: let the next one in, with a lock and a directory of its own."""
+        if self.lock is not None and self.lock.is_locked:
             with suppress(OSError):
-                self.path.unlink()
-                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+                os.unlink(_beside(self.lock.lock_file))
+            _remove(self.lock)
         self.abandon()
 
     def abandon(self) -> None:
-        """Let the next one in as soon as every process that inherited the lock has ended."""
-        if self.descriptor in _ours:
-            _ours.discard(self.descriptor)
+        """Let the next one in, to go on where this one ended."""
+        if self.lock is not None:
             with suppress(OSError):
-                os.close(self.descriptor)
-        self.descriptor = -1
+                self.lock.release()
+        self.lock = None
 
 
 def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
     """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
     path = _path(name, generation)
     try:
-        while path is not None:
-            descriptor = open_lock(path)
-            try:
-                if not try_lock(descriptor):
-                    os.close(descriptor)
-                    return None
-                if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    note = _note(module, read_note(descriptor))
-                    write_note(descriptor, note)
-                    return Hold(descriptor, note, path)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # removed by somebody in this very moment: the next one has another file
+        if path is not None and (lock := _try_lock(path)) is not None:
+            return Hold(lock, _note(module, _read(path)))
+        if path is not None:
+            return None
     except OSError:
         pass
-    return Hold(-1, _note(module, {}))
+    return Hold(None, _note(module, {}))
+
+
+@contextmanager
+def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
+    """Whether this process is the one of this machine that does ``what`` now, after ``patience`` seconds at most.
+
+    Where locks do not work it is.
+    """
+    lock, is_ours, deadline = None, True, time.monotonic() + patience
+    with suppress(OSError):
+        path = _path(what, 0)
+        while path is not None and is_ours and (lock := _try_lock(path)) is None:
+            is_ours = time.monotonic() < deadline
+            time.sleep(POLL)
+    try:
+        yield is_ours
+    finally:
+        if lock is not None:
+            _remove(lock)
+            lock.release()
+
+
+def _remove(lock: FileLock) -> None:
+    """Remove the file of a lock that is ours. Who has it open already sees that, and opens another one."""
+    with suppress(OSError):
+        os.unlink(lock.lock_file)
+
+
+def _try_lock(path: Path) -> FileLock | None:
+    """The lock of a file, or ``None`` while somebody else has it.
+
+    Raises:
+        OSError: this file system has no locks. It does not mean that somebody else has it.
+    """
+    lock = FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        # A policy that forbids locks says EACCES too, which filelock takes for "busy".
+        descriptor = open_lock(path)
+        try:
+            try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+        return None
+    return lock
 
 
 def _path(name: str, generation: int) -> Path | None:
     folder, digest = runtime_directory(), hashlib.sha256(name.encode()).hexdigest()[:32]
     return folder / f"{digest}.{generation}.lock" if folder else None
+
+
+def _beside(path: str | Path) -> str:
+    return f"{os.fspath(path).removesuffix('.lock')}.note"
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    with suppress(OSError, TypeError), open(_beside(path)) as file:  # type: ignore[arg-type]
+        return read_note(file.fileno())
+    return {}
 
 
 def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +187,7 @@ class Owner:
     """Who holds a lock, as far as its note says."""
 
     def __init__(self, name: str, generation: int) -> None:
-        self.note: dict[str, Any] = {}
-        with suppress(OSError, TypeError), open(_path(name, generation)) as file:  # type: ignore[arg-type]
-            self.note = read_note(file.fileno())
+        self.note = _read(_path(name, generation))
 
     @property
     def trouble(self) -> str:
@@ -160,7 +207,8 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     Raises:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
     """
-    started = heard = looked = trouble_since = time.monotonic()
+    started = heard = trouble_since = time.monotonic()
+    looked = started - LOOK
     next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get()
     owner = Owner(name, generation)
     while True:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..events import say
-from ..request import Request
+from ..spec import Spec
 from . import history
 
 EVERY = 10.0  # seconds between lines where nobody looks at a terminal
@@ -30,12 +30,12 @@ Watch = Callable[[Progress], None]
 class Voice:
     """The display of a build at run time: one line of progress on a terminal, elsewhere a line now and then."""
 
-    def __init__(self, requests: Sequence[Request], place: str) -> None:
-        took = [history.estimate(request.spec) for request in requests]
+    def __init__(self, specs: Sequence[Spec], place: str) -> None:
+        took = [history.estimate(spec) for spec in specs]
         # Together they share the CPUs: no more is known than the sum, and that the longest takes what it takes.
         self.estimate = sum(filter(None, took)) if None not in took else None
-        names = ", ".join(request.spec.name for request in requests[:8]) + ", ..." * (len(requests) > 8)
-        files = sum(len(request.spec.units()) for request in requests)
+        names = ", ".join(spec.name for spec in specs[:8]) + ", ..." * (len(specs) > 8)
+        files = sum(len(spec.units()) for spec in specs)
         about = f", about {self.estimate:.0f} s" if self.estimate else ""
         say(f"building {names} ({files} source files{about}) in {place}")
         self.on_terminal, self.last = sys.stderr.isatty(), time.monotonic()

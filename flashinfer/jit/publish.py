@@ -1,0 +1,121 @@
+"""Publishes what was built: a manifest, then both files at their place, whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .artifact import MANIFEST, Artifact, build_key, sealed
+from .machine import trust
+from .machine.identity import Identity
+from .machine.target import Target
+
+
+def elf_requirements(path: Path) -> dict[str, str]:
+    """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.gnuversions import GNUVerNeedSection
+
+    newest: dict[str, str] = {}
+    with path.open("rb") as file:
+        for section in ELFFile(file).iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for _, versions in section.iter_versions():
+                    for version in versions:
+                        library, _, number = version.name.partition("_")
+                        if number[:1].isdigit() and _version(number) > _version(newest.get(library, "0")):
+                            newest[library] = number
+    return newest
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def make_manifest(
+    fields: Mapping[str, Any], key: str, target: Target, identity: Identity, so: Path, sha256: str, seconds: float
+) -> dict[str, Any]:
+    """What an artifact that has just been built says of itself: the ``fields`` of its spec, and how it was made.
+
+    ``seconds``: what compiling took.
+    """
+    return {
+        **fields,
+        "key": key,
+        "build_key": build_key(key, target, identity),
+        "archs": list(target.archs),
+        "toolchain": identity,
+        "requires": elf_requirements(so),
+        "sha256": sha256,
+        "size": so.stat().st_size,
+        "built": round(time.time()),
+        "seconds": round(seconds, 3),
+    }
+
+
+def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
+    """Make a library and its manifest an artifact at ``destination``, whole or not at all.
+
+    Private directory -> fsync -> rename. One that stands there already is exchanged for it in one step, and stays
+    for the processes that have it mapped.
+    """
+    trust.make_directories(destination.parent)
+    name = manifest["name"]
+    private = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
+    try:
+        shutil.copyfile(so, private / f"{name}.so")
+        manifest = sealed(manifest)
+        (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        for path in (private / f"{name}.so", private / MANIFEST):
+            path.chmod(0o644)
+            _sync(path)
+        private.chmod(0o755)
+        _sync(private)
+        _replace_directory(private, destination)
+        _sync(destination.parent)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+    return Artifact(name, destination / f"{name}.so", manifest)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_directory(new: Path, place: Path) -> None:
+    for _ in range(100):
+        try:
+            os.rename(new, place)  # also replaces an empty directory
+            return
+        except OSError:
+            if not place.is_dir():
+                raise
+        if _exchange(new, place):
+            return  # ``new`` now holds the old artifact; the caller removes it
+        # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
+        retired = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
+        with suppress(FileNotFoundError):  # somebody else retired it
+            os.rename(place, retired)
+        shutil.rmtree(retired, ignore_errors=True)
+    raise OSError(f"{place}: replaced by other processes again and again")
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    at_cwd, exchange = -100, 2
+    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)

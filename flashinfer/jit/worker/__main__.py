@@ -1,0 +1,109 @@
+"""Runs one compiler for ninja, in the build directory: ``python -I -S .../worker/__main__.py FILE -- COMMAND...``.
+
+FILE is what the command makes. The worker waits for a compile slot, and takes the compiler down with itself as soon as
+the builder is gone. Beside FILE it leaves a record: when it ran, its memory, and digests of FILE and of what it was
+made from. An object whose record still holds is not made again: so an interrupted build resumes, whatever happened to
+times, ninja's log or the object. One line before what the compiler prints, and one behind it, are for the builder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+if not __package__:  # started by its path: the files beside it are a package of their own
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    __package__ = "worker"
+
+from .notes import RUN, UNIT, file_digest, inputs_digest, is_made
+from .slots import POLL, share, take_slot
+
+TYPE_CHECKING = False  # a name that mypy knows: importing typing takes longer than all that it would be used for
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main() -> int:
+    file, command = sys.argv[1], sys.argv[3:]
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)  # what is killed below is this process and its compiler, nobody else
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, and shared, until this process ends)
+        share(text.fileno())
+        run: dict[str, Any] = json.load(text)
+    except (OSError, ValueError) as err:
+        print(f"fatal error: the build directory was changed while it was in use: {err}", file=sys.stderr)
+        return 1
+    os.set_inheritable(run["alive"], False)  # a compiler may start a daemon that outlives the build
+    builder = select.poll()
+    builder.register(run["alive"], select.POLLIN)
+
+    def check() -> None:
+        if builder.poll(0):  # the builder alone has the other end of this pipe: it is gone
+            os.killpg(0, signal.SIGKILL)
+
+    check()
+    if is_made(file):
+        tell(file=file, code=0)
+        return 0
+    queued = time.time()
+    slot = take_slot(run["slots"], run["limit"], run["expected"].get(os.path.basename(file), 0), check)
+    started = time.time()
+    tell(file=file, command=command)
+    code, peak = compile_(command, builder)
+    record: dict[str, Any] = {"queued": queued, "start": started, "end": time.time(), "slot": slot.number, "peak": peak}
+    with suppress(OSError):
+        if code == 0 and os.path.exists(file):
+            record["object"] = file_digest(file)
+            if os.path.exists(f"{file}.d"):
+                record["inputs"] = inputs_digest(file)
+        with open(f"{file}.new", "w") as note:
+            json.dump(record, note)
+        os.replace(f"{file}.new", f"{file}.json")
+    tell(file=file, code=code)
+    if code < 0:
+        os.killpg(0, signal.SIGKILL)  # what the compiler has started must not outlive it
+    return code
+
+
+def compile_(command: list[str], builder: select.poll) -> tuple[int, int]:
+    """Exit code and peak memory in bytes of a compiler; why it did not run to its end is printed."""
+    try:
+        status, peak = wait(os.posix_spawnp(command[0], command, os.environ), builder)
+    except OSError as err:
+        print(f"fatal error: {command[0]}: {err.strerror}")
+        return 127, 0
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        print(f"\nfatal error: {command[0]} was killed by signal {-code}")
+    return code, peak
+
+
+def wait(child: int, builder: select.poll) -> tuple[int, int]:
+    """Status and peak memory in bytes of the compiler, or of the largest process that it started."""
+    patience: int | None = None
+    try:
+        builder.register(os.pidfd_open(child), select.POLLIN)
+    except (AttributeError, OSError):
+        patience = int(POLL * 1000)  # an old kernel: look now and then
+    while True:
+        ended = builder.poll(patience)
+        done, status, usage = os.wait4(child, os.WNOHANG)
+        if done:
+            return status, usage.ru_maxrss * 1024
+        if ended:
+            os.killpg(0, signal.SIGKILL)
+
+
+def tell(**what: object) -> None:
+    print(f"\n{UNIT}{json.dumps(what)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
