@@ -78,13 +78,13 @@ def sigmoid(
     )
 
 
-def compiled(spec: jit.JitSpec, text: str, folder: Path, *flags: str, syntax_only: bool = True) -> str:
+def compiled(spec: jit.JitSpec, text: str, folder: Path, *flags: str, suffix: str = "", syntax_only: bool = True) -> str:
     """What the compiler says of a file that sees a module's configuration and headers; nothing where it is content.
 
-    ``text``: of the file, or the name of one of the module's own sources.
+    ``text``: of the file, or the name of one of the module's own sources; ``suffix``: the file's, ``cu`` or ``cc``.
     """
     (folder / spec.config_header).write_text(render_config(spec))
-    file = folder / f"unit.{'cu' if spec.backend == 'cuda' else 'cc'}"
+    file = folder / f"unit.{suffix or ('cu' if spec.backend == 'cuda' else 'cc')}"
     if text in spec.sources:
         file = Path(dict(zip(spec.sources, spec.source_paths(), strict=True))[text])
     else:

@@ -15,11 +15,11 @@ constexpr bool is_complete = false;
 template <typename V>
 constexpr bool is_complete<V, std::void_t<decltype(sizeof(V))>> = true;
 
-// Whether use_softmax can be asked when the kernel is compiled.
-template <typename V, typename = void>
+// Whether use_softmax can be asked when the kernel is compiled: it is static, and a constant.
+template <typename V, bool kStatic = !std::is_member_object_pointer_v<decltype(&V::use_softmax)>, typename = void>
 constexpr bool knows_softmax = false;
 template <typename V>
-constexpr bool knows_softmax<V, std::void_t<std::bool_constant<static_cast<bool>(V::use_softmax)>>> = true;
+constexpr bool knows_softmax<V, true, std::void_t<std::bool_constant<static_cast<bool>(V::use_softmax)>>> = true;
 
 template <typename V, typename = void>
 constexpr bool has_scale = false;

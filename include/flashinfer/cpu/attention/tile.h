@@ -81,7 +81,7 @@ struct Tile {
       }
       if constexpr (Variant::use_softmax)
         if (scaled)
-          for (int d = 0; d < kDQ; d += kLanes) store(to + d, load(to + d) * variant.sm_scale_log2);
+          for (int d = 0; d < kDQ; d += kLanes) store(to + d, load(to + d) * static_cast<float>(variant.sm_scale_log2));
     }
   }
 

@@ -84,7 +84,7 @@ __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, 
           const int32_t key = warp.key(tile_start, n, i);
           if (!kWhole && key >= warp.kv_end) continue;
           s[m][n][i] = variant.LogitsTransform(params, s[m][n][i], warp.batch, qo_idx, key, qo_head, warp.head);
-          if constexpr (Variant::use_softmax) s[m][n][i] *= variant.sm_scale_log2;
+          if constexpr (Variant::use_softmax) s[m][n][i] *= static_cast<float>(variant.sm_scale_log2);
         }
       }
     }
