@@ -192,7 +192,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             arguments = tuple(jit_args)
 
             def custom(backend: str) -> Any:
-                return gen_customize_batch_decode_module(*arguments, backend=backend)  # type: ignore[misc]
+                return gen_customize_batch_decode_module(*arguments, device=backend)  # type: ignore[misc]
 
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, custom)
         self._use_tensor_cores = bool(use_tensor_cores)

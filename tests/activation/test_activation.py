@@ -149,5 +149,5 @@ def test_module_names_and_unknown_function(name):
     assert hasattr(flashinfer.get_act_and_mul_module(name, "cpu"), f"{name}_and_mul")
     with pytest.raises(ValueError, match="act_func_name: got 'relu', wanted one of silu, gelu, gelu_tanh"):
         flashinfer.gen_act_and_mul_module("relu")
-    with pytest.raises(ValueError, match="backend: got 'tpu'"):
+    with pytest.raises(ValueError, match="device: got 'tpu'"):
         flashinfer.gen_act_and_mul_module(name, "tpu")

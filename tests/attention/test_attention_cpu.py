@@ -52,7 +52,7 @@ def test_who_does_what_does_not_change_a_bit(threads):
 
 def test_a_page_outside_of_the_cache_is_never_read():
     """Wrappers check their copies of the tables in plan(); a module is run by others too."""
-    module = gen_single_decode_module("float32", "float32", "float32", 64, 64, backend="cpu").build_and_load()
+    module = gen_single_decode_module("float32", "float32", "float32", 64, 64, device="cpu").build_and_load()
     cache, q, out = torch.randn(5, 2, 16, 2, 64), torch.randn(1, 8, 64), torch.full((1, 8, 64), 7.0)
     indptr, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([19], dtype=torch.int32)
     plan = torch.zeros(256, dtype=torch.int32)

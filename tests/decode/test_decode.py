@@ -275,7 +275,7 @@ def test_a_variant_of_ones_own(small):
     out, lse = wrapper.run(q, paged.cache, bias, 0.2, return_lse=True)
     assert_near(out, want, lse, want_lse + bias.cpu() / math.log(2))
     assert_near(wrapper.run(q, paged.cache, bias, 0.2, v_scale=2.0), want * 2)
-    module = flashinfer.gen_customize_single_decode_module(*shifted(device), backend=device).build_and_load()
+    module = flashinfer.gen_customize_single_decode_module(*shifted(device), device=device).build_and_load()
     k, v = (x.to(dtype).to(device) for x in paged.request(2))
     out, lse = flashinfer.single_decode_with_kv_cache_with_jit_module(module, q[2], k, v, bias, 0.2, return_lse=True)
     assert_near(out[None], want[2:], lse[None], want_lse[2:] + bias.cpu() / math.log(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import re
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 import flashinfer
 from flashinfer import jit
@@ -274,7 +276,7 @@ def test_flashinfers_addresses():
     for name in addresses.__all__:
         assert callable(getattr(addresses, name))
     assert addresses.gen_single_decode_module is jit.gen_single_decode_module is flashinfer.gen_single_decode_module
-    assert addresses.get_single_decode_uri(*half, 64, 64) == "decode_f16_d64_cuda"
+    assert addresses.get_single_decode_uri(*half, 64, 64, device="cuda") == "decode_f16_d64_cuda"
     assert addresses.get_batch_prefill_uri("fa2", *half, "int32", 192, 128, 0, False, True, device="cpu") == (
         "prefill_f16_d192_128_soft_cap_cpu"
     )
@@ -282,24 +284,41 @@ def test_flashinfers_addresses():
         addresses.gen_nothing_module  # noqa: B018
 
 
+@pytest.mark.parametrize("name", jit.modules.families())
+def test_every_generator_takes_a_device(name, monkeypatch):
+    """By one keyword, and by default it is the one that there is."""
+    for generator, function in vars(jit.modules.family(name)).items():
+        if re.fullmatch(r"gen_\w+_module", generator):
+            parameters = inspect.signature(function).parameters
+            assert parameters["device"].default is None
+            assert next(iter(parameters)) == "backend" if "prefill_module" in generator else "backend" not in parameters
+    for gpus, backend in (((), "cpu"), (((9, 0),), "cuda")):
+        monkeypatch.setattr("flashinfer.jit.modules.visible_gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr("torch.version.cuda", "13.0")
+        assert jit.modules.device_of() == backend
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert jit.modules.device_of() == "cpu"  # a torch that knows no GPU
+    assert jit.modules.device_of(torch.device("cuda", 1)) == jit.modules.device_of("cuda:0") == "cuda"
+
+
 @pytest.mark.parametrize(
     "generate, message",
     [
         (lambda: decode.gen_single_decode_module("int8", "int8", "int8", 64, 64), "dtype_q: got int8, wanted one of"),
         (
-            lambda: decode.gen_single_decode_module("float32", "float32", "float32", 64, 64),
+            lambda: decode.gen_single_decode_module("float32", "float32", "float32", 64, 64, device="cuda"),
             "dtype_q: got float32, wanted one of float16, bfloat16 on cuda",
         ),
         (
-            lambda: decode.gen_single_decode_module("float16", "bfloat16", "float16", 64, 64),
+            lambda: decode.gen_single_decode_module("float16", "bfloat16", "float16", 64, 64, device="cuda:1"),
             "dtype_kv: got bfloat16, wanted one of float16, float8_e4m3fn, float8_e5m2 beside float16 queries on cuda",
         ),
         (
-            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 96, 96),
+            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 96, 96, device="cuda"),
             r"head_dim: got 96, wanted one of 64, 128, 256, 192:128 \(queries:values\) on cuda",
         ),
         (
-            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 520, 520, backend="cpu"),
+            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 520, 520, device="cpu"),
             "head_dim: got 520, wanted a multiple of 8 up to 512 on cpu",
         ),
         (
@@ -307,8 +326,8 @@ def test_flashinfers_addresses():
             "pos_encoding_mode: got 3, wanted 0",
         ),
         (
-            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 64, 64, backend="tpu"),
-            "backend: got 'tpu', wanted one of cpu, cuda",
+            lambda: decode.gen_single_decode_module("float16", "float16", "float16", 64, 64, device="tpu"),
+            "device: got 'tpu', wanted one of cpu, cuda",
         ),
         (
             lambda: decode.gen_batch_decode_module("float16", "float16", "float16", "int64", 64, 64),

@@ -109,7 +109,9 @@ def test_an_error_is_at_the_users_line(device, tmp_path):
     for decl, file in ((broken, "one: variant_decl"), (header, str(header))):
         spec = variant(decl, "FlashSigmoid", scalars=dict(zip(*SIGMOID_PARAMETERS[2:], strict=True)), device=device)
         found = errors(compiled(spec, KERNELS if device == "cpu" else spec.sources[-1], tmp_path))
-        assert found[0].startswith(f"{file}:{line}:" if device == "cpu" else f"{file}({line}): ") and "log3e" in found[0]
+        assert (
+            found[0].startswith(f"{file}:{line}:" if device == "cpu" else f"{file}({line}): ") and "log3e" in found[0]
+        )
 
 
 # --- whose name, whose header ---
@@ -139,7 +141,10 @@ def test_a_name_with_two_meanings_is_ambiguous_at_the_users_line(tmp_path):
 
 def test_names_in_namespaces(tmp_path):
     inner = FORMS["as it should be"].replace("{", "{ static constexpr int of_the_user = 1;", 1)
-    for text in (f"namespace mine {{ {inner} }}", f"namespace mine {{ {inner} }}\nnamespace flashinfer {{ struct V; }}"):
+    for text in (
+        f"namespace mine {{ {inner} }}",
+        f"namespace mine {{ {inner} }}\nnamespace flashinfer {{ struct V; }}",
+    ):
         for name in ("mine::V", "::mine::V"):
             assert not compiled(variant(text, name), IS_USERS.replace("{name}", "mine::V"), tmp_path)
 

@@ -78,7 +78,9 @@ def sigmoid(
     )
 
 
-def compiled(spec: jit.JitSpec, text: str, folder: Path, *flags: str, suffix: str = "", syntax_only: bool = True) -> str:
+def compiled(
+    spec: jit.JitSpec, text: str, folder: Path, *flags: str, suffix: str = "", syntax_only: bool = True
+) -> str:
     """What the compiler says of a file that sees a module's configuration and headers; nothing where it is content.
 
     ``text``: of the file, or the name of one of the module's own sources; ``suffix``: the file's, ``cu`` or ``cc``.

@@ -132,7 +132,7 @@ def own_variants(device: str) -> dict[str, Sample]:
             *SIGMOID, SIGMOID_DECL, device=device
         ),
         "single_decode_with_kv_cache": flashinfer.gen_customize_single_decode_module(
-            *SIGMOID[1:], SIGMOID_DECL, backend=device
+            *SIGMOID[1:], SIGMOID_DECL, device=device
         ),
     }
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
+from ..machine.target import visible_gpus
 from ..module import JitSpec
 from ..spec import BACKENDS, DTYPES
 
@@ -75,6 +77,21 @@ def subset(argument: str, given: Iterable[str], allowed: Iterable[str]) -> Value
     if unknown := [value for value in values if value not in known]:
         raise ValueError(f"{argument}: got {', '.join(map(str, unknown))}, wanted a subset of {', '.join(known)}")
     return values
+
+
+def device_of(device: object = None) -> str:
+    """``"cpu"`` or ``"cuda"``, of ``torch.device("cuda:0")`` and its like too; by default the one that there is.
+
+    Raises:
+        ValueError: there are no modules for such a device.
+    """
+    if device is None:
+        torch = sys.modules.get("torch")
+        return "cuda" if visible_gpus() and (torch is None or torch.version.cuda is not None) else "cpu"
+    name = str(device).partition(":")[0]
+    if name not in BACKENDS:
+        raise ValueError(f"device: got {name!r}, wanted one of {', '.join(BACKENDS)}")
+    return name
 
 
 DTYPE_AXIS = Axis("dtypes", DTYPES, some_of(*DTYPES), "element types")

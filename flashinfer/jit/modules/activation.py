@@ -6,20 +6,20 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, subset
+from . import DTYPE_AXIS, Matrix, device_of, subset
 
 AXES = (DTYPE_AXIS,)
 # Name of the function -> its functor in include/flashinfer/common/activation.h.
 ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh"}
 
 
-def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+def gen_act_and_mul_module(act_func_name: str, device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """``<act_func_name>_and_mul`` for the element types ``dtypes``.
 
     Raises:
         ValueError: no such function, backend or element type.
     """
-    return activation_spec("activation", act_func_name, backend, dtypes)
+    return activation_spec("activation", act_func_name, device_of(device), dtypes)
 
 
 def activation_spec(family: str, act_func_name: str, backend: str, dtypes: Iterable[str]) -> JitSpec:

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix
+from . import DTYPE_AXIS, Matrix, device_of
 from .activation import ACTIVATIONS, activation_spec
 
 AXES = (DTYPE_AXIS,)
 
 
 def gen_act_and_mul_backward_module(
-    act_func_name: str, backend: str = "cuda", dtypes: Iterable[str] = DTYPES
+    act_func_name: str, device: object = None, dtypes: Iterable[str] = DTYPES
 ) -> JitSpec:
     """The gradient of ``<act_func_name>_and_mul`` for the element types ``dtypes``.
 
     Raises:
         ValueError: no such function, backend or element type.
     """
-    return activation_spec("activation_backward", act_func_name, backend, dtypes)
+    return activation_spec("activation_backward", act_func_name, device_of(device), dtypes)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, subset
+from . import DTYPE_AXIS, Matrix, device_of, subset
 
 AXES = (DTYPE_AXIS,)
 
 
-def gen_cascade_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+def gen_cascade_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """Merging attention states, for the element types ``dtypes``."""
-    return family_spec("cascade", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    return family_spec("cascade", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..module import JitSpec
-from . import Matrix
+from . import Matrix, device_of
 from ._attention import (
     AXES as AXES,
 )
@@ -30,20 +30,22 @@ def gen_single_decode_module(
     pos_encoding_mode: int = 0,
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
-    backend: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """The decode module of one configuration; one request and many are computed by the same module.
 
-    ``use_sliding_window`` is accepted and changes nothing: a window is a run-time value.
+    ``use_sliding_window`` is accepted and changes nothing: a window is a run-time value. ``device``: ``cpu`` or ``cuda``,
+    by default the one that there is.
 
     Raises:
-        ValueError: a dtype, size or mode that the backend's kernels do not have.
+        ValueError: a device, dtype, size or mode that the library's kernels do not have.
     """
+    where = device_of(device)
     return attention_spec(
         "decode",
-        backend,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
-        head_dims_value(head_dim_qk, head_dim_vo, backend),
+        where,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
+        head_dims_value(head_dim_qk, head_dim_vo, where),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
     )
 
@@ -58,13 +60,13 @@ def gen_batch_decode_module(
     pos_encoding_mode: int = 0,
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
-    backend: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """:func:`gen_single_decode_module` with the dtype of indices, which is int32."""
     check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_decode_module(
         dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
-        use_logits_soft_cap, backend,
+        use_logits_soft_cap, device,
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def gen_customize_single_decode_module(
     pos_encoding_mode: int = 0,
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
-    backend: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """The decode module of a user's variant, see ``include/flashinfer/attention/variant.h``.
 
@@ -96,16 +98,18 @@ def gen_customize_single_decode_module(
         additional_scalar_names, additional_scalar_dtypes: parameters by value, ``double`` or ``int64_t``.
         variant_name, variant_decl: the functor's name, and its C++ text or the path of a header that has it.
         use_sliding_window, use_logits_soft_cap: accepted; a variant does what it says.
+        device: ``cpu`` or ``cuda``, by default the one that there is.
 
     Raises:
         ValueError: names, types or sizes that cannot be.
     """
+    where = device_of(device)
     return customize_spec(
         "decode",
-        backend,
+        where,
         uri,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
-        head_dims_value(head_dim_qk, head_dim_vo, backend),
+        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
+        head_dims_value(head_dim_qk, head_dim_vo, where),
         (additional_tensor_names, additional_tensor_dtypes),
         (additional_scalar_names, additional_scalar_dtypes),
         variant_name,
@@ -131,14 +135,14 @@ def gen_customize_batch_decode_module(
     pos_encoding_mode: int = 0,
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
-    backend: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """:func:`gen_customize_single_decode_module` with the dtype of indices, int32, behind ``dtype_o``."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_decode_module(
         uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names, additional_tensor_dtypes,
         additional_scalar_names, additional_scalar_dtypes, variant_name, variant_decl, pos_encoding_mode,
-        use_sliding_window, use_logits_soft_cap, backend,
+        use_sliding_window, use_logits_soft_cap, device,
     )  # fmt: skip
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..module import JitSpec, family_spec
-from . import Matrix
+from . import Matrix, device_of
 
 
-def gen_page_module(backend: str = "cuda") -> JitSpec:
+def gen_page_module(device: object = None) -> JitSpec:
     """Appending to paged caches, and the indices that go with them. Bytes are moved: one module serves every dtype."""
-    return family_spec("page", backend)
+    return family_spec("page", device_of(device))
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

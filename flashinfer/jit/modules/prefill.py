@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..module import JitSpec
-from . import Matrix
+from . import Matrix, device_of
 from ._attention import (
     AXES as AXES,
 )
@@ -42,7 +42,7 @@ def gen_single_prefill_module(
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
     use_fp16_qk_reduction: bool = False,
-    device: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """The prefill module of one configuration; one request and many, ragged and paged, are computed by the same module.
 
@@ -50,17 +50,18 @@ def gen_single_prefill_module(
         backend: ``auto`` or ``fa2``.
         use_sliding_window, use_fp16_qk_reduction: accepted and change nothing: a window is a run-time value, and
             products are summed in float32.
-        device: ``cuda`` or ``cpu``.
+        device: ``cpu`` or ``cuda``, by default the one that there is.
 
     Raises:
         ValueError: a dtype, size or mode that the device's kernels do not have.
     """
     check_kernels(backend)
+    where = device_of(device)
     return attention_spec(
         "prefill",
-        device,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, device),
-        head_dims_value(head_dim_qk, head_dim_vo, device),
+        where,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
+        head_dims_value(head_dim_qk, head_dim_vo, where),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
     )
 
@@ -77,7 +78,7 @@ def gen_batch_prefill_module(
     use_sliding_window: bool = False,
     use_logits_soft_cap: bool = False,
     use_fp16_qk_reduction: bool = False,
-    device: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """:func:`gen_single_prefill_module` with the dtype of indices, which is int32."""
     check_index_dtype("dtype_idx", dtype_idx)
@@ -106,7 +107,7 @@ def gen_customize_single_prefill_module(
     use_logits_soft_cap: bool = False,
     use_fp16_qk_reduction: bool = False,
     fp8_enabled: bool = False,
-    device: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """The prefill module of a user's variant; arguments as for ``gen_customize_single_decode_module``.
 
@@ -116,12 +117,13 @@ def gen_customize_single_prefill_module(
     check_kernels(backend)
     if fp8_enabled:
         raise ValueError("fp8_enabled: got True, wanted False: products of fp8 are not computed in fp8")
+    where = device_of(device)
     return customize_spec(
         "prefill",
-        device,
+        where,
         uri,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, device),
-        head_dims_value(head_dim_qk, head_dim_vo, device),
+        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
+        head_dims_value(head_dim_qk, head_dim_vo, where),
         (additional_tensor_names, additional_tensor_dtypes),
         (additional_scalar_names, additional_scalar_dtypes),
         variant_name,
@@ -150,7 +152,7 @@ def gen_customize_batch_prefill_module(
     use_logits_soft_cap: bool = False,
     use_fp16_qk_reduction: bool = False,
     fp8_enabled: bool = False,
-    device: str = "cuda",
+    device: object = None,
 ) -> JitSpec:
     """:func:`gen_customize_single_prefill_module` with the dtype of indices, int32, behind ``dtype_o``."""
     check_index_dtype("idtype", idtype)

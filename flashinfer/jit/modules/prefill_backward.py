@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, subset
+from . import DTYPE_AXIS, Matrix, device_of, subset
 from ._attention import CONSTANTS
 
 AXES = (DTYPE_AXIS,)
@@ -16,12 +16,13 @@ CUDA_HEAD_DIMS = ("64", "128", "192:128", "256")
 MAX_CUDA_HEAD_DIM = 256
 
 
-def gen_prefill_backward_module(backend: str = "cuda", dtypes: Iterable[str] | None = None) -> JitSpec:
+def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | None = None) -> JitSpec:
     """Gradients of attention for the element types ``dtypes``: on the CPU for all sizes of heads, on CUDA up to 256.
 
     Raises:
         ValueError: a dtype that the backend's kernels do not have: on CUDA these are float16 and bfloat16.
     """
+    backend = device_of(device)
     if backend != "cuda":
         return family_spec(
             "prefill_backward",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..module import JitSpec, family_spec
-from . import Matrix
+from . import Matrix, device_of
 
 
-def gen_quantization_module(backend: str = "cuda") -> JitSpec:
+def gen_quantization_module(device: object = None) -> JitSpec:
     """Packing booleans into bits."""
-    return family_spec("quantization", backend)
+    return family_spec("quantization", device_of(device))
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, subset
+from . import DTYPE_AXIS, Matrix, device_of, subset
 
 AXES = (DTYPE_AXIS,)
 
 
-def gen_rope_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+def gen_rope_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """Rotary embedding, its Llama 3.1 form and that with a cos/sin cache for the element types ``dtypes``."""
-    return family_spec("rope", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    return family_spec("rope", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
