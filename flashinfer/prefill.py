@@ -29,6 +29,7 @@ from ._attention.arguments import (
     operators_of_module,
 )
 from ._attention.bound import BoundCalls
+from ._attention.kernels import size_class
 from ._attention.masks import MultiItem, one_mask
 from ._attention.one_request import attend_one, run_one
 from ._attention.prefill_wrapper import BatchPrefill
@@ -91,19 +92,16 @@ def single_prefill_with_kv_cache(
             one per head. A tensor on a GPU is multiplied into the query or the output, and never read on the host.
         o_dtype: of the output, ``q``'s by default.
         custom_mask: ``[qo_len, kv_len]`` bool, True where a query may see a key; ``causal`` then means nothing.
-        packed_custom_mask: its bits, flattened, as :func:`flashinfer.packbits` packs them with ``bitorder="little"``; goes
-            before ``custom_mask``.
+        packed_custom_mask: its bits as :func:`flashinfer.packbits` packs them, little end first; goes before ``custom_mask``.
         causal: a query sees no key behind its own position.
         kv_layout: ``"NHD"`` or ``"HND"``.
-        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates ``q`` and ``k`` on the fly, halves of a head against each
-            other) or ``"ALIBI"`` (adds a head's slope times the distance to each logit).
+        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates halves of ``q`` and ``k``) or ``"ALIBI"`` (slope * distance).
         use_fp16_qk_reduction: accepted; products are summed in float32.
         sm_scale: by default ``1 / sqrt(head_dim_qk)``.
         window_left: a query sees this many keys to its left; -1: all.
         logits_soft_cap: logits become ``cap * tanh(logit / cap)`` where this is above 0.
-        rope_scale, rope_theta: 1 and 1e4 by default: pair ``i`` of a head at position ``p`` turns by
-            ``p / rope_scale * rope_theta^(-2 i / head_dim_qk)``.
-        backend: ``"auto"`` or ``"fa2"``.
+        rope_scale, rope_theta: 1 and 1e4 by default: pair ``i`` turns by ``p / rope_scale * rope_theta^(-2 i / head_dim_qk)``.
+        backend: ``"fa2"``, kernels that run everywhere; ``"fa3"``, for Hopper alone; ``"auto"``, for long requests there.
         return_lse: also return the lse.
 
     Returns:
@@ -115,9 +113,11 @@ def single_prefill_with_kv_cache(
         TypeError: dtypes that do not fit.
         GradientError: a gradient is wanted with scales or of float8.
     """
-    op, scales, options = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v), None
+    op, scales = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v)
+    options: tuple[Any, ...] | None = None
     if custom_mask is None and packed_custom_mask is None and o_dtype is None:
         options = (causal, kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta, backend)
+        options = (*options, size_class(q, k, kv_layout))
         result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
         if result is not None:
             return result
@@ -132,11 +132,11 @@ def single_prefill_with_kv_cache(
     if wanted(q, k, v):
         return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     if options is not None:
-        _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits)
+        _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits, backend)
         result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
         if result is not None:
             return result
-    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    out, lse = attend_one("prefill", op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse, backend)
     return (out, lse) if lse is not None else out
 
 
@@ -193,7 +193,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         paged_kv_last_page_len_buf: ``[batch_size]`` int32.
         custom_mask_buf: uint8, as long as packed masks will ever be; needed where plans have custom masks.
         mask_indptr_buf: ``[batch_size + 1]`` int32, with it.
-        backend: ``"auto"`` or ``"fa2"``.
+        backend: as for :func:`single_prefill_with_kv_cache`; chosen by each plan.
         jit_args: the arguments of :func:`gen_customize_batch_prefill_module` less ``backend`` and ``device``: a variant of
             your own, which is built here. ``run()`` then takes its additional tensors and scalars.
 

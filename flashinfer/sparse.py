@@ -91,6 +91,7 @@ class _BlockSparse(BatchWrapper):
 
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         check_kernels(backend)
+        self._backend = backend
         super().__init__(float_workspace_buffer, "NHD", False, None)
 
     def _plan_rows(
@@ -123,7 +124,7 @@ class BlockSparseAttentionWrapper(_BlockSparse):
 
     Args:
         float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
-        backend: ``"auto"`` or ``"fa2"``.
+        backend: ``"auto"``, ``"fa2"`` or ``"fa3"``, as for the wrappers of prefill; pages are columns of blocks.
 
     Raises:
         ValueError, TypeError: a buffer or a backend that does not fit.

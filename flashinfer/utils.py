@@ -28,6 +28,7 @@ __all__ = [
     "get_compute_capability",
     "get_device_sm_count",
     "get_indptr",
+    "is_fa3_backend_supported",
     "is_float8",
     "is_sm90a_supported",
     "is_sm100a_supported",
@@ -162,8 +163,24 @@ def determine_attention_backend(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> str:
-    """What ``backend="auto"`` stands for: ``"fa2"``, the portable kernels, which are all there are."""
-    return "fa2"
+    """Returns what ``backend="auto"`` of prefill stands for where requests are long: ``"fa3"``, kernels for Hopper, or
+    ``"fa2"``, those that run everywhere."""
+    serves = is_fa3_backend_supported(
+        pos_encoding_mode, use_fp16_qk_reductions, use_custom_mask, dtype_q, dtype_kv
+    ) and is_sm90a_supported(device)
+    return "fa3" if serves else "fa2"
+
+
+def is_fa3_backend_supported(
+    pos_encoding_mode: int,
+    use_fp16_qk_reductions: bool,
+    use_custom_mask: bool,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+) -> bool:
+    """Whether prefill's kernels for Hopper compute this; ``use_fp16_qk_reductions`` changes nothing, as everywhere."""
+    rotates = int(pos_encoding_mode) == PosEncodingMode.ROPE_LLAMA.value
+    return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in (torch.float16, torch.bfloat16)
 
 
 def version_at_least(version: str, base_version: str) -> bool:

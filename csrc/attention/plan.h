@@ -42,7 +42,8 @@ struct PlanInput {
               static_cast<DType>(given.dtype_o),
               check.int32("head_dim_qk", given.head_dim_qk),
               check.int32("head_dim_vo", given.head_dim_vo),
-              check.int32("variant", given.variant)};
+              check.int32("variant", given.variant),
+              request.group};
     require_covered(config);
   }
 

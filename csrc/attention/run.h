@@ -71,7 +71,7 @@ struct Inputs {
   // What kernels read of the three.
   void put_into(Params& params) const {
     params.q = q.data, params.q_row = q.stride(0), params.q_head = q.stride(1);
-    params.num_qo_heads = static_cast<int32_t>(num_heads());
+    params.num_tokens = num_tokens(), params.num_qo_heads = static_cast<int32_t>(num_heads());
     params.num_kv_heads = static_cast<int32_t>(k.size(dims.head));
     params.group = FastDiv(static_cast<uint32_t>(params.num_qo_heads / params.num_kv_heads));
     KvCache& kv = params.kv;
@@ -96,7 +96,9 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
     check.fail("custom_mask", "got fewer bits than queries times keys");
   if (params.mask_mode == MaskMode::kMultiItem && params.token_pos_in_items_len < inputs.num_tokens() - kv_len)
     check.fail("token_pos_in_items_len", "is too small");
-  const WorkLimits limits = attention_limits(config, rows, 0, inputs.q.device);
+  AttentionConfig grouped = config;
+  grouped.group = static_cast<int32_t>(params.group.divisor);
+  const WorkLimits limits = attention_limits(grouped, rows, 0, inputs.q.device);
   const int32_t qo_indptr[] = {0, static_cast<int32_t>(inputs.num_tokens())};
   const int32_t kv_lens[] = {static_cast<int32_t>(kv_len)};
   params.single = plan_single({.batch_size = 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class Operators:
     variant: int = 0
     custom: bool = False  # a user's variant, which has parameters of its own
     module: str = ""  # its namespace
+    kernels: str = ""  # which of the family's: "cpu", "cuda", or "sm90a" and its like
 
 
 @cache
@@ -53,14 +54,19 @@ def own_operators(
     head_dims: tuple[int, int],
     pos_encoding_mode: int,
     use_logits_soft_cap: bool,
+    kernels: str = "",
 ) -> Operators:
-    """The operators of a variant of the library's own: found, else built, once in a process."""
+    """The operators of a variant of the library's own: found, else built, once in a process.
+
+    ``kernels``: which of the family's on ``backend``, see ``kernels.py``; by default those that run everywhere.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
     values = dtypes_value(*dtypes, backend), head_dims_value(*head_dims, backend)
     variant = variant_of(pos_encoding_mode, use_logits_soft_cap)
-    namespace = load_configured(attention_spec(family, backend, *values, variant))
-    return _operators(namespace, variant_bits(variant), custom=False)
+    namespace = load_configured(attention_spec(family, kernels or backend, *values, variant))
+    operators = _operators(namespace, variant_bits(variant), custom=False)
+    return replace(operators, kernels=kernels or backend)
 
 
 @cache

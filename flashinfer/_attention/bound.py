@@ -21,6 +21,7 @@ from torch.overrides import has_torch_function_variadic
 
 from .._ops.route import call_handle
 from .arguments import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
+from .kernels import kernels_of_one
 from .schedule import DTYPES, Shape
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -139,7 +140,7 @@ class BoundCalls:
 
     def keep(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
-        mask_mode: int, logits: Logits,
+        mask_mode: int, logits: Logits, backend: str = "auto",
     ) -> None:  # fmt: skip
         """Bind what calls of this kind have in common, if it can be and is not yet."""
         chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
@@ -151,9 +152,13 @@ class BoundCalls:
             return  # a size may be a symbol, and a tensor change under its name
         if logits.pos_encoding_mode == 2:
             return  # slopes depend on the number of heads
+        kernels = kernels_of_one(
+            backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
+            q.dtype,
+        )  # fmt: skip
         operators = own_operators(
             self._family, q.device.type, (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1]),
-            logits.pos_encoding_mode, logits.logits_soft_cap > 0,
+            logits.pos_encoding_mode, logits.logits_soft_cap > 0, kernels,
         )  # fmt: skip
         sm_scale = max(q.shape[-1], 1) ** -0.5
         expected = (

@@ -27,6 +27,7 @@ from .arguments import (
     slopes_of,
     value_scale,
 )
+from .kernels import kernels_of_one
 
 
 def attend_one(
@@ -42,6 +43,7 @@ def attend_one(
     mask_mode: int = NON_CAUSAL,
     packed_mask: torch.Tensor | None = None,
     return_lse: bool = False,
+    backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
     no_gradient(op, (q, k, v))
@@ -58,10 +60,12 @@ def attend_one(
         cap, *rest = logits[2:] if numbers is None else (1.0 if logits.logits_soft_cap > 0 else 0.0, 1.0, 1.0, 1.0)
         torch.ops.flashinfer.attend(
             family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits[:2], cap, *rest,
-            factor if numbers is None else 1.0, o_scale, slopes, numbers,
+            factor if numbers is None else 1.0, o_scale, slopes, numbers, backend,
         )  # fmt: skip
     else:
-        _attend(family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale)
+        _attend(
+            family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale, backend=backend
+        )
     if finish is not None:
         finish(out)
     return out, lse
@@ -96,9 +100,13 @@ def _attend(
     o_scale: float,
     slopes: torch.Tensor | None = None,
     numbers: torch.Tensor | None = None,
+    backend: str = "auto",
 ) -> None:
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
-    operators = own_operators(family, q.device.type, dtypes, head_dims, pos_encoding_mode, logits_soft_cap > 0)
+    kernels = kernels_of_one(
+        backend, family, q, k, v, layout, mask_mode, pos_encoding_mode, logits_soft_cap > 0, out.dtype
+    )
+    operators = own_operators(family, q.device.type, dtypes, head_dims, pos_encoding_mode, logits_soft_cap > 0, kernels)
     logits = Logits(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
     if slopes is None:
         slopes = slopes_of(logits, q.shape[1], q.device)
@@ -111,7 +119,8 @@ def _attend(
 define_in_python(
     "attend(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, Tensor? packed_mask,"
     " int layout, int mask_mode, int pos_encoding_mode, SymInt window_left, float logits_soft_cap, float sm_scale,"
-    " float rope_scale, float rope_theta, float factor, float o_scale, Tensor? slopes, Tensor? numbers) -> ()",
+    " float rope_scale, float rope_theta, float factor, float o_scale, Tensor? slopes, Tensor? numbers,"
+    ' str backend="auto") -> ()',
     _attend,
 )
 

@@ -33,6 +33,7 @@ class BatchPrefill(BatchWrapper):
         jit_args: tuple[Any, ...] | None,
     ) -> None:
         check_kernels(backend)
+        self._backend = backend
         custom = None
         if jit_args is not None:
             arguments = tuple(jit_args)

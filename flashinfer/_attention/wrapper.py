@@ -31,6 +31,7 @@ from .arguments import (
     value_scale,
 )
 from .bound import Bound, Result, bind_plan
+from .kernels import Wanted, choose
 from .masks import MaskTensors
 from .schedule import Scheduler, Shape, check_indptr, check_table, paged_kv_lens, refuse_graph
 from .traced import as_shape, differs, exceeds, from_shape
@@ -89,7 +90,7 @@ class Planned:
 class BatchWrapper:
     """A batch of requests with one plan; see the public wrappers."""
 
-    _family = "prefill"
+    _family, _backend = "prefill", "auto"
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
 
     def __init__(
@@ -214,13 +215,28 @@ class BatchWrapper:
     def end_forward(self) -> None:
         """Do nothing; kept for callers of older interfaces."""
 
-    def _operators(self, shape: Shape, logits: Logits) -> Operators:
+    def _operators(
+        self, batch: Batch, shape: Shape, logits: Logits, mask_mode: int, page_size: int | None
+    ) -> Operators:
         if self._custom is None:
-            dtypes = (shape.dtype_q, shape.dtype_kv, shape.dtype_o)
-            return own_operators(
-                self._family, self.device.type, dtypes, (shape.head_dim_qk, shape.head_dim_vo),
-                logits.pos_encoding_mode, logits.logits_soft_cap > 0,
+            dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
+            soft_cap, group = logits.logits_soft_cap > 0, shape.num_qo_heads // shape.num_kv_heads
+            wanted = Wanted(
+                self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, soft_cap, mask_mode, group,
+                page_size,
             )  # fmt: skip
+            rows, bounds = batch.rows * group // max(batch.kv_lens.numel(), 1), self._scheduler.bounds
+            kernels = choose(self._backend, wanted, rows)
+            if bounds is not None and bounds.shape == shape and self._planned is not None:
+                # What a graph was captured with serves the plans after the first, where it can.
+                before = self._planned.operators.kernels
+                if before != kernels and wanted.why_not_hopper() is None:
+                    kernels = before
+                elif before != kernels:
+                    self._scheduler.bounds = None
+            return own_operators(
+                self._family, self.device.type, dtypes, head_dims, logits.pos_encoding_mode, soft_cap, kernels
+            )
         if logits.pos_encoding_mode or logits.logits_soft_cap > 0:
             raise ValueError(
                 f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
@@ -234,8 +250,8 @@ class BatchWrapper:
     ) -> None:  # fmt: skip
         """Make a plan and keep it; then, when nothing can fail any more, write the caller's buffers."""
         refuse_graph()
-        operators = self._operators(shape, logits)
         mask_mode = causal if masks.mode is None else masks.mode
+        operators = self._operators(batch, shape, logits, mask_mode, page_size)
         lists = self._scheduler.make(operators, shape, batch.qo_indptr, batch.kv_lens, mask_mode, logits.window_left)
         head = (
             batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len,

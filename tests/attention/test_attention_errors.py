@@ -169,7 +169,7 @@ BAD_SINGLE_PREFILL = [
     (dict(v=torch.ones(5, 2, 64)), TypeError, "v: got float32, wanted float16 as k has"),
     (dict(o_dtype=torch.int8), ValueError, "dtype_o: got int8, wanted one of"),
     (dict(backend="fa4"), ValueError, "backend: got 'fa4', wanted one of auto, fa2, fa3"),
-    (dict(backend="fa3"), ValueError, "backend: got 'fa3', and there are no kernels for Hopper alone yet"),
+    (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "backend: got 'fa3', whose kernels cannot"),
     (dict(kv_layout="BSHD"), ValueError, "kv_layout: got 'BSHD', wanted 'NHD' or 'HND'"),
     (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted one of NONE, ROPE_LLAMA, ALIBI"),
     (dict(custom_mask=torch.ones(3, 4).bool()), ValueError, "custom_mask: got 12 elements, wanted 15, queries times keys"),
@@ -306,8 +306,8 @@ def test_an_output_that_overlaps_an_input(device):
 
 @pytest.mark.parametrize("kind", ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"])
 def test_backends_of_wrappers(kind, device):
-    with pytest.raises(ValueError, match="backend: got 'fa3', and there are no kernels for Hopper alone yet"):
-        getattr(flashinfer, kind)(workspace(device), backend="fa3")
+    with pytest.raises(ValueError, match="backend: got 'fa4', wanted one of auto, fa2, fa3"):
+        getattr(flashinfer, kind)(workspace(device), backend="fa4")
     with pytest.raises(TypeError, match="qo_indptr_buf: got NoneType, wanted Tensor"):
         getattr(flashinfer, kind)(workspace(device), use_cuda_graph=True)
 

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flashinfer
+from flashinfer._attention.arguments import POS_ENCODINGS
+from flashinfer._attention.kernels import Wanted
 from tests.support.attention_oracle import (
     FLOAT8,
     Paged,
@@ -69,6 +71,7 @@ class Case:
     scales: tuple[float | None, float | None]
     split: bool
     near: bool
+    hopper: bool  # prefill by the kernels for Hopper alone, where there is such a GPU and they serve
     seed: int
     options: dict = field(default_factory=dict)
 
@@ -105,8 +108,21 @@ def cases(draw: st.DrawFn, device: str) -> Case:
         module, form, heads, qo_lens, kv_lens, draw(st.sampled_from(["NHD", "HND"])),
         draw(st.sampled_from([1, 3, 5, 16, 64])), draw(st.sampled_from(masks)),
         draw(st.sampled_from([(None, None), (0.5, 3.0)])) if dtype_kv in FLOAT8 and form != "ragged" else (None, None),
-        draw(st.booleans()), draw(st.booleans()), seed, options,
+        draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), seed, options,
     )  # fmt: skip
+
+
+def backend_of(case: Case, device: str) -> str:
+    if not case.hopper:
+        return "fa2"
+    _, dtype, dtype_kv, head_dims, pos, cap = case.module
+    mask_mode = {"none": 0, "causal": 1, "custom": 2, "items": 3}[case.mask]
+    paged = None if case.form in ("single", "ragged") else case.page_size
+    wanted = Wanted(
+        "prefill", torch.device(device), (dtype, dtype_kv, dtype), head_dims, POS_ENCODINGS[pos], cap, mask_mode,
+        case.heads[0] // case.heads[1], paged,
+    )  # fmt: skip
+    return "fa3" if wanted.why_not_hopper() is None else "auto"
 
 
 def masks_of(case: Case, device: str) -> tuple[list[torch.Tensor] | None, dict]:
@@ -164,8 +180,9 @@ def run_single(case: Case, device: str) -> None:
         out, lse = out[None], lse[None]
     else:
         out, lse = flashinfer.single_prefill_with_kv_cache(
-            q, k, v, None, k_scale, v_scale, kv_layout=case.layout, return_lse=True, **arguments, **case.options
-        )
+            q, k, v, None, k_scale, v_scale, kv_layout=case.layout, return_lse=True, backend=backend_of(case, device),
+            **arguments, **case.options,
+        )  # fmt: skip
     assert_near(out, want, lse, want_lse)
 
 
@@ -178,15 +195,17 @@ def run_batch(case: Case, device: str) -> None:
         k, v = (drawn((sum(case.kv_lens), case.heads[1], dim), dtype_kv) for dim in (head_dim, head_dim_vo))
         requests = list(zip(*(x.float().split(case.kv_lens) for x in (k, v)), strict=True)) if case.kv_lens else []
         inputs = [x.to(device) if case.layout == "NHD" else x.transpose(0, 1).contiguous().to(device) for x in (k, v)]
-        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device), case.layout)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+            workspace(device), case.layout, backend=backend_of(case, device)
+        )
         tables, shape = [indptr_of(case.kv_lens).to(far)], (*case.heads, head_dim, head_dim_vo)
     else:
         paged = Paged(case.kv_lens, case.page_size, case.heads[1], head_dim, dtype_kv, device, case.layout, case.form,
                       head_dim_vo, shared=random.random() < 0.5)  # fmt: skip
         requests, inputs = [paged.request(b) for b in range(len(case.kv_lens))], [paged.cache]
         tables, shape = list(paged.tables_on(far)), (*case.heads, head_dim, case.page_size)
-        kind = "Decode" if family == "decode" else "Prefill"
-        wrapper = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(workspace(device), case.layout)
+        kind, chosen = ("Decode", {}) if family == "decode" else ("Prefill", {"backend": backend_of(case, device)})
+        wrapper = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(workspace(device), case.layout, **chosen)
         shape = shape if family == "decode" else (*shape, head_dim_vo)
     wrapper._scheduler.split = case.split
     masks, arguments = masks_of(case, device)

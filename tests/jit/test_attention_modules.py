@@ -334,8 +334,12 @@ def test_every_generator_takes_a_device(name, monkeypatch):
             "dtype_idx: got int64, wanted int32",
         ),
         (
-            lambda: prefill.gen_single_prefill_module("fa3", "float16", "float16", "float16", 64, 64),
-            "backend: got 'fa3'.*wanted 'auto' or 'fa2'",
+            lambda: prefill.gen_single_prefill_module("fa3", *["float16"] * 3, 64, 64, device="cpu"),
+            "backend: got 'fa3' for device 'cpu', wanted 'auto' or 'fa2'",
+        ),
+        (
+            lambda: prefill.gen_single_prefill_module("fa3", "float16", "float8_e4m3fn", "float16", 64, 64),
+            "backend: got 'fa3' with float8_e4m3fn keys beside float16 queries",
         ),
         (
             lambda: prefill.gen_single_prefill_module("fa4", "float16", "float16", "float16", 64, 64),

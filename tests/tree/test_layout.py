@@ -17,6 +17,7 @@ import pytest
 
 import flashinfer
 from flashinfer.jit.machine.target import CPU_LEVELS, native_level
+from flashinfer.jit.module import kernels_of
 from flashinfer.jit.modules import Matrix, families, family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,11 +169,16 @@ def test_a_family_is_called_the_same_everywhere(name):
         used = [one for one in includes(ROOT / "csrc" / file) if one.startswith(f"flashinfer/{layer}/")]
         assert any(f"_{name}".endswith(f"_{Path(one).stem}") for one in used), f"csrc/{file} includes {used}"
     for spec in family(name).aot_specs(Matrix()):
-        assert spec.name.startswith(f"{name}_") and spec.name.endswith(f"_{spec.backend}")
+        kernels = Path(spec.sources[-1]).stem.removeprefix(f"{name}_")
+        assert kernels in kernels_of(name), f"{spec.name} is made of {spec.sources[-1]}"
+        assert spec.name.startswith(f"{name}_") and spec.name.endswith(f"_{kernels}")
 
 
 def test_every_source_belongs_to_a_family():
-    own = {f"{name}{end}" for name in families() for end in (".cc", "_cpu.cc", "_cuda.cu")}
+    own = {f"{name}.cc" for name in families()}
+    own |= {
+        f"{name}_{kernels}.{'cc' if kernels == 'cpu' else 'cu'}" for name in families() for kernels in kernels_of(name)
+    }
     left = {path.name for path in (ROOT / "csrc").iterdir() if path.suffix in (".cc", ".cu")} - own
     assert not left, f"csrc has files of no family: {left}"
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from ... import env
 from ..closure import closure
-from ..module import JitSpec, family_spec
+from ..module import JitSpec, family_spec, kernels_of
 from ..spec import Value, digest
 from . import DTYPE_AXIS, Axis, Matrix, Values, one_of, some_of, words
 
+HOPPER = "sm90a"  # kernels for Hopper alone, which prefill has; see _attention/kernels.py for what they serve
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
@@ -164,10 +165,18 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             "head_dims": [_head_dims_of(value, backend) for value in matrix["head_dims"]],
             "variants": list(matrix["variants"]),
         }
-        if matrix["attention_form"] == ("specialised",):
-            yield from (attention_spec(family, backend, *one) for one in product(*coverage.values()))
-        elif queries:
-            yield dispatching_spec(family, backend, coverage)
+        yield from _in_form(family, backend, coverage, matrix)
+        if backend == "cuda" and HOPPER in kernels_of(family):
+            coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
+            coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
+            yield from _in_form(family, HOPPER, coverage, matrix)
+
+
+def _in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:
+    if matrix["attention_form"] == ("specialised",):
+        yield from (attention_spec(family, kernels, *one) for one in product(*coverage.values()))
+    elif all(coverage.values()):
+        yield dispatching_spec(family, kernels, coverage)
 
 
 def _head_dims_of(value: str, backend: str) -> str:

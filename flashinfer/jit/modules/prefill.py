@@ -11,10 +11,12 @@ from ._attention import (
     AXES as AXES,
 )
 from ._attention import (
+    HOPPER,
     attention_aot_specs,
     attention_spec,
     check_index_dtype,
     customize_spec,
+    dtype_name,
     dtypes_value,
     head_dims_value,
     variant_value,
@@ -24,11 +26,26 @@ KERNELS = ("auto", "fa2", "fa3")
 
 
 def check_kernels(backend: str) -> None:
-    """``backend`` of the public functions: which kernels on CUDA. ``fa2``, the portable ones, is what there is."""
+    """``backend`` of the public functions: which kernels on CUDA; ``fa2`` the portable ones, ``fa3`` those for Hopper."""
     if backend not in KERNELS:
         raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
-    if backend == "fa3":
-        raise ValueError("backend: got 'fa3', and there are no kernels for Hopper alone yet: wanted 'auto' or 'fa2'")
+
+
+def _kernels(
+    backend: str, device: str | None, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
+) -> tuple[str, str]:
+    """The device of a module, and which kernels it is made of: Hopper's where these are asked for by name."""
+    check_kernels(backend)
+    if backend != "fa3":
+        return (device_of(device),) * 2
+    if device not in (None, "cuda"):
+        raise ValueError(f"backend: got 'fa3' for device {device!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
+    if dtype_name(dtype_q, "dtype_q") != dtype_name(dtype_kv, "dtype_kv") or int(pos_encoding_mode) == 1:
+        raise ValueError(
+            f"backend: got 'fa3' with {dtype_kv} keys beside {dtype_q} queries and pos_encoding_mode"
+            f" {int(pos_encoding_mode)}, wanted one dtype for both, and no rotation on the fly"
+        )
+    return "cuda", HOPPER
 
 
 def gen_single_prefill_module(
@@ -47,7 +64,7 @@ def gen_single_prefill_module(
     """The prefill module of one configuration; one request and many, ragged and paged, are computed by the same module.
 
     Args:
-        backend: ``auto`` or ``fa2``.
+        backend: ``auto`` and ``fa2``: kernels that run everywhere; ``fa3``: those for Hopper alone.
         use_sliding_window, use_fp16_qk_reduction: accepted and change nothing: a window is a run-time value, and
             products are summed in float32.
         device: ``cpu`` or ``cuda``, by default the one that there is.
@@ -55,11 +72,10 @@ def gen_single_prefill_module(
     Raises:
         ValueError: a dtype, size or mode that the device's kernels do not have.
     """
-    check_kernels(backend)
-    where = device_of(device)
+    where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     return attention_spec(
         "prefill",
-        where,
+        kernels,
         dtypes_value(dtype_q, dtype_kv, dtype_o, where),
         head_dims_value(head_dim_qk, head_dim_vo, where),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
@@ -114,13 +130,12 @@ def gen_customize_single_prefill_module(
     Raises:
         ValueError: names, types or sizes that cannot be, or ``fp8_enabled``, which the kernels do not have.
     """
-    check_kernels(backend)
+    where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     if fp8_enabled:
         raise ValueError("fp8_enabled: got True, wanted False: products of fp8 are not computed in fp8")
-    where = device_of(device)
     return customize_spec(
         "prefill",
-        where,
+        kernels,
         uri,
         dtypes_value(dtype_q, dtype_kv, dtype_o, where),
         head_dims_value(head_dim_qk, head_dim_vo, where),

@@ -16,7 +16,8 @@ constexpr int32_t kDefault = 0, kSoftCap = 1, kAlibi = 2, kRope = 4;
 struct AttentionConfig {
   DType q, kv, o;
   int32_t head_dim_qk, head_dim_vo;
-  int32_t variant;  // kDefault ...; not looked at where the module is a user's
+  int32_t variant;    // kDefault ...; not looked at where the module is a user's
+  int32_t group = 1;  // num_qo_heads / num_kv_heads; no part is chosen by it
 
   std::string dtypes_text() const { return std::string(to_string(q)) + ":" + to_string(kv) + ":" + to_string(o); }
   std::string head_dims_text() const {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <stdexcept>
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
@@ -104,6 +105,16 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
   if (params.lse && column == 0)
     params.lse[row.token * params.num_qo_heads + row.qo_head] =
         !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+}
+
+// The merges of a launch, where there can be any.
+template <typename Variant, typename Types, typename P>
+void launch_merges(const P& params, const Launch& where) {
+  const int64_t merges = params.items ? params.max_merges : params.num_merges();
+  const int64_t rows = merges * params.num_kv_heads * params.slot_rows;
+  if (rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 rows of partial results");
+  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(rows)), dim3(kPartThreads), 0, where,
+         params);
 }
 
 }  // namespace flashinfer::cuda

@@ -171,6 +171,24 @@ __device__ __forceinline__ void hide(Products<S>& s, const P& params, const Vari
   }
 }
 
+// A factor of the queries that makes the scale of softmax positive: its maxima are then those of the products.
+template <typename Variant>
+__device__ __forceinline__ float query_sign(const Variant& variant) {
+  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
+    return 1.0f;
+  } else {
+    return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
+  }
+}
+template <typename Variant>
+__device__ __forceinline__ float softmax_scale(const Variant& variant) {
+  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
+    return 1.0f;  // transform_logits() has applied it
+  } else {
+    return fmaxf(fabsf(variant.sm_scale_log2), 1e-30f);  // 0 times -infinity would be NaN
+  }
+}
+
 // Softmax of a warp's rows: sums of 2^(scale * (s - reference)), and outputs weighted alike. The reference of a row is
 // a maximum, but not always of all keys so far: it is raised only when a weight would pass 2^kSlack, which spares most
 // tiles the correction of the outputs. The result is the same whatever the reference.

@@ -69,13 +69,11 @@ void launch_attention(const P& params, const Launch& where) {
   const Residency& how = residency<Variant, S, P>(where.device);
   if (how.blocks == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
   const int64_t items = params.items ? params.max_items : params.num_items();
-  const int64_t merges = params.items ? params.max_merges : params.num_merges();
-  const int64_t blocks = items * params.num_kv_heads, rows = merges * params.num_kv_heads * params.slot_rows;
-  if (blocks > INT32_MAX || rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
+  const int64_t blocks = items * params.num_kv_heads;
+  if (blocks > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
   launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
          S::shared_bytes(how.stages), where, params, how.stages, heads_together<S>(params));
-  launch(attention_merge_kernel<Variant, typename S::Types, P>, dim3(static_cast<unsigned>(rows)), dim3(kPartThreads),
-         0, where, params);
+  launch_merges<Variant, typename S::Types>(params, where);
 }
 
 // The smallest tile, for rows of decode and of short prefills: warps share the keys among them.

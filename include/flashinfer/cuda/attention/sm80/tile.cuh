@@ -19,24 +19,6 @@
 
 namespace flashinfer::cuda {
 
-// A factor of the queries that makes the scale of softmax positive: its maxima are then those of the products.
-template <typename Variant>
-__device__ __forceinline__ float query_sign(const Variant& variant) {
-  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
-    return 1.0f;
-  } else {
-    return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
-  }
-}
-template <typename Variant>
-__device__ __forceinline__ float softmax_scale(const Variant& variant) {
-  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
-    return 1.0f;  // transform_logits() has applied it
-  } else {
-    return fmaxf(fabsf(variant.sm_scale_log2), 1e-30f);  // 0 times -infinity would be NaN
-  }
-}
-
 // A warp's queries and outputs, in registers.
 template <typename Variant, typename S, typename P>
 struct WarpTile {

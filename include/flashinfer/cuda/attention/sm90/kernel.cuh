@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include <flashinfer/attention/params.h>
-#include <flashinfer/cuda/attention/sm80/tile.cuh>
 #include <flashinfer/cuda/attention/sm90/load.cuh>
 #include <flashinfer/cuda/attention/sm90/output.cuh>
 #include <flashinfer/cuda/attention/sm90/queries.cuh>

@@ -8,9 +8,10 @@
 
 #include <flashinfer/attention/config.h>
 #include <flashinfer/cuda/host/tensor_map.h>
-#include <flashinfer/cuda/attention/sm80/launch.cuh>
+#include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/attention/sm90/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
@@ -78,15 +79,26 @@ int heads_together(const P& params) {
   return heads;
 }
 
+// Blocks of the kernel that a device holds: one on each multiprocessor.
+template <typename Variant, typename S, typename P>
+int32_t resident_blocks(int device) {
+  static PerDevice<int32_t> found;
+  return found.get(device, [](int which) {
+    check(cudaFuncSetAttribute(attention_kernel<Variant, S, P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               S::kSharedBytes),
+          "cudaFuncSetAttribute");
+    return device_info(which).num_sms;
+  });
+}
+
 template <typename Variant, typename S, typename P>
 void launch_attention(const P& params, const Launch& where) {
-  const auto kernel = attention_kernel<Variant, S, P>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
-        "cudaFuncSetAttribute");
-  const int64_t items = params.items ? params.max_items : params.num_items();
-  const int64_t blocks = std::min<int64_t>(items * params.num_kv_heads, device_info(where.device).num_sms);
-  launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), S::kSharedBytes, where, params,
-         maps_of<S>(params), heads_together<S>(params));
+  const int64_t items = params.items ? params.max_items : params.num_items(), all = items * params.num_kv_heads;
+  if (all > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 tiles");
+  const int64_t blocks = std::min<int64_t>(all, resident_blocks<Variant, S, P>(where.device));
+  launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), S::kSharedBytes,
+         where, params, maps_of<S>(params), heads_together<S>(params));
+  launch_merges<Variant, typename S::Types>(params, where);
 }
 
 }  // namespace flashinfer::cuda::sm90

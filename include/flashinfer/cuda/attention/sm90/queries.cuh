@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include <flashinfer/cuda/attention/sm80/tile.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/attention/softmax.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>

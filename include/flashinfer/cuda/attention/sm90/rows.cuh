@@ -47,13 +47,15 @@ __device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, con
 template <bool kBorder, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
                                                const Work& work, int32_t tile) {
-  if constexpr (!kBorder && !Variant::transforms_logits) return;
+  if constexpr (!kBorder && !Variant::transforms_logits && !Variant::masks_logits) return;
   const int32_t tile_start = work.first_key + tile * S::kKeys;
   const WarpRows<S> rows = warp_rows<S>(params, work);
   if constexpr (Variant::transforms_logits)
     transform_tile<!kBorder>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+  const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
+  if constexpr (Variant::masks_logits)
+    hide_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, hidden);
   if constexpr (kBorder) {
-    const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto qo_idx = static_cast<int32_t>(params.group.div(rows.row(0, half)));

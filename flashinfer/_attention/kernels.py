@@ -1,0 +1,128 @@
+"""Which kernels compute attention: the portable ones (``fa2``), or those for Hopper alone (``fa3``).
+
+A family has kernels for Hopper where ``csrc/<family>_sm90a.cu`` is; prefill alone has, so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.compiler import is_compiling
+
+from .._ops.configured import covered
+from ..jit.modules._attention import HOPPER, attention_spec, dtypes_value, head_dims_value, variant_value
+from ..jit.modules.prefill import check_kernels
+from ..jit.probe import probe
+
+CAUSAL = 1  # mask_mode of the operators: what comes after it hides element by element
+PAGE_STEP = 16  # rows of a page that one copy brings
+MOST_HEADS = 64  # query heads of a key head
+FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a call the choice depends on."""
+
+    family: str
+    device: torch.device
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    head_dims: tuple[int, int]
+    pos_encoding_mode: int
+    use_logits_soft_cap: bool
+    mask_mode: int
+    group: int
+    page_size: int | None  # None: ragged
+
+    def why_not_hopper(self) -> str | None:
+        """Why the kernels for Hopper cannot serve, or ``None`` where they can."""
+        if self.family != "prefill":
+            return f"{self.family} has no kernels for Hopper alone"
+        if self.device.type != "cuda":
+            return f"got tensors on {self.device.type}, wanted a GPU of compute capability 9.0"
+        if capability(self.device) != (9, 0):
+            return f"got a GPU of compute capability {capability(self.device)}, wanted (9, 0)"
+        if self.dtypes[0] != self.dtypes[1]:
+            return f"got {self.dtypes[1]} keys beside {self.dtypes[0]} queries, wanted one dtype of 16 bits for both"
+        if self.pos_encoding_mode == 1:
+            return "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"
+        if self.mask_mode > CAUSAL:
+            return "got a custom mask or multi-item scoring, wanted causal or no mask"
+        if self.group > MOST_HEADS:
+            return f"got {self.group} query heads for a key head, wanted at most {MOST_HEADS}"
+        if self.page_size is not None and self.page_size % PAGE_STEP != 0:
+            return f"got page_size {self.page_size}, wanted a multiple of {PAGE_STEP}"
+        return None
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def choose(backend: str, wanted: Wanted, rows: int) -> str:
+    """The kernels of a call, ``"cpu"``, ``"cuda"`` or ``"sm90a"``.
+
+    Args:
+        backend: ``"auto"``, ``"fa2"`` or ``"fa3"``, the caller's.
+        wanted: what is to be computed.
+        rows: queries times ``group`` of a request, in the mean.
+
+    Raises:
+        ValueError: another backend, or ``"fa3"`` where its kernels cannot serve, with the reason.
+    """
+    check_kernels(backend)
+    if backend == "fa3":
+        reason = wanted.why_not_hopper()
+        if reason is not None:
+            raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
+        return HOPPER
+    if backend == "fa2" or rows <= FEW_ROWS or wanted.device.type != "cuda" or wanted.why_not_hopper() is not None:
+        return wanted.device.type
+    return HOPPER if _can_be_loaded(wanted) else wanted.device.type
+
+
+def kernels_of_one(
+    backend: str,
+    family: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: int,
+    mask_mode: int,
+    pos_encoding_mode: int,
+    use_logits_soft_cap: bool,
+    o_dtype: torch.dtype,
+) -> str:
+    """The kernels for one request: as :func:`choose`, and nothing where tensors do not fit each other."""
+    heads = k.shape[1 - layout] if q.dim() == k.dim() == v.dim() == 3 else 0
+    if family != "prefill" or heads < 1 or q.shape[1] % heads != 0:
+        return ""  # those that run everywhere, whose operator finds the words
+    group = q.shape[1] // heads
+    wanted = Wanted(
+        family, q.device, (q.dtype, k.dtype, o_dtype), (q.shape[2], v.shape[2]), pos_encoding_mode,
+        use_logits_soft_cap, mask_mode, group, None,
+    )  # fmt: skip
+    return choose(backend, wanted, q.shape[0] * group)
+
+
+def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
+    """What of the sizes the choice of kernels depends on; nothing where there is no choice."""
+    if is_compiling() or not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)):
+        return 0
+    if q.device.type != "cuda" or q.dim() != 3 or k.dim() != 3:
+        return 0
+    group = q.shape[1] // max(k.shape[kv_layout == "NHD"], 1)
+    return 2 if group > MOST_HEADS else int(q.shape[0] * group > FEW_ROWS)
+
+
+@cache
+def _can_be_loaded(wanted: Wanted) -> bool:
+    """Whether the module for Hopper is there or can be built: machines without a compiler have what they were given."""
+    spec = attention_spec(
+        wanted.family, HOPPER, dtypes_value(*wanted.dtypes, "cuda"), head_dims_value(*wanted.head_dims, "cuda"),
+        variant_value(wanted.pos_encoding_mode, wanted.use_logits_soft_cap),
+    )  # fmt: skip
+    return probe(spec).state != "impossible" or covered(spec)

@@ -1,0 +1,103 @@
+"""Which kernels of prefill a call gets: the portable ones, those for Hopper, or an error that says why not these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer._attention import kernels
+from flashinfer._attention.kernels import Wanted, choose
+from flashinfer.jit.modules import Matrix, family
+from flashinfer.jit.modules.prefill import gen_batch_prefill_module
+from flashinfer.utils import determine_attention_backend, is_fa3_backend_supported
+from tests.support.attention_oracle import indptr_of, workspace
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4, 16)
+NOT_SERVED = [
+    (dict(family="decode"), "decode has no kernels for Hopper alone"),
+    (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
+    (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys beside torch.bfloat16 queries"),
+    (dict(pos_encoding_mode=1), "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"),
+    (dict(mask_mode=2), "got a custom mask or multi-item scoring, wanted causal or no mask"),
+    (dict(mask_mode=3), "got a custom mask or multi-item scoring, wanted causal or no mask"),
+    (dict(group=65), "got 65 query heads for a key head, wanted at most 64"),
+    (dict(page_size=1), "got page_size 1, wanted a multiple of 16"),
+    (dict(page_size=40), "got page_size 40, wanted a multiple of 16"),
+]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine whose GPU is a Hopper one, as far as the choice looks."""
+    monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
+
+
+@pytest.mark.parametrize("change", [{}, dict(page_size=None), dict(page_size=64), dict(pos_encoding_mode=2)])
+def test_served(hopper, change):
+    wanted = replace(SERVED, **change)
+    assert choose("auto", wanted, 65) == choose("fa3", wanted, 1) == "sm90a"
+    assert choose("fa2", wanted, 65) == "cuda"
+
+
+@pytest.mark.parametrize("change, reason", NOT_SERVED)
+def test_what_cannot_be_served_falls_back_and_is_an_error_where_it_was_asked_for(hopper, change, reason):
+    wanted = replace(SERVED, **change)
+    assert choose("auto", wanted, 1000) == wanted.device.type
+    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
+        choose("fa3", wanted, 1000)
+    assert reason in str(error.value)
+
+
+def test_another_gpu(monkeypatch):
+    monkeypatch.setattr(kernels, "capability", lambda device: (8, 0))
+    assert choose("auto", SERVED, 1000) == "cuda"
+    with pytest.raises(ValueError, match=r"got a GPU of compute capability \(8, 0\), wanted \(9, 0\)"):
+        choose("fa3", SERVED, 1000)
+
+
+def test_few_rows_stay_with_the_portable_kernels(hopper):
+    assert choose("auto", SERVED, 64) == "cuda"
+
+
+def test_a_module_that_cannot_be_had_is_not_chosen(hopper, monkeypatch):
+    monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: False)
+    assert choose("auto", SERVED, 1000) == "cuda"
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match="backend: got 'fa4', wanted one of auto, fa2, fa3"):
+        choose("fa4", SERVED, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="wanted a machine that fa3 is an error on")
+def test_wrappers_and_functions_refuse_fa3_on_a_cpu():
+    x = torch.ones(4, 2, 64).half()
+    with pytest.raises(ValueError, match="backend: got 'fa3', .*: got tensors on cpu"):
+        flashinfer.single_prefill_with_kv_cache(x, x, x, backend="fa3")
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace("cpu"), backend="fa3")
+    with pytest.raises(ValueError, match="backend: got 'fa3', .*: got tensors on cpu"):
+        wrapper.plan(indptr_of([4]), indptr_of([4]), 2, 2, 64)
+
+
+def test_modules_for_hopper_have_its_arch_alone():
+    spec = gen_batch_prefill_module("fa3", *["bfloat16"] * 3, "int32", 128, 128)
+    assert (spec.name, spec.archs) == ("prefill_bf16_d128_sm90a", ("9.0a",))
+    assert gen_batch_prefill_module("auto", *["bfloat16"] * 3, "int32", 128, 128).archs == ()
+    matrix = Matrix(backends=("cuda",), variants=("default", "rope"))
+    names = {spec.name for spec in family("prefill").aot_specs(matrix)}
+    assert {"prefill_bf16_d128_sm90a", "prefill_f16_d256_sm90a", "prefill_f16_d64_rope_cuda"} <= names
+    assert not any("rope_sm90a" in name for name in names)
+
+
+def test_what_engines_ask():
+    assert is_fa3_backend_supported(0, True, False, BF16, BF16)
+    assert not is_fa3_backend_supported(1, False, False, BF16, BF16)
+    assert not is_fa3_backend_supported(0, False, True, BF16, BF16)
+    assert not is_fa3_backend_supported(0, False, False, BF16, E4M3)
+    assert not is_fa3_backend_supported(0, False, False, E4M3, E4M3)
+    assert determine_attention_backend(torch.device("cpu"), 0, False, False, BF16, BF16) == "fa2"
