@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ..support.samples import Case, public_cases, values
+from ..support.cases import Case, values
+from ..support.samples import public_cases
 from .test_ops import functions
 
 CASES = list(public_cases("cpu"))

@@ -10,7 +10,8 @@ import torch
 import flashinfer
 from flashinfer._ops.route import General, routed
 
-from ..support.samples import Case, public_cases
+from ..support.cases import Case
+from ..support.samples import public_cases
 
 
 def clamped(general: General) -> Any:

@@ -14,7 +14,8 @@ import torch
 
 from flashinfer.errors import GradientError
 
-from ..support.samples import Case, attention_cases, public_cases
+from ..support.cases import Case
+from ..support.samples import attention_cases, public_cases
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
 NO_RULE = "the fallback path doesn't work on out= or view ops"

@@ -1,0 +1,63 @@
+"""Calls of attention's operators, and of the functions and wrappers that one trains with and those beside them.
+
+What its functions take besides stands in ``support/attention_samples.py``: plans make more than one call of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashinfer
+
+from ..support import attention_samples
+from ..support.cases import Case, Cases, randn
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Of functions without a plan; those of modules are tried in tests/attention/test_bound.py."""
+    q, k, v = (randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
+    lse, bits = randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
+    numbers = (0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0)
+    return attention_samples.operator_calls(device) | {
+        "attend": [
+            ("decode", "sample", q[:1], k, v, q[:1].clone(), None, None, 0, 0, *numbers),
+            ("prefill", "sample", q, k, v, q.clone(), lse, bits, 0, 2, *numbers),
+        ]
+    }
+
+
+def trained(device: str) -> dict[str, Case]:
+    """The functions and wrappers of attention that one trains with, and those beside them."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+
+    def inputs(*lengths: int, heads: tuple[int, ...] = (6, 2, 2)) -> dict[str, Any]:
+        shapes = zip(lengths, heads, strict=True)
+        return {
+            name: torch.randn(n, count, 64, device=device, dtype=dtype)
+            for name, (n, count) in zip("qkv", shapes, strict=True)
+        }
+
+    def causal(**tensors: torch.Tensor) -> Any:
+        return flashinfer.single_prefill_with_kv_cache(**tensors, causal=True)
+
+    def decode(n: int) -> dict[str, Any]:
+        return inputs(1, 2 * n, 2 * n) | dict(q=torch.randn(6, 64, device=device, dtype=dtype))
+
+    def ragged(**tensors: torch.Tensor) -> Any:
+        return wrapper.run(**tensors)
+
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8, device=device))
+    qo_indptr, kv_indptr = (torch.tensor(indptr, dtype=torch.int32) for indptr in ([0, 4, 9], [0, 8, 18]))
+    wrapper.plan(qo_indptr, kv_indptr, 6, 2, 64, causal=True, q_data_type=dtype)
+    return {
+        "single_prefill_with_kv_cache": Case(causal, lambda n: inputs(n, 2 * n, 2 * n), ("sm_scale",), ("q", "k", "v")),
+        "single_decode_with_kv_cache": Case(flashinfer.single_decode_with_kv_cache, decode, differentiable=("q",)),
+        "BatchPrefillWithRaggedKVCacheWrapper.run": Case(
+            ragged, lambda _: inputs(9, 18, 18), differentiable=("q", "k", "v")
+        ),
+    }
+
+
+CASES = Cases(operators, trained=trained)

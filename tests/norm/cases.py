@@ -1,0 +1,66 @@
+"""Calls of normalisation and of its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import flashinfer
+
+from ..support.cases import Case, Cases, randn
+
+EPS = 1e-5
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    x, w = randn(6, 64, device=device).half(), randn(64, device=device).half()
+    xg, rg = randn(6, 64, device=device, grad=True), randn(6, 64, device=device, grad=True)
+    wg, bg = randn(64, device=device, grad=True), randn(64, device=device, grad=True)
+    tensor = torch.full((), EPS, dtype=torch.float64, device=device)
+    calls: dict[str, list[tuple[Any, ...]]] = {}
+    for name in ("rmsnorm", "gemma_rmsnorm"):
+        calls[name] = [(x, w, EPS, None)]
+        calls[f"{name}_out"] = [(x.clone(), x, w, EPS, None)]
+        calls[f"{name}_autograd"] = [(xg, wg, EPS, None, None), (xg, wg, 0.0, tensor, None)]
+    for name in ("fused_add_rmsnorm", "gemma_fused_add_rmsnorm"):
+        calls[name] = [(x.clone(), x.clone(), w, EPS, None)]
+        calls[f"{name}_autograd"] = [(xg, rg, wg, EPS, None, None), (xg, rg, wg, 0.0, tensor, None)]
+    calls["layernorm"] = [(x, w, w, EPS)]
+    calls["layernorm_out"] = [(x.clone(), x, w, w, EPS)]
+    calls["layernorm_autograd"] = [(xg, wg, bg, EPS, None), (xg, wg, bg, 0.0, tensor)]
+    calls["rmsnorm_backward"] = [(x, x, w, None, EPS, None, 1.0), (x, x, w, x, 0.0, tensor, 0.0)]
+    calls["layernorm_backward"] = [(x, x, w, EPS, None), (x, x, w.float(), 0.0, tensor)]
+    return calls
+
+
+def functions(device: str) -> dict[str, Case]:
+    def rows(*names: str, weights: tuple[str, ...] = ("weight",)) -> Callable[[int], dict[str, Any]]:
+        return lambda n: (
+            {name: randn(n, 24, device=device) for name in names} | {name: randn(24, device=device) for name in weights}
+        )
+
+    cases = {}
+    for gemma in ("", "gemma_"):
+        norm, fused = getattr(flashinfer, f"{gemma}rmsnorm"), getattr(flashinfer, f"{gemma}fused_add_rmsnorm")
+        cases[f"{gemma}rmsnorm"] = Case(norm, rows("input"), ("eps",), ("input", "weight"))
+        cases[f"{gemma}rmsnorm out"] = Case(norm, rows("input", "out"), ("eps",), ("input", "weight"), ("out",))
+        both = ("input", "residual")
+        cases[f"{gemma}fused_add_rmsnorm"] = Case(fused, rows(*both), ("eps",), (*both, "weight"), both)
+    affine = ("gemma", "beta")
+    layernorm = flashinfer.layernorm
+    cases["layernorm"] = Case(layernorm, rows("input", weights=affine), ("eps",), ("input", *affine))
+    cases["layernorm out"] = Case(
+        layernorm, rows("input", "out", weights=affine), ("eps",), ("input", *affine), ("out",)
+    )
+    cases["rmsnorm_backward"] = Case(
+        flashinfer.rmsnorm_backward, rows("grad", "input"), differentiable=("grad", "input")
+    )
+    cases["layernorm_backward"] = Case(
+        flashinfer.layernorm_backward, rows("grad", "input", weights=("gemma",)), differentiable=("grad", "input")
+    )
+    return cases
+
+
+CASES = Cases(operators, functions)

@@ -1,0 +1,53 @@
+"""What a family's tests say of it for tests of what holds for every family: calls with fresh inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """A public function, its arguments for a number of tokens, and the numbers among them that users vary.
+
+    No two sizes are alike, and none is 1: torch takes sizes that are equal on the first call for one, and 1 for ever.
+    """
+
+    function: Callable[..., Any]
+    arguments: Callable[[int], dict[str, Any]]
+    numbers: tuple[str, ...] = ()
+    differentiable: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+
+
+def none(device: str) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Cases:
+    """``CASES`` of a family, each for a device.
+
+    ``operators``: name -> arguments, once or more; tensors of differentiable ones require gradients. ``functions``: name
+    -> a call. ``trained``: functions and wrappers of attention, which are tried in a program alone.
+    """
+
+    operators: Callable[[str], dict[str, list[tuple[Any, ...]]]] = none
+    functions: Callable[[str], dict[str, Case]] = none
+    trained: Callable[[str], dict[str, Case]] = none
+
+
+def randn(*shape: int, device: str, grad: bool = False) -> torch.Tensor:
+    return torch.randn(shape, device=device, requires_grad=grad)
+
+
+def values(number: str, count: int) -> list[float]:
+    """Values of a number that users vary, no two alike."""
+    if number in ("page_size", "block_size", "stride_block", "stride_n"):
+        return [4 + i for i in range(count)]
+    start = {"eps": 1e-6, "old_context_len": 1000, "high_freq_factor": 4.5, "low_freq_factor": 0.5, "rope_theta": 1e4}
+    step = {"eps": 1e-4, "old_context_len": 10, "rope_theta": 123.0}
+    return [start.get(number, 1.5) + i * step.get(number, 0.25) for i in range(count)]
