@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,25 +30,13 @@ from ..jit.run import Outcome, Request
 from ..jit.spec import BACKENDS, Spec
 from ..jit.specfile import Asked, one_per_name
 from .report import write_report
-from .usage import UsageError, asked_in
+from .usage import UsageError, asked_in, cuda_archs, of
 from .why import differences
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
     ' python scripts/build_aot.py --cuda-arch "9.0a 8.0"'
 )
-
-
-def option(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What argparse takes: its error says what the parser's ``ValueError`` says."""
-
-    def parsed(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as err:
-            raise argparse.ArgumentTypeError(str(err)) from None
-
-    return parsed
 
 
 def positive(text: str) -> int:
@@ -63,23 +50,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--backend",
-        type=option(some_of(*BACKENDS)),
+        type=of(some_of(*BACKENDS)),
         metavar="LIST",
         help="cpu, cuda or both; by default cpu, and cuda where it can be",
     )
     add(
         "--cuda-arch",
-        type=option(env.parse_cuda_archs),
+        type=cuda_archs,
         metavar="LIST",
         help='GPU archs, such as "9.0a 8.0+PTX"; by default the visible GPUs',
     )
     add("--cpu-arch", choices=("native", *CPU_LEVELS), default=None, help="CPU level; by default native")
     for axis in axes():
         text = f"{axis.help}; by default {','.join(axis.default)}"
-        add(axis.option, dest=axis.name, type=option(axis.parse), metavar="LIST", help=text)
+        add(axis.option, dest=axis.name, type=of(axis.parse), metavar="LIST", help=text)
     add(
         "--families",
-        type=option(some_of(*families())),
+        type=of(some_of(*families())),
         default=(),
         metavar="LIST",
         help=f"by default {','.join(families())}",

@@ -19,10 +19,9 @@ from ..jit.machine import trust
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.publish import publish
-from .modules import named
 from .output import show, size
 from .tar import File, pack, unpack
-from .usage import UsageError, asked_in
+from .usage import UsageError, asked_in, named
 
 
 def export(options: argparse.Namespace) -> int:

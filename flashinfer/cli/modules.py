@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..jit.machine.workspace import PARTS, workspace_root
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
 from .output import age, show, size
-from .usage import UsageError
+from .usage import named
 from .why import differences
 
 
@@ -129,21 +128,6 @@ def build_modules(options: argparse.Namespace) -> int:
     for error in errors:
         print(f"\nerror: {error}", file=sys.stderr)
     return 1 if errors else 0
-
-
-def named(names: Sequence[str]) -> list[JitSpec]:
-    """The specs of modules of the matrix.
-
-    Raises:
-        UsageError: there is no such module.
-    """
-    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
-    for name in names:
-        if name not in specs:
-            close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
-            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
-    return [specs[name] for name in dict.fromkeys(names)]
 
 
 def _built(name: str, how: str, artifact: Artifact | None) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import env
+from ..jit.module import JitSpec
+from ..jit.modules import Matrix, matrix_specs
 from ..jit.specfile import Asked, read_specs
 
 
@@ -25,6 +28,21 @@ def asked_in(path: Path, folder: Path) -> list[Asked]:
         return read_specs(path, folder)
     except ValueError as err:
         raise UsageError(f"--specs: {err}") from None
+
+
+def named(names: Sequence[str]) -> list[JitSpec]:
+    """The specs of modules of the matrix.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
+    for name in names:
+        if name not in specs:
+            close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
+            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
+    return [specs[name] for name in dict.fromkeys(names)]
 
 
 def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:

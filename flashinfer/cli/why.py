@@ -15,7 +15,7 @@ from ..jit.module import JitSpec
 from ..jit.spec import Spec
 from ..jit.store import Here
 from .output import plain, show
-from .usage import UsageError, asked_in
+from .usage import UsageError, asked_in, named
 
 Differences = dict[str, tuple[Any, Any]]  # field -> what the artifact has, what is wanted
 
@@ -47,8 +47,6 @@ def why(options: argparse.Namespace) -> int:
 
 def _asked(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[str, list[Any]] | None]:
     if specs is None:
-        from .modules import named
-
         return named([name])[0], None
     asked = {one.spec.name: one for one in asked_in(specs, folder)}
     if name not in asked:

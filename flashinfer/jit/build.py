@@ -12,7 +12,7 @@ from ..errors import ArtifactError, BuildError, FlashInferError, JitTimeoutError
 from . import frozen, store
 from .artifact import Artifact, build_key, read, verified
 from .capture import WARM_UP, refuse_capture
-from .events import asked, emit
+from .events import emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait
 from .host.progress import Voice, Watch
@@ -24,6 +24,7 @@ from .publish import publish
 from .run import Outcome, Request, Run
 from .spec import Spec
 from .store import Lookup
+from .trace import record
 
 AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
 
@@ -41,7 +42,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
         JitFrozenError, ToolchainError: something is missing and nothing may, or can, build it.
     """
     for spec in specs:
-        asked(spec)
+        record(spec)
     return find_or_build(specs, verbose, skip_prebuilt)
 
 

@@ -12,15 +12,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import env
-
-if TYPE_CHECKING:
-    from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,6 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
             one = place.setdefault(kind, {"count": 0, "ms": 0.0})
             one["count"], one["ms"] = one["count"] + count, round(one["ms"] + ms, 3)
     return result
-
-
-def asked(spec: Spec, needs: Mapping[str, Iterable[Any]] | None = None) -> None:
-    """Somebody wants this module, whatever comes of it: written down where ``python -m flashinfer trace`` is at work."""
-    if env.JIT_TRACE.is_set:
-        from .trace import record  # for this alone: recording is no part of building
-
-        record(spec, needs)
 
 
 def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:

@@ -15,10 +15,11 @@ from ..errors import ModuleLoadError
 from . import store
 from .artifact import MANIFEST, Artifact, verified
 from .capture import WARM_UP, refuse_capture
-from .events import asked, emit
+from .events import emit
 from .machine.workspace import workspace_root
 from .spec import Spec
 from .store import Needs
+from .trace import record
 
 DAY = 86400.0  # seconds
 
@@ -40,7 +41,7 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
     """
     import torch
 
-    asked(spec, needs)
+    record(spec, needs)
     with _per_module.setdefault(spec.name, threading.Lock()):  # setdefault is atomic
         _load_locked(spec, needs)
     return getattr(torch.ops, spec.namespace)

@@ -86,7 +86,7 @@ def read_specs(path: Path, folder: Path) -> list[Asked]:
     result = []
     for one in merge(records):
         try:
-            spec = from_json(one["spec"], folder)
+            spec = from_json(JitSpec, one["spec"], folder)
             spec.files()  # what of it is the project's must be here too
         except (OSError, ValueError) as err:
             raise ValueError(f"{path}: {one['spec']['name']}: {err}") from None

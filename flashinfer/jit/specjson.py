@@ -10,14 +10,14 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .. import env
 from .closure import closure
 from .machine.workspace import write_atomically
-from .module import JitSpec
 from .spec import Spec, digest
 
+S = TypeVar("S", bound=Spec)
 LARGEST = 32 << 20  # bytes of the user's own files in one spec: more is somebody's toolkit, not a variant
 _ROOT, _OWN = "<root>/", "<own>/"
 
@@ -57,19 +57,19 @@ def to_json(spec: Spec) -> dict[str, Any]:
     return {**plain, "own": contents}
 
 
-def from_json(value: Any, folder: Path) -> JitSpec:
-    """The spec that :func:`to_json` wrote; the user's own files are put below ``folder``, under their digest.
+def from_json(kind: type[S], value: Any, folder: Path) -> S:
+    """The spec that :func:`to_json` wrote, as ``kind``; the user's own files are put below ``folder``, under their digest.
 
     Raises:
         ValueError: not such a value, or a file that would be put elsewhere.
     """
-    kinds = {one.name: get_type_hints(JitSpec)[one.name] for one in fields(JitSpec)}
+    kinds = {one.name: get_type_hints(Spec)[one.name] for one in fields(Spec)}
     if not isinstance(value, dict) or value.keys() != {*kinds, "own"}:
         raise ValueError(f"spec: got {sorted(value) if isinstance(value, dict) else value!r}, wanted {sorted(kinds)}")
     values = {name: _tuples(value[name]) for name in kinds}
-    for name, kind in kinds.items():
-        if not _fits(values[name], kind):
-            raise ValueError(f"spec: {name}: got {value[name]!r}, wanted {kind}")
+    for name, wanted in kinds.items():
+        if not _fits(values[name], wanted):
+            raise ValueError(f"spec: {name}: got {value[name]!r}, wanted {wanted}")
     own = value["own"]
     if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
         raise ValueError("spec: own: wanted the text of every file")
@@ -81,7 +81,7 @@ def from_json(value: Any, folder: Path) -> JitSpec:
     values["source_cflags"] = tuple((_placed(path, home), flag) for path, flag in values["source_cflags"])
     for name in ("cflags", "cuda_cflags"):
         values[name] = tuple(flag.replace("<root>", env.data_root()) for flag in values[name])
-    spec, contents = JitSpec(**values), {_placed(_OWN + name, home): text for name, text in own.items()}
+    spec, contents = kind(**values), {_placed(_OWN + name, home): text for name, text in own.items()}
     for path, text in contents.items():
         data = text.encode("utf-8", "surrogateescape")
         if not os.path.isfile(path) or Path(path).read_bytes() != data:

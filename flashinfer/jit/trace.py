@@ -12,13 +12,14 @@ from .events import say
 from .machine.target import narrowed, wanted_target
 from .machine.workspace import write_atomically
 from .spec import Spec, digest
-from .specjson import to_json
 
 _recorded: set[Any] = set()
 
 
-def record(spec: Spec, needs: Mapping[str, Any] | None) -> None:
+def record(spec: Spec, needs: Mapping[str, Any] | None = None) -> None:
     """Write down that this process asks for ``spec``: one file per distinct request in ``FLASHINFER_JIT_TRACE``."""
+    if not env.JIT_TRACE.is_set:
+        return
     folder = env.JIT_TRACE.get()
     wanted = {axis: sorted(values) for axis, values in (needs or {}).items()}
     request = (spec, folder, json.dumps(wanted))
@@ -29,6 +30,8 @@ def record(spec: Spec, needs: Mapping[str, Any] | None) -> None:
         archs = list(narrowed(wanted_target(spec.backend), spec.archs, spec.name).archs)
     except ToolchainError:
         archs = []  # nothing says for what; whoever builds it will
+    from .specjson import to_json  # for this alone: recording is no part of building
+
     try:
         if not folder.is_dir():  # it ends with `trace`, which a process may outlive
             raise FileNotFoundError(f"{folder} does not exist")

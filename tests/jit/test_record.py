@@ -26,7 +26,7 @@ def through_text(spec: JitSpec) -> dict:
 def test_every_module_of_the_matrix_survives_json(tmp_path):
     for spec in matrix_specs(Matrix()):
         value = through_text(spec)
-        assert from_json(value, tmp_path) == spec and value["own"] == {}
+        assert from_json(JitSpec, value, tmp_path) == spec and value["own"] == {}
         assert env.data_root() not in json.dumps(value), "the same everywhere"
     assert os.listdir(tmp_path) == []
 
@@ -54,12 +54,12 @@ def test_users_files_travel_along_and_the_key_stays(tmp_path, make_spec):
     assert sorted(value["own"]) == ["beside.h", "deep/unit.cc", "deep/unit.h", "inc/more/other.h", "lib/libx.a"]
     assert str(tmp_path) not in json.dumps(value) and env.data_root() not in json.dumps(value)
     shutil.rmtree(folder)
-    again = from_json(value, tmp_path / "elsewhere")
+    again = from_json(JitSpec, value, tmp_path / "elsewhere")
     assert again.key == key and again.config == spec.config and again.sources != spec.sources
     assert again.sources[0].startswith(str(tmp_path / "elsewhere"))
-    assert through_text(again) == value and from_json(value, tmp_path / "elsewhere") == again
+    assert through_text(again) == value and from_json(JitSpec, value, tmp_path / "elsewhere") == again
     os.truncate(again.sources[0], 3)
-    assert from_json(value, tmp_path / "elsewhere").key == key, "a damaged file is written again"
+    assert from_json(JitSpec, value, tmp_path / "elsewhere").key == key, "a damaged file is written again"
 
 
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
@@ -85,14 +85,14 @@ def test_whatever_the_files_and_folders_are_the_key_stays(places, texts, roots, 
     spec = gen_jit_spec("m", [source], extra_include_paths=[home, *(home / root for root in sorted(roots))])
     value, key = through_text(spec), spec.key
     shutil.rmtree(home)
-    again = from_json(value, elsewhere)
+    again = from_json(JitSpec, value, elsewhere)
     assert again.key == key and str(home) not in json.dumps(value) and through_text(again) == value
 
 
 def test_other_contents_of_one_name_do_not_meet(tmp_path, make_spec):
     first = through_text(make_spec())
     second = through_text(make_spec(files={"unit.cc": "int other;\n"}))
-    specs = [from_json(value, tmp_path / "elsewhere") for value in (first, second)]
+    specs = [from_json(JitSpec, value, tmp_path / "elsewhere") for value in (first, second)]
     assert specs[0].sources != specs[1].sources and specs[0].key != specs[1].key
 
 
@@ -121,7 +121,7 @@ def test_other_contents_of_one_name_do_not_meet(tmp_path, make_spec):
 def test_a_record_that_cannot_be_is_refused_and_nothing_is_written(change, message, tmp_path, make_spec):
     value = {**through_text(make_spec()), **change}
     with pytest.raises(ValueError, match=message.replace(".", "[.]")):
-        from_json(value, tmp_path / "elsewhere")
+        from_json(JitSpec, value, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path, make_spec):
         value = through_text(make_spec())
         del value[name]
         with pytest.raises(ValueError, match="spec: got"):
-            from_json(value, tmp_path)
+            from_json(JitSpec, value, tmp_path)
 
 
 def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tmp_path, capsys):
@@ -192,6 +192,6 @@ def test_without_a_trace_nothing_is_encoded(make_spec, python):
         import sys
         from flashinfer import jit
         jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
-        assert "flashinfer.jit.trace" not in sys.modules
+        assert "flashinfer.jit.specjson" not in sys.modules
     """
     python(program, make_spec().sources[0])

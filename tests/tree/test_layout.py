@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -23,7 +24,7 @@ from flashinfer.jit.modules import Matrix, families, family
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
 SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
-LONGEST_FILE, BUILD_SYSTEM = 500, 2600
+LONGEST_FILE, BUILD_SYSTEM, SCREEN = 500, 2600, 60
 
 # What each layer may include, the layers of include/flashinfer by directory. A layer sees itself and what is below.
 LAYERS = {
@@ -161,13 +162,18 @@ def test_both_sides_of_every_conditional_are_built():
 
 @pytest.mark.parametrize("name", families())
 def test_a_family_is_called_the_same_everywhere(name):
-    """A kernel file includes the header of its kernels, whose name is the family's or ends it."""
+    """A kernel file includes a header of its kernels, whose name or folder is the family's or ends it."""
     for path in (f"flashinfer/{name}.py", f"csrc/{name}.cc"):
         assert (ROOT / path).exists(), f"family {name} has no {path}"
     assert list((ROOT / "tests").glob(f"*/test_{name}.py")), f"family {name} has no tests/*/test_{name}.py"
-    for layer, file in (("cpu", f"{name}_cpu.cc"), ("cuda", f"{name}_cuda.cu")):
-        used = [one for one in includes(ROOT / "csrc" / file) if one.startswith(f"flashinfer/{layer}/")]
-        assert any(f"_{name}".endswith(f"_{Path(one).stem}") for one in used), f"csrc/{file} includes {used}"
+    for kernels in kernels_of(name):
+        (file,) = (ROOT / "csrc").glob(f"{name}_{kernels}.c*")
+        layer = "cpu" if kernels == "cpu" else "cuda"
+        used = [one for one in includes(file) if one.startswith(f"flashinfer/{layer}/")]
+        parts = {part for one in used for part in Path(one).with_suffix("").parts}
+        if layer == kernels:
+            assert any(f"_{name}".endswith(f"_{part}") for part in parts), f"{file} includes {used}"
+        assert used, f"{file} includes no kernels of {layer}/"
     for spec in family(name).aot_specs(Matrix()):
         kernels = Path(spec.sources[-1]).stem.removeprefix(f"{name}_")
         assert kernels in kernels_of(name), f"{spec.name} is made of {spec.sources[-1]}"
@@ -232,6 +238,14 @@ def test_no_file_is_too_long():
         for path in (Path(folder) / name for name in names if Path(name).suffix in SOURCE_SUFFIXES):
             lines = len(path.read_text().splitlines())
             assert lines <= LONGEST_FILE, f"{path} has {lines} lines: it has two purposes"
+
+
+def test_functions_of_the_build_system_fit_on_a_screen():
+    for path in (ROOT / "flashinfer" / "jit").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= SCREEN, f"{path}: {node.name} has {lines} lines"
 
 
 def test_the_build_system_stays_small():
