@@ -28,14 +28,23 @@ from ..jit.modules import Matrix, matrix_specs
 from ..jit.ninja import render_graph, render_spec
 from ..jit.spec import BACKENDS
 from ..jit.template import render_config
-from .output import show
+from .table import show
+from .usage import Add, json_option
 
 _DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all that the kernels use
 # nvcc's options that clang has no word for: the number of words each takes with it.
 _DROP = {"-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
 
 
-def export(options: argparse.Namespace) -> int:
+HELP = "Write compile_commands.json, for clangd and other tools of an IDE."
+
+
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("--output", type=Path, metavar="FILE", help="by default compile_commands.json in the checkout")
+
+
+def run(options: argparse.Namespace) -> int:
     place: Path = options.output or Path(env.data_root()) / "compile_commands.json"
     folder = workspace() / "build" / "ide"
     entries: list[dict[str, Any]] = []

@@ -9,10 +9,18 @@ from typing import Any
 
 from .. import env
 from ..errors import EnvironmentValueError
-from .output import Row, show
+from .table import Row, show
+from .usage import Add, json_option
+
+HELP = "Every environment variable that is read, its value now and its default."
 
 
-def show_config(options: argparse.Namespace) -> int:
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("--markdown", action="store_true", help="print the table of README.md")
+
+
+def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(markdown_table())
         return 0

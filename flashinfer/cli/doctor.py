@@ -28,7 +28,8 @@ from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
 from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
-from .output import show, size
+from .table import show, size
+from .usage import Add, json_option
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)
 LEAST_DISK = 1 << 30
@@ -45,7 +46,14 @@ class Finding:
     fix: str = ""
 
 
-def doctor(options: argparse.Namespace) -> int:
+HELP = "What building and using modules needs, whether this machine has it, and how to get it."
+
+
+def arguments(add: Add) -> None:
+    json_option(add)
+
+
+def run(options: argparse.Namespace) -> int:
     findings: list[Finding] = []
     for variable in env.VARIABLES:
         try:

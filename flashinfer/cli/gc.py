@@ -8,10 +8,19 @@ import sys
 from .. import env
 from ..jit.gc import Item, collect
 from ..jit.machine.workspace import workspace_root
-from .output import age, show, size
+from .table import age, show, size
+from .usage import Add, json_option, size_limit
+
+HELP = "Remove what was not used for longest, until the workspace is small enough; and what is left over."
 
 
-def gc(options: argparse.Namespace) -> int:
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("--max-size", type=size_limit, metavar="SIZE", help="by default FLASHINFER_WORKSPACE_MAX_SIZE")
+    add("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def run(options: argparse.Namespace) -> int:
     """Without a size, leftovers and old build directories go and every artifact stays."""
     root, limit = workspace_root(), options.max_size
     limit = env.WORKSPACE_MAX_SIZE.get() if limit is None else limit

@@ -12,7 +12,7 @@ from typing import Any
 from ..jit.host.timeline import Timeline, Unit, memory
 from ..jit.machine.workspace import write_atomically
 from ..jit.run import Outcome
-from .output import size
+from .table import size
 
 SLOWEST = 20  # units in the table of the slowest
 

@@ -16,11 +16,19 @@ from types import FrameType
 from typing import Any
 
 from ..jit.specfile import write_specs
-from .output import show
-from .usage import UsageError
+from .table import show
+from .usage import Add, UsageError, json_option
+
+HELP = "Run a program and record every module that it, and every process it starts, asks for."
 
 
-def trace(options: argparse.Namespace) -> int:
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the specs, a line of JSON for each")
+    add("program", nargs="+", metavar="-- PROGRAM", help="the program and its arguments")
+
+
+def run(options: argparse.Namespace) -> int:
     """Exit code: the program's own; 128 and the signal's number where one ended it, as shells say it.
 
     The file is written however the program ends.

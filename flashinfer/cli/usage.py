@@ -11,7 +11,9 @@ from typing import Any
 from .. import env
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.specfile import Asked, read_specs
+from ..jit.specfile import Asked, one_per_name, read_specs
+
+Add = Callable[..., object]  # of an argparse parser
 
 
 class UsageError(Exception):
@@ -30,19 +32,16 @@ def asked_in(path: Path, folder: Path) -> list[Asked]:
         raise UsageError(f"--specs: {err}") from None
 
 
-def named(names: Sequence[str]) -> list[JitSpec]:
-    """The specs of modules of the matrix.
+def one_of_a_name(asked: list[Asked]) -> list[Asked]:
+    """What ``--specs`` asks for, to be put into one directory.
 
     Raises:
-        UsageError: there is no such module.
+        UsageError: two modules of one name cannot be one.
     """
-    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
-    for name in names:
-        if name not in specs:
-            close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
-            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
-    return [specs[name] for name in dict.fromkeys(names)]
+    try:
+        return one_per_name(asked)
+    except ValueError as err:
+        raise UsageError(f"--specs: {err}") from None
 
 
 def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -58,3 +57,29 @@ def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 cuda_archs, size_limit = of(env.parse_cuda_archs), of(env.parse_size)
+
+
+def positive(text: str) -> int:
+    """A number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a positive number")
+    return int(text)
+
+
+def json_option(add: Add) -> None:
+    add("--json", action="store_true", help="print JSON")
+
+
+def named(names: Sequence[str]) -> list[JitSpec]:
+    """The specs of modules of the matrix.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    specs = {spec.name: spec for spec in matrix_specs(Matrix())}
+    for name in names:
+        if name not in specs:
+            close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
+            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
+    return [specs[name] for name in dict.fromkeys(names)]

@@ -29,8 +29,8 @@ from ..jit.machine.target import (
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import Spec
 from ..jit.specfile import Asked
-from .output import show
-from .usage import UsageError, asked_in
+from .table import show
+from .usage import Add, UsageError, asked_in, cuda_archs, json_option
 
 
 class There(store.Here):
@@ -61,7 +61,17 @@ class There(store.Here):
         return None
 
 
-def verify(options: argparse.Namespace) -> int:
+HELP = "Prove that a program that asks for these modules compiles nothing; 1 if it would."
+
+
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("--specs", type=Path, metavar="FILE", help="what `trace` wrote; by default every module of the matrix")
+    add("--cuda-arch", type=cuda_archs, metavar="LIST", help='GPUs of the machine meant, such as "9.0 8.0"')
+    add("--cpu-arch", metavar="LEVEL", help="CPU level of the machine meant, such as x86-64-v3")
+
+
+def run(options: argparse.Namespace) -> int:
     """Exit code 1 and the reasons where something would be compiled, or cannot be had at all."""
     if options.cpu_arch is not None and options.cpu_arch not in CPU_LEVELS:
         raise UsageError(f"--cpu-arch: got {options.cpu_arch!r}, wanted one of {', '.join(CPU_LEVELS)}")

@@ -19,7 +19,7 @@ from flashinfer import env
 from flashinfer.cli import doctor
 from flashinfer.cli.compile_commands import in_clangs_words
 from flashinfer.cli.main import COMMANDS, main
-from flashinfer.cli.output import age, size
+from flashinfer.cli.table import age, size
 from flashinfer.jit.artifact import sealed
 from flashinfer.jit.modules import Matrix, families, matrix_specs
 

@@ -81,7 +81,7 @@ def test_dry_run_says_why(aot, make_spec, monkeypatch, tmp_path, capsys):
     assert why() == "changed: <0>/unit.h"
     Path(spec.source_paths()[0]).with_name("unit.h").write_text("#define ANSWER 42\n")
     aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run", "--cpu-arch", "x86-64", "--json"])
-    assert "target: ('x86-64-v" in rows(capsys)["tiny"]["why"]
+    assert "archs: " in rows(capsys)["tiny"]["why"]
 
 
 def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
@@ -113,9 +113,11 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
     ],
 )
 def test_bad_arguments(aot, arguments, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        aot.main(arguments)
-    assert caught.value.code == 2 and message in capsys.readouterr().err
+    try:
+        code = aot.main(arguments)
+    except SystemExit as caught:  # argparse knows by itself
+        code = caught.code
+    assert code == 2 and message in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, monkeypatch, capsys):
@@ -123,7 +125,7 @@ def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, mo
     monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", lambda: ())
     assert aot.main(["--out-dir", str(tmp_path / "out"), "--dry-run"]) == 0
     assert '--cuda-arch "9.0a 8.0"' in capsys.readouterr().err
-    assert aot.main(["--out-dir", str(tmp_path / "out"), "--backend", "cuda"]) == 2
+    assert aot.main(["--out-dir", str(tmp_path / "out"), "--backend", "cuda"]) == 1
     assert "FLASHINFER_CUDA_ARCH_LIST" in capsys.readouterr().err
 
 

@@ -23,7 +23,7 @@ from flashinfer.jit.artifact import file_digest, sealed
 def built(make_spec, monkeypatch):
     """Two modules, which are all there are."""
     specs = [make_spec("one"), make_spec("two")]
-    for module in ("archive", "modules"):
+    for module in ("export", "usage"):
         monkeypatch.setattr(f"flashinfer.cli.{module}.matrix_specs", lambda matrix: specs)
     return specs, [spec.build() for spec in specs]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flashinfer.jit.request import make_request
 
 from flashinfer.errors import ToolchainError
 from flashinfer.jit import JitSpec, store
 from flashinfer.jit.artifact import Artifact
+from flashinfer.jit.build import make_request
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, narrowed
 

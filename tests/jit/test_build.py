@@ -73,7 +73,7 @@ def _prebuilt(name: str) -> bool:
     return (Path(__file__).parents[2] / "data" / "aot" / name).exists()
 
 
-def test_without_a_toolchain_and_read_only(python, make_spec, workspace):
+def test_without_a_toolchain_and_read_only(python, workspace):
     """Everything built is used by another user, on a read-only tree, with nothing to build with on PATH."""
     python(FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT))
     os.system(f"chmod -R a-w {workspace}")

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from flashinfer.cli import modules
+from flashinfer.cli import usage
 from flashinfer.cli.main import main
 from flashinfer.jit import store
 from flashinfer.jit.module import JitSpec
@@ -20,7 +20,7 @@ def ask(monkeypatch, capsys):
     """Asks about a spec as if it were of the matrix: (exit code, JSON)."""
 
     def run(spec: JitSpec, *arguments: str) -> tuple[int, dict]:
-        monkeypatch.setattr(modules, "matrix_specs", lambda matrix: [spec])
+        monkeypatch.setattr(usage, "matrix_specs", lambda matrix: [spec])
         capsys.readouterr()
         code = main(["why", spec.name, "--json", *arguments])
         (answer,) = json.loads(capsys.readouterr().out)
@@ -116,7 +116,7 @@ def test_damage_is_a_reason_without_a_difference(ask, make_spec):
 def test_for_a_person(make_spec, monkeypatch, capsys):
     make_spec().build()
     now = make_spec(files={"unit.cc": "int other;\n"}, extra_cflags=["-DNEW"])
-    monkeypatch.setattr(modules, "matrix_specs", lambda matrix: [now])
+    monkeypatch.setattr(usage, "matrix_specs", lambda matrix: [now])
     capsys.readouterr()
     assert main(["why", "tiny"]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,8 +69,8 @@ class Compiler:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.log, self.path = folder / "runs", folder / "slow-g++"
         self.path.write_text(
-            f"#!/bin/sh\ncase $1 in --version) exec /usr/bin/g++ --version;; esac\necho + >> {self.log}\n"
-            f'sleep {seconds}\n/usr/bin/g++ "$@"\nstatus=$?\necho - >> {self.log}\nexit $status\n'
+            f"#!/bin/sh\ncase $1 in --version) exec g++ --version;; esac\necho + >> {self.log}\n"
+            f'sleep {seconds}\n{shutil.which("g++")} "$@"\nstatus=$?\necho - >> {self.log}\nexit $status\n'
         )
         self.path.chmod(0o755)
 

@@ -1,0 +1,69 @@
+"""Where an artifact differs from what is wanted of it, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .. import env
+from ..jit import store
+from ..jit.artifact import Artifact
+from ..jit.machine.identity import Identity
+from ..jit.spec import Spec
+from ..jit.store import Here
+from .table import plain
+
+Differences = dict[str, tuple[Any, Any]]  # field -> what the artifact has, what is wanted
+
+
+def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
+    """Of all artifacts of the module's name the one that differs in the fewest fields, and where it does."""
+    here = Here(spec, writes=False)
+    wanted = spec.fields()
+    if here.target is not None:
+        wanted["archs"] = list(here.target.archs)
+    tools = {} if here.identity is None else {"toolchain": here.identity}
+    best: tuple[Artifact | None, Differences] = None, {}
+    for found in store.artifacts(spec.name):
+        # What was built ahead of time may come of any tools.
+        prebuilt = any(found.path.is_relative_to(directory) for directory in env.aot_dirs())
+        differing = compare(found, wanted if prebuilt else wanted | tools)
+        if best[0] is None or len(differing) < len(best[1]):
+            best = found, differing
+    return best
+
+
+def compare(found: Artifact, wanted: Mapping[str, Any]) -> Differences:
+    """Where the manifest of ``found`` is not as ``wanted``; files, axes and tools one by one."""
+    result: Differences = {}
+    for name, wants in wanted.items():
+        has = found.manifest.get(name)
+        if not isinstance(wants, dict):
+            result |= {name: (has, wants)} if has != wants else {}
+            continue
+        has = has if isinstance(has, dict) else {}
+        for part in sorted({*has, *wants}):
+            if has.get(part) != wants.get(part):
+                result[f"{name} {part}"] = has.get(part), wants.get(part)
+    return result
+
+
+def differences(
+    found: Artifact, spec: Spec, archs: Iterable[str] | None = None, identity: Identity | None = None
+) -> list[str]:
+    """What an artifact was built from and what is wanted now, in words; of archs and tools where they are given."""
+    wanted = spec.fields() | ({} if archs is None else {"archs": [*archs]})
+    wanted |= {} if identity is None else {"toolchain": identity}
+    differing = compare(found, wanted)
+    files = [name.removeprefix("files ") for name in differing if name.startswith("files ")]
+    fields = [f"{name}: {has} -> {wants}" for name, (has, wants) in differing.items() if not name.startswith("files ")]
+    return fields + [f"changed: {', '.join(files)}"] * bool(files)
+
+
+def apart(has: Any, wants: Any) -> tuple[str, str]:
+    """Wanted and present as a person compares them: of two lists what is not in both, of a digest its beginning."""
+    if isinstance(has, list) and isinstance(wants, list):
+        only = [one for one in wants if one not in has], [one for one in has if one not in wants]
+        return (plain(only[0]) or "-", plain(only[1]) or "-") if any(only) else (plain(wants), plain(has))
+    wanted, present = ("-" if one is None else plain(one) for one in (wants, has))
+    return (wanted[:12], present[:12]) if len(wanted) == 64 or len(present) == 64 else (wanted, present)

@@ -1,0 +1,93 @@
+"""What a person sees of a build: how far it is, then a row for each module, then what failed and why."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from ..jit.artifact import Artifact
+from ..jit.host.progress import Progress
+from ..jit.run import Outcome
+
+
+class Display:
+    """Progress on a terminal as a bar; elsewhere as a line now and then."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.last = 0.0
+
+    def __enter__(self) -> Display:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+            from rich.progress import Progress as Bar
+
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+            )
+            self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        left = ", ".join(progress.left[:4]) + (", ..." if len(progress.left) > 4 else "") or "done"
+        if self.bar is not None:
+            self.bar.update(self.task, total=progress.total, completed=progress.done, description=left)
+            return
+        now = time.monotonic()
+        if now - self.last >= 5 or progress.done == progress.total:
+            self.last, elapsed = now, now - progress.started
+            to_go = elapsed / max(progress.done, 1) * (progress.total - progress.done)
+            print(
+                f"{progress.done}/{progress.total} steps, {elapsed:.0f} s, about {to_go:.0f} s to go: {left}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def row(name: str, how: str, archs: Iterable[str], found: Artifact | None, why: str = "") -> dict[str, Any]:
+    """One line of the table. ``how``: built, reused or failed; ready; in a dry run build, copy or reuse."""
+    manifest = found.manifest if found is not None else {}
+    return {
+        "name": name,
+        "archs": list(archs),
+        "size": manifest.get("size"),
+        "seconds": manifest.get("seconds") if how == "built" else None,
+        "how": how,
+        "why": why,
+        "path": found.path if found is not None else None,
+    }
+
+
+def row_of(outcome: Outcome) -> dict[str, Any]:
+    """The line of what was to be built."""
+    request, error = outcome.request, outcome.error
+    return row(request.spec.name, outcome.how, request.target.archs, outcome.artifact, error.reason if error else "")
+
+
+def tell_failures(outcomes: Iterable[Outcome]) -> int:
+    """Print what failed, the reasons again at the very end; returns the exit code."""
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    for error in failed:
+        print(f"\nerror: {error}", file=sys.stderr)
+    for error in failed:
+        print(f"FAILED {error.name}: {error.reason}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,88 @@
+"""``export``: built modules as one archive, each checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..errors import ArtifactError
+from ..jit import store
+from ..jit.artifact import Artifact, read, verified
+from ..jit.modules import Matrix, matrix_specs
+from .display import row
+from .table import show, size
+from .tar import File, pack
+from .usage import Add, UsageError, asked_in, json_option, named
+
+HELP = "Pack built modules into one archive: .tar, .tar.gz or .tar.zst."
+
+
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("archive", type=Path, metavar="ARCHIVE", help="the file to write")
+    add("names", nargs="*", metavar="NAME", help="a module, as `list` names it; by default every ready one")
+    add("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
+    add("--from", dest="source", type=Path, metavar="DIR", help="every module of a directory, as it is")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The artifacts that a load would take now; with ``--from`` every one of a directory, for whatever machine."""
+    place: Path = options.archive.absolute()
+    if sum(map(bool, (options.names, options.specs, options.source))) > 1:
+        raise UsageError("export: got more than one of NAME, --specs and --from, wanted one at most")
+    if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
+        raise UsageError(f"archive: {place.parent} is no directory that can be written")
+    chosen: dict[str, Artifact] = {}
+    for found in _chosen(options):
+        if chosen.setdefault(found.name, found).path != found.path:
+            raise UsageError(f"export: two artifacts are called {found.name!r}: an archive holds one of a name")
+    if not chosen:
+        raise ArtifactError("there is nothing to export: no module is built")
+    with ExitStack() as stack:
+        files = {}
+        for name, found in chosen.items():
+            library = os.fdopen(os.dup(stack.enter_context(verified(found))), "rb")
+            stack.callback(library.close)
+            library.seek(0)
+            files[f"{name}/manifest.json"] = File.of(json.dumps(found.manifest, indent=1, sort_keys=True).encode())
+            files[f"{name}/library.so"] = File(found.manifest["size"], found.manifest["sha256"], library)
+        try:
+            pack(place, files)
+        except OSError as err:
+            raise ArtifactError(f"{place} cannot be written: {err}") from None
+    show(
+        [row(found.name, "exported", found.archs, found) for _, found in sorted(chosen.items())],
+        options.json,
+        {"size": size},
+    )
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
+    if options.source is not None:
+        for place in sorted(options.source.glob("[!.]*/")):
+            yield _whole(read(place, place.name), str(place))
+    elif options.specs is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            for asked in asked_in(options.specs, Path(folder)):
+                lookup = store.find(asked.spec, asked.needs)
+                yield _whole(lookup.artifact or lookup.reason, asked.spec.name)
+    elif options.names:
+        for spec in named(options.names):
+            lookup = store.find(spec)
+            yield _whole(lookup.artifact or lookup.reason, spec.name)
+    else:
+        for spec in matrix_specs(Matrix()):
+            if (found := store.find(spec).artifact) is not None:
+                yield found
+
+
+def _whole(found: Artifact | str | None, what: str) -> Artifact:
+    if not isinstance(found, Artifact):
+        raise ArtifactError(f"{what} cannot be exported: {found or 'it is empty'}")
+    return found
