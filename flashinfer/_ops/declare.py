@@ -92,7 +92,7 @@ def define(
         on_host: arguments that are tables on the host, beside tensors of a device.
         needs: the spec and the operator's arguments -> the values that a call needs of each axis of the coverage.
         kernels: ``"sm90a"`` or its like where the operator is that of kernels for one arch alone. It is
-            ``flashinfer_sm90a::<schema>`` then, and its spec is ``module("sm90a")``.
+            ``flashinfer_sm90a::<schema>`` then, which modules of such kernels register.
 
     The function returned raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
     """
@@ -101,7 +101,7 @@ def define(
 
     def load_and_call_again(*args: Any) -> Any:
         backend = _checked(name, operator, args, host)
-        spec = module(kernels or backend)
+        spec = module(backend)
         if not _has_kernel(operator, backend):
             load(spec, needs(spec, *args))
         if not _has_kernel(operator, backend):

@@ -162,11 +162,11 @@ def family_spec(
     return spec if env.JIT_DEBUG.get() else replace(spec, source_cflags=((binding, "-O1"),))
 
 
-def kernels_of(family: str) -> tuple[str, ...]:
-    """What kernels a family has, by their files: ``cpu``, ``cuda``, ``sm90a``."""
+def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ...]:
+    """What kernels a family has for some backends, by their files: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
-    return tuple(sorted(end for end in ends if end in BACKENDS or _ARCH.fullmatch(end)))
+    return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _ARCH.fullmatch(end))))
 
 
 def _is_in_tree(source: str) -> bool:

@@ -1,4 +1,4 @@
-// Operators of the scale family; the kernels are in scale_cpu.cc and scale_cuda.cu.
+// Operators of the scale family; the kernels are in scale_cpu.cc, scale_cuda.cu and scale_sm90a.cu.
 #include "binding/binding.h"
 
 #include <flashinfer/common/scale.h>
@@ -6,15 +6,20 @@
 namespace flashinfer::binding {
 namespace {
 
-Tensor scaled(const Tensor& input, double factor) {
+Tensor scaled(const Tensor& input, double factor, int64_t power) {
   const Check check("scaled");
   const View x(input, "input");
   check.floating(x);
   check.contiguous(x);
+  check.wide_rows(x);
   Tensor output = empty_like(x, input);
   const View y(output, "output");
-  const ScaleParams params{
-      .input = x.data, .output = y.data, .count = x.numel, .factor = static_cast<float>(factor), .dtype = x.dtype};
+  const ScaleParams params{.input = x.data,
+                           .output = y.data,
+                           .count = x.numel,
+                           .factor = static_cast<float>(factor),
+                           .power = static_cast<int>(power),
+                           .dtype = x.dtype};
   scale(params, OnDevice(x));
   return output;
 }

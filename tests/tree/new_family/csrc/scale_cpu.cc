@@ -1,4 +1,4 @@
-// The scale family's CPU kernel for the element types of this module.
+// The scale family's CPU kernel for the element types and powers of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/scale.h>
 
@@ -6,6 +6,8 @@
 
 namespace flashinfer {
 
-void scale(const ScaleParams& params, const Launch&) { DISPATCH_dtype(params.dtype, T, cpu::scale<T>(params)) }
+void scale(const ScaleParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, DISPATCH_power(params.power, POWER, cpu::scale<T, POWER>(params)))
+}
 
 }  // namespace flashinfer

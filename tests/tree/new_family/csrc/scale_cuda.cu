@@ -1,4 +1,4 @@
-// The scale family's CUDA kernel for the element types of this module.
+// The scale family's CUDA kernel for the element types and powers of this module.
 #include <flashinfer/cuda/scale.cuh>
 
 #include "scale_config.h"
@@ -6,7 +6,7 @@
 namespace flashinfer {
 
 void scale(const ScaleParams& params, const Launch& where) {
-  DISPATCH_dtype(params.dtype, T, cuda::scale<T>(params, where))
+  DISPATCH_dtype(params.dtype, T, DISPATCH_power(params.power, POWER, cuda::scale<T, POWER>(params, where)))
 }
 
 }  // namespace flashinfer

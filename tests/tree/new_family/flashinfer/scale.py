@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from ._ops.declare import define
-from .jit.modules.scale import gen_scale_module
+from ._ops.declare import define, element_type
+from .jit.modules.scale import POWERS, gen_scale_module
+from .utils import is_sm90a_supported
 
 __all__ = ["gen_scale_module", "scaled"]
+
+SCHEMA = "scaled(Tensor input, float factor, int power) -> Tensor"
 
 
 def _like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(input)
 
 
-_scaled = define("scaled(Tensor input, float factor) -> Tensor", gen_scale_module, _like_input)
+def _needs(spec: Any, input: torch.Tensor, factor: float, power: int) -> Any:
+    return {**element_type(spec, input), "power": (str(power),)}
 
 
-def scaled(input: torch.Tensor, factor: float) -> torch.Tensor:
-    """``input * factor``, rounded once.
+_scaled = define(SCHEMA, gen_scale_module, _like_input, needs=_needs)
+_scaled_on_hopper = define(
+    SCHEMA, partial(gen_scale_module, kernels="sm90a"), _like_input, needs=_needs, kernels="sm90a"
+)
+
+
+def scaled(input: torch.Tensor, factor: float, power: int = 1) -> torch.Tensor:
+    """``input * factor ** power``, multiplied in float32 and rounded once to ``input``'s dtype.
 
     Args:
-        input: any shape, contiguous (float32, float16, bfloat16).
+        input: any shape, contiguous (float32, float16, bfloat16); on CUDA at a multiple of 16 bytes.
         factor: rounded to float32.
+        power: 1 to 3.
 
     Raises:
-        ValueError: not contiguous.
+        ValueError: not contiguous, or another power.
         TypeError: another dtype.
     """
-    return _scaled(input, factor)  # type: ignore[no-any-return]
+    if str(power) not in POWERS:
+        raise ValueError(f"scaled: power: got {power}, wanted one of {', '.join(POWERS)}")
+    if isinstance(input, torch.Tensor) and is_sm90a_supported(input.device):
+        return _scaled_on_hopper(input, factor, power)  # type: ignore[no-any-return]
+    return _scaled(input, factor, power)  # type: ignore[no-any-return]

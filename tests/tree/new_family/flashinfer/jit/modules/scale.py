@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..module import JitSpec, family_spec
+from ..module import JitSpec, family_spec, kernels_of
 from ..spec import DTYPES
-from . import Matrix
+from . import DTYPE_AXIS, Axis, Matrix, device_of, some_of, subset
+
+POWERS = ("1", "2", "3")
+AXES = (DTYPE_AXIS, Axis("powers", POWERS[:2], some_of(*POWERS), "how often scaled() multiplies"))
 
 
-def gen_scale_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Scaling for the element types ``dtypes``."""
-    return family_spec("scale", backend, coverage={"dtype": dtypes})
+def gen_scale_module(
+    device: object = None, dtypes: Iterable[str] = DTYPES, powers: Iterable[str] = POWERS, kernels: str = ""
+) -> JitSpec:
+    """Scaling for the element types ``dtypes`` and for ``powers``; ``kernels``: ``"sm90a"`` for those of Hopper."""
+    coverage = {"dtype": subset("dtypes", dtypes, DTYPES), "power": subset("powers", powers, POWERS)}
+    return family_spec("scale", kernels or device_of(device), coverage=coverage)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
-    for backend in matrix.backends:
-        yield gen_scale_module(backend, matrix.dtypes)
+    for kernels in kernels_of("scale", matrix["backends"]):
+        yield gen_scale_module(dtypes=matrix["dtypes"], powers=matrix["powers"], kernels=kernels)

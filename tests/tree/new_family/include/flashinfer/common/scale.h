@@ -5,12 +5,13 @@
 
 namespace flashinfer {
 
-// output = input * factor
+// output = input * factor * ... * factor, `power` times, rounded to float32 each time and to the element type once.
 struct ScaleParams {
   const void* input;
   void* output;
   int64_t count;
   float factor;
+  int power;
   DType dtype;
 };
 

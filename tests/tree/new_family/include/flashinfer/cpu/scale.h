@@ -7,12 +7,16 @@
 
 namespace flashinfer::cpu {
 
-template <typename T>
+template <typename T, int kPower>
 void scale(const ScaleParams& p) {
   const T* in = static_cast<const T*>(p.input);
   T* out = static_cast<T*>(p.output);
   parallel_rows(p.count, sizeof(T), [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) out[i] = from_float<T>(to_float(in[i]) * p.factor);
+    for (int64_t i = first; i < last; ++i) {
+      float value = to_float(in[i]);
+      for (int n = 0; n < kPower; ++n) value *= p.factor;
+      out[i] = from_float<T>(value);
+    }
   });
 }
 
