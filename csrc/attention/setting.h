@@ -43,7 +43,8 @@ class Place {
   void must_hold(const Check& check, const View& arg) {
     if (first_ == nullptr) first_ = arg.name, type_ = arg.device_type, index_ = arg.device;
     if (arg.device_type != type_ || arg.device != index_)
-      check.fail(arg, "is on another device than " + std::string(first_));
+      check.fail(arg, "is on " + device_text(arg.device_type, arg.device) + ", another device than " + first_ + "'s " +
+                          device_text(type_, index_));
   }
 
  private:

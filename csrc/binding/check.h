@@ -101,7 +101,8 @@ class Check {
 
   void same_device(const View& arg, const View& like) const {
     if (arg.device_type == like.device_type && arg.device == like.device) return;
-    fail(arg, "is on another device than " + std::string(like.name));
+    fail(arg, "is on " + device_text(arg.device_type, arg.device) + ", another device than " + like.name + "'s " +
+                  device_text(like.device_type, like.device));
   }
 
   void last_contiguous(const View& arg) const {

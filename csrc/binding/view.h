@@ -15,6 +15,10 @@ inline void require(int32_t error, const char* what) {
   if (error != 0) throw std::runtime_error(std::string("torch refused ") + what);
 }
 
+inline std::string device_text(int type, int index) {
+  return type == aoti_torch_device_type_cpu() ? "cpu" : "cuda:" + std::to_string(index);
+}
+
 // A tensor's facts, read once. `name` is the argument's, for messages.
 struct View {
   const char* name;

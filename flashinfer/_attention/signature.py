@@ -129,4 +129,4 @@ def schema_of(arguments: type[Any], integers: str = "int") -> str:
     """
     types = _TYPES | {"int": integers}
     annotations = arguments.__annotations__.items()  # strings, which NamedTuple keeps as forward references
-    return ", ".join(f"{types[getattr(one, '__forward_arg__', one)]} {name}" for name, one in annotations)
+    return ", ".join(f"{types[str(getattr(one, '__forward_arg__', one))]} {name}" for name, one in annotations)

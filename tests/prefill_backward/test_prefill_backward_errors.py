@@ -179,7 +179,7 @@ def test_bad_input_of_the_cuda_kernel(sizes, dtype, error, message):
     shifted = torch.ones(5 * 2 * 8 + 1, dtype=torch.float16, device="cuda")[1:].view(5, 2, 8)
     with pytest.raises(RuntimeError, match="k: got rows that do not start at multiples of 16 bytes"):
         run((8, 8), torch.float16, *problem, k=shifted)
-    with pytest.raises(RuntimeError, match="packed_mask: is on another device than q"):
+    with pytest.raises(RuntimeError, match="packed_mask: is on cpu, another device than q's cuda:0"):
         mask = torch.ones(2, dtype=torch.uint8)
         run((8, 8), torch.float16, None, None, mask, None, 0, 2, -1, 0.0, 1.0)
     with pytest.raises(RuntimeError, match="qo_indptr: got a tensor of a device, wanted the CPU"):

@@ -73,6 +73,21 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, 
         case.function(**arguments)
 
 
+@pytest.mark.parametrize(("name", "argument"), CASES)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_tensor_on_the_host_among_those_of_a_gpu(name, argument):
+    """The first call finds out in Python, a later one in the module: it was loaded by a call that is right."""
+    case = public_cases("cuda")[name]
+    arguments = case.arguments(9)
+    if sum(isinstance(value, torch.Tensor) for value in arguments.values()) == 1:
+        pytest.skip("has one tensor")
+    if (name, argument) == ("segment_packbits", "indptr"):
+        pytest.skip("may be on the host")
+    case.function(**arguments)
+    with pytest.raises(ValueError, match=r"(cpu.*cuda:0|cuda:0.*cpu)"):
+        case.function(**arguments | {argument: arguments[argument].cpu()})
+
+
 def test_all_on_meta_is_no_error():
     x, weight = torch.randn(3, 64, device="meta"), torch.randn(64, device="meta")
     assert flashinfer.rmsnorm(x, weight).device.type == "meta"

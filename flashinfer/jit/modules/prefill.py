@@ -32,7 +32,7 @@ def check_kernels(backend: str) -> None:
 
 
 def _kernels(
-    backend: str, device: str | None, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
+    backend: str, device: object, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
 ) -> tuple[str, str]:
     """The device of a module, and which kernels it is made of: Hopper's where these are asked for by name."""
     check_kernels(backend)
