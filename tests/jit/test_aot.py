@@ -133,7 +133,7 @@ def test_the_matrix():
     specs = matrix_specs(Matrix())
     names = [spec.name for spec in specs]
     assert names == sorted(set(names)), "names are unique"
-    assert {spec.name.rsplit("_", 1)[1] for spec in specs} == {"cpu", "cuda"}
+    assert {spec.name.rsplit("_", 1)[1] for spec in specs} == {"cpu", "cuda", "sm90a"}
     assert matrix_specs(Matrix(dtypes=("bfloat16",)), ["norm"])[0].coverage == (("dtype", ("bfloat16",)),)
     assert all(name.split("_")[0] in {f.split("_")[0] for f in families()} for name in names)
     with pytest.raises(ValueError, match="family: got 'nothing', wanted one of"):

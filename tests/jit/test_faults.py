@@ -28,8 +28,6 @@ BUILD = """
     import ctypes, sys, warnings
     from flashinfer.errors import FlashInferError
     from flashinfer.jit import gen_jit_spec
-    from flashinfer.jit.machine.toolchain import find_torch
-    ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
     warnings.simplefilter("always")
     for source in sys.argv[1:]:
         try:
@@ -195,7 +193,7 @@ def test_a_file_system_without_locks(code, make_spec, monkeypatch):
     spec = make_spec("tiny", answering(12))
     first, second = try_hold("x", "tiny"), try_hold("x", "tiny")
     assert first is not None and second is not None and first.token != second.token
-    assert answer(spec.build()) == 12 and time.monotonic() - began < 10
+    assert answer(spec.build()) == 12 and time.monotonic() - began < 50
 
 
 def test_many_processes_without_locks(make_spec, workspace):
@@ -270,7 +268,7 @@ class Interrupted:
         os.kill(builder.pid, signal.SIGKILL)
         builder.communicate()
         quick.touch()
-        until(lambda: try_hold_all(tmp_path / "runtime"), 5)
+        until(lambda: try_hold_all(tmp_path / "runtime"), 30)
         for place in self.places:
             shutil.copytree(place, self.saved / place.name)
 
@@ -375,8 +373,6 @@ def test_a_fork_while_a_thread_builds(make_spec, tmp_path, monkeypatch):
     program = """
         import ctypes, os, sys, threading, time
         from flashinfer.jit import gen_jit_spec
-        from flashinfer.jit.machine.toolchain import find_torch
-        ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))
         same, other = gen_jit_spec("same", [sys.argv[1]]), gen_jit_spec("other", [sys.argv[2]])
         answer = lambda spec: ctypes.CDLL(str(spec.build().path)).answer()
         thread = threading.Thread(target=answer, args=[same])

@@ -11,8 +11,6 @@ from ..support.processes import Compiler, answering, end, start
 BUILD = """
     import ctypes, sys
     from flashinfer.jit import build_jit_specs, gen_jit_spec
-    from flashinfer.jit.machine.toolchain import find_torch
-    ctypes.CDLL(str(find_torch() / "lib" / "libtorch_cpu.so"))  # what a module needs, without the time of an import
     sources = dict(pair.split("=") for pair in sys.argv[2:])
     specs = {name: gen_jit_spec(name, [source]) for name, source in sources.items()}
     if sys.argv[1] == "batch":

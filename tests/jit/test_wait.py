@@ -66,23 +66,30 @@ def never() -> bool:
     return False
 
 
-def test_a_wait_speaks(holder, events, monkeypatch, capsys):
+def test_a_wait_speaks(holder, events, monkeypatch):
     monkeypatch.setattr(lock, "FIRST_WORD", 0.2)
     monkeypatch.setattr(lock, "NEXT_WORDS", 0.3)
-    owner = holder("a build", 1.2)
+    owner = holder("a build", 60)
+    lines: list[str] = []
+
+    def heard(text: str) -> None:
+        lines.append(text)
+        if len(lines) == 2:
+            owner.kill()
+
+    monkeypatch.setattr(lock, "say", heard)
     hold = wait("a build", "slow", never)
     assert hold is not None
     hold.release()
-    lines = capsys.readouterr().err.splitlines()
-    assert 2 <= len(lines) <= 5
+    assert len(lines) >= 2
     for line in lines:
-        assert re.fullmatch(
-            rf"flashinfer: waiting for slow, which pid {owner.pid} on \S+ is building: \d s, 3 of 7 steps done", line
+        assert re.match(
+            rf"waiting for slow, which pid {owner.pid} on \S+ is building.*: \d+ s, 3 of 7 steps done", line
         )
     assert {event.kind for event in events} == {"wait"} and len(events) == len(lines) + 1
     assert events[0].detail["done"] == 3 and events[0].detail["total"] == 7
     assert f"pid {owner.pid} on " in events[0].detail["owner"]
-    assert 1.0 < sum(event.ms for event in events) / 1e3 < 5, "each event counts what passed since the one before"
+    assert 0.5 < sum(event.ms for event in events) / 1e3 < 30, "each event counts what passed since the one before"
 
 
 def test_the_first_word_comes_within_ten_seconds_and_then_every_thirty():
@@ -93,7 +100,7 @@ def test_a_released_lock_is_taken_at_once(holder):
     owner = holder("a build", 60)
     began = time.monotonic()
     owner.kill()
-    assert wait("a build", "slow", never) is not None and time.monotonic() - began < 5
+    assert wait("a build", "slow", never) is not None and time.monotonic() - began < 30
 
 
 def test_a_wait_has_a_deadline(holder, monkeypatch):
@@ -102,7 +109,7 @@ def test_a_wait_has_a_deadline(holder, monkeypatch):
     began = time.monotonic()
     with pytest.raises(JitTimeoutError, match=rf"module 'slow' .*pid {owner.pid} on .*FLASHINFER_JIT_TIMEOUT=0.5"):
         wait("a build", "slow", never)
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 30
 
 
 def test_the_deadline_of_a_build(make_spec, holder, workspace, monkeypatch):
@@ -148,9 +155,9 @@ def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):
     os.kill(builder.pid, signal.SIGSTOP)
     others = [start(BUILD, spec.name, spec.source_paths()[0]) for _ in range(3)]
     began = time.monotonic()
-    assert spec.build().path.exists() and 1 <= time.monotonic() - began < 10
+    assert spec.build().path.exists() and 1 <= time.monotonic() - began < 50
     said = capsys.readouterr().err
-    assert re.search(rf"waiting for slow, which pid {builder.pid} on \S+ is building and is stopped: \d s", said)
+    assert re.search(rf"waiting for slow, which pid {builder.pid} on \S+ is building and is stopped: \d+ s", said)
     assert f"slow: pid {builder.pid} on " in said and "is stopped since 1 s; building it here" in said
     assert any(event.kind == "wait" and event.detail.get("trouble") == "stopped" for event in events)
     assert all("built " in end(other) for other in others) and answer(spec) == 5
@@ -166,7 +173,7 @@ def test_what_is_published_is_not_waited_for(make_spec, holder, workspace, capsy
     other = start(BUILD, spec.name, spec.source_paths()[0], **elsewhere)
     holder(f"{request.build_key} {workspace.resolve()}", 60)
     began = time.monotonic()
-    assert run([request])[0].how == "reused" and time.monotonic() - began < 10
+    assert run([request])[0].how == "reused" and time.monotonic() - began < 50
     assert "built " in end(other)
 
 
@@ -191,7 +198,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
         os._exit(0)
     try:
         hold.abandon()  # what happens too when this process is killed
-        again = until(lambda: try_hold("forked", "slow"), 5)
+        again = until(lambda: try_hold("forked", "slow"), 20)
         assert again.token == hold.token, "the next one goes on in the same directory"
         again.release()
     finally:
@@ -248,22 +255,23 @@ def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
 
 
 def test_a_build_speaks(make_spec, tmp_path, monkeypatch):
-    """Within a second: what, how much, how long it took before. Then how far it is."""
-    said: list[tuple[float, str]] = []
-    monkeypatch.setattr("flashinfer.jit.host.progress.say", lambda text: said.append((time.monotonic(), text)))
+    """Before any compiler runs: what, how much, how long it took before. Then how far it is."""
+    said: list[str] = []
+    monkeypatch.setattr(
+        "flashinfer.jit.host.progress.say", lambda text: (said.append(text), before.append(compiler.started))
+    )
     monkeypatch.setattr("flashinfer.jit.host.progress.EVERY", 0.5)
-    monkeypatch.setenv("CXX", str(Compiler(tmp_path, 1.2).path))
-    began = time.monotonic()
+    compiler, before = Compiler(tmp_path, 1.2), list[int]()
+    monkeypatch.setenv("CXX", str(compiler.path))
     make_spec("spoken", {"a.cc": "int a;\n", "b.cc": "int b;\n"}).build()
-    when, text = said[0]
-    assert when - began < 1 and re.fullmatch(r"building spoken \(2 source files\) in \S+/build/\S+/spoken", text)
-    assert all(re.fullmatch(r"[0-3]/3 steps, \d s: (spoken|done)", text) for _, text in said[1:]) and len(said) > 2
+    assert re.fullmatch(r"building spoken \(2 source files\) in \S+/build/\S+/spoken", said[0]) and before[0] == 0
+    assert all(re.fullmatch(r"[0-3]/3 steps, \d+ s: (spoken|done)", text) for text in said[1:]) and len(said) > 2
     said.clear()
     again = make_spec("spoken", {"a.cc": "int a = 1;\n", "b.cc": "int b;\n"})
-    assert 2 < estimate(again) < 10
+    assert 2 < estimate(again) < 60
     again.build()
-    assert re.match(r"building spoken \(2 source files, about \d s\) in ", said[0][1])
-    assert all(re.fullmatch(r"[0-3]/3 steps, \d of about \d s: (spoken|done)", text) for _, text in said[1:])
+    assert re.match(r"building spoken \(2 source files, about \d+ s\) in ", said[0])
+    assert all(re.fullmatch(r"[0-3]/3 steps, \d+ of about \d+ s: (spoken|done)", text) for text in said[1:])
 
 
 def test_progress_on_a_terminal(make_spec, monkeypatch, capsys):
@@ -303,4 +311,4 @@ def test_a_wait_is_in_the_timeline(slow_build, monkeypatch):
     kinds = [unit.kind for unit in outcome.timeline.units]
     assert kinds == ["wait", "compile", "link"]
     waited = outcome.timeline.units[0]
-    assert waited.module == "slow" and waited.start < 0.5 and 0.5 < waited.end - waited.start < 5
+    assert waited.module == "slow" and 0.5 < waited.end - waited.start < 50

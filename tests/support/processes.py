@@ -29,7 +29,7 @@ def start(program: str, *arguments: object, **variables: str) -> subprocess.Pope
     )
 
 
-def end(process: subprocess.Popen[str], seconds: float = 60) -> str:
+def end(process: subprocess.Popen[str], seconds: float = 180) -> str:
     """What a process prints until it ends; one that hangs is killed, and that is an error."""
     try:
         return process.communicate(timeout=seconds)[0]
