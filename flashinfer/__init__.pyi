@@ -28,6 +28,7 @@ from . import preload as preload
 from . import quantization as quantization
 from . import rope as rope
 from . import sparse as sparse
+from . import triton as triton
 from . import utils as utils
 from .activation import gelu_and_mul as gelu_and_mul
 from .activation import gelu_tanh_and_mul as gelu_tanh_and_mul

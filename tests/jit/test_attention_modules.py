@@ -17,6 +17,8 @@ import torch
 import flashinfer
 from flashinfer import jit
 from flashinfer._ops.configured import covered
+from flashinfer.jit import attention as addresses
+from flashinfer.jit.attention import pytorch
 from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from flashinfer.jit.template import render_config
@@ -271,8 +273,6 @@ def test_names_say_the_configuration():
 
 def test_flashinfers_addresses():
     half = ("float16", "float16", "float16")
-    import flashinfer.jit.attention as addresses
-
     for name in addresses.__all__:
         assert callable(getattr(addresses, name))
     assert addresses.gen_single_decode_module is jit.gen_single_decode_module is flashinfer.gen_single_decode_module
@@ -280,8 +280,25 @@ def test_flashinfers_addresses():
     assert addresses.get_batch_prefill_uri("fa2", *half, "int32", 192, 128, 0, False, True, device="cpu") == (
         "prefill_f16_d192_128_soft_cap_cpu"
     )
-    with pytest.raises(AttributeError, match="gen_nothing_module"):
-        addresses.gen_nothing_module  # noqa: B018
+    for module in (addresses, pytorch):
+        with pytest.raises(AttributeError, match="gen_nothing_module"):
+            module.gen_nothing_module  # noqa: B018
+    for public in (flashinfer.decode, flashinfer.prefill):
+        names = [name for name in addresses.__all__ if name.endswith(f"_{public.__name__[11:]}_module")]
+        assert len(names) == 4 and all(getattr(public, name) is getattr(pytorch, name) for name in names)
+
+
+def test_modules_that_flashinfer_has_for_pod_and_batch_attention():
+    half = (torch.float16, torch.float16, torch.float16)
+    pod = pytorch.gen_pod_module(*half, 128, 0, False, True, False, torch.int32, 1, False, False, device="cuda")
+    assert pod == prefill.gen_single_prefill_module("auto", *half, 128, 128, 0, False, True, device="cuda")
+    assert pytorch.get_pod_uri(*half, 64, device="cpu") == "prefill_f16_d64_cpu"
+    with pytest.raises(ValueError, match="pos_encoding_mode: got 7"):
+        pytorch.gen_pod_module(*half, 128, 0, False, False, False, torch.int32, 7, False, False)
+    batch = pytorch.gen_batch_attention_module(*half, torch.int32, 64, 64, 0, device="cpu")
+    assert batch.name == pytorch.get_batch_attention_uri(*half, torch.int32, 64, 64, device="cpu")
+    with pytest.raises(ValueError, match="use_profiler: got True, wanted False"):
+        pytorch.gen_batch_attention_module(*half, torch.int32, 64, 64, 0, True)
 
 
 @pytest.mark.parametrize("name", jit.modules.families())

@@ -38,8 +38,8 @@ def _kernels(
     check_kernels(backend)
     if backend != "fa3":
         return (device_of(device),) * 2
-    if device not in (None, "cuda"):
-        raise ValueError(f"backend: got 'fa3' for device {device!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
+    if device is not None and device_of(device) != "cuda":
+        raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
     if dtype_name(dtype_q, "dtype_q") != dtype_name(dtype_kv, "dtype_kv") or int(pos_encoding_mode) == 1:
         raise ValueError(
             f"backend: got 'fa3' with {dtype_kv} keys beside {dtype_q} queries and pos_encoding_mode"

@@ -1,0 +1,85 @@
+"""FlashInfer's address of the generators of attention modules, and of their names.
+
+A uri is a module's name: ``get_single_decode_uri(...)`` is ``gen_single_decode_module(...).name``. POD and
+``BatchAttention`` are computed by modules of prefill and decode, and have generators because FlashInfer has them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..module import JitSpec
+from ..modules import decode, prefill
+
+
+def gen_pod_module(
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    head_dim: int,
+    pos_encoding_mode_p: int = 0,
+    use_sliding_window_p: bool = False,
+    use_logits_soft_cap_p: bool = False,
+    use_fp16_qk_reduction: bool = False,
+    dtype_idx: object = "int32",
+    pos_encoding_mode_d: int = 0,
+    use_sliding_window_d: bool = False,
+    use_logits_soft_cap_d: bool = False,
+    device: object = None,
+) -> JitSpec:
+    """The prefill module of POD; its decode module is that of :func:`gen_batch_decode_module`.
+
+    Raises:
+        ValueError: a device, dtype, size or mode that the library's kernels of prefill or decode do not have.
+    """
+    sizes = (head_dim, head_dim)
+    decode.gen_batch_decode_module(
+        dtype_q, dtype_kv, dtype_o, dtype_idx, *sizes, pos_encoding_mode_d, use_sliding_window_d, use_logits_soft_cap_d,
+        device,
+    )  # fmt: skip
+    return prefill.gen_batch_prefill_module(
+        "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, *sizes, pos_encoding_mode_p, use_sliding_window_p,
+        use_logits_soft_cap_p, use_fp16_qk_reduction, device,
+    )  # fmt: skip
+
+
+def gen_batch_attention_module(
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    dtype_idx: object,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int = 0,
+    use_profiler: bool = False,
+    device: object = None,
+) -> JitSpec:
+    """The module of ``BatchAttention``: prefill's, whose schedule takes requests of all lengths.
+
+    Raises:
+        ValueError: a device, dtype, size or mode that the library's kernels do not have, or ``use_profiler``.
+    """
+    if use_profiler:
+        raise ValueError("use_profiler: got True, wanted False: attention's kernels write no events")
+    return prefill.gen_batch_prefill_module(
+        "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo, pos_encoding_mode, device=device
+    )
+
+
+_GENERATORS = {
+    name: function
+    for names in (vars(decode), vars(prefill), dict(globals()))
+    for name, function in names.items()
+    if re.fullmatch(r"gen_\w+_module", name)
+}
+__all__ = sorted([*_GENERATORS, *(f"get_{name[4:-7]}_uri" for name in _GENERATORS if "customize" not in name)])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _GENERATORS:
+        return _GENERATORS[name]
+    if name in __all__:
+        generator = _GENERATORS[f"gen_{name[4:-4]}_module"]
+        return lambda *args, **kwargs: generator(*args, **kwargs).name
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
