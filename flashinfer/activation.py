@@ -67,7 +67,7 @@ def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pd
     """SwiGLU's gate: ``out = silu(input[..., :d]) * input[..., d:]`` with ``silu(x) = x / (1 + exp(-x))``.
 
     Args:
-        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, leading dimensions of any strides that two
+        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, leading dimensions of any strides that three
             dimensions can express.
         out: ``[..., d]``, same dtype; may be ``input[..., :d]`` itself. Made where not given.
         enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default where the GPU has it.

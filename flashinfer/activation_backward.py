@@ -45,7 +45,7 @@ def silu_and_mul_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tens
     Args:
         grad: ``[..., d]``, the gradient of the result; ``input``'s dtype.
         input: ``[..., 2 * d]`` (float32, float16, bfloat16; on the CPU float64 too); leading dimensions of any strides
-            that two dimensions can express, as of ``grad``.
+            that three dimensions can express, as of ``grad``.
 
     Returns:
         ``[..., 2 * d]``, contiguous.

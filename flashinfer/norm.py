@@ -145,7 +145,7 @@ def rmsnorm(
     """Root mean square normalisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight`` along the last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that two
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
             dimensions can express.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
@@ -232,7 +232,7 @@ def layernorm(
     """Layer normalisation: ``out = (input - mean) / sqrt(var + eps) * gemma + beta`` along the last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that two
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
             dimensions can express.
         gemma, beta: ``[hidden_size]``, both float32 or both of ``input``'s dtype.
         eps: added to the (biased) variance.

@@ -161,23 +161,22 @@ class Check {
       fail(out, "overlaps the memory of " + std::string(in.name));
   }
 
-  // The leading dimensions of [..., n] as at most two: what kernels walk.
+  // The leading dimensions of [..., n] as at most three: what kernels walk.
   Rows rows(const View& arg) const {
-    Rows result{1, 0, 0};
     int found = 0;  // dimensions kept, inner first
-    int64_t stride[2] = {0, 0}, size[2] = {1, 1};
+    int64_t stride[3] = {0, 0, 0}, size[3] = {1, 1, 1};
     for (int64_t dim = arg.ndim - 2; dim >= 0; --dim) {
       if (arg.sizes[dim] == 1) continue;
       if (found > 0 && arg.strides[dim] == stride[found - 1] * size[found - 1]) {
         size[found - 1] *= arg.sizes[dim];
-      } else if (found < 2) {
+      } else if (found < 3) {
         stride[found] = arg.strides[dim], size[found] = arg.sizes[dim], ++found;
       } else if (arg.numel > 0) {
-        fail(arg, "got strides that no two leading dimensions express, wanted .contiguous()");
+        fail(arg, "got strides that no three leading dimensions express, wanted .contiguous()");
       }
     }
-    result.inner = size[0] < 1 ? 1 : size[0], result.inner_stride = stride[0], result.outer_stride = stride[1];
-    return result;
+    const int64_t inner = size[0] < 1 ? 1 : size[0], middle = size[1] < 1 ? 1 : size[1];
+    return {inner, middle, stride[2], stride[1], stride[0]};
   }
 
  private:

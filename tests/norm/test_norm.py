@@ -108,6 +108,24 @@ def test_rows_of_a_fused_projection(dtype, device):
     assert_close(k, want_k)
 
 
+@pytest.mark.parametrize("function", [flashinfer.rmsnorm, flashinfer.gemma_rmsnorm, flashinfer.layernorm])
+def test_permuted_dimensions(function, dtype, device):
+    """[batch, tokens, heads, dim] seen as [batch, heads, tokens, dim]: no two leading dimensions express it."""
+    x = filled((3, 5, 4, 128), dtype, device, True).transpose(1, 2)
+    weight, bias = filled((128,), dtype, device, False), torch.zeros(128, dtype=dtype, device=device)
+    given = (weight, bias) if function is flashinfer.layernorm else (weight,)
+    want = function(x.contiguous(), *given)
+    torch.testing.assert_close(function(x, *given), want, rtol=0, atol=0)
+    out = Guarded((4, 3, 5, 128), dtype, device, True)
+    function(x, *given, out=out.tensor.permute(1, 0, 2, 3))
+    torch.testing.assert_close(out.tensor.permute(1, 0, 2, 3), want, rtol=0, atol=0)
+    out.check()
+    function(x, *given, out=x)
+    torch.testing.assert_close(x, want, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="input: got strides that no three leading dimensions express"):
+        function(filled((2, 3, 5, 4, 128), dtype, device, True).permute(3, 1, 0, 2, 4), *given)
+
+
 def test_large_and_tiny_values_do_not_overflow_the_sum(device):
     x = torch.full((2, 512), 3.0e4, dtype=torch.float16, device=device)
     weight = torch.ones(512, dtype=torch.float16, device=device)

@@ -1,4 +1,4 @@
-// Rows of a strided tensor [..., n] whose last dimension is contiguous, reduced to at most two leading dimensions.
+// Rows of a strided tensor [..., n] whose last dimension is contiguous, reduced to at most three leading dimensions.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,16 @@
 namespace flashinfer {
 
 struct Rows {
-  int64_t inner;                       // rows per step of the outer dimension
-  int64_t outer_stride, inner_stride;  // in elements
+  int64_t inner, middle;                              // sizes; the outer dimension has what is left
+  int64_t outer_stride, middle_stride, inner_stride;  // in elements
 
-  FLASHINFER_HD int64_t offset(int64_t row) const { return row / inner * outer_stride + row % inner * inner_stride; }
+  // Most tensors have one leading dimension, and a division takes a GPU as long as a load.
+  FLASHINFER_HD int64_t offset(int64_t row) const {
+    if (row < inner) return row * inner_stride;
+    const int64_t next = row / inner, at = (row - next * inner) * inner_stride;
+    if (next < middle) return at + next * middle_stride;
+    return at + next / middle * outer_stride + next % middle * middle_stride;
+  }
 };
 
 }  // namespace flashinfer

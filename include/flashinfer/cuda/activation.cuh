@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kActThreads) act_and_mul_kernel(const ActAndMu
   T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
 
   wait_for_inputs();
+  let_next_start();
   const int64_t tile = int64_t{blockDim.x} * kPairsPerThread * kN;
   for (int64_t start = blockIdx.y * tile; start < p.out_size; start += gridDim.y * tile) {
     Vec<T, kN> x[kPairsPerThread], y[kPairsPerThread];
@@ -75,16 +76,13 @@ __global__ void __launch_bounds__(kActThreads) act_and_mul_kernel(const ActAndMu
       store_vec(out + at, Vec<T, kN>::from_floats(a));
     }
   }
-  let_next_start();
 }
 
 template <typename T, template <typename> class Act>
 void act_and_mul(const ActAndMulParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / sizeof(T);
   if (p.num_rows == 0) return;
-  const bool aligned =
-      fits_vectors<T>({p.input, p.output}, p.out_size, p.input_rows.outer_stride, p.input_rows.inner_stride,
-                      p.output_rows.outer_stride, p.output_rows.inner_stride);
+  const bool aligned = fits_vectors<T>({p.input, p.output}, p.out_size, p.input_rows, p.output_rows);
   const int64_t steps = p.out_size / (aligned ? kN : 1);
   unsigned threads = 1;
   while (threads < kActThreads && threads * kPairsPerThread < steps) threads *= 2;

@@ -42,8 +42,7 @@ template <typename T, template <typename> class Act>
 void act_and_mul_backward(const ActAndMulBackwardParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / sizeof(T);
   if (p.num_rows == 0) return;
-  const bool aligned = fits_vectors<T>({p.grad, p.input, p.grad_input}, p.out_size, p.input_rows.outer_stride,
-                                       p.input_rows.inner_stride, p.grad_rows.outer_stride, p.grad_rows.inner_stride);
+  const bool aligned = fits_vectors<T>({p.grad, p.input, p.grad_input}, p.out_size, p.input_rows, p.grad_rows);
   const int64_t steps = p.out_size / (aligned ? kN : 1);
   unsigned threads = 1;
   while (threads < kActThreads && threads < steps) threads *= 2;

@@ -25,11 +25,14 @@ __device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, con
   return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + ScaleOf<T>(eps.get()));
 }
 
-template <typename T, bool kWithResidual>
+// kVecs: vectors that a thread holds. With one of them there are registers for the weights, too, which then come while
+// the row is summed.
+template <typename T, bool kWithResidual, int kVecs>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
   constexpr int kN = kVecBytes / sizeof(T);
+  constexpr bool kWeightsEarly = kVecs == 1;
   using V = Vec<T, kN>;
-  __shared__ float partial[32 * 32];
+  __shared__ __align__(16) float partial[32 * 32];
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const bool active = row < p.num_rows;
   const int num_vecs = active ? p.hidden_size / kN : 0;
@@ -39,19 +42,21 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
-  V x[kVecsPerThread], r[kVecsPerThread];
+  let_next_start();
+  V x[kVecs], r[kVecs], early[kWeightsEarly ? kVecs : 1];
 #pragma unroll
-  for (int i = 0; i < kVecsPerThread; ++i) {
+  for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec < num_vecs) {
       x[i] = load_vec<T, kN>(in + vec * kN);
       if constexpr (kWithResidual) r[i] = load_vec<T, kN>(res + vec * kN);
+      if constexpr (kWeightsEarly) early[i] = load_vec<T, kN>(weight + vec * kN);
     }
   }
-  float kept[kWithResidual ? kVecsPerThread : 1][kN];  // the sum of input and residual, not yet rounded
+  float kept[kWithResidual ? kVecs : 1][kN];  // the sum of input and residual, not yet rounded
   float squares = 0;
 #pragma unroll
-  for (int i = 0; i < kVecsPerThread; ++i) {
+  for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= num_vecs) continue;
     float values[kN];
@@ -68,23 +73,26 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
 #pragma unroll
-  for (int i = 0; i < kVecsPerThread; ++i) {
+  for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec >= num_vecs) continue;
-    float values[kN], w[kN];
-    load_vec<T, kN>(weight + vec * kN).to_floats(w);
+    float values[kN], weights[kN];
+    if constexpr (kWeightsEarly) {
+      early[i].to_floats(weights);
+    } else {
+      load_vec<T, kN>(weight + vec * kN).to_floats(weights);
+    }
     if constexpr (!kWithResidual) x[i].to_floats(values);
 #pragma unroll
     for (int j = 0; j < kN; ++j)
-      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (w[j] + ScaleOf<T>(p.weight_offset));
+      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (weights[j] + ScaleOf<T>(p.weight_offset));
     store_vec(out + vec * kN, V::from_floats(values));
   }
-  let_next_start();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNormParams p) {
-  __shared__ float partial[32];
+  __shared__ __align__(16) float partial[32];
   const int64_t row = blockIdx.x;
   const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
   T* res = p.residual ? static_cast<T*>(p.residual) + p.residual_rows.offset(row) : nullptr;
@@ -92,6 +100,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
+  let_next_start();
   float squares = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     const float x = to_float(in[i]) + (res ? to_float(res[i]) : 0.0f);
@@ -106,7 +115,6 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
     }
     out[i] = from_float<T>(x * scale * (to_float(weight[i]) + ScaleOf<T>(p.weight_offset)));
   }
-  let_next_start();
 }
 
 // gamma or beta, which are float32 or of the element type. The choice is made at run time: a row reads them from the
@@ -130,7 +138,7 @@ template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNormParams p) {
   constexpr int kN = kVecBytes / sizeof(T);
   using V = Vec<T, kN>;
-  __shared__ float partial[32 * 32];
+  __shared__ __align__(16) float partial[32 * 32];
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const bool active = row < p.num_rows;
   const int num_vecs = active ? p.hidden_size / kN : 0;
@@ -138,6 +146,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
   T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
 
   wait_for_inputs();
+  let_next_start();
   V x[kVecsPerThread];  // unpacked where it is needed: packed it takes half the registers
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
@@ -177,16 +186,16 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
     for (int j = 0; j < kN; ++j) values[j] = (values[j] - mean) * scale * gamma[j] + beta[j];
     store_vec(out + vec * kN, V::from_floats(values));
   }
-  let_next_start();
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const LayerNormParams p) {
-  __shared__ float partial[32];
+  __shared__ __align__(16) float partial[32];
   const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(blockIdx.x);
   T* out = static_cast<T*>(p.output) + p.output_rows.offset(blockIdx.x);
 
   wait_for_inputs();
+  let_next_start();
   float total = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) total += to_float(in[i]);
   const ScaleOf<T> mean = ScaleOf<T>(row_sum(total, partial)) / p.hidden_size;
@@ -203,45 +212,43 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
     load_affine<T>(p.beta, p.affine_is_float32, i, beta);
     out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma[0] + beta[0]);
   }
-  let_next_start();
 }
 
-// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most kVecsPerThread
-// vectors.
-inline dim3 row_block(int64_t num_vecs) {
+// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most `vecs` vectors.
+inline dim3 row_block(int64_t num_vecs, int vecs = kVecsPerThread) {
   unsigned threads = 1;
-  while (threads * kVecsPerThread < num_vecs) threads *= 2;
+  while (threads * vecs < num_vecs) threads *= 2;
   constexpr unsigned kBlock = 128;
   return dim3(threads, threads < kBlock ? kBlock / threads : 1);
 }
 
 // Picks the vector kernel where every row starts on a vector boundary and fits into registers, else the other one.
+// `few` is the vector kernel for rows that do not fill the GPU: a thread holds one vector.
 template <typename T, typename Params, typename... Strides>
-void launch_rows(void (*vector_kernel)(Params), void (*any_kernel)(Params), const Params& p, const Launch& where,
-                 std::initializer_list<const void*> pointers, Strides... strides) {
+void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Params)> few, void (*any_kernel)(Params),
+                 const Params& p, const Launch& where, std::initializer_list<const void*> pointers,
+                 const Strides&... strides) {
   const int64_t num_vecs = p.hidden_size * static_cast<int64_t>(sizeof(T)) / kVecBytes;
-  const bool aligned = fits_vectors<T>(pointers, p.hidden_size, strides...);
-  if (aligned && num_vecs <= kMaxThreads * kVecsPerThread) {
-    const dim3 block = row_block(num_vecs);
-    launch(vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
-  } else {
+  if (!fits_vectors<T>(pointers, p.hidden_size, strides...) || num_vecs > kMaxThreads * kVecsPerThread) {
     launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), 0, where, p);
+    return;
   }
+  const bool are_few = few && num_vecs <= kMaxThreads && p.num_rows <= device_info(where.device).num_sms;
+  const dim3 block = row_block(num_vecs, are_few ? 1 : kVecsPerThread);
+  launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
 }
 
 template <typename T>
 void rms_norm(const RmsNormParams& p, const Launch& where) {
-  launch_rows<T>(p.residual ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, rms_norm_any_kernel<T>, p, where,
-                 {p.input, p.residual, p.weight, p.output}, p.input_rows.outer_stride, p.input_rows.inner_stride,
-                 p.residual_rows.outer_stride, p.residual_rows.inner_stride, p.output_rows.outer_stride,
-                 p.output_rows.inner_stride);
+  launch_rows<T>(p.residual ? rms_norm_kernel<T, true, kVecsPerThread> : rms_norm_kernel<T, false, kVecsPerThread>,
+                 p.residual ? rms_norm_kernel<T, true, 1> : rms_norm_kernel<T, false, 1>, rms_norm_any_kernel<T>, p,
+                 where, {p.input, p.residual, p.weight, p.output}, p.input_rows, p.residual_rows, p.output_rows);
 }
 
 template <typename T>
 void layer_norm(const LayerNormParams& p, const Launch& where) {
-  launch_rows<T>(layer_norm_kernel<T>, layer_norm_any_kernel<T>, p, where, {p.input, p.gamma, p.beta, p.output},
-                 p.input_rows.outer_stride, p.input_rows.inner_stride, p.output_rows.outer_stride,
-                 p.output_rows.inner_stride);
+  launch_rows<T>(layer_norm_kernel<T>, nullptr, layer_norm_any_kernel<T>, p, where,
+                 {p.input, p.gamma, p.beta, p.output}, p.input_rows, p.output_rows);
 }
 
 }  // namespace flashinfer::cuda

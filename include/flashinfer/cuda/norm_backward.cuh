@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     rms_norm_backward_kernel(const RmsNormBackwardParams p, bool sums_fit) {
   using S = ScaleOf<T>;
   extern __shared__ __align__(kVecBytes) unsigned char memory[];
-  __shared__ float partial[kBackwardThreads];
+  __shared__ __align__(16) float partial[kBackwardThreads];
   const Part<S, 1> part(p, sums_fit ? reinterpret_cast<S*>(memory) : nullptr);
   const T* weight = static_cast<const T*>(p.weight);
   S* sums = part.mine();
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     layer_norm_backward_kernel(const LayerNormBackwardParams p, bool sums_fit) {
   using S = ScaleOf<T>;
   extern __shared__ __align__(kVecBytes) unsigned char memory[];
-  __shared__ float partial[kBackwardThreads];
+  __shared__ __align__(16) float partial[kBackwardThreads];
   const Part<S, 2> part(p, sums_fit ? reinterpret_cast<S*>(memory) : nullptr);
   S* sums = part.mine();
 
@@ -221,10 +221,8 @@ template <typename T>
 void rms_norm_backward(const RmsNormBackwardParams& p, const Launch& where) {
   using S = ScaleOf<T>;
   constexpr int kN = kVecBytes / sizeof(T);
-  const bool aligned =
-      fits_vectors<T>({p.grad, p.input, p.weight, p.grad_sum, p.grad_input}, p.hidden_size, p.grad_rows.outer_stride,
-                      p.grad_rows.inner_stride, p.input_rows.outer_stride, p.input_rows.inner_stride,
-                      p.grad_sum_rows.outer_stride, p.grad_sum_rows.inner_stride);
+  const bool aligned = fits_vectors<T>({p.grad, p.input, p.weight, p.grad_sum, p.grad_input}, p.hidden_size,
+                                       p.grad_rows, p.input_rows, p.grad_sum_rows);
   launch_parts<S>(aligned ? rms_norm_backward_kernel<T, kN> : rms_norm_backward_kernel<T, 1>, p, aligned ? kN : 1, 1,
                   where);
   sum_parts<S, T>(p.parts, p.num_parts, p.hidden_size, p.hidden_size, p.grad_weight, where);
@@ -235,8 +233,7 @@ void layer_norm_backward(const LayerNormBackwardParams& p, const Launch& where) 
   using S = ScaleOf<T>;
   constexpr int kN = kVecBytes / sizeof(T);
   const bool aligned =
-      fits_vectors<T>({p.grad, p.input, p.gamma, p.grad_input}, p.hidden_size, p.grad_rows.outer_stride,
-                      p.grad_rows.inner_stride, p.input_rows.outer_stride, p.input_rows.inner_stride);
+      fits_vectors<T>({p.grad, p.input, p.gamma, p.grad_input}, p.hidden_size, p.grad_rows, p.input_rows);
   launch_parts<S>(aligned ? layer_norm_backward_kernel<T, kN> : layer_norm_backward_kernel<T, 1>, p, aligned ? kN : 1,
                   2, where);
   const S* parts = static_cast<const S*>(p.parts);

@@ -25,7 +25,7 @@ __device__ __forceinline__ float quad_sum(float value) {
 }
 
 // Over the threads of a row: threadIdx.x counts them, a power of two, and threadIdx.y the rows. `partial` has 32 floats
-// for each row of the block.
+// for each row of the block, aligned to 16 bytes.
 __device__ __forceinline__ float row_sum(float value, float* partial) {
   const int threads = blockDim.x;
   for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2)
@@ -36,8 +36,13 @@ __device__ __forceinline__ float row_sum(float value, float* partial) {
   __syncthreads();  // the sum before may still be read
   if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = value;
   __syncthreads();
+  if (warps == 2) return mine[0] + mine[1];
   float total = 0;
-  for (int warp = 0; warp < warps; ++warp) total += mine[warp];
+#pragma unroll 2
+  for (int warp = 0; warp < warps; warp += 4) {
+    const auto four = *reinterpret_cast<const float4*>(mine + warp);
+    total += (four.x + four.y) + (four.z + four.w);
+  }
   return total;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include <flashinfer/common/rows.h>
 #include <flashinfer/cuda/tile/convert.cuh>
 
 namespace flashinfer::cuda {
@@ -64,14 +65,23 @@ __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
   __stwb(reinterpret_cast<Raw*>(to), raw);
 }
 
-// Elements per widest access that a pointer and every given stride (in elements) allow: the full width or one.
-template <typename T, typename... Strides>
-inline bool fits_vectors(std::initializer_list<const void*> pointers, Strides... strides) {
-  constexpr int64_t kElements = kVecBytes / sizeof(T);
+// Whether a size or a stride, in elements, keeps the widest accesses aligned; so do all strides of rows.
+template <typename T>
+inline bool keeps_vectors(int64_t elements) {
+  return elements % (kVecBytes / static_cast<int64_t>(sizeof(T))) == 0;
+}
+template <typename T>
+inline bool keeps_vectors(const Rows& rows) {
+  return keeps_vectors<T>(rows.outer_stride) && keeps_vectors<T>(rows.middle_stride) &&
+         keeps_vectors<T>(rows.inner_stride);
+}
+
+template <typename T, typename... Sizes>
+inline bool fits_vectors(std::initializer_list<const void*> pointers, const Sizes&... sizes) {
   for (const void* pointer : pointers) {
     if (reinterpret_cast<uintptr_t>(pointer) % kVecBytes != 0) return false;
   }
-  return ((strides % kElements == 0) && ...);
+  return (keeps_vectors<T>(sizes) && ...);
 }
 
 }  // namespace flashinfer::cuda
