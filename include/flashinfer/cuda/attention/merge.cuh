@@ -1,7 +1,8 @@
-// Putting together the parts of tiles whose keys were split. A block has one row of one key head: kDV / 4 threads walk
-// along it, the others take turns with the parts.
+// Putting together the parts of tiles whose keys were split. A block has one row of one key head at a time: kDV / 4
+// threads walk along it, the others take turns with the parts.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
@@ -14,7 +15,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kPartThreads = 256;
+constexpr int kPartThreads = 256, kPartBlocks = 8;  // of a multiprocessor at one time
 
 // A row of a merge: where its parts are and where it goes.
 struct MergeRow {
@@ -22,12 +23,15 @@ struct MergeRow {
   int32_t parts, batch, qo_idx, qo_head;
   int64_t token;
 
-  // False where there is nothing to do.
-  __device__ __forceinline__ bool find(const AttentionParams& params, int32_t block) {
-    const int32_t row = block % params.slot_rows, rest = block / params.slot_rows;
-    const int32_t head = rest % params.num_kv_heads, index = rest / params.num_kv_heads;
-    const MergeItem item = params.merge(index);
-    if (index >= params.num_merges()) return false;  // not before the load above: the two loads take the time of one
+  // Which merge the row with a number belongs to.
+  __device__ __forceinline__ static int32_t merge_of(const AttentionParams& params, uint32_t number) {
+    return static_cast<int32_t>(number / params.slot_rows / params.num_kv_heads);
+  }
+
+  // False where the tile has no such row.
+  __device__ __forceinline__ bool find(const AttentionParams& params, const MergeItem& item, uint32_t number) {
+    const auto row = static_cast<int32_t>(number % params.slot_rows);
+    const auto head = static_cast<int32_t>(number / params.slot_rows % params.num_kv_heads);
     if (item.row_start + row >= item.qo_len * static_cast<int32_t>(params.group.divisor)) return false;
     uint32_t qo, in_group;
     params.group.divmod(item.row_start + row, qo, in_group);
@@ -59,17 +63,19 @@ struct PartSum {
   }
 };
 
+// What threads have in common while they put a row together.
+template <typename Types>
+struct MergeShape {
+  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
+  static_assert(kColumns * kTurns == kPartThreads, "every thread has four columns of a row");
+  float4 sums[kTurns][kColumns];
+  float2 weights[kTurns];
+};
+
 template <typename Variant, typename Types, typename P>
-__global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
-  constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
-  static_assert(kColumns * kTurns == kPartThreads, "every thread has a column");
+__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
+  constexpr int kDV = Types::HEAD_DIM_VO, kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
   constexpr int kAtOnce = 4;  // parts of a thread whose loads are under way together
-  __shared__ float4 sums[kTurns][kColumns];
-  __shared__ float2 weights[kTurns];
-  wait_for_inputs();
-  let_next_start();
-  MergeRow row;
-  if (!row.find(params, static_cast<int32_t>(blockIdx.x))) return;
   const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
   PartSum<Variant::use_softmax> all;
   for (int start = turn; start < row.parts; start += kAtOnce * kTurns) {
@@ -85,12 +91,12 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
     for (int i = 0; i < kAtOnce; ++i)
       if (start + i * kTurns < row.parts) all.add(parts[i], lse[i], 1.0f);
   }
-  sums[turn][column] = all.sum;
-  if (column == 0) weights[turn] = {all.top, all.total};
+  shared.sums[turn][column] = all.sum;
+  if (column == 0) shared.weights[turn] = {all.top, all.total};
   __syncthreads();
   if (turn != 0) return;
 #pragma unroll
-  for (int i = 1; i < kTurns; ++i) all.add(sums[i][column], weights[i].x, weights[i].y);
+  for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
   float share = params.o_scale;
   if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
   float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
@@ -107,13 +113,35 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
         !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
 }
 
+// Blocks take rows in turns: a CUDA graph launches this kernel for the most rows that a plan may ever have, of which
+// there are thousands, and a plan mostly has none.
+template <typename Variant, typename Types, typename P>
+__global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
+  __shared__ MergeShape<Types> shared;
+  wait_for_inputs();
+  let_next_start();
+  uint32_t number = blockIdx.x;
+  // Before the number of merges is known: the two loads take the time of one.
+  MergeItem item = params.merge(MergeRow::merge_of(params, number));
+  const auto rows = static_cast<uint32_t>(params.num_merges()) * params.num_kv_heads * params.slot_rows;
+  while (number < rows) {
+    MergeRow row;
+    if (row.find(params, item, number)) merge_row<Variant, Types>(params, row, shared);
+    number += gridDim.x;
+    if (number >= rows) break;
+    item = params.merge(MergeRow::merge_of(params, number));
+    __syncthreads();  // shared memory is written again
+  }
+}
+
 // The merges of a launch, where there can be any.
 template <typename Variant, typename Types, typename P>
 void launch_merges(const P& params, const Launch& where) {
   const int64_t merges = params.items ? params.max_merges : params.num_merges();
   const int64_t rows = merges * params.num_kv_heads * params.slot_rows;
   if (rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 rows of partial results");
-  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(rows)), dim3(kPartThreads), 0, where,
+  const int64_t blocks = std::min(rows, int64_t{device_info(where.device).num_sms} * kPartBlocks);
+  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(blocks)), dim3(kPartThreads), 0, where,
          params);
 }
 
