@@ -14,6 +14,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kVecsPerThread = 4;  // independent 16-byte loads of each thread in flight
+constexpr int kFewVecs = 2;        // where rows do not fill the GPU
 constexpr int kMaxThreads = 1024;
 
 // What a row is scaled in: each rounding in float could cost a float32 result a unit in its last place.
@@ -25,12 +26,12 @@ __device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, con
   return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + ScaleOf<T>(eps.get()));
 }
 
-// kVecs: vectors that a thread holds. With one of them there are registers for the weights, too, which then come while
+// kVecs: vectors that a thread holds. With few of them there are registers for the weights, too, which then come while
 // the row is summed.
 template <typename T, bool kWithResidual, int kVecs>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
   constexpr int kN = kVecBytes / sizeof(T);
-  constexpr bool kWeightsEarly = kVecs == 1;
+  constexpr bool kWeightsEarly = kVecs == kFewVecs;
   using V = Vec<T, kN>;
   __shared__ __align__(16) float partial[32 * 32];
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -233,16 +234,17 @@ void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Para
     launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), 0, where, p);
     return;
   }
-  const bool are_few = few && num_vecs <= kMaxThreads && p.num_rows <= device_info(where.device).num_sms;
-  const dim3 block = row_block(num_vecs, are_few ? 1 : kVecsPerThread);
+  const bool are_few = few && num_vecs <= kMaxThreads * kFewVecs && p.num_rows <= device_info(where.device).num_sms;
+  const dim3 block = row_block(num_vecs, are_few ? kFewVecs : kVecsPerThread);
   launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
 }
 
 template <typename T>
 void rms_norm(const RmsNormParams& p, const Launch& where) {
   launch_rows<T>(p.residual ? rms_norm_kernel<T, true, kVecsPerThread> : rms_norm_kernel<T, false, kVecsPerThread>,
-                 p.residual ? rms_norm_kernel<T, true, 1> : rms_norm_kernel<T, false, 1>, rms_norm_any_kernel<T>, p,
-                 where, {p.input, p.residual, p.weight, p.output}, p.input_rows, p.residual_rows, p.output_rows);
+                 p.residual ? rms_norm_kernel<T, true, kFewVecs> : rms_norm_kernel<T, false, kFewVecs>,
+                 rms_norm_any_kernel<T>, p, where, {p.input, p.residual, p.weight, p.output}, p.input_rows,
+                 p.residual_rows, p.output_rows);
 }
 
 template <typename T>
