@@ -42,11 +42,6 @@ struct alignas(16) KeyRow {
   const char *k, *v;
 };
 
-// A turn is 2 pi: turns per position of a pair of elements, as the sum of two floats.
-struct Turns {
-  float high, low;
-};
-
 template <typename Types_, typename Tile_>
 struct AttentionShape : Types_, Tile_ {
   using Types = Types_;
@@ -56,28 +51,40 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
   // Registers of the accumulators, the products and the queries of a thread: without the last, if that is too many.
   static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
-  // What rotation gives is kept as the sum of two numbers of 16 bits: one would put a logit off by more than 1e-3.
-  static constexpr int kQueryParts = Types::kRope ? 2 : 1;
+  static constexpr int kParts = Types::kRope ? 2 : 1;             // of queries and keys: see rotation.cuh
+  static constexpr bool kFp8Keys = Types::kFp8 && !Types::kRope;  // as products read them
+  static constexpr bool kInPlace = Types::kRope && !Types::kFp8;  // the first part of rotated keys is where they were
+
+  // Where warps share rotated keys, the next tile is rotated while one is computed with.
+  static constexpr bool kAhead = Types::kRope && Tile::kRowWarps > 1;
+  static constexpr int kMinStages = kAhead ? 3 : 2;
+  static_assert(Tile::kMaxStages >= kMinStages, "a stage is computed with, another one is filled; a third is rotated");
 
   static constexpr int kQRow = kDQ * 2, kKRow = kDQ * sizeof(KV), kVRow = kDV * sizeof(KV);
-  static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kQueryParts * kQPart;
+  static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kParts * kQPart;
   static constexpr int kKBytes = Tile::kKeys * kKRow, kVBytes = Tile::kKeys * kVRow;
   static constexpr int kStageBytes = kKBytes + kVBytes, kTableBytes = Tile::kKeys * sizeof(KeyRow);
-  static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * sizeof(Turns) : 0;
-  static constexpr int kSumStride = kDV + 4;  // floats of a row where groups are put together
+  static constexpr int kKeyRow = Types::kRope ? 2 * kDQ : kKRow;  // as products read it
+  static constexpr int kKeyPart = Types::kRope ? Tile::kKeys * kKeyRow : 0;
+  static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart, kRotatedBytes = (kAhead ? 2 : 1) * kRotatedTile;
+  static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * 16 : 0;  // a PairTurns each
+  static constexpr int kSumStride = kDV + 4;                           // floats of a row where groups are put together
   static constexpr int kSumsBytes =
       Tile::kKeyWarps > 1 ? Tile::kKeyWarps * Tile::kRows * (kSumStride + 2) * static_cast<int>(sizeof(float)) : 0;
 
-  // Queries, turns, then for each group its stages and its table of rows.
+  // Queries, turns, then for each group its stages, its rotated keys, and its table of rows.
   FLASHINFER_HD static constexpr int shared_bytes(int stages) {
-    const int used = kQBytes + kTurnsBytes + Tile::kKeyWarps * stages * (kStageBytes + kTableBytes);
+    const int used = table(Tile::kKeyWarps, stages);
     return used > kSumsBytes ? used : kSumsBytes;
   }
   FLASHINFER_HD static constexpr int ring(int group, int stages) {
     return kQBytes + kTurnsBytes + group * stages * kStageBytes;
   }
+  FLASHINFER_HD static constexpr int rotated(int group, int stages) {
+    return ring(Tile::kKeyWarps, stages) + group * kRotatedBytes;
+  }
   FLASHINFER_HD static constexpr int table(int group, int stages) {
-    return ring(Tile::kKeyWarps, stages) + group * stages * kTableBytes;
+    return rotated(Tile::kKeyWarps, stages) + group * stages * kTableBytes;
   }
 };
 

@@ -22,7 +22,8 @@ struct Stages {
 
   __device__ __forceinline__ explicit Stages(int count_) : count(count_) {}
   __device__ __forceinline__ int before() const { return current == 0 ? count - 1 : current - 1; }
-  __device__ __forceinline__ void advance() { current = current + 1 < count ? current + 1 : 0; }
+  __device__ __forceinline__ int after() const { return current + 1 < count ? current + 1 : 0; }
+  __device__ __forceinline__ void advance() { current = after(); }
 };
 
 }  // namespace flashinfer::cuda

@@ -19,7 +19,7 @@ struct Residency {
   int stages = 0, blocks = 0;  // blocks: at one time, on all multiprocessors; 0: it does not fit
 };
 
-// As many stages as leave room for S::kBlocks blocks on a multiprocessor, two at least.
+// As many stages as leave room for S::kBlocks blocks on a multiprocessor.
 template <typename Variant, typename S, typename P>
 Residency find_residency(int device) {
   const auto kernel = attention_kernel<Variant, S, P>;
@@ -27,7 +27,7 @@ Residency find_residency(int device) {
   const int all = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
   int stages = S::kMaxStages;
-  while (stages > 2 && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
+  while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
   const int bytes = S::shared_bytes(stages);
   if (bytes > most) return {};
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");

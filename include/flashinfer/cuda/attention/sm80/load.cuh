@@ -1,7 +1,6 @@
-// Moving queries and keys of an attention kernel into shared memory.
+// Moving keys and values of an attention kernel into shared memory.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 
@@ -9,9 +8,7 @@
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
-#include <flashinfer/cuda/tile/fragment8.cuh>
 #include <flashinfer/cuda/tile/swizzle.cuh>
-#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 
@@ -26,11 +23,11 @@ constexpr bool kDebug = false;
 template <typename S>
 struct KeyLoader {
   const KvCache& kv;
-  const char *k, *v;      // of the head
-  int32_t first;          // where the request's pages or rows start
-  int32_t start, kv_end;  // the group's first tile, and the end of the block's keys
-  int32_t lane;           // thread of the group
-  uint32_t ring;          // shared memory of the group
+  const char *k, *v;       // of the head
+  int32_t first;           // where the request's pages or rows start
+  int32_t start, kv_end;   // the group's first tile, and the end of the block's keys
+  int32_t lane;            // thread of the group
+  uint32_t ring, rotated;  // shared memory of the group
   KeyRow* table;
   static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
   static constexpr int kStride = kKeys * S::kKeyWarps;  // from one of its tiles to the next
@@ -45,6 +42,7 @@ struct KeyLoader {
     const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;
     start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
     ring = ptx::shared_address(shared) + S::ring(group, stages);
+    rotated = ptx::shared_address(shared) + S::rotated(group, stages);
     table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
   }
 
@@ -116,10 +114,9 @@ struct KeyLoader {
   // The chunks of 16 bytes that a thread copies of rows of kRow bytes: row(i), and where it goes, at(i).
   template <int kRow>
   struct Chunks {
-    static constexpr int kInRow = kRow / 16, kCount = kKeys * kInRow / kThreads;
+    static constexpr int kInRow = kRow / 16, kAll = kKeys * kInRow, kCount = (kAll + kThreads - 1) / kThreads;
     static constexpr bool kSameColumn = kThreads % kInRow == 0;
     static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
-    static_assert(kCount * kThreads == kKeys * kInRow, "every thread copies as many chunks");
     int lane;
     uint32_t first;
 
@@ -132,6 +129,8 @@ struct KeyLoader {
     __device__ __forceinline__ int column(int i) const {
       return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
     }
+    // Whether a thread has as many chunks as that.
+    __device__ __forceinline__ bool has(int i) const { return kAll % kThreads == 0 || lane + i * kThreads < kAll; }
     // `to` is a multiple of 128.
     __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
       if constexpr (kSameColumn) {
@@ -163,9 +162,11 @@ struct KeyLoader {
     for (int start = 0; start < kCount; start += kAtOnce) {
       KeyRow from[kAtOnce];  // before the copies: reading one after the other, each would wait
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) from[i] = rows[chunks.row(start + i)];
+      for (int i = 0; i < kAtOnce; ++i)
+        if (chunks.has(start + i)) from[i] = rows[chunks.row(start + i)];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
+        if (!chunks.has(start + i)) continue;
         const int n = start + i, byte = chunks.column(n) * 16;
         const bool wanted = chunks.row(n) < left;
         if constexpr (kKeyRows) copy<kAll>(chunks.at(to, n), from[i].k + byte, wanted);
@@ -183,91 +184,5 @@ struct KeyLoader {
     }
   }
 };
-
-// The angle of a pair at a position, reduced to half a turn to either side before it is multiplied by pi.
-__device__ __forceinline__ void rotate(float& a, float& b, const Turns& turns, int32_t position) {
-  const float p = static_cast<float>(position), whole = p * turns.high;
-  const float rest = fmaf(p, turns.high, -whole) + p * turns.low;
-  const float angle = (whole - rintf(whole) + rest) * 6.283185307179586f;
-  const float c = __cosf(angle), s = __sinf(angle), x = a, y = b;
-  a = x * c - y * s, b = y * c + x * s;
-}
-
-template <typename S, typename P>
-__device__ __forceinline__ void find_turns(const P& params, Turns* turns) {
-  const double* numbers = numbers_of(params, 0);
-  const double rcp_scale = numbers ? 1.0 / numbers[kRopeScale] : params.rope_rcp_scale;
-  const double rcp_theta = numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta;
-  for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
-    const double exponent = log2(rcp_theta) * 2 * i / S::kDQ;
-    const double exact = exp2(exponent) * rcp_scale / 6.283185307179586;
-    turns[i].high = static_cast<float>(exact), turns[i].low = static_cast<float>(exact - turns[i].high);
-  }
-}
-
-// Where element d of a query stands in shared memory.
-template <typename S>
-__device__ __forceinline__ int query_slot(int d) {
-  return S::kFp8 ? place_in_8(d) : d;
-}
-
-// Chunk `chunk` of a row of queries and the one half a head further, transformed, into shared memory.
-template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void put_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
-                                            const Vec<typename S::DTypeQ, 8> (&in)[2], const Turns* turns,
-                                            int32_t position, float sign) {
-  using T = typename S::DTypeQ;
-  constexpr int kHalf = S::kDQ / 2;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int d = chunk * 8 + i;
-    float a = to_float(in[0].at[i]), b = to_float(in[1].at[i]);
-    if constexpr (Variant::transforms_query)
-      a = static_cast<float>(variant.QueryTransform(params, a)),
-      b = static_cast<float>(variant.QueryTransform(params, b));
-    if constexpr (S::kRope) rotate(a, b, turns[d], position);
-    const int slots[] = {query_slot<S>(d), query_slot<S>(d + kHalf)};
-    const float values[] = {a * sign, b * sign};
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const uint32_t at = Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), slots[j] / 8) + slots[j] % 8 * 2;
-      const T rounded = from_float<T>(values[j]);
-      *reinterpret_cast<T*>(to + at) = rounded;
-      if constexpr (S::kQueryParts == 2)
-        *reinterpret_cast<T*>(to + S::kQPart + at) = from_float<T>(values[j] - to_float(rounded));
-    }
-  }
-}
-
-// The tile's rows of queries, times `sign`; zeros behind the last.
-template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
-                                             int32_t head, uint8_t* to, const Turns* turns, float sign) {
-  using V = Vec<typename S::DTypeQ, 8>;
-  constexpr bool kAsTheyAre = !S::kFp8 && !S::kRope && !Variant::transforms_query;
-  constexpr int kChunks = kAsTheyAre ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
-  const int32_t group = static_cast<int32_t>(params.group.divisor), rows = item.qo_len * group;
-  const uint32_t flip = sign < 0 ? 0x80008000u : 0;
-#pragma unroll kAsTheyAre ? 4 : 1
-  for (int i = threadIdx.x; i < S::kRows * kChunks; i += S::kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    uint32_t qo_idx, in_group;
-    params.group.divmod(item.row_start + row, qo_idx, in_group);
-    const auto* from = static_cast<const typename S::DTypeQ*>(params.q) +
-                       (item.qo_start + int64_t{qo_idx}) * params.q_row + (head * group + in_group) * params.q_head +
-                       chunk * 8;
-    const bool wanted = item.row_start + row < rows;
-    if constexpr (kAsTheyAre) {
-      uint4 raw = wanted ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
-      raw.x ^= flip, raw.y ^= flip, raw.z ^= flip, raw.w ^= flip;
-      *reinterpret_cast<uint4*>(to + Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), chunk)) = raw;
-    } else {
-      V in[2] = {};
-      if (wanted) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
-      const int32_t position = item.kv_len - item.qo_len + static_cast<int32_t>(qo_idx);
-      put_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
-    }
-  }
-}
 
 }  // namespace flashinfer::cuda

@@ -8,8 +8,10 @@
 #include <flashinfer/attention/params.h>
 #include <flashinfer/cuda/attention/fragments.cuh>
 #include <flashinfer/cuda/attention/output.cuh>
+#include <flashinfer/cuda/attention/rotation.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/sm80/load.cuh>
+#include <flashinfer/cuda/attention/sm80/queries.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
@@ -23,23 +25,25 @@ namespace flashinfer::cuda {
 template <typename Variant, typename S, typename P>
 struct WarpTile {
   using T = typename S::DTypeQ;
+  // Where softmax scales products, it does so with what rotated parts make larger (see rotation.cuh).
+  static constexpr bool kSharesInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
   const P& params;
   const Variant& variant;
   const WarpRows<S>& warp;
-  const Turns* turns;
+  const PairTurns* turns;
   LeftRows<S::kQRow> queries;
   OnlineSoftmax<S> softmax;
   Outputs<S> o;
   uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
 
-  __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w, const Turns* turns_,
+  __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w, const PairTurns* turns_,
                                       uint32_t shared)
       : params(p),
         variant(v),
         warp(w),
         turns(turns_),
         queries(shared, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM),
-        softmax(softmax_scale(v)) {
+        softmax(kSharesInSoftmax ? softmax_scale(v) * kFirstShare : softmax_scale(v)) {
     o.clear();
     if constexpr (S::kQueryInRegisters) {
 #pragma unroll
@@ -50,80 +54,60 @@ struct WarpTile {
     }
   }
 
+  // Rotates a tile of keys in shared memory, as much of it as is this thread's; what is not left in place goes to
+  // `rotated`.
+  __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
+                                         int32_t tile_start) const {
+    rotate_tile<Variant, S>(params, variant, turns, stage, first_keys(stage, rotated), second_keys(rotated), keys.lane,
+                            tile_start);
+  }
+
   // One tile of keys and values in shared memory.
-  __device__ __forceinline__ void attend(uint32_t keys, int32_t tile_start) {
+  __device__ __forceinline__ void attend(uint32_t stage, uint32_t rotated, int32_t tile_start) {
     if (tile_start >= warp.seen_end || tile_start + S::kKeys <= warp.seen_start) return;
     Products<S> s;
-    multiply_keys(s, keys, tile_start);
+    s.clear();
+    if constexpr (S::kRope) {
+      multiply_keys(s, first_keys(stage, rotated), 0);
+      multiply_keys(s, second_keys(rotated), S::kQPart);
+      if constexpr (!kSharesInSoftmax) s.scale(kFirstShare);
+    } else {
+      multiply_keys(s, stage, 0);
+    }
     if constexpr (Variant::transforms_logits) transform_logits<Variant, S>(s, params, variant, warp, tile_start);
     hide<Variant, S>(s, params, variant, warp, tile_start);
     if constexpr (Variant::use_softmax) softmax.weigh(s, o);
-    multiply_values(s, keys + S::kKBytes);
+    multiply_values(s, stage + S::kKBytes);
   }
 
  private:
-  __device__ __forceinline__ void query(uint32_t (&a)[S::kM][4], int step) const {
-#pragma unroll
-    for (int m = 0; m < S::kM; ++m) {
-      if constexpr (S::kQueryInRegisters) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = q[m][step][i];
-      } else {
-        queries.load(a[m], m, step);
-      }
-    }
+  __device__ __forceinline__ static uint32_t first_keys(uint32_t stage, uint32_t rotated) {
+    return S::kInPlace ? stage : rotated;
+  }
+  __device__ __forceinline__ static uint32_t second_keys(uint32_t rotated) {
+    return rotated + (S::kInPlace ? 0 : S::kKeyPart);
   }
 
-  __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int32_t tile_start) const {
+  // Adds the products of queries, or of their part at `offset`, and keys.
+  __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int offset) const {
     const KeyOperand<S> rows(keys, 0);
-    s.clear();
-    if constexpr (S::kRope) {
-      multiply_rotated_keys(s, rows, tile_start);
-    } else {
-      multiply_plain_keys(s, rows);
-    }
-  }
-
-  __device__ __forceinline__ void multiply_plain_keys(Products<S>& s, const KeyOperand<S>& rows) const {
 #pragma unroll
     for (int step = 0; step < S::kSteps; ++step) {
       uint32_t a[S::kM][4], b[2][2];
-      query(a, step);
+#pragma unroll
+      for (int m = 0; m < S::kM; ++m) {
+        if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[m][i] = q[m][step][i];
+        } else {
+          queries.load(a[m], m, step, offset);
+        }
+      }
 #pragma unroll
       for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
         rows.load(b, pair, step);
-        if constexpr (Variant::transforms_key) transform_keys<Variant, S>(b, params, variant);
+        if constexpr (Variant::transforms_key && !S::kRope) transform_keys<Variant, S>(b, params, variant);
         s.template add<T>(a, b, pair);
-      }
-    }
-  }
-
-  // Elements are rotated with those half a head away: both fragments are needed at a time. The product of the rests is
-  // below what softmax sees.
-  __device__ __forceinline__ void multiply_rotated_keys(Products<S>& s, const KeyOperand<S>& rows,
-                                                        int32_t tile_start) const {
-    constexpr int kHalf = S::kSteps / 2;
-#pragma unroll 1
-    for (int step = 0; step < kHalf; ++step) {
-#pragma unroll
-      for (int pair = 0; pair < S::kNKeys / 2; ++pair) {
-        KeyParts keys[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          rows.load(keys[i].rounded, pair, step + i * kHalf);
-          if constexpr (Variant::transforms_key) transform_keys<Variant, S>(keys[i].rounded, params, variant);
-        }
-        rotate_keys<S>(keys, turns, step, tile_start + 16 * pair);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          uint32_t a[S::kM][4];
-          query(a, step + i * kHalf);
-          s.template add<T>(a, keys[i].rounded, pair);
-          s.template add<T>(a, keys[i].rest, pair);
-#pragma unroll
-          for (int m = 0; m < S::kM; ++m) queries.load(a[m], m, step + i * kHalf, S::kQPart);
-          s.template add<T>(a, keys[i].rounded, pair);
-        }
       }
     }
   }
@@ -161,13 +145,46 @@ __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages)
   }
 }
 
+// Computes with a tile and rotates what comes: the one in shared memory, or where several warps share it the next one.
+// Of two warps of a scheduler, one rotates while the tensor cores work for the other.
+template <typename S, typename Tile>
+__device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& tile, bool active, const Stages& stages,
+                                               int number, int32_t tile_start) {
+  const uint32_t stage = keys.ring + stages.current * S::kStageBytes;
+  if constexpr (S::kAhead) {
+    const uint32_t next_stage = keys.ring + stages.after() * S::kStageBytes;
+    const uint32_t rotated = keys.rotated + number % 2 * S::kRotatedTile;
+    const uint32_t next_rotated = keys.rotated + (number + 1) % 2 * S::kRotatedTile;
+    const int32_t next_start = tile_start + keys.kStride;
+    const bool first = threadIdx.x / 128 % 2 == 0;
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {
+      if ((turn == 0) == first) {
+        if (active) tile.attend(stage, rotated, tile_start);
+      } else if (next_start < keys.kv_end) {
+        tile.rotate(keys, next_stage, next_rotated, next_start);
+      }
+    }
+  } else {
+    tile.rotate(keys, stage, keys.rotated, tile_start);
+    keys.sync();
+    if (active) tile.attend(stage, keys.rotated, tile_start);
+  }
+}
+
 // All tiles of a group: one is computed while the copies of the next ones are under way.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count) {
   Stages stages(count);
+  if constexpr (S::kAhead) {
+    wait_for_copies(count - 2);
+    keys.sync();
+    if (keys.start < keys.kv_end) tile.rotate(keys, keys.ring, keys.rotated, keys.start);
+  }
+  int number = 0;
 #pragma unroll 1
-  for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride) {
-    wait_for_copies(stages.count - 2);
+  for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride, ++number) {
+    wait_for_copies(stages.count - S::kMinStages);
     keys.sync();
     const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
     if (next < keys.kv_end) keys.load(stages.before(), next);
@@ -175,7 +192,11 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
     const int32_t key = next + keys.kStride + keys.lane;
     const bool finds = keys.lane < S::kKeys;
     const int32_t page = finds ? keys.page_of(key) : 0;
-    if (active) tile.attend(keys.ring + stages.current * S::kStageBytes, tile_start);
+    if constexpr (S::kRope) {
+      attend_rotated(keys, tile, active, stages, number, tile_start);
+    } else if (active) {
+      tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
+    }
     if (finds) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
     stages.advance();
   }
@@ -204,7 +225,7 @@ template <typename Variant, typename S, typename P>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
-  const int stages = S::kMaxStages == 2 ? 2 : most_stages;
+  const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;
   wait_for_inputs();
   let_next_start();  // it waits for the end of all blocks, and is there when they end
   WorkItem item;
@@ -213,7 +234,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
   load_first<S>(keys, stages);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
-  auto* turns = reinterpret_cast<Turns*>(shared + S::kQBytes);
+  auto* turns = reinterpret_cast<PairTurns*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
     find_turns<S>(params, turns);
     __syncthreads();

@@ -1,0 +1,158 @@
+// RoPE on the fly: pairs of elements half a head apart, rotated by angles that grow with the position.
+//
+// Rounded to 16 bits, what rotation gives would put a logit off by more than 1e-3. x is kept as h, itself rounded, and
+// as g = h / 32 + (x - h), rounded: h h' * 31/32 + g * 32 g' is x x' but for the product of two rests and a 32nd of the
+// rounding of g. Queries' g is larger by 32 * 32/31, so that sums of both products are logits times 32/31.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
+
+namespace flashinfer::cuda {
+
+// What a pair turns by, as a part of a turn of 2 pi.
+struct alignas(16) PairTurns {
+  uint64_t position;     // from one position to the next, times 2^64: whole turns are cut off
+  float step_c, step_s;  // cosine and sine of what it turns by from a thread's key of a tile to its next
+};
+
+constexpr float kFirstShare = 31.0f / 32;
+constexpr float kQueryShare = 32 / kFirstShare;
+
+// The second part of x, of which `rounded` is the first.
+__device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstShare, x); }
+
+// Exact to the last bit of a 2^32nd of a turn at any position: multiplication modulo 2^64 loses whole turns only.
+__device__ __forceinline__ void find_angle(uint64_t turns, int64_t position, float& c, float& s) {
+  const auto part = static_cast<int32_t>(turns * static_cast<uint64_t>(position) >> 32);
+  const float angle = static_cast<float>(part) * static_cast<float>(6.283185307179586 / 4294967296.0);
+  c = __cosf(angle), s = __sinf(angle);
+}
+
+__device__ __forceinline__ void rotate(float& a, float& b, float c, float s) {
+  const float x = a, y = b;
+  a = x * c - y * s, b = y * c + x * s;
+}
+
+// How the threads of a group share the rotation of a tile: each has 8 pairs of every kStep-th key.
+template <typename S>
+struct RotationShape {
+  static constexpr int kColumns = S::kDQ / 16, kStep = S::kGroupThreads / kColumns;
+  static constexpr int kEach = (S::kKeys + kStep - 1) / kStep;  // keys of a thread, some of them behind the tile's end
+  static constexpr int kAtOnce = kEach < 4 ? kEach : 4;
+  static_assert(kStep > 0, "a group has a thread for every 8 pairs of a key");
+
+  // Where a pair's turns stand: threads with neighbouring columns read neighbouring ones.
+  __device__ __forceinline__ static int place(int pair) { return pair % 8 * kColumns + pair / 8; }
+};
+
+template <typename S, typename P>
+__device__ __forceinline__ void find_turns(const P& params, PairTurns* turns) {
+  const double* numbers = numbers_of(params, 0);
+  const double rcp_scale = numbers ? 1.0 / numbers[kRopeScale] : params.rope_rcp_scale;
+  const double rcp_theta = numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta;
+  for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
+    const double exact = exp2(log2(rcp_theta) * 2 * i / S::kDQ) * rcp_scale / 6.283185307179586;
+    PairTurns& one = turns[RotationShape<S>::place(i)];
+    one.position = static_cast<uint64_t>((exact - floor(exact)) * 18446744073709551616.0);
+    find_angle(one.position, RotationShape<S>::kStep, one.step_c, one.step_s);
+  }
+}
+
+// Elements first to first + 7 of a key in shared memory, as they are there.
+template <typename S>
+struct RawElements {
+  static constexpr int kSize = sizeof(typename S::KV);
+  std::conditional_t<kSize == 1, uint2, uint4> raw;
+
+  __device__ __forceinline__ void load(uint32_t row, int first) {
+    const uint32_t at = Swizzle<S::kKRow>::chunk(row, first * kSize / 16) + first * kSize % 16;
+    if constexpr (kSize == 1) {
+      raw = ptx::load_shared_8(at);
+    } else {
+      raw = ptx::load_shared_16(at);
+    }
+  }
+  __device__ __forceinline__ void to_floats(float (&x)[8]) const {
+    using T = typename S::DTypeQ;
+    if constexpr (kSize == 1) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        unpack<T>(widen<T, typename S::KV>((i < 2 ? raw.x : raw.y) >> i % 2 * 16), x[2 * i], x[2 * i + 1]);
+    } else {
+      unpack<T>(raw.x, x[0], x[1]), unpack<T>(raw.y, x[2], x[3]);
+      unpack<T>(raw.z, x[4], x[5]), unpack<T>(raw.w, x[6], x[7]);
+    }
+  }
+};
+
+// Both parts of eight elements, chunk `column` of a row of queries or keys; the second times `share`.
+template <typename S>
+__device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_part, uint32_t second, int row,
+                                            int column, float share = 1) {
+  using T = typename S::DTypeQ;
+  using Rows = Swizzle<2 * S::kDQ>;
+  uint32_t rounded[4], rest[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float low, high;
+    rounded[i] = pack<T>(x[2 * i], x[2 * i + 1]);
+    unpack<T>(rounded[i], low, high);
+    rest[i] = pack<T>(second_part(x[2 * i], low) * share, second_part(x[2 * i + 1], high) * share);
+  }
+  const uint32_t at = Rows::chunk(Rows::row(0, row), column);
+  ptx::store_shared_16(first_part + at, {rounded[0], rounded[1], rounded[2], rounded[3]});
+  ptx::store_shared_16(second + at, {rest[0], rest[1], rest[2], rest[3]});
+}
+
+// Rotates a group's tile, whose keys are the request's from tile_start on, for all the warps that use it. `raw` may be
+// where the first part goes.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const PairTurns* turns,
+                                            uint32_t raw, uint32_t first_part, uint32_t second, int32_t lane,
+                                            int32_t tile_start) {
+  using Shape = RotationShape<S>;
+  constexpr int kColumns = Shape::kColumns, kStep = Shape::kStep, kEach = Shape::kEach, kAtOnce = Shape::kAtOnce;
+  const int column = lane % kColumns, start = lane / kColumns;
+  if (start >= kStep) return;
+  const auto is_behind = [&](int n) { return S::kKeys % kStep != 0 && start + n * kStep >= S::kKeys; };
+  const auto position = static_cast<uint32_t>(tile_start + start);
+  float c[8], s[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) find_angle(turns[i * kColumns + column].position, position, c[i], s[i]);
+#pragma unroll
+  for (int first = 0; first < kEach; first += kAtOnce) {
+    RawElements<S> keys[kAtOnce][2];  // before anything is stored, which no load passes
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= kEach || is_behind(first + n)) continue;
+      const uint32_t row = Swizzle<S::kKRow>::row(raw, start + (first + n) * kStep);
+      keys[n][0].load(row, 8 * column), keys[n][1].load(row, 8 * column + S::kDQ / 2);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= kEach || is_behind(first + n)) continue;
+      float a[8], b[8];
+      keys[n][0].to_floats(a), keys[n][1].to_floats(b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (Variant::transforms_key)
+          a[i] = static_cast<float>(variant.KeyTransform(params, a[i])),
+          b[i] = static_cast<float>(variant.KeyTransform(params, b[i]));
+        rotate(a[i], b[i], c[i], s[i]);
+        const PairTurns& turn = turns[i * kColumns + column];
+        if (first + n + 1 < kEach) rotate(c[i], s[i], turn.step_c, turn.step_s);
+      }
+      store_parts<S>(a, first_part, second, start + (first + n) * kStep, column);
+      store_parts<S>(b, first_part, second, start + (first + n) * kStep, column + kColumns);
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,89 @@
+// Moving queries of an attention kernel into shared memory, transformed.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/rotation.cuh>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/fragment8.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+// Eight elements of a row of queries, from `first` on, where products look for them.
+template <typename S>
+__device__ __forceinline__ void put_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
+  using T = typename S::DTypeQ;
+  using Rows = Swizzle<S::kQRow>;
+  if constexpr (S::kRope) {
+    const uint32_t start = ptx::shared_address(to);
+    store_parts<S>(x, start, start + S::kQPart, row, first / 8, kQueryShare);
+  } else if constexpr (S::kFp8Keys) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int place = place_in_8(first + i);
+      *reinterpret_cast<T*>(to + Rows::chunk(Rows::row(0, row), place / 8) + place % 8 * 2) = from_float<T>(x[i]);
+    }
+  } else {
+    *reinterpret_cast<Vec<T, 8>*>(to + Rows::chunk(Rows::row(0, row), first / 8)) = Vec<T, 8>::from_floats(x);
+  }
+}
+
+// Chunk `chunk` of a row of queries and the one half a head further, transformed, into shared memory.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void put_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
+                                            const Vec<typename S::DTypeQ, 8> (&in)[2], const PairTurns* turns,
+                                            int32_t position, float sign) {
+  float a[8], b[8];
+  in[0].to_floats(a), in[1].to_floats(b);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (Variant::transforms_query)
+      a[i] = static_cast<float>(variant.QueryTransform(params, a[i])),
+      b[i] = static_cast<float>(variant.QueryTransform(params, b[i]));
+    if constexpr (S::kRope) {
+      float c, s;
+      find_angle(turns[RotationShape<S>::place(chunk * 8 + i)].position, position, c, s);
+      rotate(a[i], b[i], c, s);
+    }
+    a[i] *= sign, b[i] *= sign;
+  }
+  put_elements<S>(to, row, chunk * 8, a);
+  put_elements<S>(to, row, chunk * 8 + S::kDQ / 2, b);
+}
+
+// The tile's rows of queries, times `sign`; zeros behind the last.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
+                                             int32_t head, uint8_t* to, const PairTurns* turns, float sign) {
+  using V = Vec<typename S::DTypeQ, 8>;
+  constexpr bool kAsTheyAre = !S::kFp8 && !S::kRope && !Variant::transforms_query;
+  constexpr int kChunks = kAsTheyAre ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
+  const int32_t group = static_cast<int32_t>(params.group.divisor), rows = item.qo_len * group;
+  const uint32_t flip = sign < 0 ? 0x80008000u : 0;
+#pragma unroll kAsTheyAre ? 4 : 1
+  for (int i = threadIdx.x; i < S::kRows * kChunks; i += S::kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    uint32_t qo_idx, in_group;
+    params.group.divmod(item.row_start + row, qo_idx, in_group);
+    const auto* from = static_cast<const typename S::DTypeQ*>(params.q) +
+                       (item.qo_start + int64_t{qo_idx}) * params.q_row + (head * group + in_group) * params.q_head +
+                       chunk * 8;
+    const bool wanted = item.row_start + row < rows;
+    if constexpr (kAsTheyAre) {
+      uint4 raw = wanted ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+      raw.x ^= flip, raw.y ^= flip, raw.z ^= flip, raw.w ^= flip;
+      *reinterpret_cast<uint4*>(to + Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), chunk)) = raw;
+    } else {
+      V in[2] = {};
+      if (wanted) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
+      const int32_t position = item.kv_len - item.qo_len + static_cast<int32_t>(qo_idx);
+      put_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda
