@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ._attention.arguments import CAUSAL, NO_SCALES, NON_CAUSAL, PagedCache, logits_of
+from ._attention.arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
 from ._attention.masks import MaskTensors
-from ._attention.schedule import Shape, check_indptr, check_tables, on_host
-from ._attention.wrapper import Batch, BatchWrapper, Tables
+from ._attention.scales import NO_SCALES
+from ._attention.schedule import Shape
+from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
+from ._attention.wrapper import BatchWrapper
+from ._ops.indices import index_tables
 from .utils import canonicalize_torch_dtype
 
 __all__ = ["BatchAttention"]
@@ -68,22 +71,22 @@ class BatchAttention(BatchWrapper):
         op = f"{self._name}.plan"
         if use_profiler:
             raise ValueError(f"{op}: use_profiler: got True, wanted False: kernels have no profiler")
-        check_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
+        given = index_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         shape = Shape(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_dtype, kv_dtype, q_dtype)
         shape.check(op)
         logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
-        batch = self._batch(op, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
+        batch = self._batch(op, page_size, **given)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, MaskTensors(), page_size)
 
     def _batch(
         self,
         op: str,
+        page_size: int,
         qo_indptr: torch.Tensor,
         kv_indptr: torch.Tensor,
         kv_indices: torch.Tensor,
         kv_len_arr: torch.Tensor,
-        page_size: int,
     ) -> Batch:
         if page_size < 1:
             raise ValueError(f"{op}: page_size: got {page_size}, wanted a positive number")
@@ -100,18 +103,13 @@ class BatchAttention(BatchWrapper):
             raise ValueError(
                 f"{op}: kv_len_arr: got {int(lens[at])} for request {at}, wanted 0 to {int(room[at])}, what its pages hold"
             )
-        used, highest = int(pages[-1]), -1
-        if kv_indices.numel() < used:
-            raise ValueError(f"{op}: kv_indices: got {kv_indices.numel()} pages, and kv_indptr names {used}")
-        if kv_indices.device.type == "cpu" and used > 0:
-            lowest, highest = (int(x) for x in kv_indices[:used].aminmax())
-            if lowest < 0:
-                raise ValueError(f"{op}: kv_indices: got {lowest}, wanted numbers of pages")
+        used = int(pages[-1])
+        num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", used)
         self._move_to(kv_indices.device)
         tables = Tables(op, self.device, non_blocking=True)
         indptr = tables.take("kv_indptr", None, kv_indptr)
         return Batch(
-            int(queries[-1]), queries, lens, highest + 1, indptr, tables.take("kv_indices", None, kv_indices[:used])
+            int(queries[-1]), queries, lens, num_pages, indptr, tables.take("kv_indices", None, kv_indices[:used])
         )
 
     def _move_to(self, device: torch.device) -> None:
@@ -119,7 +117,8 @@ class BatchAttention(BatchWrapper):
         if device == self.device and self._scheduler.float_workspace.numel():
             return
         self._scheduler.reset(torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device), None)
-        self.device, self._planned, self._bound = device, None, None
+        self.device = device
+        self._forget_plan()
 
     def run(
         self,

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from ._attention.arguments import PagedCache, caches_of, check_dims, check_tensor
-from ._attention.schedule import check_tables
-from ._ops.declare import define
-from ._ops.route import without_gradient
+from ._attention.arguments import LAYOUTS, PagedCache, caches_of, check_dims, check_tensor
+from ._attention.merge import merge_state, merge_state_in_place, merge_states
+from ._ops.indices import index_tables
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
@@ -33,99 +32,6 @@ __all__ = [
     "merge_state_in_place",
     "merge_states",
 ]
-
-
-def _like_a(v_a: torch.Tensor, s_a: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
-def _without_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    seq_len, _, num_heads, head_dim = v.shape
-    return v.new_empty((seq_len, num_heads, head_dim)), s.new_empty((seq_len, num_heads))
-
-
-_merge_state = define(
-    "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b) -> (Tensor, Tensor)",
-    gen_cascade_module,
-    _like_a,
-    general=without_gradient("merge_state", "v_a", "s_a", "v_b", "s_b"),
-)
-_merge_state_in_place = define(
-    "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask) -> ()",
-    gen_cascade_module,
-    _nothing,
-    general=without_gradient("merge_state_in_place", "v", "s", "v_other", "s_other"),
-)
-_merge_states = define(
-    "merge_states(Tensor v, Tensor s) -> (Tensor, Tensor)",
-    gen_cascade_module,
-    _without_states,
-    general=without_gradient("merge_states", "v", "s"),
-)
-
-
-def merge_state(
-    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge two states.
-
-    Args:
-        v_a, v_b: ``[seq_len, num_heads, head_dim]`` (float32, float16, bfloat16, both the same); strides are free but for
-            the last dimension, which is contiguous.
-        s_a, s_b: ``[seq_len, num_heads]`` float32, lse in base 2, any strides.
-
-    Returns:
-        ``(v, s)`` with the shapes and dtypes of ``v_a`` and ``s_a``. Where both states are empty, 0 and -inf.
-
-    Raises:
-        ValueError: shapes, strides or devices that do not fit.
-        TypeError: dtypes that do not fit.
-
-    Weights and sums are in float32.
-    """
-    return _merge_state(v_a, s_a, v_b, s_b)  # type: ignore[no-any-return]
-
-
-def merge_state_in_place(
-    v: torch.Tensor,
-    s: torch.Tensor,
-    v_other: torch.Tensor,
-    s_other: torch.Tensor,
-    mask: torch.Tensor | None = None,
-) -> None:
-    """Merge another state into ``(v, s)``, which is overwritten.
-
-    Args:
-        v, v_other, s, s_other: as for :func:`merge_state`.
-        mask: ``[seq_len]`` bool or uint8; rows where it is 0 stay as they are. By default all rows are merged.
-
-    Raises:
-        ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
-        TypeError: dtypes that do not fit.
-    """
-    _merge_state_in_place(v, s, v_other, s_other, mask)
-
-
-def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge any number of states.
-
-    Args:
-        v: ``[seq_len, num_states, num_heads, head_dim]`` (float32, float16, bfloat16); strides are free but for the last
-            dimension, which is contiguous.
-        s: ``[seq_len, num_states, num_heads]`` float32, lse in base 2, any strides.
-
-    Returns:
-        ``(v, s)``, ``[seq_len, num_heads, head_dim]`` of ``v``'s dtype and ``[seq_len, num_heads]`` float32. Where all states
-        are empty, or there are none, 0 and -inf.
-
-    Raises:
-        ValueError, TypeError: as :func:`merge_state`.
-    """
-    return _merge_states(v, s)  # type: ignore[no-any-return]
 
 
 class MultiLevelCascadeAttentionWrapper:
@@ -413,8 +319,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             "paged_kv_indices": paged_kv_indices,
             "paged_kv_last_page_len": paged_kv_last_page_len,
         }
-        check_tables(f"{type(self).__name__}.begin_forward", **tables)
         # Copies: those given may change before the plan is made.
+        tables = index_tables(f"{type(self).__name__}.begin_forward", **tables)
         queries, indptr, indices, last = (table.clone() for table in tables.values())
         self._plan_for = partial(
             self._unique.plan, queries, indptr, indices, last, num_qo_heads, num_kv_heads, head_dim, page_size
@@ -449,7 +355,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         if self._plan_for is None:
             raise ValueError(f"{op}: got no plan, wanted a call of begin_forward() before")
         check_tensor(op, "q", q)
-        wanted = (bool(causal), sm_scale, q.dtype, caches_of(op, unique_kv_cache)[0].dtype)
+        wanted = (bool(causal), sm_scale, q.dtype, caches_of(op, unique_kv_cache, LAYOUTS[self._kv_layout])[0].dtype)
         if wanted != self._planned:
             self._plan_for(causal=wanted[0], sm_scale=sm_scale, q_data_type=wanted[2], kv_data_type=wanted[3])
             self._planned = wanted

@@ -16,21 +16,16 @@ from typing import Any
 import torch
 
 from . import _unsupported
-from ._attention.arguments import (
-    NON_CAUSAL,
-    Logits,
-    PagedCache,
-    Scale,
-    check_dims,
-    layout_of,
-    logits_of,
-    operators_of_module,
-)
+from ._attention.arguments import NON_CAUSAL, PagedCache, check_dims, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.masks import MaskTensors
 from ._attention.one_request import attend_one, run_one
-from ._attention.schedule import Shape, check_tables, on_host
-from ._attention.wrapper import BatchWrapper, Tables
+from ._attention.operators import operators_of_module
+from ._attention.scales import Scale
+from ._attention.schedule import Shape
+from ._attention.tables import Tables, on_host, paged_batch
+from ._attention.wrapper import BatchWrapper
+from ._ops.indices import index_tables
 from .jit.modules.decode import (
     gen_batch_decode_module,
     gen_customize_batch_decode_module,
@@ -145,10 +140,8 @@ def single_decode_with_kv_cache_with_jit_module(
     check_dims(op, "k", k, 3)
     check_dims(op, "v", v, 3)
     operators = operators_of_module(op, jit_module)
-    logits = Logits(0, int(window_left), 0.0, 1.0, 1.0, 1e4)
-    out, lse = run_one(
-        op, operators, q.unsqueeze(0), k, v, layout_of(op, kv_layout), logits, args, NON_CAUSAL, return_lse
-    )
+    layout = layout_of(op, kv_layout)
+    out, lse = run_one(op, operators, q.unsqueeze(0), k, v, layout, int(window_left), args, NON_CAUSAL, return_lse)
     return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
@@ -262,9 +255,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
         tables = Tables(op, self.device, non_blocking)
-        given = {"indptr": indptr, "indices": indices, "last_page_len": last_page_len}
-        check_tables(op, **given)
-        batch = self._paged_batch(tables, None, page_size, on_host(indptr, last_page_len), **given)
+        given = index_tables(op, indptr=indptr, indices=indices, last_page_len=last_page_len)
+        near = on_host(given["indptr"], given["last_page_len"])
+        batch = paged_batch(tables, self._paged_buffers, None, page_size, near, **given)
         self._plan(batch, shape, logits, NON_CAUSAL, MaskTensors(), page_size, tables)
 
     begin_forward = plan
@@ -323,7 +316,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
         op = f"{self._name}.forward"
         head_dim = self._planned_or_fail("forward").shape.head_dim_qk
-        self._plan_again(
+        self._use(
             logits_of(op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         )
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)

@@ -1,5 +1,6 @@
 """Paged key-value caches: appending tokens, and the indices that say where they go.
 
+Indices may be of any integer dtype and have any stride; contiguous int32 is what kernels read, and all else is copied.
 On the CPU an index that leads outside of the cache is a ``ValueError`` before anything is written. On CUDA no tensor
 is read on the host, so nothing is raised: a token whose request, position or page does not exist is left out, and
 nothing outside of the cache is ever written.
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
+from ._ops.indices import call_with_indices
 from ._ops.route import without_gradient
 from .jit.modules.page import gen_page_module
 
@@ -89,14 +91,14 @@ def append_paged_kv_cache(
     Args:
         append_key, append_value: ``[nnz, num_kv_heads, head_dim]`` (float32, float16, bfloat16, int32 or any dtype of one
             byte, which are moved as they are); strides are free but for the last dimension, which is contiguous.
-        batch_indices, positions: ``[nnz]`` int32, see :func:`get_batch_indices_positions`.
+        batch_indices, positions: ``[nnz]`` integers, see :func:`get_batch_indices_positions`.
         paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
             ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` tuple of tensors
             without the dimension of 2 (the values may then have a head_dim of their own); same dtype as ``append_key``,
             strides as free as its. Written in place.
-        kv_indices: ``[num_pages]`` int32, the pages of all requests.
-        kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``kv_indices``.
-        kv_last_page_len: ``[batch_size]`` int32, entries of each request's last page; its values are not needed here.
+        kv_indices: ``[num_pages]`` integers, the pages of all requests.
+        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``.
+        kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page; its values are not needed here.
         kv_layout: ``"NHD"`` or ``"HND"``.
 
     Raises:
@@ -114,9 +116,11 @@ def append_paged_kv_cache(
         if len(paged_kv_cache) != 2:
             raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
         k_cache, v_cache = paged_kv_cache
-    _append_paged_kv_cache(
-        append_key, append_value, batch_indices, positions, k_cache, v_cache,
-        kv_indices, kv_indptr, kv_last_page_len, kv_layout == "HND",
+    call_with_indices(
+        "append_paged_kv_cache", _append_paged_kv_cache,
+        (append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
+         kv_layout == "HND"),
+        {2: "batch_indices", 3: "positions", 6: "kv_indices", 7: "kv_indptr", 8: "kv_last_page_len"},
     )  # fmt: skip
 
 
@@ -142,9 +146,11 @@ def append_paged_mla_kv_cache(
     Places, dtypes, strides and errors are those of :func:`append_paged_kv_cache`.
     Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
     """
-    _append_paged_mla_kv_cache(
-        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
-    )
+    call_with_indices(
+        "append_paged_mla_kv_cache", _append_paged_mla_kv_cache,
+        (append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len),
+        {2: "batch_indices", 3: "positions", 6: "kv_indices", 7: "kv_indptr", 8: "kv_last_page_len"},
+    )  # fmt: skip
 
 
 def get_batch_indices_positions(
@@ -153,8 +159,8 @@ def get_batch_indices_positions(
     """Request and position of each appended token: those of request ``i`` are the last of its ``seq_lens[i]`` positions.
 
     Args:
-        append_indptr: ``[batch_size + 1]`` int32, where each request's tokens begin among those appended.
-        seq_lens: ``[batch_size]`` int32, lengths of the requests with the new tokens, see :func:`get_seq_lens`.
+        append_indptr: ``[batch_size + 1]`` integers, where each request's tokens begin among those appended.
+        seq_lens: ``[batch_size]`` integers, lengths of the requests with the new tokens, see :func:`get_seq_lens`.
         nnz: number of appended tokens, ``append_indptr[-1]``.
 
     Returns:
@@ -164,17 +170,20 @@ def get_batch_indices_positions(
         ValueError: shapes or devices that do not fit; on the CPU also an ``append_indptr`` that does not rise from 0 to
             ``nnz`` or a request shorter than what is appended to it. On CUDA a token that no request has gets -1 and -1,
             which :func:`append_paged_kv_cache` leaves out there.
-        TypeError: dtypes other than int32.
+        TypeError: indices that are no integers.
     """
-    return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
+    return call_with_indices(  # type: ignore[no-any-return]
+        "get_batch_indices_positions", _get_batch_indices_positions, (append_indptr, seq_lens, nnz),
+        {0: "append_indptr", 1: "seq_lens"},
+    )  # fmt: skip
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
     """Lengths of requests in a paged cache: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
 
     Args:
-        kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin.
-        kv_last_page_len: ``[batch_size]`` int32, entries of each request's last page (0 for a request without pages).
+        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin.
+        kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page (0 for a request without pages).
         page_size: entries of a page.
 
     Returns:
@@ -182,9 +191,12 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
 
     Raises:
         ValueError: shapes, devices or a page size that do not fit; on the CPU also a length that is no int32.
-        TypeError: dtypes other than int32.
+        TypeError: indices that are no integers.
     """
-    return _get_seq_lens(kv_indptr, kv_last_page_len, page_size)  # type: ignore[no-any-return]
+    return call_with_indices(  # type: ignore[no-any-return]
+        "get_seq_lens", _get_seq_lens, (kv_indptr, kv_last_page_len, page_size),
+        {0: "kv_indptr", 1: "kv_last_page_len"},
+    )  # fmt: skip
 
 
 def block_sparse_indices_to_vector_sparse_offsets(
@@ -204,10 +216,10 @@ def block_sparse_indices_to_vector_sparse_offsets(
     written to ``vector_sparse_offsets[vector_sparse_indptr[b] + i]``.
 
     Args:
-        block_sparse_indices: ``[num_blocks]`` int32.
-        block_sparse_indptr, vector_sparse_indptr: ``[batch_size + 1]`` int32.
+        block_sparse_indices: ``[num_blocks]`` integers.
+        block_sparse_indptr, vector_sparse_indptr: ``[batch_size + 1]`` integers.
         vector_sparse_offsets: ``[n]`` int32, written in place; entries of no request stay as they are.
-        kv_lens: ``[batch_size]`` int32, entries of each request.
+        kv_lens: ``[batch_size]`` integers, entries of each request.
         stride_block, stride_n: what a block and an entry of it add, in elements.
         block_size: entries of a block.
 
@@ -217,10 +229,12 @@ def block_sparse_indices_to_vector_sparse_offsets(
     Raises:
         ValueError: shapes or devices that do not fit, arguments that overlap; on the CPU also an index out of range or an
             offset that is no int32. On CUDA such an entry is left out.
-        TypeError: dtypes other than int32.
+        TypeError: indices that are no integers.
     """
-    _block_sparse_offsets(
-        block_sparse_indices, block_sparse_indptr, vector_sparse_offsets, vector_sparse_indptr, kv_lens,
-        stride_block, stride_n, block_size,
+    call_with_indices(
+        "block_sparse_indices_to_vector_sparse_offsets", _block_sparse_offsets,
+        (block_sparse_indices, block_sparse_indptr, vector_sparse_offsets, vector_sparse_indptr, kv_lens, stride_block,
+         stride_n, block_size),
+        {0: "block_sparse_indices", 1: "block_sparse_indptr", 3: "vector_sparse_indptr", 4: "kv_lens"},
     )  # fmt: skip
     return vector_sparse_offsets

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, Scale, check_dims, logits_of
+from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, check_dims, logits_of
+from ._attention.scales import Scale
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
 
@@ -160,7 +161,7 @@ class PODWithPagedKVCacheWrapper:
         if kv_layout_d not in ("NHD", self._kv_layout):
             raise ValueError(f"{op}: kv_layout_d: got {kv_layout_d!r}, wanted {self._kv_layout!r} as the wrapper has")
         check_dims(op, "q_d", q_d, 3)
-        self._decode._plan_again(
+        self._decode._use(
             self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
         )
         shape = self._decode._planned_or_fail("run").shape

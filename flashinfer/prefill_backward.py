@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
-from ._attention.arguments import CUSTOM, MULTI_ITEM, NO_SCALES, Logits, Scale, layout_of, rows_of, slopes_of
+from ._attention.arguments import CUSTOM, MULTI_ITEM, Logits, layout_of, rows_of, slopes_of
 from ._attention.one_request import attend_one
 from ._attention.reference import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
+from ._attention.scales import NO_SCALES, Scale
 from ._ops.declare import define, define_in_python
 from ._ops.route import Gradient, no_second_derivative, write
 from ._ops.scalars import numbers_of

@@ -6,6 +6,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._ops.declare import define
+from ._ops.indices import index_table
 from .jit.capture import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
 
@@ -58,7 +59,7 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
 
     Args:
         x: ``[n]`` bool or uint8, contiguous; what is not zero counts as 1.
-        indptr: ``[num_segments + 1]`` int32, rising: segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``. On ``x``'s device, or on
+        indptr: ``[num_segments + 1]`` integers, rising: segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``. On ``x``'s device, or on
             the CPU.
         bitorder: as for :func:`packbits`.
 
@@ -76,9 +77,9 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
     CPU nothing is waited for. Under ``torch.compile`` the read ends a graph.
     """
     little = _is_little("segment_packbits", bitorder)
-    for name, arg in (("x", x), ("indptr", indptr)):
-        if not isinstance(arg, torch.Tensor):
-            raise TypeError(f"segment_packbits: {name}: got {type(arg).__name__}, wanted Tensor")
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"segment_packbits: x: got {type(x).__name__}, wanted Tensor")
+    indptr = index_table("segment_packbits", "indptr", indptr)
     if indptr.device == x.device:
         if x.is_cuda and not is_dynamo_compiling():
             refuse_capture("segment_packbits: the host would wait for indptr", "call it, or with indptr on the CPU")

@@ -7,19 +7,18 @@ of ``k`` and ``v`` as they lie. Output and lse are those of dense attention with
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partialmethod
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention.arguments import CAUSAL, NON_CAUSAL, Scale, check_dims, check_tensor, logits_of
-from ._attention.masks import MaskTensors, MultiItem, masks_of
-from ._attention.schedule import Shape, check_indptr, check_tables, on_host
+from ._attention.arguments import check_dims, check_tensor
+from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
+from ._attention.scales import Scale
+from ._attention.schedule import Shape
+from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._attention.traced import differs
-from ._attention.wrapper import Batch, BatchWrapper, Tables
-from .jit.capture import refuse_capture
-from .jit.modules.prefill import check_kernels
+from ._ops.indices import index_tables
 from .utils import canonicalize_torch_dtype
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
@@ -59,65 +58,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     return mask.reshape(nnz * rows, columns)[order].flatten()
 
 
-def _no_positions(op: str, pos_encoding_mode: str) -> None:
-    if pos_encoding_mode != "NONE":
-        raise ValueError(
-            f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted 'NONE': kernels see a row's keys side by side,"
-            " and not where in the matrix they stand"
-        )
-
-
-def _causal_mask(
-    qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
-) -> torch.Tensor | None:
-    """Masks of rows of blocks under a causal mask of the whole matrix; ``None`` where the kernels' own does the same.
-
-    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys. Those of a
-    kernel are aligned at the end: the last query sees all keys.
-    """
-    same, masks = True, []
-    for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
-        seen = position[None, :] <= start + torch.arange(qo_len)[:, None]
-        aligned = torch.arange(position.numel())[None, :] <= position.numel() - qo_len + torch.arange(qo_len)[:, None]
-        same = same and torch.equal(seen, aligned)
-        masks.append(seen.flatten())
-    return None if same else torch.cat(masks)
-
-
-class _BlockSparse(BatchWrapper):
-    """Base: rows of blocks as requests over pages."""
-
-    _family = "prefill"
-
-    def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
-        check_kernels(backend)
-        self._backend = backend
-        super().__init__(float_workspace_buffer, "NHD", False, None)
-
-    def _plan_rows(
-        self,
-        tables: Tables,
-        batch: Batch,
-        shape: Shape,
-        page_size: int,
-        custom_mask: torch.Tensor | None,
-        packed_mask: torch.Tensor | None,
-        causal: bool,
-        options: tuple[float | None, float | None, float | None, float | None],
-    ) -> None:
-        """``options``: logits_soft_cap, sm_scale, rope_scale, rope_theta."""
-        shape.check(tables.op)
-        logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
-        assert batch.qo_indptr is not None
-        masks = MaskTensors()
-        if custom_mask is not None or packed_mask is not None:
-            masks = masks_of(
-                tables, batch.qo_indptr, batch.kv_lens, custom_mask, packed_mask, MultiItem(), None, (None, None), False
-            )
-        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size, tables)
-
-
-class BlockSparseAttentionWrapper(_BlockSparse):
+class BlockSparseAttentionWrapper(BlockSparse):
     """Attention with a mask in block compressed rows (BSR): blocks of ``R`` queries and ``C`` keys.
 
     ``plan()`` once for each mask, then ``run()`` as often as there are layers.
@@ -180,8 +121,8 @@ class BlockSparseAttentionWrapper(_BlockSparse):
             TypeError: dtypes that do not fit.
         """
         op = f"{self._name}.plan"
-        _no_positions(op, pos_encoding_mode)
-        check_tables(op, indptr=indptr, indices=indices)
+        no_positions(op, pos_encoding_mode)
+        given = index_tables(op, indptr=indptr, indices=indices)
         for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
             if value < least:
                 raise ValueError(f"{op}: {name}: got {value}, wanted at least {least}")
@@ -189,14 +130,12 @@ class BlockSparseAttentionWrapper(_BlockSparse):
             raise ValueError(f"{op}: N: got {N}, wanted a multiple of C, {C}")
         rows = -(-M // R)
         needs_mask = bool(causal) and mask is None and packed_mask is None
-        near, near_indices = on_host(indptr, indices if needs_mask else None)
+        near, near_indices = on_host(given["indptr"], given["indices"] if needs_mask else None)
         check_indptr(op, "indptr", near, rows)
         qo_indptr = torch.clamp(torch.arange(rows + 1) * R, max=M).to(torch.int32)
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((rows,), C, dtype=torch.int32)
-        batch = self._paged_batch(
-            tables, qo_indptr, C, [near, last], indptr=indptr, indices=indices, last_page_len=last
-        )
+        batch = paged_batch(tables, (None, None, None), qo_indptr, C, [near, last], **given, last_page_len=last)
         if batch.kv_rows > N // C:
             raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
         custom = None
@@ -205,7 +144,7 @@ class BlockSparseAttentionWrapper(_BlockSparse):
         elif needs_mask:
             blocks = near_indices[: int(near[-1])].to(torch.int64).split(near.diff().tolist())
             positions = [(one[:, None] * C + torch.arange(C)).flatten() for one in blocks]
-            custom = _causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
+            custom = causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
         q_dtype = canonicalize_torch_dtype(q_data_type)
         kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
         o_dtype = canonicalize_torch_dtype(o_data_type)
@@ -266,10 +205,28 @@ class BlockSparseAttentionWrapper(_BlockSparse):
         return self._run_paged(q, (k, v), (), (scale_q, scale_k, scale_v), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
-    forward = run
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale_q: Scale = None,
+        scale_k: Scale = None,
+        scale_v: Scale = None,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> torch.Tensor:
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v, scale_q, scale_k, scale_v)  # type: ignore[return-value]
 
 
-class VariableBlockSparseAttentionWrapper(_BlockSparse):
+class VariableBlockSparseAttentionWrapper(BlockSparse):
     """Attention with blocks of any sizes, different ones for each head of keys.
 
     ``plan()`` once for each mask, then ``run()`` as often as there are layers.
@@ -317,11 +274,11 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
             TypeError: dtypes that do not fit.
         """
         op = f"{self._name}.plan"
-        _no_positions(op, pos_encoding_mode)
+        no_positions(op, pos_encoding_mode)
         q_dtype = canonicalize_torch_dtype(q_data_type)
         kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
         Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, q_dtype).check(op)
-        blocks, row_sizes, column_sizes = self._sizes(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
+        blocks, row_sizes, column_sizes = sizes_on_host(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
         qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())
         # Pages of k and v, all heads one behind the other, as large as all blocks allow.
         page = max(math.gcd(*column_sizes.flatten().tolist()), 1)
@@ -337,44 +294,20 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
         )
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((pages.numel(),), page, dtype=torch.int32)
-        batch = self._paged_batch(
-            tables, qo_indptr, page, [indptr, last], indptr=indptr, indices=indices.to(torch.int32), last_page_len=last
-        )
+        given = {"indptr": indptr, "indices": indices.to(torch.int32), "last_page_len": last}
+        batch = paged_batch(tables, (None, None, None), qo_indptr, page, [indptr, last], **given)
         custom = None
         if causal:
             first = (row_sizes.cumsum(1) - row_sizes + kv_len - qo_len).flatten()
             own = (indices - head_start[head, 0].repeat_interleave(lens)).split(pages.tolist())
             positions = [(one[:, None] * page + torch.arange(page)).flatten() for one in own]
-            custom = _causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
+            custom = causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
         shape = Shape(num_qo_heads // num_kv_heads, 1, head_dim, head_dim, q_dtype, kv_dtype, q_dtype)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._plan_rows(tables, batch, shape, page, custom, None, bool(causal) and custom is None, options)
         self._wanted = ([num_qo_heads, qo_len, head_dim], [num_kv_heads, kv_len, head_dim])
 
     begin_forward = plan
-
-    def _sizes(self, op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
-        """The three tables on the host, checked."""
-        refuse_capture("plan(): the host would read and write tables", "call it")
-        names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
-        near = []
-        for name, x, rank in zip(names, given, ranks, strict=True):
-            check_dims(op, name, x, rank)
-            if x.is_floating_point() or x.is_complex():
-                raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {'torch.bool' if rank == 3 else 'integers'}")
-            near.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
-        _, rows, columns = near[0].shape
-        wanted = [[num_kv_heads, rows, columns], [num_kv_heads, rows], [num_kv_heads, columns]]
-        for name, x, shape in zip(names, near, wanted, strict=True):
-            if list(x.shape) != shape:
-                raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {shape}")
-        for name, x in zip(names[1:], near[1:], strict=True):
-            if x.numel() and int(x.min()) < 0:
-                raise ValueError(f"{op}: {name}: got {int(x.min())}, wanted no negative sizes")
-            sums = x.sum(1).tolist()
-            if len(set(sums)) > 1:
-                raise ValueError(f"{op}: {name}: got sums {sums} of the heads, wanted the same for each")
-        return near
 
     def run(
         self,
@@ -415,7 +348,7 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
                 self._check_result(name, given, shape, dtype)
         # One head of keys in each request: the query heads that use it are the request's heads.
         kv_heads, kv_len, _ = kv_shape
-        group, page = heads // kv_heads, planned.page_size or 1
+        group, page = heads // kv_heads, planned.requests.page_size or 1
         per_head = q.unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(kv_heads * qo_len, group, dim)
         k, v = (x.reshape(kv_heads * kv_len // page, page, 1, dim) for x in (k, v))
         results = self._run_paged(per_head, (k, v), (), (None, None, None), None, None, True)
@@ -429,4 +362,19 @@ class VariableBlockSparseAttentionWrapper(_BlockSparse):
         return (got, got_lse) if return_lse else got
 
     run_return_lse = partialmethod(run, return_lse=True)
-    forward = run
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> torch.Tensor:
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v)  # type: ignore[return-value]

@@ -38,7 +38,6 @@ FLASHINFER_ARGUMENTS(TensorArguments, FLASHINFER_ATTENTION_TENSORS)
   X(OptionalTensor, prefix_len)                    \
   X(OptionalTensor, token_pos_in_items)            \
   X(int64_t, token_pos_in_items_len)               \
-  X(OptionalTensor, max_item_len)                  \
   X(int64_t, kv_layout)                            \
   X(int64_t, mask_mode)                            \
   X(int64_t, window_left)                          \

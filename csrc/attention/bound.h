@@ -5,6 +5,7 @@
 // bound are not kept alive: the caller does that until unbind().
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,7 @@ struct Expected {
 struct Bound {
   Expected expected;
   Setting setting;
+  mutable std::atomic<int64_t> stream{-1};  // of the last call
 
   Bound(const Check& check, const ExpectedArguments& call, const BindSetting& given, const VariantArguments& parameters)
       : expected(check, call), setting(check, given, parameters, Place()) {
@@ -108,6 +110,9 @@ inline void bind(StableIValue* stack, uint64_t, uint64_t) {
 
 inline void unbind(int64_t handle) { BoundTable::get().drop(handle); }
 
+// So that what a plan is written over waits for whoever still reads it.
+inline int64_t stream_of(int64_t handle) { return BoundTable::get().find(Check("stream_of"), handle)->stream; }
+
 // Sizes and strides of a view that has other dimensions than its tensor.
 struct Dims {
   int64_t sizes[4], strides[4];
@@ -119,6 +124,17 @@ inline View as_tokens(const View& one, Dims& dims) {
   dims.sizes[0] = 1, dims.strides[0] = 0;
   for (int64_t dim = 0; dim < 2; ++dim) dims.sizes[dim + 1] = one.sizes[dim], dims.strides[dim + 1] = one.strides[dim];
   all.ndim = 3, all.sizes = dims.sizes, all.strides = dims.strides;
+  return all;
+}
+
+// Keys or values in pages of one token, [pages, heads, dim], with the dimension of tokens, which is left out there.
+inline View as_pages(const View& given, int64_t token_dim, Dims& dims) {
+  View all = given;
+  for (int64_t dim = 0; dim < 4; ++dim) {
+    const int64_t from = dim - (dim > token_dim);
+    dims.sizes[dim] = dim == token_dim ? 1 : given.sizes[from], dims.strides[dim] = given.strides[from];
+  }
+  all.ndim = 4, all.sizes = dims.sizes, all.strides = dims.strides;
   return all;
 }
 
@@ -144,8 +160,8 @@ class BoundCall {
         bound_(BoundTable::get().find(check, scales.handle)),
         q_(tokens(View(tensors.q, "q"), q_dims_)),
         whole_(tensors.k, "k"),
-        k_(tensors.v ? whole_ : half(0, "k", k_dims_)),
-        v_(tensors.v ? View(*tensors.v, "v") : half(1, "v", v_dims_)),
+        k_(tensors.v ? pages(whole_, k_dims_) : half(0, "k", k_dims_)),
+        v_(tensors.v ? pages(View(*tensors.v, "v"), v_dims_) : half(1, "v", v_dims_)),
         inputs_(check, q_, k_, v_, bound_->setting) {
     bound_->expected.check(check, inputs_);
   }
@@ -176,8 +192,8 @@ class BoundCall {
     }
     if (scales_.o_scale) params.o_scale = static_cast<float>(*scales_.o_scale);
     Dims dims;
-    attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse, bound_->expected.config,
-           like_);
+    bound_->stream = attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse,
+                            bound_->expected.config, like_);
   }
 
  private:
@@ -186,6 +202,11 @@ class BoundCall {
   View tokens(const View& given, Dims& dims) const {
     check_.rank(given, bound_->expected.q_dims, bound_->expected.q_dims);
     return given.ndim == 2 ? as_tokens(given, dims) : given;
+  }
+
+  View pages(const View& given, Dims& dims) const {
+    const bool of_one = bound_->setting.paged && bound_->expected.page_size == 1 && given.ndim == 3;
+    return of_one ? as_pages(given, 1 + bound_->setting.kv_layout, dims) : given;
   }
 
   View half(int64_t which, const char* name, Dims& dims) const {
@@ -244,6 +265,7 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
     using namespace flashinfer::binding;                                                      \
     m.def(schema_of<ExpectedArguments, BindSetting, VariantArguments>("bind").c_str());       \
     m.def("unbind(int handle) -> ()");                                                        \
+    m.def("stream_of(int handle) -> int");                                                    \
     m.def(schema_of<BoundTensors, BoundScales>("run_bound", "Tensor").c_str());               \
     m.def(schema_of<BoundTensors, BoundScales>("run_bound_lse", "(Tensor, Tensor)").c_str()); \
     m.def(schema_of<BoundTensors, BoundResults, BoundScales>("run_bound_out").c_str());       \
@@ -256,6 +278,7 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
   STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) {                               \
     m.impl("bind", flashinfer::binding::bind);                                                \
     m.impl("unbind", flashinfer::binding::box<flashinfer::binding::unbind>);                  \
+    m.impl("stream_of", flashinfer::binding::box<flashinfer::binding::stream_of>);            \
   }
 
 }  // namespace flashinfer::binding

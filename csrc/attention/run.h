@@ -94,8 +94,6 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
   if (params.mask_mode == MaskMode::kCustom &&
       setting.mask_bytes < (inputs.num_tokens() * kv_len + 7) / 8 * setting.masks)
     check.fail("custom_mask", "got fewer bits than queries times keys");
-  if (params.mask_mode == MaskMode::kMultiItem && params.token_pos_in_items_len < inputs.num_tokens() - kv_len)
-    check.fail("token_pos_in_items_len", "is too small");
   AttentionConfig grouped = config;
   grouped.group = static_cast<int32_t>(params.group.divisor);
   const WorkLimits limits = attention_limits(grouped, rows, 0, inputs.q.device);
@@ -119,9 +117,9 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
 }
 
 // `params` are the setting's, with scales of this call; `out` and `lse` (null: not wanted) are checked. Temporary
-// memory is allocated where `like` is.
-inline void attend(const Check& check, Params& params, const Setting& setting, const Inputs& inputs, const View& out,
-                   float* lse, const AttentionConfig& config, const Tensor& like) {
+// memory is allocated where `like` is. Returns the stream.
+inline int64_t attend(const Check& check, Params& params, const Setting& setting, const Inputs& inputs, const View& out,
+                      float* lse, const AttentionConfig& config, const Tensor& like) {
   inputs.put_into(params);
   params.o = out.data, params.o_row = out.stride(0), params.o_head = out.stride(1), params.lse = lse;
   const OnDevice where(inputs.q);
@@ -135,6 +133,7 @@ inline void attend(const Check& check, Params& params, const Setting& setting, c
   }
   if (slots > 0) use_partials(check, params, partials, slots, inputs.v.size(-1));
   if (out.numel > 0) attention(params, config, where);
+  return reinterpret_cast<int64_t>(static_cast<const Launch&>(where).stream);
 }
 
 }  // namespace flashinfer::binding

@@ -199,11 +199,10 @@ struct Setting {
     params.prefix_len = data_of<uint32_t>(check, given.prefix_len, "prefix_len", place, requests);
     params.token_pos_in_items = data_of<uint16_t>(check, given.token_pos_in_items, "token_pos_in_items", place,
                                                   requests * params.token_pos_in_items_len);
-    params.max_item_len = data_of<uint16_t>(check, given.max_item_len, "max_item_len", place, requests);
-    if (params.mask_mode == MaskMode::kMultiItem &&
-        !(given.prefix_len && given.token_pos_in_items && given.max_item_len))
-      check.fail("prefix_len",
-                 "got none, wanted prefix_len, token_pos_in_items and max_item_len for multi-item scoring");
+    if (params.mask_mode != MaskMode::kMultiItem) return;
+    if (!planned) check.fail("plan", "got none, wanted one for multi-item scoring");
+    if (!(given.prefix_len && given.token_pos_in_items))
+      check.fail("prefix_len", "got none, wanted prefix_len and token_pos_in_items for multi-item scoring");
   }
 };
 

@@ -45,6 +45,7 @@ T unboxed(StableIValue value) {
 }
 
 inline void put(StableIValue* stack, Tensor&& result) { stack[0] = torch::stable::detail::from(result.release()); }
+inline void put(StableIValue* stack, int64_t result) { stack[0] = torch::stable::detail::from(result); }
 
 template <typename... T>
 void put(StableIValue* stack, std::tuple<T...>&& results) {

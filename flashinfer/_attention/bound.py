@@ -20,12 +20,16 @@ from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from .._ops.route import call_handle
-from .arguments import NO_SCALES, ONE_REQUEST, Logits, Operators, Scale, own_operators, own_parameters
+from .arguments import Logits, parameters_of
 from .kernels import kernels_of_one
+from .operators import Operators, builtin_operators
+from .scales import NO_SCALES, Scale
 from .schedule import DTYPES, Shape
+from .signature import Expected, Parameters, Setting
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-MOST_REFUSALS = 16
+MOST_REFUSALS = 16  # in a row; after them
+PAUSE = 240  # calls go to the full operator before the next is tried
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
@@ -35,20 +39,28 @@ _handles = itertools.count(1)  # no number is used twice: one of a plan that is 
 class Bound:
     """What a module keeps for calls of one kind, for as long as this object is there."""
 
-    __slots__ = ("_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_tensors", "_unbind")
+    __slots__ = (
+        "_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
+    )  # fmt: skip
 
-    def __init__(
-        self, operators: Operators, expected: tuple[int | bool, ...], setting: tuple[Any, ...], sm_scale: float
-    ) -> None:
-        """``expected`` and ``setting``: the arguments of the operator ``bind``; ``sm_scale`` is one of them."""
+    def __init__(self, operators: Operators, expected: Expected, setting: Setting, parameters: Parameters) -> None:
+        """``expected``, ``setting`` and ``parameters``: the arguments of the operator ``bind``, but for the handle."""
         namespace = operators.namespace
-        self._handle, self._sm_scale, self._refusals = next(_handles), sm_scale, 0
-        self._tensors = setting  # kept alive: the module knows where they are
-        namespace.bind.default._op(self._handle, *expected, *setting)  # of which Dynamo knows nothing: it is no node
-        self._unbind, self._run, self._run_lse, self._run_out = (
+        self._handle, self._sm_scale, self._refusals = next(_handles), parameters.sm_scale, 0
+        self._tensors = setting, parameters  # kept alive: the module knows where they are
+        # Of the operator itself Dynamo knows nothing: it is no node.
+        namespace.bind.default._op(*expected._replace(handle=self._handle), *setting, *parameters)
+        self._unbind, self._run, self._run_lse, self._run_out, self._stream = (
             operator.default._handle
-            for operator in (namespace.unbind, namespace.run_bound, namespace.run_bound_lse, namespace.run_bound_out)
-        )
+            for operator in (
+                namespace.unbind, namespace.run_bound, namespace.run_bound_lse, namespace.run_bound_out,
+                namespace.stream_of,
+            )
+        )  # fmt: skip
+
+    def stream(self) -> int:
+        """The stream of the last call, -1 before the first."""
+        return int(call_handle(self._stream, self._handle))
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
@@ -66,8 +78,9 @@ class Bound:
         sm_scale: float | None = None,
     ) -> Result | None:
         """The result, or ``None`` where only the full operator can say. ``v`` is ``None`` where ``k`` holds both."""
-        if self._refusals >= MOST_REFUSALS:
-            return None  # inputs that are copied, again and again
+        if self._refusals >= MOST_REFUSALS:  # inputs that are copied, again and again
+            self._refusals = self._refusals + 1 if self._refusals < MOST_REFUSALS + PAUSE else MOST_REFUSALS - 1
+            return None
         try:
             if is_grad_enabled() and (q.requires_grad or k.requires_grad or (v is not None and v.requires_grad)):
                 return None
@@ -91,25 +104,41 @@ class Bound:
                 result = call_handle(self._run_lse, q, k, v, self._handle, sm_scale, o_scale)
             else:
                 result = call_handle(self._run, q, k, v, self._handle, sm_scale, o_scale)
-        except (AttributeError, RuntimeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
+            self._refusals += 1
+            return None
+        except RuntimeError as err:
+            if not is_refusal(err):
+                raise
             self._refusals += 1
             return None
         self._refusals = 0
         return result
 
 
+def is_refusal(err: RuntimeError) -> bool:
+    """Whether a binding or torch's parser of arguments says that a call does not fit: nothing has been launched.
+
+    All else, errors of a device above all, is none of it.
+    """
+    if isinstance(err, NotImplementedError):
+        return True  # no kernel for a kind of tensor
+    text = str(err)
+    return text.startswith(("ValueError: ", "TypeError: ")) or "Expected a value of type" in text
+
+
 def bind_plan(
     operators: Operators, shape: Shape, rows: int, more_rows: bool, page_size: int | None, kv_rows: int,
-    setting: tuple[Any, ...], sm_scale: float,
+    setting: Setting, parameters: Parameters,
 ) -> Bound | None:  # fmt: skip
     """The calls of a plan, or ``None`` where only the full operator has them."""
-    if operators.custom or shape.dtype_o != shape.dtype_q:
+    if shape.dtype_o != shape.dtype_q:
         return None
-    expected = (
-        3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
+    expected = Expected(
+        0, 3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
         DTYPES[shape.dtype_q], DTYPES[shape.dtype_kv], page_size or 0, kv_rows,
     )  # fmt: skip
-    return Bound(operators, expected, setting, sm_scale)
+    return Bound(operators, expected, setting, parameters)
 
 
 class BoundCalls:
@@ -156,18 +185,16 @@ class BoundCalls:
             backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
             q.dtype,
         )  # fmt: skip
-        operators = own_operators(
-            self._family, q.device.type, (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1]),
-            logits.pos_encoding_mode, logits.logits_soft_cap > 0, kernels,
-        )  # fmt: skip
-        sm_scale = max(q.shape[-1], 1) ** -0.5
-        expected = (
-            self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0,
-        )  # fmt: skip
-        setting = (
-            *ONE_REQUEST, layout, mask_mode, logits.window_left, 1.0, logits.rope_scale, logits.rope_theta,
-            operators.variant, *own_parameters(logits._replace(sm_scale=sm_scale), 1, q.device),
+        dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1])
+        operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, logits.variant, kernels)
+        logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)
+        expected = Expected(
+            0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0
+        )
+        setting = Setting(
+            kv_layout=layout, mask_mode=mask_mode, window_left=logits.window_left, rope_scale=logits.rope_scale,
+            rope_theta=logits.rope_theta, variant=operators.variant,
         )  # fmt: skip
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        self._calls[chosen] = Bound(operators, expected, setting, sm_scale)
+        self._calls[chosen] = Bound(operators, expected, setting, parameters_of(logits, 1, q.device))

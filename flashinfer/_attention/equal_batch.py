@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from .._ops.declare import define_in_python
 from ..prefill_backward import differentiable
 from ..quantization import packbits
-from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, call, own_operators, own_parameters, rows_of
+from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, parameters_of, rows_of
+from .operators import builtin_operators, call
+from .signature import Setting
 
 
 def attend_batch(
@@ -67,21 +69,22 @@ def _attend_batch(
         return out, all_lse.fill_(-math.inf)
     family = "decode" if qo_len == 1 else "prefill"
     dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[3], v.shape[3])
-    operators = own_operators(family, q.device.type, dtypes, head_dims, 0, logits_soft_cap > 0)
     packed = mask_indptr = None
     mode = CAUSAL if causal else NON_CAUSAL
     if mask is not None:
         (packed, mask_indptr), mode, window_left = _packed(mask, qo_len, k.shape[2]), CUSTOM, -1
     logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
-    parameters = own_parameters(logits, batch_size * num_qo_heads, q.device)
+    operators = builtin_operators(family, q.device.type, dtypes, head_dims, logits.variant)
+    setting = Setting(
+        custom_mask=packed, mask_indptr=mask_indptr, kv_layout=1, mask_mode=mode, window_left=window_left,
+        variant=logits.variant,
+    )  # fmt: skip
+    parameters = parameters_of(logits, batch_size * num_qo_heads, q.device)
     # Heads of the batch, behind the queries: a view for one query or one request.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-    call(
-        "attend_batch", operators.run, rows_of(q.permute(2, 0, 1, 3).flatten(1, 2)), rows_of(k.flatten(0, 1)),
-        rows_of(v.flatten(0, 1)), folded, lse, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, mask_indptr, None,
-        None, 0, None, 1, mode, window_left, 1.0, 1.0, 1e4, operators.variant, *parameters,
-    )  # fmt: skip
+    rows = (rows_of(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
+    call("attend_batch", operators.run, *rows, folded, lse, *setting, *parameters)
     if lse is not None:
         all_lse.copy_(lse.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
     if batch_size == 1 or qo_len == 1:

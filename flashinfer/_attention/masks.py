@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
+from .._ops.indices import INTEGERS, narrowed
 from ..quantization import packbits, segment_packbits
 from .arguments import CUSTOM, MULTI_ITEM
-from .schedule import INT32_MAX, check_table
+from .tables import INT32_MAX, Batch, Tables, check_buffer
 from .traced import differs, exceeds
-
-if TYPE_CHECKING:
-    from .wrapper import Tables
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,6 @@ class MaskTensors:
     prefix_len: torch.Tensor | None = None
     token_pos_in_items: torch.Tensor | None = None
     token_pos_in_items_len: int = 0
-    max_item_len: torch.Tensor | None = None
 
     @property
     def mode(self) -> int | None:
@@ -35,37 +32,66 @@ class MaskTensors:
 
 @dataclass(frozen=True)
 class MultiItem:
-    """The four arguments of multi-item scoring."""
+    """The four arguments of multi-item scoring, as :func:`multi_item` makes them."""
 
-    prefix_len_ptr: torch.Tensor | None = None
-    token_pos_in_items_ptr: torch.Tensor | None = None
-    token_pos_in_items_len: int = 0
-    max_item_len_ptr: torch.Tensor | None = None
+    prefix_len: torch.Tensor  # [batch_size] uint32
+    token_pos_in_items: torch.Tensor  # uint16, token_pos_in_items_len of each request
+    token_pos_in_items_len: int
+    given_len: int  # how many of these were given, of a sole request
 
-    @property
-    def wanted(self) -> bool:
-        return any(x is not None for x in (self.prefix_len_ptr, self.token_pos_in_items_ptr, self.max_item_len_ptr))
 
-    def check(self, op: str, batch_size: int) -> None:
-        names = ("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr")
-        for name, dtype in zip(names, (torch.uint32, torch.uint16, torch.uint16), strict=True):
-            if getattr(self, name) is None:
-                raise ValueError(f"{op}: {name}: got None, wanted all of {', '.join(names)} for multi-item scoring")
-            check_table(op, name, getattr(self, name), dtype)
-        length = self.token_pos_in_items_len
-        if length < 0:
-            raise ValueError(f"{op}: token_pos_in_items_len: got {length}, wanted 0 or more")
-        for name, count in zip(names, (batch_size, batch_size * length, batch_size), strict=True):
-            got = getattr(self, name).numel()
-            if got != count:
-                raise ValueError(f"{op}: {name}: got {got} elements, wanted {count}")
+def multi_item(
+    op: str,
+    prefix_len_ptr: object,
+    token_pos_in_items_ptr: object,
+    token_pos_in_items_len: Any,
+    max_item_len_ptr: object,
+) -> MultiItem | None:
+    """The arguments of those names, or ``None`` where there are none.
+
+    Of a single request each table may be one number, and positions fewer than their length says.
+    """
+    given = {
+        "prefix_len_ptr": prefix_len_ptr,
+        "token_pos_in_items_ptr": token_pos_in_items_ptr,
+        "max_item_len_ptr": max_item_len_ptr,
+    }
+    if all(x is None for x in given.values()):
+        return None
+    for name, x in given.items():
+        if x is None:
+            raise ValueError(f"{op}: {name}: got None, wanted all of {', '.join(given)} for multi-item scoring")
+    prefix_len = _numbers(op, "prefix_len_ptr", prefix_len_ptr, torch.uint32)
+    positions = _numbers(op, "token_pos_in_items_ptr", token_pos_in_items_ptr, torch.uint16)
+    longest = _numbers(op, "max_item_len_ptr", max_item_len_ptr, torch.uint16)
+    length, batch_size = int(token_pos_in_items_len), prefix_len.numel()
+    if length < 0:
+        raise ValueError(f"{op}: token_pos_in_items_len: got {length}, wanted 0 or more")
+    if longest.numel() != batch_size:
+        raise ValueError(f"{op}: max_item_len_ptr: got {longest.numel()} elements, wanted {batch_size}")
+    given_len = positions.numel()
+    if batch_size == 1 and given_len < length:
+        positions = torch.cat([positions, positions.new_zeros(length - given_len)])
+    elif given_len != batch_size * length:
+        raise ValueError(f"{op}: token_pos_in_items_ptr: got {given_len} elements, wanted {batch_size * length}")
+    return MultiItem(prefix_len, positions, length, min(given_len, length))
+
+
+def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
+    """A table of multi-item scoring: integers, a vector or one number."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+    if x.dtype not in INTEGERS:
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+    if x.dim() > 1:
+        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
+    return narrowed(op, name, x, dtype).reshape(-1).contiguous()
 
 
 def check_packed(op: str, packed: object, at_least: int) -> None:
-    check_table(op, "packed_custom_mask", packed, torch.uint8)
-    assert isinstance(packed, torch.Tensor)
-    if exceeds(at_least, packed.numel()):
-        raise ValueError(f"{op}: packed_custom_mask: got {packed.numel()} bytes, wanted {at_least}")
+    mask = check_buffer(op, "packed_custom_mask", packed, torch.uint8)
+    if exceeds(at_least, mask.numel()):
+        raise ValueError(f"{op}: packed_custom_mask: got {mask.numel()} bytes, wanted {at_least}")
 
 
 def check_bits(op: str, custom_mask: object, wanted: int) -> torch.Tensor:
@@ -96,20 +122,29 @@ def one_mask(
     return packbits(check_bits(op, custom_mask, qo_len * kv_len).to(device), bitorder="little")
 
 
+@dataclass(frozen=True)
+class MaskRequest:
+    """What a plan is asked for beside causal masks."""
+
+    custom_mask: torch.Tensor | None = None
+    packed_custom_mask: torch.Tensor | None = None
+    items: MultiItem | None = None
+    buffers: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)  # of packed masks and where each begins
+
+    @property
+    def prefix_len(self) -> torch.Tensor | None:
+        return None if self.items is None else self.items.prefix_len
+
+
 def masks_of(
-    tables: Tables,
-    qo_indptr: torch.Tensor,
-    kv_lens: torch.Tensor,
-    custom_mask: torch.Tensor | None,
-    packed_custom_mask: torch.Tensor | None,
-    items: MultiItem,
-    prefix_len: torch.Tensor | None,
-    buffers: tuple[torch.Tensor | None, torch.Tensor | None],
-    use_cuda_graph: bool,
+    tables: Tables, batch: Batch, wanted: MaskRequest, prefix_len: torch.Tensor | None, use_cuda_graph: bool
 ) -> MaskTensors:
-    """Masks of a batch, on their way to the device; ``qo_indptr``, ``kv_lens`` and ``prefix_len`` are on the host."""
+    """Masks of a batch, on their way to the device; ``prefix_len`` is on the host."""
+    assert batch.qo_indptr is not None
+    qo_indptr, kv_lens, items, buffers = batch.qo_indptr, batch.kv_lens, wanted.items, wanted.buffers
+    custom_mask, packed_custom_mask = wanted.custom_mask, wanted.packed_custom_mask
     op = tables.op
-    if items.wanted:
+    if items is not None:
         if custom_mask is not None or packed_custom_mask is not None:
             raise ValueError(f"{op}: custom_mask, prefix_len_ptr: got both, wanted a mask or multi-item scoring")
         return _multi_item(tables, kv_lens, items, prefix_len)
@@ -141,18 +176,22 @@ def _multi_item(
     tables: Tables, kv_lens: torch.Tensor, items: MultiItem, prefix_len: torch.Tensor | None
 ) -> MaskTensors:
     op, length = tables.op, items.token_pos_in_items_len
-    items.check(op, kv_lens.numel())
-    assert prefix_len is not None and items.prefix_len_ptr is not None
-    assert items.token_pos_in_items_ptr is not None and items.max_item_len_ptr is not None
+    assert prefix_len is not None
+    if prefix_len.numel() != kv_lens.numel():
+        raise ValueError(f"{op}: prefix_len_ptr: got {prefix_len.numel()} elements, wanted {kv_lens.numel()}")
     behind = kv_lens.to(torch.int64) - prefix_len.to(torch.int64)
     if kv_lens.numel() and int(behind.max()) > length:
         at = int(behind.argmax())
         raise ValueError(
             f"{op}: token_pos_in_items_len: got {length}, and request {at} has {int(behind[at])} keys behind its prefix"
         )
+    if kv_lens.numel() == 1 and int(behind.max()) > items.given_len:
+        raise ValueError(
+            f"{op}: token_pos_in_items_ptr: got {items.given_len} elements, and the request has {int(behind.max())} keys"
+            " behind its prefix"
+        )
     return MaskTensors(
-        prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len_ptr),
-        token_pos_in_items=tables.take("token_pos_in_items_ptr", None, items.token_pos_in_items_ptr),
+        prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len),
+        token_pos_in_items=tables.take("token_pos_in_items_ptr", None, items.token_pos_in_items),
         token_pos_in_items_len=length,
-        max_item_len=tables.take("max_item_len_ptr", None, items.max_item_len_ptr),
     )

@@ -10,24 +10,11 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.declare import define_in_python
 from .._ops.scalars import numbers_of
-from .arguments import (
-    NO_SCALES,
-    NON_CAUSAL,
-    ONE_REQUEST,
-    Logits,
-    Operators,
-    Scale,
-    call,
-    layout_of,
-    no_gradient,
-    operators_of_module,
-    own_operators,
-    rows_of,
-    scaled_query,
-    slopes_of,
-    value_scale,
-)
+from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of
 from .kernels import kernels_of_one
+from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module
+from .scales import NO_SCALES, Scale, scaled_query, value_scale
+from .signature import Parameters, Setting, schema_of
 
 
 def attend_one(
@@ -54,17 +41,40 @@ def attend_one(
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
         o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
+    setting = Setting(
+        custom_mask=packed_mask,
+        kv_layout=layout,
+        mask_mode=mask_mode,
+        window_left=logits.window_left,
+        o_scale=o_scale,
+        rope_scale=logits.rope_scale,
+        rope_theta=logits.rope_theta,
+        variant=logits.variant,
+    )
+    slopes = slopes_of(logits, q.shape[1], q.device)
     if is_compiling():  # by torch.export without Dynamo, too
-        slopes = slopes_of(logits, q.shape[1], q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
-        cap, *rest = logits[2:] if numbers is None else (1.0 if logits.logits_soft_cap > 0 else 0.0, 1.0, 1.0, 1.0)
-        torch.ops.flashinfer.attend(
-            family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits[:2], cap, *rest,
-            factor if numbers is None else 1.0, o_scale, slopes, numbers, backend,
-        )  # fmt: skip
+        parameters = Parameters(slopes, numbers, 1.0, 1.0)
+        if numbers is None:
+            parameters = Parameters(slopes, None, logits.sm_scale * factor, logits.logits_soft_cap)
+        else:
+            setting = setting._replace(rope_scale=1.0, rope_theta=1.0)
+        torch.ops.flashinfer.attend(family, op, backend, q, k, v, out, lse, *setting, *parameters)
     else:
         _attend(
-            family, op, q, k, v, out, lse, packed_mask, layout, mask_mode, *logits, factor, o_scale, backend=backend
+            family,
+            op,
+            backend,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            *setting,
+            slopes,
+            None,
+            logits.sm_scale * factor,
+            logits.logits_soft_cap,
         )
     if finish is not None:
         finish(out)
@@ -82,45 +92,27 @@ def _results(
 def _attend(
     family: str,
     op: str,
+    backend: str,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    packed_mask: torch.Tensor | None,
-    layout: int,
-    mask_mode: int,
-    pos_encoding_mode: int,
-    window_left: int,
-    logits_soft_cap: float,
-    sm_scale: float,
-    rope_scale: float,
-    rope_theta: float,
-    factor: float,
-    o_scale: float,
-    slopes: torch.Tensor | None = None,
-    numbers: torch.Tensor | None = None,
-    backend: str = "auto",
+    *setting_and_parameters: Any,
 ) -> None:
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
-    kernels = kernels_of_one(
-        backend, family, q, k, v, layout, mask_mode, pos_encoding_mode, logits_soft_cap > 0, out.dtype
-    )
-    operators = own_operators(family, q.device.type, dtypes, head_dims, pos_encoding_mode, logits_soft_cap > 0, kernels)
-    logits = Logits(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-    if slopes is None:
-        slopes = slopes_of(logits, q.shape[1], q.device)
-    parameters = (slopes, numbers, sm_scale * factor, logits_soft_cap)
-    call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, packed_mask, o_scale)
+    setting = Setting(*setting_and_parameters[: len(Setting._fields)])
+    mode, capped = mode_of_variant(setting.variant)
+    kernels = kernels_of_one(backend, family, q, k, v, setting.kv_layout, setting.mask_mode, mode, capped, out.dtype)
+    operators = builtin_operators(family, q.device.type, dtypes, head_dims, setting.variant, kernels)
+    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting_and_parameters)
 
 
 # In a traced function which module to call cannot be chosen: its key has sizes that may be symbols, and it may have to
 # be built. An operator that torch does not look into chooses it when the sizes are there.
 define_in_python(
-    "attend(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, Tensor? packed_mask,"
-    " int layout, int mask_mode, int pos_encoding_mode, SymInt window_left, float logits_soft_cap, float sm_scale,"
-    " float rope_scale, float rope_theta, float factor, float o_scale, Tensor? slopes, Tensor? numbers,"
-    ' str backend="auto") -> ()',
+    "attend(str family, str op, str backend, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
+    f" {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend,
 )
 
@@ -132,7 +124,7 @@ def run_one(
     k: torch.Tensor,
     v: torch.Tensor,
     layout: int,
-    logits: Logits,
+    window_left: int,
     parameters: Sequence[Any],
     mask_mode: int,
     return_lse: bool,
@@ -142,16 +134,32 @@ def run_one(
     out, lse = _results(q, v, q.dtype, return_lse)
     if is_dynamo_compiling():
         tensors = [one for one in parameters if one is None or isinstance(one, torch.Tensor)]
-        torch.ops.flashinfer.attend_own(
-            operators.module, op, q, k, v, out, lse, layout, mask_mode, logits.window_left, tensors,
-            parameters[len(tensors) :],
-        )  # fmt: skip
+        torch.ops.flashinfer.attend_custom(
+            operators.module, op, q, k, v, out, lse, layout, mask_mode, window_left, tensors, parameters[len(tensors) :]
+        )
     else:
-        call_one(op, operators, q, k, v, out, lse, layout, logits, parameters, mask_mode, None, 1.0)
+        _call_custom(op, operators, q, k, v, out, lse, layout, mask_mode, window_left, parameters)
     return out, lse
 
 
-def _attend_own(
+def _call_custom(
+    op: str,
+    operators: Operators,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: int,
+    mask_mode: int,
+    window_left: int,
+    parameters: Sequence[Any],
+) -> None:
+    setting = Setting(kv_layout=layout, mask_mode=mask_mode, window_left=window_left)
+    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting, *parameters)
+
+
+def _attend_custom(
     module: str,
     op: str,
     q: torch.Tensor,
@@ -166,35 +174,11 @@ def _attend_own(
     scalars: Sequence[Any],
 ) -> None:
     operators = operators_of_module(op, getattr(torch.ops, module))
-    logits = Logits(0, window_left, 0.0, 1.0, 1.0, 1e4)
-    call_one(op, operators, q, k, v, out, lse, layout, logits, (*tensors, *scalars), mask_mode, None, 1.0)
+    _call_custom(op, operators, q, k, v, out, lse, layout, mask_mode, window_left, (*tensors, *scalars))
 
 
 define_in_python(
-    "attend_own(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, int layout,"
+    "attend_custom(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, int layout,"
     " int mask_mode, SymInt window_left, Tensor?[] tensors, Scalar[] scalars) -> ()",
-    _attend_own,
+    _attend_custom,
 )
-
-
-def call_one(
-    op: str,
-    operators: Operators,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    layout: int,
-    logits: Logits,
-    parameters: Sequence[Any],
-    mask_mode: int,
-    packed_mask: torch.Tensor | None,
-    o_scale: float,
-) -> None:
-    """Call the operator for one request, without a plan."""
-    call(
-        op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *ONE_REQUEST[:10], packed_mask,
-        *ONE_REQUEST[11:], layout, mask_mode, logits.window_left, o_scale, logits.rope_scale, logits.rope_theta,
-        operators.variant, *parameters,
-    )  # fmt: skip

@@ -11,12 +11,14 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from ..jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
 from ..prefill_backward import differentiable, refuse, results, wanted
 from ..utils import canonicalize_torch_dtype
-from .arguments import CAUSAL, NO_SCALES, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
+from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
 from .bound import Result
-from .masks import MaskTensors, MultiItem, masks_of
-from .schedule import Shape, check_indptr, check_table, on_host
+from .masks import MaskRequest, masks_of
+from .scales import NO_SCALES
+from .schedule import Shape
+from .tables import Batch, Tables, check_batch_size, check_indptr, on_host, paged_batch
 from .traced import from_shape
-from .wrapper import Batch, BatchWrapper, Tables
+from .wrapper import BatchWrapper
 
 
 class BatchPrefill(BatchWrapper):
@@ -77,65 +79,66 @@ class BatchPrefill(BatchWrapper):
     def _queries(self, tables: Tables, given: torch.Tensor, near: torch.Tensor) -> None:
         """Check ``qo_indptr`` and keep it for a graph."""
         check_indptr(tables.op, "qo_indptr", near)
-        self._check_batch_size(tables.op, "qo_indptr", near.numel() - 1, self._qo_indptr_buf)
+        check_batch_size(tables.op, "qo_indptr", near.numel() - 1, self._qo_indptr_buf)
         if self._qo_indptr_buf is not None:
             tables.take("qo_indptr", self._qo_indptr_buf, given)
 
     def _plan_paged(
         self,
+        tables: Tables,
         qo_indptr: torch.Tensor,
         given: dict[str, torch.Tensor],
         page_size: int,
         shape: Shape,
         logits: Logits,
         causal: bool,
-        custom_mask: torch.Tensor | None,
-        packed_custom_mask: torch.Tensor | None,
-        items: MultiItem,
-        non_blocking: bool,
+        masks: MaskRequest,
     ) -> None:
-        tables = Tables(f"{self._name}.plan", self.device, non_blocking)
         indptr, _, last = given.values()
-        near, *near_kv, prefix_len = on_host(qo_indptr, indptr, last, self._prefix_len(tables.op, items))
+        near, *near_kv, prefix_len = on_host(qo_indptr, indptr, last, masks.prefix_len)
         self._queries(tables, qo_indptr, near)
-        batch = self._paged_batch(tables, near, page_size, near_kv, **given)
-        masks = self._masks(tables, batch, custom_mask, packed_custom_mask, items, prefix_len)
-        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size, tables)
+        batch = paged_batch(tables, self._paged_buffers, near, page_size, near_kv, **given)
+        self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, page_size)
 
     def _plan_ragged(
         self,
+        tables: Tables,
         qo_indptr: torch.Tensor,
         kv_indptr: torch.Tensor,
         kv_indptr_buf: torch.Tensor | None,
         shape: Shape,
         logits: Logits,
         causal: bool,
-        custom_mask: torch.Tensor | None,
-        packed_custom_mask: torch.Tensor | None,
-        items: MultiItem,
-        non_blocking: bool,
+        masks: MaskRequest,
     ) -> None:
-        tables = Tables(f"{self._name}.plan", self.device, non_blocking)
-        near, near_kv, prefix_len = on_host(qo_indptr, kv_indptr, self._prefix_len(tables.op, items))
+        near, near_kv, prefix_len = on_host(qo_indptr, kv_indptr, masks.prefix_len)
         self._queries(tables, qo_indptr, near)
         check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
         placed = tables.take("kv_indptr", kv_indptr_buf, kv_indptr)
         # Copied: the caller may change his own, and gradients are computed long after the call.
         batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), int(near_kv[-1]), placed, None)
-        masks = self._masks(tables, batch, custom_mask, packed_custom_mask, items, prefix_len)
-        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, None, tables)
+        self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, None)
 
-    def _plan(
-        self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int | None,
-        tables: Tables | None = None,
-    ) -> None:  # fmt: skip
+    def _plan_batch(
+        self,
+        tables: Tables,
+        batch: Batch,
+        shape: Shape,
+        logits: Logits,
+        causal: bool,
+        masks: MaskRequest,
+        prefix_len: torch.Tensor | None,
+        page_size: int | None,
+    ) -> None:
+        tensors = masks_of(tables, batch, masks, prefix_len, self._use_cuda_graph)
+        mode = CAUSAL if causal else NON_CAUSAL
         # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
         wide = page_size is None and self.device.type == "cpu" and self._custom is None
-        if not wide or {shape.dtype_q, shape.dtype_kv, shape.dtype_o} != {torch.float64}:
-            return super()._plan(batch, shape, logits, causal, masks, page_size, tables)
-        narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
-        super()._plan(batch, narrow, logits, causal, masks, page_size, tables)
-        self._planned, self._bound = replace(self._planned_or_fail("plan"), shape=shape), None
+        if wide and {shape.dtype_q, shape.dtype_kv, shape.dtype_o} == {torch.float64}:
+            narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
+            self._plan(batch, narrow, logits, mode, tensors, page_size, tables, given=shape)
+        else:
+            self._plan(batch, shape, logits, mode, tensors, page_size, tables)
 
     def _run_ragged(
         self,
@@ -170,30 +173,10 @@ class BatchPrefill(BatchWrapper):
         self._check_run(planned, q, k, v, *sizes)
         computed = differentiable(
             op, q, k, v, lambda: self._run(q, k, v, (), NO_SCALES, None, None, True), self._layout,
-            planned.causal if planned.masks.mode is None else planned.masks.mode, logits, planned.masks.packed,
-            planned.batch.qo_indptr, planned.batch.kv_lens,
+            planned.requests.mask_mode(planned.options), logits, planned.requests.masks.packed, planned.batch.qo_indptr,
+            planned.batch.kv_lens,
         )  # fmt: skip
         return results(op, computed, out, lse, return_lse)
-
-    def _prefix_len(self, op: str, items: MultiItem) -> torch.Tensor | None:
-        if items.prefix_len_ptr is not None:
-            check_table(op, "prefix_len_ptr", items.prefix_len_ptr, torch.uint32)
-        return items.prefix_len_ptr
-
-    def _masks(
-        self,
-        tables: Tables,
-        batch: Batch,
-        custom_mask: torch.Tensor | None,
-        packed_custom_mask: torch.Tensor | None,
-        items: MultiItem,
-        prefix_len: torch.Tensor | None,
-    ) -> MaskTensors:
-        assert batch.qo_indptr is not None
-        return masks_of(
-            tables, batch.qo_indptr, batch.kv_lens, custom_mask, packed_custom_mask, items, prefix_len,
-            self._mask_buffers, self._use_cuda_graph,
-        )  # fmt: skip
 
     def _options(
         self,
@@ -211,4 +194,4 @@ class BatchPrefill(BatchWrapper):
             f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
             rope_theta,
         )  # fmt: skip
-        self._plan_again(logits, CAUSAL if causal else NON_CAUSAL)
+        self._use(logits, CAUSAL if causal else NON_CAUSAL)

@@ -34,7 +34,6 @@ class Setting(NamedTuple):
     prefix_len: Tensor | None = None
     token_pos_in_items: Tensor | None = None
     token_pos_in_items_len: int = 0
-    max_item_len: Tensor | None = None
     kv_layout: int = 0
     mask_mode: int = 0
     window_left: int = -1
@@ -128,5 +127,6 @@ def schema_of(arguments: type[Any], integers: str = "int") -> str:
     ``integers``: ``"SymInt"`` where a graph is to follow sizes.
     """
     types = _TYPES | {"int": integers}
-    annotations = arguments.__annotations__.items()  # strings, which NamedTuple keeps as forward references
-    return ", ".join(f"{types[str(getattr(one, '__forward_arg__', one))]} {name}" for name, one in annotations)
+    # Strings, which NamedTuple keeps as forward references.
+    annotations = {name: getattr(one, "__forward_arg__", one) for name, one in arguments.__annotations__.items()}
+    return ", ".join(f"{types[str(one)]} {name}" for name, one in annotations.items())

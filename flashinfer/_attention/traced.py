@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops.declare import define_in_python
+from .signature import Parameters, Setting, schema_of
 
 
 def _attend_planned(
@@ -24,44 +25,28 @@ def _attend_planned(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    kv_indptr: torch.Tensor | None,
-    kv_indices: torch.Tensor | None,
-    plan: torch.Tensor,
     rows: int,
     kv_rows: int,
-    batch_size: int,
-    max_items: int,
-    max_merges: int,
-    max_slots: int,
-    tile_rows: int,
-    slot_rows: int,
-    *rest: Any,
+    *setting_and_parameters: Any,
 ) -> None:
-    layout = rest[6]
-    got = k.shape[0] if k.dim() == 4 else k.shape[layout]
+    setting = Setting(*setting_and_parameters[: len(Setting._fields)])
+    parameters = setting_and_parameters[len(setting) :]
+    got = k.shape[0] if k.dim() == 4 else k.shape[setting.kv_layout]
     # Sizes of which a graph knows nothing have not been compared with the plan's.
     if q.shape[0] < rows or got < kv_rows:
         raise ValueError(
             f"{op}: q, k: got {q.shape[0]} queries and {got} rows or pages of keys, and the plan is for {rows} and {kv_rows}"
         )
-    heads = k.shape[k.dim() - 2 - layout]
-    partial = None
-    if max_slots:
-        size = max_slots * heads * slot_rows * (v.shape[-1] + 1)
-        partial = torch.empty(size, dtype=torch.float32, device=q.device)
-    getattr(torch.ops, module).run(
-        q, k, v, out, lse, kv_indptr, kv_indices, plan, partial, batch_size, max_items, max_merges, max_slots,
-        tile_rows, slot_rows, *rest,
-    )  # fmt: skip
+    heads = k.shape[k.dim() - 2 - setting.kv_layout]
+    if setting.max_slots:
+        size = setting.max_slots * heads * setting.slot_rows * (v.shape[-1] + 1)
+        setting = setting._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
+    getattr(torch.ops, module).run(q, k, v, out, lse, *setting, *parameters)
 
 
 define_in_python(
-    "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
-    " Tensor? kv_indptr, Tensor? kv_indices, Tensor plan, SymInt rows, SymInt kv_rows, SymInt batch_size,"
-    " SymInt max_items, SymInt max_merges, SymInt max_slots, SymInt tile_rows, SymInt slot_rows, Tensor? custom_mask,"
-    " Tensor? mask_indptr, Tensor? prefix_len, Tensor? token_pos_in_items, SymInt token_pos_in_items_len,"
-    " Tensor? max_item_len, int kv_layout, int mask_mode, SymInt window_left, float o_scale, float rope_scale,"
-    " float rope_theta, int variant, Tensor? slopes, Tensor? numbers, float sm_scale, float logits_soft_cap) -> ()",
+    "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt rows,"
+    f" SymInt kv_rows, {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend_planned,
 )
 

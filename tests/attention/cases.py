@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import flashinfer
+from flashinfer._attention.signature import Parameters, Setting
 
 from ..support import attention_samples
 from ..support.cases import Case, Cases, randn
@@ -19,11 +20,11 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     """Of functions without a plan; those of modules are tried in tests/attention/test_bound.py."""
     q, k, v = (randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
     lse, bits = randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
-    numbers = (0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0)
+    masked, parameters = Setting(mask_mode=2, custom_mask=bits), Parameters(sm_scale=0.125)
     return attention_samples.operator_calls(device) | {
         "attend": [
-            ("decode", "sample", q[:1], k, v, q[:1].clone(), None, None, 0, 0, *numbers),
-            ("prefill", "sample", q, k, v, q.clone(), lse, bits, 0, 2, *numbers),
+            ("decode", "sample", "auto", q[:1], k, v, q[:1].clone(), None, *Setting(), *parameters),
+            ("prefill", "sample", "auto", q, k, v, q.clone(), lse, *masked, *parameters),
         ]
     }
 

@@ -8,8 +8,9 @@ import random
 import pytest
 import torch
 
-from flashinfer._attention.arguments import logits_of, own_operators, own_parameters
 from flashinfer._attention.equal_batch import attend_batch
+from flashinfer._attention.operators import builtin_operators
+from flashinfer._attention.signature import Parameters, Setting
 from flashinfer.quantization import packbits
 
 from ..support.attention_oracle import assert_near, attention
@@ -165,17 +166,14 @@ def test_masks_for_key_heads_in_turn(device):
     dtype, kv_len = torch.bfloat16, random.randint(9, 40)
     _, k, v = (x[0] for x in inputs((1, 8, 4, 1, kv_len), (device, dtype)))
     q = torch.randn(1, 8, 64, device=device).to(dtype)
-    operators = own_operators("decode", device, (dtype,) * 3, (64, 64), 0, False)
-    parameters = own_parameters(logits_of("", 64, "NONE", -1, None, None, None, None), 8, torch.device(device))
+    operators = builtin_operators("decode", device, (dtype,) * 3, (64, 64), 0)
 
     def run(masks: int, bits: int = kv_len) -> None:
         step = (bits + 7) // 8
         packed = packbits(torch.ones(masks * step * 8, dtype=torch.bool, device=device), "little")
         indptr = torch.arange(masks + 1, dtype=torch.int32, device=device) * step
-        operators.run(
-            q, k, v, torch.empty_like(q), None, None, None, None, None, 1, 0, 0, 0, 0, 0, packed, indptr, None, None,
-            0, None, 1, 2, -1, 1.0, 1.0, 1e4, operators.variant, *parameters,
-        )  # fmt: skip
+        setting = Setting(custom_mask=packed, mask_indptr=indptr, kv_layout=1, mask_mode=2)
+        operators.run(q, k, v, torch.empty_like(q), None, *setting, *Parameters(sm_scale=0.125))
 
     for masks in (1, 2, 4):
         run(masks)

@@ -87,7 +87,7 @@ def test_what_it_cannot_be(device):
         "num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim_qk": DIM, "head_dim_vo": DIM, "page_size": 16,
     }  # fmt: skip
     for change, error, message in (
-        ({"qo_indptr": indptr_of(QO_LENS).long()}, TypeError, "qo_indptr: got torch.int64, wanted torch.int32"),
+        ({"qo_indptr": indptr_of(QO_LENS).float()}, TypeError, "qo_indptr: got torch.float32, wanted torch.int32"),
         ({"kv_indptr": indptr[1:]}, ValueError, "kv_indptr: got 7 elements, wanted 8, one more than requests"),
         ({"kv_len_arr": int32(KV_LENS[1:])}, ValueError, "kv_len_arr: got 6 elements, wanted 7"),
         ({"kv_len_arr": int32([49, *KV_LENS[1:]])}, ValueError, "kv_len_arr: got 49 for request 0, wanted 0 to 48"),

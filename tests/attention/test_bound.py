@@ -203,7 +203,9 @@ def test_what_does_not_fit_a_plan_any_more(device):
         (ValueError, "dimension 1, wanted 2", (q, cache[:, :1]), {}),
         (ValueError, "v: got shape", (q, (cache[:, 0], cache[:1, 1])), {}),
         (ValueError, "k: got stride 2 of the last dimension", (q, cache.repeat_interleave(2, -1)[..., ::2]), {}),
-        (ValueError, "wanted one device for all", (q, cache.to("meta")), {}),
+        (ValueError, f"k: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q, cache.to("meta")), {}),
+        (ValueError, f"q: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q.to("meta"), cache), {}),
+        (ValueError, f"q: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q.to("meta"), cache.to("meta")), {}),
         (ValueError, "out: overlaps the memory of q", (q, cache), dict(out=q)),
         (ValueError, "out: overlaps the memory of k", (q, cache), dict(out=cache.view(-1)[: q.numel()].view_as(q))),
         (ValueError, "out: has elements that share memory", (q, cache), dict(out=q.new_empty(1, 1, DIM).expand_as(q))),
@@ -241,20 +243,42 @@ def test_operators_say_what_does_not_fit(device):
         operators.run_bound(q, cache, None, handle, math.nan, 1.0)
 
 
-def test_inputs_that_are_copied(device):
-    """Calls for them go to the full operator, and after some of them are no longer tried otherwise."""
+def test_inputs_that_are_copied(device, monkeypatch):
+    """Calls for them go to the full operator; after some of them others are tried now and then, and are bound again."""
+    monkeypatch.setattr(_bound, "PAUSE", 5)
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     torn = q.repeat_interleave(2, -1)[..., ::2]
     want = wrapper.run(q, cache)
-    for _ in range(_bound.MOST_REFUSALS + 2):
+    for _ in range(_bound.MOST_REFUSALS):
         assert torch.equal(wrapper.run(torn, cache), want)
-    assert wrapper._bound._refusals == _bound.MOST_REFUSALS
+    bound = wrapper._bound
+    answers = [bound.call(q, cache, None, NO_SCALES) is not None for _ in range(_bound.PAUSE + 4)]
+    assert answers == [False] * (_bound.PAUSE + 1) + [True] * 3
+    for _ in range(_bound.MOST_REFUSALS + 3 * _bound.PAUSE):
+        assert torch.equal(wrapper.run(torn, cache), want)
     assert torch.equal(wrapper.run(q, cache), want)
     k = drawn(5, KV_HEADS, DIM, device=device)
     want = flashinfer.single_decode_with_kv_cache(q[0], k, k)
     torn = k.repeat_interleave(2, -1)[..., ::2]
     assert torch.equal(flashinfer.single_decode_with_kv_cache(q[0], torn, torn), want)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: an illegal memory access"), torch.OutOfMemoryError("full")]
+)
+def test_errors_of_a_device_are_nobody_elses(device, monkeypatch, error):
+    """A call that failed where it ran is not tried again by the full operator."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    wrapper.run(q, cache)
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as broken, pytest.raises(type(error), match=str(error)):
+        broken.setattr(_bound, "call_handle", fail)
+        wrapper.run(q, cache)
 
 
 def test_mistakes_after_a_function_is_bound(device):
@@ -362,7 +386,7 @@ def operators(request, device):
     _, cache = inputs(device, 2)
     k, v = cache.unbind(1)
     plan, handle, lse = wrapper._planned, handle_of(wrapper._bound), torch.empty(q.shape[:2], device=device)
-    setting, scales, none = (*plan.head, *plan.tail), (DIM**-0.5, 1.0), (None, None)
+    setting, scales, none = (*plan.setting, *plan.parameters), (DIM**-0.5, 1.0), (None, None)
     expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
     buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
     qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
@@ -371,6 +395,7 @@ def operators(request, device):
         "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0)],
         "bind": [(next(_bound._handles), *expected, *setting)],
         "unbind": [(-1,)],
+        "stream_of": [(handle,)],
         "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *none)],
         "run_bound_lse": [(q, cache, None, handle, *none)],
         "run_bound_out": [
@@ -417,7 +442,7 @@ def test_failed_calls_keep_nothing(operators):
                 except RuntimeError:
                     failed.add((name, wrong))
                 assert [one._use_count() for one in tensors.values()] == before, (name, wrong)
-    assert {name for name, _ in failed} == set(arguments) - {"unbind"}
+    assert {name for name, _ in failed} == set(arguments) - {"unbind", "stream_of"}
     assert {("run", one) for one in ("q", "k", "v", "out", "kv_indptr", "kv_indices", "plan")} <= failed
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashinfer._attention.signature import Expected, Parameters, Problem, Setting, schema_of
-from flashinfer.jit.modules._attention import attention_spec, load_attention
+from flashinfer._ops.configured import load_configured
+from flashinfer.jit.modules._attention import attention_spec
 
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
 
@@ -20,7 +21,7 @@ def registered(namespace: object, name: str) -> str:
 @pytest.mark.parametrize("family", ["decode", "prefill"])
 def test_python_has_the_lists_of_the_modules(family, device):
     dtype = "float32" if device == "cpu" else "float16"
-    namespace = load_attention(attention_spec(family, device, f"{dtype}:{dtype}:{dtype}", "64", "default"))
+    namespace = load_configured(attention_spec(family, device, f"{dtype}:{dtype}:{dtype}", "64", "default"))
     setting, parameters = schema_of(Setting), schema_of(Parameters)
     written = setting.replace("Tensor? float_workspace", "Tensor(c!)? float_workspace")
     assert registered(namespace, "run") == f"{TENSORS}{written}, {parameters}"

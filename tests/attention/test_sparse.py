@@ -96,7 +96,7 @@ def test_causal_with_blocks_on_the_diagonal(device):
     indptr, indices = indptr_of(range(1, 5)), int32([c for row in range(4) for c in range(row + 1)])
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     wrapper.plan(indptr, indices, M, M, R, R, 6, 2, DIM, causal=True)
-    assert wrapper._planned.masks.packed is None
+    assert wrapper._planned.requests.masks.packed is None
     q, k, v = inputs(M, M, torch.float16, device)
     assert_near(wrapper.run(q, k, v), attention(q, k, v, causal=True)[0])
 
@@ -108,7 +108,7 @@ def test_options(device):
     options = {"logits_soft_cap": 3.0, "sm_scale": 0.3}
     wrapper.begin_forward(*blocks.on(device), M, N, R, C, 6, 2, DIM, q_data_type=torch.bfloat16, **options)
     q, k, v = inputs(M, N, torch.bfloat16, device)
-    out = wrapper.forward(q, k, v)
+    out = wrapper.run(q, k, v)
     assert out.dtype == torch.float16, "as FlashInfer does it: o_data_type is float16 by default"
     assert_near(out, attention(q, k, v, mask=blocks.dense, **options)[0], tolerance=1.6e-2)  # bfloat16's
 
@@ -145,7 +145,7 @@ def test_nothing_at_all(device):
     ({"R": 0}, ValueError, "R: got 0, wanted at least 1"),
     ({"indptr": int32([0, 2, 1])}, ValueError, "indptr: got 1 at 2 after 2"),
     ({"indptr": int32([0, 1, 9])}, ValueError, "indices: got 3 pages, and indptr names 9"),
-    ({"indptr": torch.tensor([0, 1, 3])}, TypeError, "indptr: got torch.int64, wanted torch.int32"),
+    ({"indptr": torch.tensor([0.0, 1, 3])}, TypeError, "indptr: got torch.float32, wanted torch.int32"),
     ({"indices": int32([0, 4, 1])}, ValueError, "indices: got column 4, wanted at most 3"),
     ({"indices": int32([0, -1, 1])}, ValueError, "indices: got -1, wanted"),
     ({"mask": torch.ones(3, 8, 4, dtype=torch.bool)}, ValueError, r"mask: got shape \[3, 8, 4\], wanted \[3, 8, 8\]"),
@@ -235,7 +235,7 @@ def test_variable_blocks(step, causal, heads, kv_heads, dtype, device):
     options = {"sm_scale": 0.2, "logits_soft_cap": 4.0} if step == 8 else {}
     tables = [x.to(device) for x in tables]
     wrapper.plan(*tables, heads, kv_heads, DIM, causal, q_data_type=dtype, **options)
-    assert wrapper._planned.page_size % step == 0
+    assert wrapper._planned.requests.page_size % step == 0
     q, k, v = (drawn((h, n, DIM), dtype, device) for h, n in ((heads, qo_len), (kv_heads, kv_len), (kv_heads, kv_len)))
     out, lse = wrapper.run(q, k, v, return_lse=True)
     assert out.shape == q.shape and lse.shape == q.shape[:2]

@@ -245,5 +245,5 @@ def test_prefill_with_a_shared_prefix(layout, dtype, device):
     wrapper.reset_workspace_buffer(workspace(device), workspace(device))
     with pytest.raises(ValueError, match="got no plan"):
         wrapper.forward(q, *given, paged.cache)
-    with pytest.raises(TypeError, match="begin_forward: qo_indptr: got torch.int64, wanted torch.int32"):
-        wrapper.begin_forward(tables[0].long(), *tables[1:], HEADS, KV_HEADS, DIM, PAGE)
+    with pytest.raises(TypeError, match="begin_forward: qo_indptr: got torch.float32, wanted torch.int32"):
+        wrapper.begin_forward(tables[0].float(), *tables[1:], HEADS, KV_HEADS, DIM, PAGE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer._attention.signature import Parameters, Setting
 from tests.conftest import DEVICES
 from tests.support.attention_oracle import (
     Paged,
@@ -351,7 +352,7 @@ def test_one_graph_of_a_planned_run(small):
 def test_the_operator_keeps_the_promises_of_its_schema(small):
     q, k, v = single(small, 9, 40, (4, 2))
     out, lse = torch.empty_like(q), torch.empty(9, 4, device=small[0])
-    arguments = ("prefill", "op", q, k, v, out, lse, None, 0, 1, 0, -1, 0.0, 0.125, 1.0, 1e4, 1.0, 1.0, None, None)
+    arguments = ("prefill", "op", "auto", q, k, v, out, lse, *Setting(mask_mode=1), *Parameters(sm_scale=0.125))
     torch.library.opcheck(torch.ops.flashinfer.attend.default, arguments)
 
 

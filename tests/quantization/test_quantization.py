@@ -116,8 +116,13 @@ def test_bad_input(device):
         (lambda: flashinfer.packbits(x[::2]), ValueError, "x: is not contiguous"),
         (lambda: flashinfer.packbits([True]), TypeError, "x: got list, wanted Tensor|x"),
         (lambda: flashinfer.segment_packbits(x, indptr, "Big"), ValueError, "segment_packbits: bitorder: got 'Big'"),
-        (lambda: flashinfer.segment_packbits(x, indptr.long()), TypeError, "indptr: got int64, wanted int32"),
-        (lambda: flashinfer.segment_packbits(x, indptr.view(1, 2)), ValueError, "indptr: got 2 dimensions, wanted 1"),
+        (lambda: flashinfer.segment_packbits(x, indptr.float()), TypeError, "indptr: got torch.float32, wanted"),
+        (lambda: flashinfer.segment_packbits(x, indptr.cpu().long() + (1 << 33)), ValueError, "indptr: got 85899345"),
+        (
+            lambda: flashinfer.segment_packbits(x, indptr.view(1, 2)),
+            ValueError,
+            r"indptr: got shape \[1, 2\], wanted a vector",
+        ),
         (
             lambda: flashinfer.segment_packbits(x, indptr[:0]),
             ValueError,
@@ -127,3 +132,14 @@ def test_bad_input(device):
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+@pytest.mark.parametrize("near", [False, True])
+def test_indptr_of_any_integers_and_strides(dtype, near, device):
+    x = torch.rand(30, device=device) < 0.5
+    indptr = torch.tensor([0, 3, 3, 12, 30], dtype=torch.int32, device=device)
+    other = indptr.to(dtype).repeat_interleave(2)[::2]
+    got = flashinfer.segment_packbits(x, other.cpu() if near else other)
+    for one, want in zip(got, flashinfer.segment_packbits(x, indptr), strict=True):
+        assert one.dtype == want.dtype and torch.equal(one, want)

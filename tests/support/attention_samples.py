@@ -13,6 +13,7 @@ import torch
 
 import flashinfer
 from flashinfer._attention import equal_batch as _attend_batch  # noqa: F401 - its operator
+from flashinfer._attention.signature import Parameters, Setting
 from flashinfer._attention.traced import from_shape
 from tests.support.attention_oracle import indptr_of, int32, workspace
 
@@ -152,27 +153,28 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     numbers = torch.tensor([0.2, 0.0, 1.0, 1e4], dtype=torch.float64, device=device)
     lse = torch.empty(5, HEADS, device=device)
     mask = torch.full((7,), 255, dtype=torch.uint8, device=device)
-    one = ("prefill", "sample", q, k, v, torch.empty_like(q))
+    one = ("prefill", "sample", "auto", q, k, v, torch.empty_like(q))
     batch = tuple(_randn(2, h, n, DIM, device=device) for n, h in ((5, HEADS), (11, KV_HEADS), (11, KV_HEADS)))
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
     wrapper.plan(indptr_of([2, 3]), indptr_of([6, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE)
     planned = wrapper._planned
     assert planned is not None
     sizes = from_shape(planned.sizes)
-    plan = (planned.operators.module, "sample", q, k, v, torch.empty_like(q), lse, *planned.head[:3], *sizes[:8])
-    plan = (*plan, None, None, None, None, sizes[8], None, 0, 1, sizes[9] - 1, 1.0, 1.0, 1e4, 0, None)
+    plan = (planned.operators.module, "sample", q, k, v, torch.empty_like(q), lse, *sizes[:2])
+    plan = (*plan, *planned.setting._replace(float_workspace=None))
+    causal, masked = Setting(mask_mode=1), Setting(mask_mode=2, custom_mask=mask, window_left=3)
     module = flashinfer.gen_customize_single_prefill_module(*SIGMOID, SIGMOID_DECL, device=device).build_and_load()
     return {
         "attend": [
-            (*one, lse, None, 0, 1, 0, -1, 0.0, 0.2, 1.0, 1e4, 1.0, 1.0, None, None),
-            (*one, None, mask, 0, 2, 0, 3, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, numbers),
+            (*one, lse, *causal, *Parameters(sm_scale=0.2)),
+            (*one, None, *masked, *Parameters(maybe_numbers=numbers)),
         ],
-        "attend_planned": [(*plan, None, 0.2, 0.0), (*plan, numbers, 1.0, 1.0)],
+        "attend_planned": [(*plan, *Parameters(sm_scale=0.2)), (*plan, *Parameters(maybe_numbers=numbers))],
         "attend_batch": [
             (*batch, None, True, 3, 0.0, 0.2, False),
             (*batch, torch.rand(2, 1, 5, 11, device=device) < 0.5, False, -1, 5.0, 0.2, True),
         ],
-        "attend_own": [(module.name, "sample", q, k, v, torch.empty_like(q), lse, 0, 1, -1, [], [0.3])],
+        "attend_custom": [(module.name, "sample", q, k, v, torch.empty_like(q), lse, 0, 1, -1, [], [0.3])],
     }
 
 

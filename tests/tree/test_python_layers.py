@@ -100,7 +100,6 @@ def test_nothing_generic_imports_attention(path):
 def test_imports_have_no_cycle():
     """Those inside of functions too, and those for type checkers."""
     graph = {name_of(path): sorted(one for one in imported(path) if one) for path in files()}
-    graph["_attention/masks"].remove("_attention/wrapper")  # for type checkers alone; to go with the wrapper's next cut
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:

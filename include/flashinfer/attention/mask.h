@@ -11,7 +11,7 @@ struct Mask {
   MaskMode mode;
   int32_t qo_len, kv_len, window_left;  // window_left: kv_len where there is no window
   const uint8_t* bits;                  // kCustom: of this request
-  int32_t prefix_len, max_item_len;     // kMultiItem
+  int32_t prefix_len;                   // kMultiItem
   const uint16_t* token_pos;
 
   // Only the bits of a custom mask depend on the key head.
@@ -22,13 +22,11 @@ struct Mask {
         window_left(params.window_left < 0 ? item.kv_len + item.qo_len : params.window_left),
         bits(nullptr),
         prefix_len(0),
-        max_item_len(0),
         token_pos(nullptr) {
     if (mode == MaskMode::kCustom) {
       bits = bits_of(params, item, kv_head);
     } else if (mode == MaskMode::kMultiItem) {
       prefix_len = static_cast<int32_t>(params.prefix_len[item.batch]);
-      max_item_len = params.max_item_len[item.batch];
       token_pos = params.token_pos_in_items + static_cast<int64_t>(item.batch) * params.token_pos_in_items_len;
     }
   }

@@ -87,7 +87,6 @@ struct AttentionParams {
   const uint32_t* prefix_len;          // kMultiItem: [batch], keys of the prefix
   const uint16_t* token_pos_in_items;  // kMultiItem: [batch, token_pos_in_items_len], 0 at a delimiter
   int32_t token_pos_in_items_len;
-  const uint16_t* max_item_len;  // kMultiItem: [batch]
 
   float o_scale;  // the output is multiplied by this (the scale of quantised values)
   // kRopeLlama: the angle of pair i at position p is p * rope_rcp_scale * rope_rcp_theta^(2 i / head_dim_qk). Rounded

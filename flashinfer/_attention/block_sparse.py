@@ -1,0 +1,108 @@
+"""What the wrappers of block-sparse attention share: rows of blocks as requests over pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..jit.capture import refuse_capture
+from ..jit.modules.prefill import check_kernels
+from .arguments import CAUSAL, NON_CAUSAL, check_dims, logits_of
+from .masks import MaskRequest, MaskTensors, masks_of
+from .schedule import Shape
+from .tables import Batch, Tables
+from .wrapper import BatchWrapper
+
+
+def no_positions(op: str, pos_encoding_mode: str) -> None:
+    if pos_encoding_mode != "NONE":
+        raise ValueError(
+            f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted 'NONE': kernels see a row's keys side by side,"
+            " and not where in the matrix they stand"
+        )
+
+
+def causal_mask(
+    qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """Masks of rows of blocks under a causal mask of the whole matrix; ``None`` where the kernels' own does the same.
+
+    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys. Those of a
+    kernel are aligned at the end: the last query sees all keys.
+    """
+    same, masks = True, []
+    for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
+        seen = position[None, :] <= start + torch.arange(qo_len)[:, None]
+        aligned = torch.arange(position.numel())[None, :] <= position.numel() - qo_len + torch.arange(qo_len)[:, None]
+        same = same and torch.equal(seen, aligned)
+        masks.append(seen.flatten())
+    return None if same else torch.cat(masks)
+
+
+def sizes_on_host(op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
+    """Which blocks there are, and the sizes of their rows and columns, on the host, checked."""
+    refuse_capture("plan(): the host would read and write tables", "call it")
+    names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
+    near = []
+    for name, x, rank in zip(names, given, ranks, strict=True):
+        check_dims(op, name, x, rank)
+        if x.is_floating_point() or x.is_complex():
+            raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {'torch.bool' if rank == 3 else 'integers'}")
+        near.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
+    _, rows, columns = near[0].shape
+    wanted = [[num_kv_heads, rows, columns], [num_kv_heads, rows], [num_kv_heads, columns]]
+    for name, x, shape in zip(names, near, wanted, strict=True):
+        if list(x.shape) != shape:
+            raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {shape}")
+    for name, x in zip(names[1:], near[1:], strict=True):
+        if x.numel() and int(x.min()) < 0:
+            raise ValueError(f"{op}: {name}: got {int(x.min())}, wanted no negative sizes")
+        sums = x.sum(1).tolist()
+        if len(set(sums)) > 1:
+            raise ValueError(f"{op}: {name}: got sums {sums} of the heads, wanted the same for each")
+    return near
+
+
+class BlockSparse(BatchWrapper):
+    """Base: rows of blocks as requests over pages."""
+
+    _family = "prefill"
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
+        check_kernels(backend)
+        self._backend = backend
+        super().__init__(float_workspace_buffer, "NHD", False, None)
+
+    def _plan_rows(
+        self,
+        tables: Tables,
+        batch: Batch,
+        shape: Shape,
+        page_size: int,
+        custom_mask: torch.Tensor | None,
+        packed_mask: torch.Tensor | None,
+        causal: bool,
+        options: tuple[float | None, float | None, float | None, float | None],
+    ) -> None:
+        """``options``: logits_soft_cap, sm_scale, rope_scale, rope_theta."""
+        shape.check(tables.op)
+        logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
+        masks = MaskTensors()
+        if custom_mask is not None or packed_mask is not None:
+            masks = masks_of(tables, batch, MaskRequest(custom_mask, packed_mask), None, False)
+        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size, tables)
+
+    def _options(
+        self,
+        pos_encoding_mode: str,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> None:
+        """What forward() was given takes the place of what plan() was."""
+        op = f"{self._name}.forward"
+        no_positions(op, pos_encoding_mode)
+        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
+        self._use(logits_of(op, head_dim, "NONE", -1, logits_soft_cap, sm_scale, rope_scale, rope_theta))

@@ -1,0 +1,149 @@
+"""The operators of a configuration's module, found, else built, once in a process; and calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from .._ops.configured import load_configured, with_fakes
+from .._ops.errors import raise_as_callers_mistake
+from ..jit.module import JitSpec
+from ..jit.modules._attention import POS_ENCODINGS as POS_ENCODING_MODES
+from ..jit.modules._attention import (
+    VARIANTS,
+    attention_spec,
+    dtypes_value,
+    head_dims_value,
+    variant_bits,
+    variant_value,
+)
+from ..jit.spec import BACKENDS
+
+_VARIANTS = {variant_bits(name): name for name in VARIANTS}
+_NUMBERS = {
+    (mode, capped): variant_bits(variant_value(mode, capped)) for mode in POS_ENCODING_MODES for capped in (False, True)
+}
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators of one configuration's module, and what of it a call names."""
+
+    run: Callable[..., None]
+    plan: Callable[..., None]
+    namespace: Any
+    variant: int = 0
+    custom: bool = False  # a user's variant, which has parameters of its own
+    module: str = ""  # its namespace
+    kernels: str = ""  # which of the family's: "cpu", "cuda", or "sm90a" and its like
+
+
+@cache
+def builtin_operators(
+    family: str,
+    backend: str,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    head_dims: tuple[int, int],
+    variant: int,
+    kernels: str = "",
+) -> Operators:
+    """The operators of one of the library's own variants, by its number: see :func:`number_of_variant`.
+
+    ``kernels``: which of the family's on ``backend``, see kernels.py; by default those that run everywhere.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
+    values = dtypes_value(*dtypes, backend), head_dims_value(*head_dims, backend)
+    namespace = load_configured(attention_spec(family, kernels or backend, *values, _VARIANTS[variant]))
+    return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend)
+
+
+def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:
+    """What operators take for ``variant``."""
+    return _NUMBERS[pos_encoding_mode, use_logits_soft_cap]
+
+
+def mode_of_variant(variant: int) -> tuple[int, bool]:
+    """What :func:`number_of_variant` takes for a number: pos_encoding_mode, and whether logits are capped."""
+    return next(what for what, number in _NUMBERS.items() if number == variant)
+
+
+@cache
+def custom_operators(spec: JitSpec) -> Operators:
+    """The operators of a user's variant."""
+    return _operators(load_configured(spec), 0, custom=True)
+
+
+def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
+    with_fakes(namespace, _FAKES)
+    run, plan = namespace.run.default, namespace.plan.default._op  # of the latter dynamo knows nothing: it is no node
+    return Operators(run, plan, namespace, variant, custom, namespace.name)
+
+
+def _fake_run(*args: Any) -> None:
+    """Writes to arguments and returns nothing; what torch.compile needs to know."""
+    devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
+    if devices != {"meta"}:
+        raise ValueError(f"attention: got tensors on {', '.join(sorted(devices))}, wanted one device for all")
+
+
+def _refuse_meta(q: torch.Tensor) -> None:
+    """What is bound lies on a device, and on meta is only what stands for a tensor of one, which is of another class."""
+    if type(q) is torch.Tensor:
+        raise ValueError("attention: q: got one on meta, wanted one where the plan's tables are")
+
+
+def _fake_run_bound(q: torch.Tensor, *args: Any) -> None:
+    _fake_run(q, *args)
+    _refuse_meta(q)
+
+
+def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *_: Any) -> torch.Tensor:
+    _fake_run(q, k, v)
+    _refuse_meta(q)
+    return q.new_empty((*q.shape[:-1], (k if v is None else v).shape[-1]))
+
+
+def _fake_out_and_lse(q: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_out(q, *args), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "run": _fake_run,
+    "plan": lambda *_: None,
+    "bind": lambda *_: None,
+    "unbind": lambda *_: None,
+    "stream_of": lambda *_: -1,
+    "run_bound": _fake_out,
+    "run_bound_lse": _fake_out_and_lse,
+    "run_bound_out": _fake_run_bound,
+}
+
+
+def call(op: str, run: Callable[..., None], *args: Any) -> None:
+    """Call an operator; a mistake of the caller's becomes a ``ValueError`` or ``TypeError``."""
+    try:
+        run(*args)
+    except RuntimeError as err:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{op}: got a tensor of {tensor.layout}, wanted dense ones") from None
+        if len({tensor.device for tensor in tensors}) > 1:
+            devices = ", ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
+            raise ValueError(f"{op}: got tensors on {devices}, wanted one device for all") from None
+        if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
+            text = str(err).split(" Declaration:")[0]
+            raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
+        raise_as_callers_mistake(err)
+
+
+def operators_of_module(op: str, jit_module: Any) -> Operators:
+    """The operators of what ``JitSpec.build_and_load()`` returned for a user's variant."""
+    if not (hasattr(jit_module, "run") and hasattr(jit_module, "plan")):
+        raise TypeError(f"{op}: jit_module: got {type(jit_module).__name__}, wanted what build_and_load() returns")
+    return _operators(jit_module, 0, custom=True)

@@ -1,0 +1,147 @@
+"""The wrapper of prefill over keys and values that lie one request behind the other."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from typing import Any
+
+import torch
+
+from .._ops.indices import index_table
+from .arguments import logits_of
+from .masks import MaskRequest, multi_item
+from .prefill_wrapper import BatchPrefill
+from .tables import Tables
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
+    """Attention of a batch of requests over keys and values that lie one request behind the other.
+
+    ``plan()`` once for each set of lengths, then ``run()`` as often as there are layers.
+
+    Args:
+        float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, custom_mask_buf, mask_indptr_buf, backend, jit_args:
+            as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        kv_indptr_buf: ``[batch_size + 1]`` int32.
+
+    Raises:
+        ValueError, TypeError: buffers, a layout or a backend that do not fit.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        kv_indptr_buf: torch.Tensor | None = None,
+        custom_mask_buf: torch.Tensor | None = None,
+        mask_indptr_buf: torch.Tensor | None = None,
+        backend: str = "auto",
+        jit_args: tuple[Any, ...] | None = None,
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        self._prefill_buffers(qo_indptr_buf, custom_mask_buf, mask_indptr_buf)
+        self._kv_indptr_buf = self._graph_buffer("kv_indptr_buf", kv_indptr_buf)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: torch.Tensor | None = None,
+        token_pos_in_items_ptr: torch.Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: torch.Tensor | None = None,
+    ) -> None:
+        """Balance the work of a batch; to be called whenever lengths change.
+
+        Args:
+            kv_indptr: ``[batch_size + 1]`` int32, where each request's keys begin in ``k`` and ``v``.
+            qo_indptr, num_qo_heads, ...: all others as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+
+        Raises:
+            ValueError, TypeError: as there.
+        """
+        op = f"{self._name}.plan"
+        shape = self._shape(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
+        logits = logits_of(
+            op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+        )
+        items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        self._plan_ragged(
+            Tables(op, self.device, non_blocking),
+            index_table(op, "qo_indptr", qo_indptr),
+            index_table(op, "kv_indptr", kv_indptr),
+            self._kv_indptr_buf,
+            shape,
+            logits,
+            bool(causal),
+            MaskRequest(custom_mask, packed_custom_mask, items, self._mask_buffers),
+        )
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *args: Any,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch.
+
+        Args:
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``; under CUDA graphs it may be longer.
+            k, v: ``[kv_indptr[-1], num_kv_heads, head_dim_qk]`` and ``[kv_indptr[-1], num_kv_heads, head_dim_vo]`` (NHD), or
+                with the first two dimensions exchanged (HND); they may be longer. Strides are free; what kernels cannot
+                read in place is copied.
+            args, out, lse, return_lse, enable_pdl: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+
+        Raises:
+            ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
+        """
+        return self._run_ragged(q, k, v, args, out, lse, return_lse)
+
+    run_return_lse = partialmethod(run, return_lse=True)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        self._options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v, return_lse=return_lse)
+
+    forward_return_lse = partialmethod(forward, return_lse=True)

@@ -1,0 +1,64 @@
+"""Scales of quantised values: numbers become factors of the kernels, tensors of a device are never read on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .._ops.scalars import as_tensor, is_symbolic
+
+Scale = float | torch.Tensor | None
+NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
+
+
+def scaled_query(
+    op: str, q: torch.Tensor, num_kv_heads: int, q_scale: Scale, k_scale: Scale
+) -> tuple[torch.Tensor, float]:
+    """``q`` and a factor of the logits that together stand for both scales.
+
+    A number is a factor. A tensor on a device is multiplied into the query instead: nothing is read back. In a graph one
+    of a single element is a factor too, of ``numbers_of()``.
+    """
+    factor: Any = 1.0
+    for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
+        number = _number(op, name, scale, heads, q.device)
+        if isinstance(number, float):
+            factor *= number
+        elif is_dynamo_compiling() and number.dim() == 0:
+            factor = number.to(q.device, torch.float64) * factor
+        else:
+            per_head = number.repeat_interleave(q.shape[-2] // max(heads, 1)) if number.dim() else number
+            q = (q * per_head.to(q.device, torch.float32).unsqueeze(-1)).to(q.dtype)
+    return q, factor
+
+
+def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) -> float | torch.Tensor:
+    if scale is None:
+        return 1.0
+    if not isinstance(scale, torch.Tensor):
+        number = float(scale)
+        # A product of numbers would be compiled into the graph by torch 2.11, and so would an operator's argument.
+        return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
+    if scale.numel() == 1:
+        return float(scale) if scale.device.type == "cpu" and not is_dynamo_compiling() else scale.reshape(())
+    if tuple(scale.shape) != (heads,):
+        raise ValueError(f"{op}: {name}: got shape {list(scale.shape)}, wanted one number or [{heads}]")
+    return scale
+
+
+def value_scale(
+    op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int, device: torch.device
+) -> tuple[float, Callable[[torch.Tensor], None] | None]:
+    """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
+    number = _number(op, "v_scale", v_scale, num_kv_heads, device)
+    if isinstance(number, float):
+        return number, None
+    per_head = number.repeat_interleave(num_qo_heads // max(num_kv_heads, 1)) if number.dim() else number
+
+    def multiply(out: torch.Tensor) -> None:
+        out.copy_(out * per_head.to(out.device, torch.float32).unsqueeze(-1))
+
+    return 1.0, multiply

@@ -1,0 +1,174 @@
+"""Tables of a plan: brought into the kernels' form, checked on the host, and copied to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ..jit.capture import refuse_capture
+
+INT32_MAX = 2**31 - 1
+
+
+def refuse_graph() -> None:
+    """In one graph (``fullgraph=True``) an error that says what to do; else torch leaves what follows to Python."""
+    if is_dynamo_compiling():
+        raise ValueError(
+            "plan(): got a call under torch.compile, wanted it outside of what is compiled, where run() is"
+        )
+
+
+def on_host(*tensors: torch.Tensor | None) -> list[Any]:
+    """The tensors' values on the CPU: those of a device come in one copy, the only time that the host waits.
+
+    Raises:
+        CaptureError: a CUDA graph is being captured: what a plan copies would be gone when the graph is replayed.
+    """
+    refuse_graph()
+    refuse_capture("plan(): the host would read and write tables", "call it")
+    far = [x for x in tensors if x is not None and x.device.type != "cpu"]
+    if not far:
+        return list(tensors)
+    near = iter(torch.cat([x.view(torch.int32) for x in far]).cpu().split([x.numel() for x in far]))
+    return [x if x is None or x.device.type == "cpu" else next(near).view(x.dtype) for x in tensors]
+
+
+def check_buffer(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """A buffer that is written to: a contiguous vector of exactly this dtype."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+    if x.dtype != dtype:
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+    if x.dim() != 1 or not x.is_contiguous():
+        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a contiguous vector")
+    return x
+
+
+def check_indptr(op: str, name: str, indptr: torch.Tensor, batch_size: int | None = None) -> None:
+    """``indptr`` is on the host. It starts at 0 and never falls."""
+    values = indptr.tolist()
+    if batch_size is not None and len(values) != batch_size + 1:
+        raise ValueError(f"{op}: {name}: got {len(values)} elements, wanted {batch_size + 1}, one more than requests")
+    if not values or values[0] != 0:
+        raise ValueError(f"{op}: {name}: got {values[0] if values else 'no element'} first, wanted 0")
+    if values != sorted(values):
+        at = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
+        raise ValueError(
+            f"{op}: {name}: got {values[at]} at {at} after {values[at - 1]}, wanted numbers that never fall"
+        )
+
+
+def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, used: int) -> int:
+    """There are as many pages as are named. Returns one more than the highest, 0 where it is not looked at."""
+    if indices.numel() < used:
+        raise ValueError(f"{op}: {name}: got {indices.numel()} pages, and {indptr_name} names {used}")
+    if indices.device.type != "cpu" or used == 0:
+        return 0
+    lowest, highest = (int(x) for x in indices[:used].aminmax())
+    if lowest < 0:
+        raise ValueError(f"{op}: {name}: got {lowest}, wanted numbers of pages")
+    return highest + 1
+
+
+def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor | None) -> None:
+    if buffer is not None and batch_size != buffer.numel() - 1:
+        raise ValueError(
+            f"{op}: {name}: got {batch_size} requests, and the buffer given for CUDA graphs is for {buffer.numel() - 1}"
+        )
+
+
+def paged_kv_lens(
+    op: str, name: str, indptr: torch.Tensor, last_page_len: torch.Tensor, page_size: int
+) -> torch.Tensor:
+    """Lengths of requests, ``[batch_size]`` int32 on the host; 0 where a request has no page."""
+    pages = indptr.diff()
+    has_pages = pages > 0
+    if last_page_len.numel():
+        counted = torch.where(has_pages, last_page_len, 1)
+        low, high = (int(x) for x in counted.aminmax())
+        if low < 1 or high > page_size:
+            at = int(((counted < 1) | (counted > page_size)).nonzero()[0])
+            raise ValueError(
+                f"{op}: {name}: got {int(last_page_len[at])} for request {at}, wanted 1 to the page_size of {page_size}"
+            )
+        if int(pages.max()) * page_size > INT32_MAX:
+            raise ValueError(f"{op}: {name}: got a request of {int(pages.max())} pages, more than 2147483647 keys")
+    return (pages - 1).mul_(page_size).add_(last_page_len).mul_(has_pages)
+
+
+class Tables:
+    """Tables of a plan on the device: fresh copies, or in buffers of the caller's, which ``commit()`` writes."""
+
+    def __init__(self, op: str, device: torch.device, non_blocking: bool) -> None:
+        self.op, self.device, self.non_blocking = op, device, non_blocking
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        if buffer is None:
+            return x.to(self.device, non_blocking=self.non_blocking, copy=True)
+        if buffer.numel() < x.numel():
+            raise ValueError(
+                f"{self.op}: {name}: got {x.numel()} elements, and the buffer given for it holds {buffer.numel()}"
+            )
+        self.pending.append((buffer[: x.numel()], x))
+        return buffer
+
+    def commit(self) -> None:
+        for buffer, x in self.pending:
+            buffer.copy_(x, non_blocking=self.non_blocking)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests of a plan: lengths on the host, tables on the device."""
+
+    rows: int  # queries of all requests
+    qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
+    kv_lens: torch.Tensor  # on the host
+    kv_rows: int  # pages that an index names (where they could be looked at), or rows of ragged keys
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor | None
+
+
+def paged_batch(
+    tables: Tables,
+    buffers: tuple[torch.Tensor | None, ...],
+    qo_indptr: torch.Tensor | None,
+    page_size: int,
+    near: list[torch.Tensor],
+    **given: torch.Tensor,
+) -> Batch:
+    """Tables of a paged batch, checked and on their way to the device.
+
+    ``given``: indptr, indices and last_page_len of pages, by the caller's names of them, and ``buffers`` for each;
+    ``near``: the first and the last of these on the host, where ``qo_indptr`` is too.
+    """
+    (indptr_name, indptr), (indices_name, indices), (last_name, last) = given.items()
+    near_indptr, near_last = near
+    if page_size < 1:
+        raise ValueError(f"{tables.op}: page_size: got {page_size}, wanted a positive number")
+    indptr_buf, indices_buf, last_buf = buffers
+    check_indptr(tables.op, indptr_name, near_indptr)
+    batch_size = near_indptr.numel() - 1
+    check_batch_size(tables.op, indptr_name, batch_size, indptr_buf)
+    if qo_indptr is not None and qo_indptr.numel() != batch_size + 1:
+        got = qo_indptr.numel() - 1
+        raise ValueError(f"{tables.op}: qo_indptr: got {got} requests, and {indptr_name} {batch_size}")
+    if near_last.numel() != batch_size:
+        raise ValueError(f"{tables.op}: {last_name}: got {near_last.numel()} elements, wanted {batch_size}")
+    used = int(near_indptr[-1])
+    num_pages = check_indices(tables.op, indices_name, indices, indptr_name, used)
+    kv_lens = paged_kv_lens(tables.op, last_name, near_indptr, near_last, page_size)
+    if last_buf is not None:
+        tables.take(last_name, last_buf, last)
+    return Batch(
+        batch_size if qo_indptr is None else int(qo_indptr[-1]),
+        qo_indptr,
+        kv_lens,
+        num_pages,
+        tables.take(indptr_name, indptr_buf, indptr),
+        tables.take(indices_name, indices_buf, indices[:used]),
+    )

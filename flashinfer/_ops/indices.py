@@ -1,0 +1,75 @@
+"""Tensors of indices: callers have them of any integer dtype and with any strides, kernels as contiguous int32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+INTEGERS = frozenset({
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+})  # fmt: skip
+
+
+def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """A table as kernels read it: a contiguous vector of ``dtype``. Other integers and strides are copied.
+
+    Raises:
+        TypeError: no integers.
+        ValueError: no vector, or a value that :func:`narrowed` refuses.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+    if x.dtype not in INTEGERS:
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+    if x.dim() != 1:
+        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
+    return narrowed(op, name, x, dtype).contiguous()
+
+
+def index_tables(op: str, **tables: torch.Tensor) -> dict[str, torch.Tensor]:
+    """:func:`index_table` of each, by its name."""
+    return {name: index_table(op, name, table) for name, table in tables.items()}
+
+
+def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers as ``dtype``.
+
+    Raises:
+        ValueError: a value on the CPU that ``dtype`` does not have. One of a device, which is not read on the host,
+            becomes the nearest that it has: what led nowhere leads nowhere still.
+    """
+    if x.dtype == dtype:
+        return x
+    wide, limits = x.to(torch.int64), torch.iinfo(dtype)
+    if x.is_cpu and not is_dynamo_compiling() and x.numel():
+        for value in (int(one) for one in wide.aminmax()):
+            if not limits.min <= value <= limits.max:
+                raise ValueError(f"{op}: {name}: got {value}, wanted {limits.min} to {limits.max}")
+    return wide.clamp(limits.min, limits.max).to(dtype)
+
+
+def call_with_indices(op: str, call: Callable[..., Any], args: tuple[Any, ...], places: Mapping[int, str]) -> Any:
+    """``call(*args)``, where the arguments at ``places``, by their names, may be any integers with any strides.
+
+    Those that kernels can read cost nothing: others are narrowed once the operator, which writes nothing before all is
+    checked, has refused them.
+    """
+    if not is_dynamo_compiling():
+        try:
+            return call(*args)
+        except (TypeError, ValueError):
+            if not any(_is_other(args[place]) for place in places):
+                raise
+    given = list(args)
+    for place, name in places.items():
+        if _is_other(args[place]):
+            given[place] = narrowed(op, name, args[place], torch.int32).contiguous()
+    return call(*given)
+
+
+def _is_other(x: object) -> bool:
+    """Whether these are indices that kernels cannot read in place."""
+    return isinstance(x, torch.Tensor) and x.dtype in INTEGERS and (x.dtype != torch.int32 or not x.is_contiguous())
