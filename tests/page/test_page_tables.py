@@ -1,0 +1,163 @@
+"""Tables of paged caches: where tokens go, lengths, offsets of blocks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.page import block_sparse_indices_to_vector_sparse_offsets
+
+from .test_page import Requests, int32
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 5, 300])
+def test_batch_indices_and_positions(batch, device):
+    requests = Requests(batch, 4, device)
+    got = flashinfer.get_batch_indices_positions(requests.append_indptr, int32(requests.seq_lens, device), requests.nnz)
+    assert [tensor.dtype for tensor in got] == [torch.int32, torch.int32]
+    assert got[0].tolist() == requests.batch_indices.tolist()
+    assert got[1].tolist() == requests.positions.tolist()
+
+
+@pytest.mark.parametrize(
+    "indptr, lens, nnz, message",
+    [
+        ([0, 2, 5], [2, 3], 7, r"nnz: got 7, wanted append_indptr\[-1\], 5"),
+        ([0, 2, 5], [2, 3], 4, r"append_indptr\[2\]: got 5, wanted 2 to 4"),
+        ([1, 2, 5], [2, 3], 5, r"append_indptr\[0\]: got 1, wanted 0 to 0"),
+        ([0, 6, 5], [6, 3], 5, r"append_indptr\[1\]: got 6, wanted 0 to 5"),
+        ([0, 2, 1], [2, 3], 1, r"append_indptr"),
+        ([0, 2, 5], [2, 2], 5, r"seq_lens\[1\]: got 2, wanted 3 to"),
+    ],
+)
+def test_tokens_of_no_request(indptr, lens, nnz, message, device):
+    call = int32(indptr, device), int32(lens, device), nnz
+    if device == "cpu":
+        with pytest.raises(ValueError, match=message):
+            flashinfer.get_batch_indices_positions(*call)
+        return
+    batch_indices, positions = (tensor.tolist() for tensor in flashinfer.get_batch_indices_positions(*call))
+    assert all(-1 <= request < len(lens) for request in batch_indices)
+    if nnz == 7:
+        assert batch_indices == [0, 0, 1, 1, 1, -1, -1] and positions == [0, 1, 0, 1, 2, -1, -1]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_seq_lens(page_size, device):
+    for batch in (0, 1, 300):
+        requests = Requests(batch, page_size, device)
+        got = flashinfer.get_seq_lens(requests.kv_indptr, requests.kv_last_page_len, page_size)
+        assert got.dtype == torch.int32 and got.tolist() == requests.seq_lens
+
+
+def test_bad_indices(device):
+    two, three = int32([1, 2], device), int32([0, 1, 3], device)
+    for call, error, message in [
+        (lambda: flashinfer.get_seq_lens(two, two, 4), ValueError, r"kv_indptr: got shape \[2\], wanted \[3\]"),
+        (lambda: flashinfer.get_seq_lens(three, two, 0), ValueError, "page_size: got 0"),
+        (
+            lambda: flashinfer.get_seq_lens(three, two, 2**31),
+            ValueError,
+            "page_size: got 2147483648, wanted 1 to 2147483647",
+        ),
+        (lambda: flashinfer.get_seq_lens(three.long(), two, 4), TypeError, "kv_indptr: got int64"),
+        (lambda: flashinfer.get_seq_lens(three, two.view(1, 2), 4), ValueError, "kv_last_page_len: got 2 dimensions"),
+        (
+            lambda: flashinfer.get_batch_indices_positions(two, two, 3),
+            ValueError,
+            r"append_indptr: got shape \[2\], wanted \[3\]",
+        ),
+        (lambda: flashinfer.get_batch_indices_positions(three, two.long(), 3), TypeError, "seq_lens: got int64"),
+        (lambda: flashinfer.get_batch_indices_positions(three, two, -1), ValueError, "nnz: got -1"),
+        (
+            lambda: flashinfer.get_batch_indices_positions(three, two, 10**18),
+            ValueError,
+            "nnz: got 1000000000000000000",
+        ),
+        (lambda: flashinfer.get_batch_indices_positions(three, two, 1.5), TypeError, "nnz"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_a_length_beyond_int32_on_the_cpu():
+    with pytest.raises(ValueError, match=r"kv_indptr\[1\]: got 2147483649, wanted 0 to 2147483647"):
+        flashinfer.get_seq_lens(int32([0, 1, 4], "cpu"), int32([1, 3], "cpu"), (2**31 - 2) // 2)
+
+
+def block_offsets(indices, first, starts, lens, strides, block_size, room, device):
+    out = torch.full((room,), -77, dtype=torch.int32, device=device)
+    tensors = int32(indices, device), int32(first, device), out, int32(starts, device), int32(lens, device)
+    return block_sparse_indices_to_vector_sparse_offsets(*tensors, *strides, block_size).tolist()
+
+
+def test_numbers_beyond_int32(device):
+    for strides, block_size, name in [
+        ((1, 1), 2**63 - 1, "block_size"),
+        ((2**62, 1), 1, "stride_block"),
+        ((1, -(2**62)), 1, "stride_n"),
+    ]:
+        with pytest.raises(ValueError, match=f"{name}: got -?[0-9]+, wanted -?[0-9]+ to 2147483647"):
+            block_offsets([0], [1, 1], [0, 2], [2], strides, block_size, 2, device)
+
+
+def test_only_entries_that_exist_must_be_int32(device):
+    got = block_offsets([1, 2], [0, 2], [0, 5], [5], (10, 2**29), 4, 5, device)
+    assert got == [10, 10 + 2**29, 10 + 2**30, 10 + 3 * 2**29, 20]
+    got = block_offsets([3], [0, 1], [0, 1], [1], (10, 2**30), 1000, 1, device)
+    assert got == [30]
+
+
+@pytest.mark.parametrize("block_size, stride_block, stride_n", [(1, 1, 1), (1, 7, 1), (16, 16 * 64, 64), (3, 5, -2)])
+def test_block_sparse_offsets(block_size, stride_block, stride_n, device):
+    lens = [random.randrange(3000) for _ in range(random.choice([1, 5]))] + [0]
+    blocks = [-(-length // block_size) for length in lens]
+    indices = [random.randrange(10000) for _ in range(sum(blocks) + 1)]
+    starts, first = [sum(lens[:i]) for i in range(len(lens) + 1)], [sum(blocks[:i]) for i in range(len(lens) + 1)]
+    want = [
+        indices[first[b] + i // block_size] * stride_block + i % block_size * stride_n
+        for b, length in enumerate(lens)
+        for i in range(length)
+    ]
+    out = torch.full((sum(lens) + 9,), -77, dtype=torch.int32, device=device)
+    got = block_sparse_indices_to_vector_sparse_offsets(
+        int32(indices, device),
+        int32(first, device),
+        out,
+        int32(starts, device),
+        int32(lens, device),
+        stride_block,
+        stride_n,
+        block_size,
+    )
+    assert got is out and out.tolist() == want + [-77] * 9
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(indices=[5, 2**30]), r"an offset of block_sparse_indices\[1\]: got 4294967296"),
+        (dict(lens=[2, 3]), r"block_sparse_indptr\[1\]: got 1, wanted 0 to 0"),
+        (dict(starts=[0, 9, 9]), r"vector_sparse_indptr\[1\]: got 9, wanted 0 to 6"),
+        (dict(starts=[-1, 2, 4]), r"vector_sparse_indptr\[0\]: got -1"),
+        (dict(first=[0, 2, 2]), r"block_sparse_indptr\[1\]: got 2"),
+        (dict(lens=[2, 2], first=[-1, 1, 2]), r"block_sparse_indptr\[0\]: got -1"),
+    ],
+)
+def test_block_sparse_indices_that_lead_nowhere(change, message, device):
+    given = dict(indices=[5, 6], first=[0, 1, 2], starts=[0, 2, 4], lens=[2, 2]) | change
+    out = torch.full((8,), -77, dtype=torch.int32, device=device)
+    around = torch.full((24,), -77, dtype=torch.int32, device=device)
+    out = around[8:16]
+    tensors = {name: int32(value, device) for name, value in given.items()}
+    call = (tensors["indices"], tensors["first"], out, tensors["starts"], tensors["lens"], 4, 1, 2)
+    if device == "cpu":
+        with pytest.raises(ValueError, match=message):
+            block_sparse_indices_to_vector_sparse_offsets(*call)
+        assert bool((out == -77).all())
+    else:
+        block_sparse_indices_to_vector_sparse_offsets(*call)
+    assert bool((around[:8] == -77).all()) and bool((around[16:] == -77).all())
