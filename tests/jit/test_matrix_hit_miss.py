@@ -17,10 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import store
-from flashinfer.jit.artifact import MANIFEST, Artifact, sealed
-from flashinfer.jit.machine import target
-
 ROOT = Path(__file__).resolve().parents[2]
 CXX_FILES = {
     "unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n',
@@ -293,32 +289,6 @@ def test_hit_of_another_python(module, interpreter, tmp_path):
     assert done.stdout.strip() == str(first), done.stderr
 
 
-def test_a_module_knows_no_python(python, tmp_path):
-    from elftools.elf.elffile import ELFFile
-
-    done = python(FAMILY, str(ROOT))
-    with open(done.stdout.strip(), "rb") as file:
-        elf = ELFFile(file)
-        names = [symbol.name for symbol in elf.get_section_by_name(".dynsym").iter_symbols()]
-        needed = [
-            tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"
-        ]
-    assert any(name.startswith("aoti_torch_") for name in names), "the stable C ABI, and nothing of a Python"
-    assert not [name for name in names if name.startswith(("Py", "_Py"))]
-    assert not [name for name in needed if "python" in name]
-
-
-def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
-    spec = make_spec("gpu", backend="cuda")
-    monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
-    here = store.Here(spec, writes=False)
-    manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
-    found = Artifact("gpu", Path("/nowhere/gpu.so"), manifest)
-    assert here.refuses(found, prebuilt=True) is None
-    monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0), (10, 0)))
-    assert "this machine has a GPU of 10.0" in here.refuses(found, prebuilt=True)
-
-
 @pytest.mark.parametrize("place", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_elsewhere(place):
     module, _, name = place.partition(":")
@@ -409,60 +379,3 @@ def test_miss_of_cuda(module, tmp_path):
         assert len(set(seen)) == len(seen) == module.compilers(), name
     module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = "-DFROM_OUTSIDE"
     assert module.ask()[0] not in seen
-
-
-def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
-    """A byte of the template that the configuration header is rendered from."""
-    monkeypatch.setattr("flashinfer.env.data_root", lambda: str(tmp_path))
-    (tmp_path / "config.jinja").write_text("// {{ name }}\n")
-    spec = make_spec(template="config.jinja", config_header="config.h")
-    spec.build()
-    assert spec.find() is not None
-    (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
-    assert spec.find() is None and "built from other sources" in store.find(spec).reason
-
-
-def lies(manifest: dict) -> dict[str, object]:
-    """A field -> something else of the same type."""
-    other = {str: "0" * 64, int: 1, float: 1.5, list: ["x86-64"], dict: {"GLIBC": "2.0"}}
-    return {name: not value if isinstance(value, bool) else other[type(value)] for name, value in manifest.items()}
-
-
-def test_miss_of_a_manifest_that_lies(make_spec):
-    """No field can be changed alone."""
-    spec = make_spec()
-    artifact = spec.build()
-    path = artifact.directory / MANIFEST
-    assert len(artifact.manifest) > 20
-    for name, lie in lies(artifact.manifest).items():
-        path.write_text(json.dumps({**artifact.manifest, name: lie}))
-        assert spec.find() is None, name
-        without = {field: value for field, value in artifact.manifest.items() if field != name}
-        path.write_text(json.dumps(without))
-        assert spec.find() is None, name
-    path.write_text(json.dumps(artifact.manifest))
-    assert spec.find() == artifact
-
-
-def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
-    one, two = make_spec("one"), make_spec("two", {"unit.cc": "int other;\n"})
-    mine, other = one.build(), two.build()
-    shutil.copyfile(other.path, mine.path)
-    manifest = sealed({**mine.manifest, "size": other.manifest["size"]})
-    (mine.directory / MANIFEST).write_text(json.dumps(manifest))
-    assert one.find() is None and "damaged" in store.find(one).reason
-
-
-def test_miss_of_a_library_with_any_bit_flipped(make_spec):
-    spec = make_spec()
-    artifact = spec.build()
-    data = artifact.path.read_bytes()
-    for place in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
-        for bit in (1, 128):
-            artifact.path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
-            assert spec.find() is None, place
-    for length in (0, 1, 64, len(data) - 1):
-        artifact.path.write_bytes(data[:length])
-        assert spec.find() is None, length
-    artifact.path.write_bytes(data)
-    assert spec.find() == artifact

@@ -1,0 +1,66 @@
+"""Artifacts that are not what their spec or their manifest says: a template's byte, lies, another library, a flipped bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from flashinfer.jit import store
+from flashinfer.jit.artifact import MANIFEST, sealed
+
+
+def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
+    """A byte of the template that the configuration header is rendered from."""
+    monkeypatch.setattr("flashinfer.env.data_root", lambda: str(tmp_path))
+    (tmp_path / "config.jinja").write_text("// {{ name }}\n")
+    spec = make_spec(template="config.jinja", config_header="config.h")
+    spec.build()
+    assert spec.find() is not None
+    (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
+    assert spec.find() is None and "built from other sources" in store.find(spec).reason
+
+
+def lies(manifest: dict) -> dict[str, object]:
+    """A field -> something else of the same type."""
+    other = {str: "0" * 64, int: 1, float: 1.5, list: ["x86-64"], dict: {"GLIBC": "2.0"}}
+    return {name: not value if isinstance(value, bool) else other[type(value)] for name, value in manifest.items()}
+
+
+def test_miss_of_a_manifest_that_lies(make_spec):
+    """No field can be changed alone."""
+    spec = make_spec()
+    artifact = spec.build()
+    path = artifact.directory / MANIFEST
+    assert len(artifact.manifest) > 20
+    for name, lie in lies(artifact.manifest).items():
+        path.write_text(json.dumps({**artifact.manifest, name: lie}))
+        assert spec.find() is None, name
+        without = {field: value for field, value in artifact.manifest.items() if field != name}
+        path.write_text(json.dumps(without))
+        assert spec.find() is None, name
+    path.write_text(json.dumps(artifact.manifest))
+    assert spec.find() == artifact
+
+
+def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
+    one, two = make_spec("one"), make_spec("two", {"unit.cc": "int other;\n"})
+    mine, other = one.build(), two.build()
+    shutil.copyfile(other.path, mine.path)
+    manifest = sealed({**mine.manifest, "size": other.manifest["size"]})
+    (mine.directory / MANIFEST).write_text(json.dumps(manifest))
+    assert one.find() is None and "damaged" in store.find(one).reason
+
+
+def test_miss_of_a_library_with_any_bit_flipped(make_spec):
+    spec = make_spec()
+    artifact = spec.build()
+    data = artifact.path.read_bytes()
+    for place in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
+        for bit in (1, 128):
+            artifact.path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+            assert spec.find() is None, place
+    for length in (0, 1, 64, len(data) - 1):
+        artifact.path.write_bytes(data[:length])
+        assert spec.find() is None, length
+    artifact.path.write_bytes(data)
+    assert spec.find() == artifact
