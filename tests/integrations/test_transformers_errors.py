@@ -98,7 +98,7 @@ assert "transformers" not in sys.modules
 def test_without_transformers(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.9.1")
     with pytest.raises(
-        DependencyError, match=r"got 5.9.1, wanted 5.17 or newer: pip install 'flashinfer\[transformers\]'"
+        DependencyError, match=r"got 5.9.1, wanted 5.17 or newer: pip install 'flashinfer-python\[transformers\]'"
     ):
         register()
     monkeypatch.setitem(sys.modules, "transformers", None)

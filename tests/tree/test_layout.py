@@ -24,7 +24,12 @@ from flashinfer.jit.modules import Matrix, families, family
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
 SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
-LONGEST_FILE, BUILD_SYSTEM, SCREEN = 500, 2600, 60
+LONGEST_FILE, BUILD_SYSTEM, SCREEN = 400, 2600, 60
+# Longer still; a file leaves this list when it is cut, and none joins it.
+TO_BE_CUT = {
+    "flashinfer/_attention/wrapper.py", "flashinfer/cascade.py", "flashinfer/prefill.py", "flashinfer/sparse.py",
+    "tests/attention/test_bound.py", "tests/jit/test_attention_modules.py", "tests/jit/test_faults.py",
+}  # fmt: skip
 
 # What each layer may include, the layers of include/flashinfer by directory. A layer sees itself and what is below.
 LAYERS = {
@@ -237,7 +242,8 @@ def test_no_file_is_too_long():
         folders[:] = [one for one in folders if one not in skipped]
         for path in (Path(folder) / name for name in names if Path(name).suffix in SOURCE_SUFFIXES):
             lines = len(path.read_text().splitlines())
-            assert lines <= LONGEST_FILE, f"{path} has {lines} lines: it has two purposes"
+            most = LONGEST_FILE + 100 * (str(path.relative_to(ROOT)) in TO_BE_CUT)
+            assert lines <= most, f"{path} has {lines} lines: it has two purposes"
 
 
 def test_functions_of_the_build_system_fit_on_a_screen():
