@@ -27,7 +27,7 @@ ROOMS = {
     "cli": {"ground", "jit", "jit/machine", "jit/host", "jit/modules", ""},
 }
 # Who knows attention: its families and what they share.
-ATTENTION = {"_attention", "decode", "prefill", "prefill_backward", "attention", "pod", "sparse", "cascade"}
+ATTENTION = {"_attention", "decode", "prefill", "prefill_backward", "attention", "pod", "sparse", "cascade", "triton"}
 
 
 def files() -> list[Path]:
