@@ -107,12 +107,6 @@ def _digest_of(handle: int) -> str:
     return result.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return _digest_of(file.fileno())
-
-
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with its own digest in it: one that was damaged or edited anywhere has another."""
     return {**manifest, "seal": digest({name: value for name, value in manifest.items() if name != "seal"})}

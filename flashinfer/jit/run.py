@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
-from .artifact import Artifact, build_key, file_digest
+from .artifact import Artifact, build_key
 from .closure import closure
 from .events import emit, say
 from .host import history
@@ -33,7 +33,7 @@ from .ninja import objects, render_graph, render_spec
 from .publish import make_manifest, publish
 from .spec import Spec, digest
 from .template import render_config
-from .worker.notes import RUN, UNIT, is_made, read_depfile, read_record
+from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_record
 from .worker.slots import is_shared
 
 # Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.

@@ -31,6 +31,14 @@ OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
 @dataclass(frozen=True)
+class Rejected:
+    """Why a candidate is passed over. Of those of other sources the workspace may have many."""
+
+    reason: str
+    of_other_sources: bool = False
+
+
+@dataclass(frozen=True)
 class Lookup:
     """The artifact found, or none; for every candidate passed over, why; the spec's key; and how long it took."""
 
@@ -142,14 +150,14 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
     for found, prebuilt in others:
         if found.manifest["key"] == key:
             continue  # refused above
-        refusal = _does_not_cover(found, spec, needs)
-        if refusal is None:
-            if take(found, prebuilt):
-                return result(found)
-        elif refusal == OTHER_SOURCES and not prebuilt:
+        judged = _covering(found, spec, needs)
+        if isinstance(judged, Artifact):
+            if take(judged, prebuilt):
+                return result(judged)
+        elif judged.of_other_sources and not prebuilt:
             stale += 1
         else:
-            reasons.append(f"{found.directory}: {refusal}")
+            reasons.append(f"{found.directory}: {judged.reason}")
     if stale:
         reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
     if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
@@ -157,18 +165,18 @@ def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: H
     return result(None)
 
 
-def _does_not_cover(found: Artifact, spec: Spec, needs: Needs | None) -> str | None:
-    """Why an artifact of another key cannot stand in, or ``None``: it is the same spec, for other sets of values."""
+def _covering(found: Artifact, spec: Spec, needs: Needs | None) -> Artifact | Rejected:
+    """An artifact of another key that can stand in: of the same spec, for other sets of values."""
     has = found.manifest["coverage"]
     wanted = {axis: set(values) for axis, values in {**dict(spec.coverage), **(needs or {})}.items()}
     try:
         if has.keys() != dict(spec.coverage).keys() or spec.covering(has).key != found.manifest["key"]:
-            return OTHER_SOURCES
+            return Rejected(OTHER_SOURCES, of_other_sources=True)
     except (TypeError, ValueError):
-        return OTHER_SOURCES
+        return Rejected(OTHER_SOURCES, of_other_sources=True)
     lacking = {axis: values - set(has.get(axis, ())) for axis, values in wanted.items()}
     words = [f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values]
-    return f"built without {', '.join(words)}" if words else None
+    return Rejected(f"built without {', '.join(words)}") if words else found
 
 
 def artifacts(name: str) -> Iterator[Artifact]:

@@ -16,7 +16,8 @@ import pytest
 
 from flashinfer.cli import tar
 from flashinfer.cli.main import main
-from flashinfer.jit.artifact import file_digest, sealed
+from flashinfer.jit.artifact import sealed
+from flashinfer.jit.worker.notes import file_digest
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from flashinfer.jit import store
-from flashinfer.jit.artifact import MANIFEST, Artifact, file_digest, read, sealed
+from flashinfer.jit.artifact import MANIFEST, Artifact, read, sealed
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
 from flashinfer.jit.publish import elf_requirements, publish
-from flashinfer.jit.worker.notes import read_depfile
+from flashinfer.jit.worker.notes import file_digest, read_depfile
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from flashinfer.jit.modules import Matrix, families, family
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
 SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
-LONGEST_FILE, BUILD_SYSTEM, SCREEN = 400, 2600, 60
+LONGEST_FILE, SCREEN = 400, 60
 # Longer still; a file leaves this list when it is cut, and none joins it.
 TO_BE_CUT = {
     "tests/attention/test_bound.py", "tests/jit/test_attention_modules.py", "tests/jit/test_faults.py",
@@ -251,13 +251,3 @@ def test_functions_of_the_build_system_fit_on_a_screen():
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= SCREEN, f"{path}: {node.name} has {lines} lines"
-
-
-def test_the_build_system_stays_small():
-    """Lines that hold something; blank ones are the formatter's."""
-    lines = sum(
-        bool(line.strip())
-        for path in (ROOT / "flashinfer" / "jit").glob("*.py")
-        for line in path.read_text().splitlines()
-    )
-    assert lines <= BUILD_SYSTEM, f"flashinfer/jit has {lines} lines"

@@ -59,7 +59,8 @@ def inputs_digest(file: str, folder: str = "") -> str:
     return hashlib.sha256(digests.encode()).hexdigest()
 
 
-def file_digest(file: str) -> str:
+def file_digest(file: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes."""
     import hashlib
 
     with open(file, "rb") as data:
