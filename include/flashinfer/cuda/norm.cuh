@@ -8,6 +8,7 @@
 
 #include <flashinfer/common/norm.h>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 

@@ -8,6 +8,7 @@
 
 #include <flashinfer/common/rope.h>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
 #include <flashinfer/cuda/tile/fragment8.cuh>
 

@@ -4,7 +4,10 @@
 
 #include <cstdint>
 
+#include <flashinfer/cuda/ptx/ldmatrix.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
 
 namespace flashinfer::cuda {
 

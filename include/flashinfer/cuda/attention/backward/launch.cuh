@@ -15,8 +15,10 @@
 #include <flashinfer/cuda/attention/backward/kernel.cuh>
 #include <flashinfer/cuda/attention/backward/rows.cuh>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/host/check.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/host/per_device.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 
 namespace flashinfer::cuda {
 

@@ -9,7 +9,9 @@
 #include <flashinfer/cuda/attention/backward/shape.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
 
 namespace flashinfer::cuda {
 

@@ -9,6 +9,7 @@
 #include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/sm80/tile.cuh>
+#include <flashinfer/cuda/host/check.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/host/per_device.cuh>
 

@@ -7,6 +7,7 @@
 #include <flashinfer/cuda/attention/rotation.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment8.cuh>
 #include <flashinfer/cuda/tile/swizzle.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>

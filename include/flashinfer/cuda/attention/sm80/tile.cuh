@@ -16,6 +16,7 @@
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
 #include <flashinfer/cuda/tile/pipeline.cuh>
 
