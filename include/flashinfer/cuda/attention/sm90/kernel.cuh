@@ -33,7 +33,7 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
     }
     GroupTile<Variant, S, P> tile{params, shared, work, variant, group, query_use, key_use, {softmax_scale(variant)},
                                   {}};
-    tile.attend(tiles_of<S>(params, work, group));
+    tile.attend(tiles_of<S>(params, work, variant, group));
     key_use = tile.use;
     if (S::kOwnOutput && work.tiles > 0 && first_lane) query_ring.release(query_use);
     const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group, query_use};

@@ -5,15 +5,17 @@
 
 #include <flashinfer/attention/mask.h>
 #include <flashinfer/attention/params.h>
+#include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
 // A warp's rows of an item, without those that the next tile has.
-template <typename S>
-__device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work) {
-  WarpRows<S> rows(params, work, work.head);
+template <typename S, typename Variant = AttentionVariantBase>
+__device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work,
+                                                 const Variant& variant = {}) {
+  WarpRows<S> rows(params, variant, work, work.head);
   rows.rows = min(rows.rows, work.row_start + params.tile_rows);
   return rows;
 }
@@ -23,13 +25,14 @@ struct TileRange {
   int32_t first, end, whole_first, whole_end;
 };
 
-template <typename S>
-__device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, const Work& work, int group) {
+template <typename S, typename Variant>
+__device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, const Work& work, const Variant& variant,
+                                              int group) {
   const int32_t first_row = work.row_start + 64 * group;
   const int32_t rows = min(work.qo_len * static_cast<int32_t>(params.group.divisor), work.row_start + params.tile_rows);
   TileRange range{0, 0, 0, 0};
   if (first_row >= rows || work.tiles == 0) return range;
-  const Mask mask(params, work);
+  const Mask mask = narrowed(Mask(params, work), variant);
   const auto first = static_cast<int32_t>(params.group.div(first_row));
   const auto last = static_cast<int32_t>(params.group.div(min(first_row + 64, rows) - 1));
   // Of those keys that the item has, from its first one.
@@ -49,7 +52,7 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
                                                const Work& work, int32_t tile) {
   if constexpr (!kBorder && !Variant::transforms_logits && !Variant::masks_logits) return;
   const int32_t tile_start = work.first_key + tile * S::kKeys;
-  const WarpRows<S> rows = warp_rows<S>(params, work);
+  const WarpRows<S> rows = warp_rows<S>(params, work, variant);
   if constexpr (Variant::transforms_logits)
     transform_tile<!kBorder>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
   const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
