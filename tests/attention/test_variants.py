@@ -22,6 +22,7 @@ from ..support.attention_oracle import Paged, assert_near, attention, batch_atte
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
 SCALE, BIAS = 0.125, -1.5
+DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 LIMIT = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
@@ -62,26 +63,17 @@ def header(tmp_path) -> Path:
 
 
 @pytest.fixture
-def sigmoid(header, dtype, device):
-    """What ``jit_args`` are, but for the dtype of indices."""
-    if dtype == torch.float32 and device == "cuda":
-        pytest.skip("CUDA has no float32 queries")
+def sigmoid(header, device):
+    """What ``jit_args`` are, but for the dtype of indices. One dtype a device: that of kernels is no variant's business."""
+    dtype = DTYPE[device]
     return lambda *index: (
-        "flash_sigmoid",
-        dtype,
-        dtype,
-        dtype,
-        *index,
-        DIM,
-        DIM,
-        *SIGMOID_PARAMETERS,
-        "FlashSigmoid",
-        header,
-    )
+        "flash_sigmoid", dtype, dtype, dtype, *index, DIM, DIM, *SIGMOID_PARAMETERS, "FlashSigmoid", header,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mask_mode", [0, 1])
-def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, dtype, device):
+def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, device):
+    dtype = DTYPE[device]
     module = single_module(sigmoid(), device)
     for qo_len, kv_len in ((21, 300), (1, 4000), (130, 130)):
         q, k, v = inputs(dtype, device, qo_len, kv_len)
@@ -91,14 +83,16 @@ def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, dtype, device):
         assert torch.equal(single(module, q, k, v, SCALE, BIAS, mask_mode=mask_mode), got)
 
 
-def test_flash_sigmoid_of_one_decode(sigmoid, dtype, device):
-    module = flashinfer.gen_customize_single_decode_module(*sigmoid(), backend=device).build_and_load()
+def test_flash_sigmoid_of_one_decode(sigmoid, device):
+    dtype = DTYPE[device]
+    module = flashinfer.gen_customize_single_decode_module(*sigmoid(), device=device).build_and_load()
     q, k, v = inputs(dtype, device, 1, 3000)
     got = flashinfer.single_decode_with_kv_cache_with_jit_module(module, q[0], k, v, SCALE, BIAS)
     assert relative_error(got[None].cpu(), attention(q, k, v, weights=sigmoid_weights)[0]) < LIMIT[dtype]
 
 
-def test_flash_sigmoid_of_a_decoded_batch(sigmoid, dtype, device):
+def test_flash_sigmoid_of_a_decoded_batch(sigmoid, device):
+    dtype = DTYPE[device]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), jit_args=sigmoid("int32"))
     for lens in ([40, 0, 3000, 1], [5] * 9):
         paged = Paged(lens, PAGE, KV_HEADS, DIM, dtype, device)
@@ -110,7 +104,8 @@ def test_flash_sigmoid_of_a_decoded_batch(sigmoid, dtype, device):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_sigmoid_of_prefilled_batches(causal, sigmoid, dtype, device):
+def test_flash_sigmoid_of_prefilled_batches(causal, sigmoid, device):
+    dtype = DTYPE[device]
     qo_lens, kv_lens = [5, 0, 33, 1], [40, 7, 1500, 0]
     q = drawn((sum(qo_lens), HEADS, DIM), dtype, device)
     options = {"causal": causal, "q_data_type": dtype}
@@ -143,20 +138,26 @@ def hooks_oracle(q, k, v, bias, documents, sm_scale: float, limit: float, period
     return torch.einsum("hqk,khd->qhd", weights, v).clamp(-limit, limit)
 
 
+FAR = 2**40  # a float has no digits left for what a parameter is beyond it
+
+
 def test_every_hook_and_parameter(device):
     dtype = torch.float16
-    arguments = customised(HOOKS, "Hooks", dtype, tensors=HOOKS_TENSORS, scalars=HOOKS_SCALARS, uri="hooks")
+    text = HOOKS.replace("params.limit)", f"params.limit - {FAR})").replace(
+        "params.period)", f"(params.period - {FAR}))"
+    )
+    arguments = customised(text, "Hooks", dtype, tensors=HOOKS_TENSORS, scalars=HOOKS_SCALARS, uri="hooks")
     module = single_module(arguments, device)
     q, k, v = inputs(dtype, device, 30, 700)
     documents = torch.randint(0, 4, (700,)).sort().values.to(torch.int32).to(device)
     bias = torch.randn(HEADS, device=device)
     for own_bias in (bias, None):
-        got = single(module, q, k, v, own_bias, documents, 0.05, 0.1, 3)
+        got = single(module, q, k, v, own_bias, documents, 0.05, FAR + 0.1, FAR + 3)
         assert_near(got, hooks_oracle(q, k, v, own_bias, documents, 0.05, 0.1, 3), tolerance=4e-3)
         assert float(got.abs().max()) <= 0.1001
     nobody = torch.arange(700, dtype=torch.int32, device=device)
     nobody[-30:] = torch.arange(1000, 1030, device=device)
-    out, lse = single(module, q, k, v, None, nobody, 0.05, 10.0, 3, return_lse=True)
+    out, lse = single(module, q, k, v, None, nobody, 0.05, FAR + 10.0, FAR + 3, return_lse=True)
     assert_near(out, v[-30:].cpu().double().repeat_interleave(2, 1))  # each query sees one key
     assert lse.isfinite().all()
     for parameters, error, message in (
@@ -170,39 +171,6 @@ def test_every_hook_and_parameter(device):
             single(module, q, k, v, *parameters)
 
 
-WRITES = r"""
-struct Dump : AttentionVariantBase {
-  uint32_t qo_len, kv_len, window_left;
-  float sm_scale_log2;
-  template <typename Params>
-  __device__ __host__ Dump(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
-    qo_len = params.get_qo_len(batch_idx);
-    kv_len = params.get_kv_len(batch_idx);
-    window_left = kv_len;
-    sm_scale_log2 = params.sm_scale * math::log2e;
-  }
-  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    if (qo_idx < qo_len && kv_idx < kv_len)
-      params.logits_of[qo_head_idx * (qo_len * kv_len) + qo_idx * kv_len + kv_idx] = logits * params.sm_scale;
-    return logits;
-  })
-};
-"""
-
-
-def test_a_variant_that_writes_to_its_own_tensor(device):
-    dtype = torch.float16
-    arguments = customised(
-        WRITES, "Dump", dtype, tensors=[("logits_of", "float")], scalars=[("sm_scale", "double")], uri="dump"
-    )
-    q, k, v = inputs(dtype, device, 9, 50)
-    logits = torch.full((HEADS, 9, 50), math.nan, device=device)
-    got = single(single_module(arguments, device), q, k, v, logits, 0.3)
-    assert_near(got, attention(q, k, v, sm_scale=0.3)[0])
-    want = 0.3 * torch.einsum("qhd,khd->hqk", q.cpu().double(), k.cpu().double().repeat_interleave(2, 1))
-    torch.testing.assert_close(logits.cpu().double(), want, rtol=2e-3, atol=2e-3)
-
-
 MASKED = r"""
 struct Masked : AttentionVariantBase {
   uint32_t qo_len, kv_len, window_left;
@@ -211,9 +179,15 @@ struct Masked : AttentionVariantBase {
   template <typename Params>
   __device__ __host__ Masked(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
     bits = params.custom_mask;
-    qo_len = params.get_qo_len(batch_idx), kv_len = params.get_kv_len(batch_idx), window_left = kv_len;
-    sm_scale_log2 = params.sm_scale * math::log2e;
+    qo_len = params.get_qo_len(batch_idx), kv_len = params.get_kv_len(batch_idx), window_left = params.window;
+    sm_scale_log2 = math::log2e;
   }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const float scaled = logits * static_cast<float>(params.sm_scale);
+    if (qo_idx < qo_len && kv_idx < kv_len)
+      params.logits_of[qo_head_idx * (qo_len * kv_len) + qo_idx * kv_len + kv_idx] = scaled;
+    return scaled;
+  })
   REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
     const uint32_t offset = qo_idx * kv_len + kv_idx;
     return ((bits[offset / 8] >> (offset % 8)) & 1);
@@ -222,80 +196,56 @@ struct Masked : AttentionVariantBase {
 """
 
 
-def test_a_mask_of_ones_own(device):
-    """A parameter may be called custom_mask, as in FlashInfer's examples."""
-    dtype = torch.bfloat16
-    arguments = customised(
-        MASKED, "Masked", dtype, tensors=[("custom_mask", "uint8_t")], scalars=[("sm_scale", "double")], uri="masked"
-    )
-    q, k, v = inputs(dtype, device, 12, 90)
-    mask = torch.rand(12, 90) < 0.3
+def test_a_mask_a_window_and_a_tensor_to_write_to(device):
+    """A parameter may be called custom_mask, as in FlashInfer's examples; a call's window holds beside the variant's."""
+    dtype, qo_len, kv_len = torch.float16, 12, 1500
+    tensors = [("custom_mask", "uint8_t"), ("logits_of", "float")]
+    scalars = [("sm_scale", "double"), ("window", "int64_t")]
+    module = single_module(customised(MASKED, "Masked", dtype, tensors=tensors, scalars=scalars, uri="masked"), device)
+    q, k, v = inputs(dtype, device, qo_len, kv_len)
+    mask = torch.rand(qo_len, kv_len) < 0.3
     mask[5] = False
     packed = flashinfer.packbits(mask.flatten().to(device), "little")
-    out, lse = single(single_module(arguments, device), q, k, v, packed, 0.2, return_lse=True)
-    want, want_lse = attention(q, k, v, mask=mask, sm_scale=0.2)
-    assert_near(out, want, lse, want_lse)
-
-
-# --- the library's own, by name ---
-
-
-def test_the_librarys_variants_by_name(device):
-    """DefaultAttention and FlashSigmoid of the library, as a user names them: the very bits of the built-in modules."""
-    dtype = torch.float16
-    q, k, v = inputs(dtype, device)
-    cap = [("sm_scale", "double"), ("logits_soft_cap", "double")]
-    for include in ("#include <flashinfer/attention/variants.h>", "#include<flashinfer/attention/variants.cuh>"):
-        arguments = customised(
-            include, "DefaultAttention<false, false, true, false>", dtype, scalars=cap, uri="by_name"
+    products = torch.einsum("qhd,khd->hqk", q.cpu().double(), k.cpu().double().repeat_interleave(2, 1))
+    for own_window, window_left in ((70, -1), (70, 9), (9, 70), (-1, -1), (-1, 40), (0, -1)):
+        narrower = min(one for one in (own_window, window_left, kv_len) if one >= 0)
+        logits = torch.full((HEADS, qo_len, kv_len), math.nan, device=device)
+        out, lse = single(
+            module, q, k, v, packed, logits, 0.2, own_window, window_left=window_left, mask_mode=1, return_lse=True
         )
-        got = single(single_module(arguments, device), q, k, v, 0.2, 3.0)
-        assert torch.equal(got, flashinfer.single_prefill_with_kv_cache(q, k, v, sm_scale=0.2, logits_soft_cap=3.0))
-    arguments = customised(include, "FlashSigmoid", dtype, scalars=[(name, "double") for name in SIGMOID_PARAMETERS[2]])
-    got = single(single_module(arguments, device), q, k, v, SCALE, BIAS)
-    assert relative_error(got.cpu(), attention(q, k, v, weights=sigmoid_weights)[0]) < LIMIT[dtype]
-
-
-def test_positions_beneath_a_variant(device):
-    """pos_encoding_mode 1 rotates queries and keys before the variant sees their product."""
-    dtype = torch.float16
-    include, name = "#include <flashinfer/attention/variants.h>", "DefaultAttention<false, false, false, false>"
-    arguments = (*customised(include, name, dtype, scalars=[("sm_scale", "double")], uri="rotated"), 1)
-    q, k, v = inputs(dtype, device)
-    got = single(single_module(arguments, device), q, k, v, 0.2, mask_mode=1)
-    want, _ = attention(q, k, v, causal=True, sm_scale=0.2, pos_encoding_mode="ROPE_LLAMA")
-    assert_near(got, want)
+        position, keys = torch.arange(kv_len - qo_len, kv_len)[:, None], torch.arange(kv_len)
+        seen = (keys <= position) & (keys >= position - narrower)
+        want, want_lse = attention(q, k, v, mask=mask & seen, sm_scale=0.2)
+        assert_near(out, want, lse, want_lse)
+        written = logits.cpu().double()
+        torch.testing.assert_close(written[:, seen], 0.2 * products[:, seen], rtol=2e-3, atol=2e-3)
 
 
 # --- which variant a name stands for ---
 
 
-def test_one_name_and_two_bodies_in_one_process(device):
+def test_the_librarys_variant_by_name(device):
+    """DefaultAttention, as a user names it, on rotated queries and keys: pos_encoding_mode 1."""
+    dtype = torch.float16
+    include, name = "#include<flashinfer/attention/variants.cuh>", "DefaultAttention<false, false, true, false>"
+    cap = [("sm_scale", "double"), ("logits_soft_cap", "double")]
+    arguments = (*customised(include, name, dtype, scalars=cap, uri="by_name"), 1)
+    q, k, v = inputs(dtype, device)
+    got = single(single_module(arguments, device), q, k, v, 0.2, 3.0, mask_mode=1)
+    options = {"sm_scale": 0.2, "logits_soft_cap": 3.0, "pos_encoding_mode": "ROPE_LLAMA"}
+    assert_near(got, attention(q, k, v, causal=True, **options)[0])
+
+
+def test_one_name_and_three_bodies_in_one_process(header, device):
+    """The library's FlashSigmoid, a user's of that name beside it, and the user's header edited."""
     q, k, v = inputs(torch.float16, device, 3, 40)
+    include = "#include <flashinfer/attention/variants.h>\n"
     results = []
-    for body in (FLASH_SIGMOID, FLASH_SIGMOID.replace("1.f +", "3.f +")):
-        arguments = customised(
-            body,
-            "FlashSigmoid",
-            torch.float16,
-            scalars=[(name, "double") for name in SIGMOID_PARAMETERS[2]],
-            uri="twice",
-        )
-        results.append(single(single_module(arguments, device), q, k, v, SCALE, BIAS).cpu())
-    one, three = (
-        attention(q, k, v, weights=lambda x, c=c: 1 / (c + torch.exp(-(x * SCALE + BIAS))))[0] for c in (1, 3)
-    )
-    assert relative_error(results[0], one) < 2e-2 and relative_error(results[1], three) < 2e-2
-
-
-def test_an_edited_header_in_one_process(header, device):
-    q, k, v = inputs(torch.float16, device, 3, 40)
-
-    def weighed() -> torch.Tensor:
+    for text in (include, include + FLASH_SIGMOID.replace("1.f +", "3.f +"), FLASH_SIGMOID.replace("1.f +", "5.f +")):
+        header.write_text(text)
         scalars = [(name, "double") for name in SIGMOID_PARAMETERS[2]]
-        arguments = customised(header, "FlashSigmoid", torch.float16, scalars=scalars, uri="edited")
-        return single(single_module(arguments, device), q, k, v, SCALE, BIAS).cpu()
-
-    before = weighed()
-    header.write_text(header.read_text().replace("return math::ptx_rcp", "return 4.0f * math::ptx_rcp"))
-    assert relative_error(weighed(), 4 * before.double()) < 1e-3
+        arguments = customised(header, "FlashSigmoid", torch.float16, scalars=scalars, uri="thrice")
+        results.append(single(single_module(arguments, device), q, k, v, SCALE, BIAS).cpu())
+    for got, c in zip(results, (1, 3, 5), strict=True):
+        want, _ = attention(q, k, v, weights=lambda x, c=c: 1 / (c + torch.exp(-(x * SCALE + BIAS))))
+        assert relative_error(got, want) < 2e-2

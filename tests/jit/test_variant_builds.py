@@ -11,11 +11,17 @@ from flashinfer import jit
 from flashinfer._ops.configured import load_configured
 from flashinfer.errors import BuildError
 
-from ..support.attention_modules import FLASH_SIGMOID, HOOKS, HOOKS_SCALARS, HOOKS_TENSORS, SIGMOID_PARAMETERS, sigmoid
+from ..support.attention_modules import (
+    FLASH_SIGMOID,
+    HOOKS,
+    HOOKS_SCALARS,
+    HOOKS_TENSORS,
+    SIGMOID_PARAMETERS,
+    compiled,
+    sigmoid,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-BROKEN = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
-BROKEN_LINE = 1 + BROKEN[: BROKEN.index("log3e")].count("\n")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
@@ -26,7 +32,7 @@ def test_two_variants_of_one_name_never_meet():
     assert all(spec.name == spec.namespace for spec in specs)
     assert sigmoid().key == specs[0].key
     decode_too = jit.gen_customize_single_decode_module(
-        "sigmoid", *("float32",) * 3, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", FLASH_SIGMOID, backend="cpu"
+        "sigmoid", *("float32",) * 3, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", FLASH_SIGMOID, device="cpu"
     )
     assert decode_too.key != specs[0].key and decode_too.name != specs[0].name
 
@@ -69,46 +75,31 @@ def test_the_librarys_edits_leave_the_name(tmp_path, monkeypatch):
     assert sigmoid().key != key and sigmoid().name == name
 
 
-# --- what their authors read ---
+# --- what their authors read; test_variant_forms.py has what compilers say of more mistakes ---
 
 
-def broken(decl: str | Path, backend: str) -> BuildError:
-    half = ("float16",) * 3
-    spec = jit.gen_customize_single_decode_module(
-        "own", *half, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", decl, backend=backend
-    )
+def test_a_build_fails_at_the_users_line():
+    broken = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
     with pytest.raises(BuildError) as caught:
-        load_configured(spec)
-    return caught.value
-
-
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
-def test_an_error_is_at_the_users_line(backend, tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
-    error = broken(BROKEN, backend)
-    at = f":{BROKEN_LINE}:" if backend == "cpu" else f"({BROKEN_LINE}): "
-    assert f"own: variant_decl{at}" in error.reason and "log3e" in error.reason
-    assert error.name.startswith("decode_own_") and any("log3e" in line for line in str(error).splitlines()[-20:])
-    header = tmp_path / "broken.h"
-    header.write_text(BROKEN)
-    error = broken(header, backend)
-    assert f"{header}{at}" in error.reason and "log3e" in error.reason
+        load_configured(sigmoid(decl=broken))
+    line = 1 + broken[: broken.index("log3e")].count("\n")
+    assert f"sigmoid: variant_decl:{line}:" in caught.value.reason and "log3e" in caught.value.reason
+    assert caught.value.name.startswith("prefill_sigmoid_")
+    assert any("log3e" in text for text in str(caught.value).splitlines()[-20:])
 
 
 @needs_nvcc
-def test_variants_compile_for_a_gpu(monkeypatch):
-    """Every hook, and one without softmax, in the kernels of both families; how they compute is tests/attention/test_variants.py's."""
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0")
-    half = ("bfloat16",) * 3
+@pytest.mark.parametrize("family", ["decode", "prefill"])
+def test_every_hook_compiles_for_a_gpu(family, tmp_path):
+    """In the kernels of both families, with a window; how hooks compute is tests/attention/test_variants.py's."""
+    hooks = HOOKS.replace("window_left = kv_len", "window_left = 64")
     parameters = [[one[at] for one in many] for many in (HOOKS_TENSORS, HOOKS_SCALARS) for at in (0, 1)]
-    artifacts = jit.build_jit_specs([
-        jit.gen_customize_single_decode_module("hooks", *half, 64, 64, *parameters, "Hooks", HOOKS),
-        jit.gen_customize_single_prefill_module("fa2", "hooks", *half, 64, 64, *parameters, "Hooks", HOOKS),
-        jit.gen_customize_single_prefill_module(
-            "fa2", "sigmoid", *half, 64, 64, *SIGMOID_PARAMETERS, "FlashSigmoid", FLASH_SIGMOID
-        ),
-    ])  # fmt: skip
-    assert [artifact.archs for artifact in artifacts] == [("9.0",)] * 3
+    arguments = ("hooks", *("bfloat16",) * 3, 64, 64, *parameters, "Hooks", hooks)
+    if family == "decode":
+        spec = jit.gen_customize_single_decode_module(*arguments, device="cuda")
+    else:
+        spec = jit.gen_customize_single_prefill_module("fa2", *arguments, device="cuda")
+    assert not compiled(spec, spec.sources[-1], tmp_path)
 
 
 PROGRAM = """
