@@ -185,9 +185,9 @@ TORCH_CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
 )
 CPU_ARCH: Variable[str | None] = Variable(
     "FLASHINFER_CPU_ARCH",
-    "CPU level to compile for: `native`, `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`.",
-    "one of native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4",
-    lambda text: _one_of(text, ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")),
+    "CPU level to compile for: `native`, `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`, `x86-64-v4+avx512bf16`.",
+    "one of native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4+avx512bf16",
+    lambda text: _one_of(text, ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16")),
     lambda: None,
     "`native`; a prebuilt module of any level that this CPU has is used as it is",
 )

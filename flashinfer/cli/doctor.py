@@ -23,7 +23,7 @@ from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
 from ..jit.artifact import MANIFEST
 from ..jit.machine.identity import version_of
-from ..jit.machine.target import native_level, visible_gpus
+from ..jit.machine.target import Target, native_level, visible_gpus
 from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
 from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
@@ -106,7 +106,7 @@ def _compiler() -> Finding:
     if is_gcc and number and int(number[1]) < LEAST_GCC:
         return Finding("C++ compiler", "missing", f"{program} {version}: wanted {LEAST_GCC} or newer", fix)
     level = native_level()
-    flags = ["-std=c++17", "-fPIC", "-shared", *([f"-march={level}"] if level != "generic" else [])]
+    flags = ["-std=c++17", "-fPIC", "-shared", *Target("cpu", (level,), False).flags()]
     problem = _compile([program, *flags, "-x", "c++"], "#include <string>\nstd::string text;\n")
     if problem:
         return Finding("C++ compiler", "missing", f"{program} cannot build a shared library: {problem}", fix)

@@ -111,7 +111,7 @@ def _record(line: str) -> dict[str, Any]:
         raise ValueError(f"archs: got {archs!r}, wanted a list of archs")
     if value["spec"]["backend"] == "cuda" and archs:
         env.parse_cuda_archs(" ".join(archs))
-    elif any(not re.fullmatch(r"[a-z0-9-]+", arch) for arch in archs):
+    elif any(not re.fullmatch(r"[a-z0-9-]+(\+[a-z0-9]+)*", arch) for arch in archs):
         raise ValueError(f"archs: got {archs!r}, wanted CPU levels")
     return value
 

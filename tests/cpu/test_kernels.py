@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import random
 import re
 import shutil
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.machine.target import native_level
+from flashinfer.jit.machine.target import Target, native_level
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
-X86 = platform.machine() == "x86_64"
-AVX2 = native_level() in ("x86-64-v3", "x86-64-v4")
+LEVEL = native_level()
+X86, AVX2 = LEVEL != "generic", LEVEL.startswith(("x86-64-v3", "x86-64-v4"))
 FLAGS = ["-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
 
 # The compiler, and what runs its programs. What g++ makes of the level of this machine is what the other tests call.
@@ -24,17 +23,25 @@ TOOLS = {
     "g++": (["g++", *(["-march=x86-64"] if X86 else [])], []),
     "clang++": (["clang++", *(["-march=x86-64-v3"] if AVX2 else [])], []),
     "aarch64": (["aarch64-linux-gnu-g++", "-static"], [shutil.which("qemu-aarch64-static") or "qemu-aarch64"]),
+    "native": (["g++", *Target("cpu", (LEVEL,), True).flags()], []),
 }
+CASES = [
+    (path.stem, tool)
+    for path in sorted(DRIVERS.glob("*.cc"))
+    for tool in TOOLS
+    if (path.stem == "gemm_bf16") == (tool == "native")
+]
 
 
 def needs(tool: str) -> list[pytest.MarkDecorator]:
     compiler, runner = TOOLS[tool]
     missing = [name for name in (compiler[0], *runner) if shutil.which(name) is None]
+    if tool == "native" and not LEVEL.endswith("+avx512bf16"):
+        missing.append("a CPU with AVX512-BF16")
     return [pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")]
 
 
-@pytest.mark.parametrize("tool", [pytest.param(tool, marks=needs(tool)) for tool in TOOLS])
-@pytest.mark.parametrize("driver", sorted(path.stem for path in DRIVERS.glob("*.cc")))
+@pytest.mark.parametrize("driver, tool", [pytest.param(*case, marks=needs(case[1])) for case in CASES])
 def test_kernels_against_double(driver, tool, tmp_path):
     (compiler, runner), program = TOOLS[tool], tmp_path / driver
     build = [*compiler, *FLAGS, str(DRIVERS / f"{driver}.cc"), "-o", str(program)]

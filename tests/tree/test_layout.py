@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import flashinfer
-from flashinfer.jit.machine.target import CPU_LEVELS, native_level
+from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level
 from flashinfer.jit.module import kernels_of
 from flashinfer.jit.modules import Matrix, families, family
 
@@ -47,6 +47,7 @@ LAYERS = {
 # Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.
 CONDITIONALS = {
     "__AVX2__": "x86-64 and x86-64-v3",
+    "__AVX512BF16__": "x86-64-v4 and x86-64-v4+avx512bf16",
     "__AVX512BW__": "x86-64-v3 and x86-64-v4",
     "__AVX512DQ__": "x86-64-v3 and x86-64-v4",
     "__CUDACC__": "common headers, by g++ and by nvcc",
@@ -111,7 +112,8 @@ NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level):
     compile_each(
-        [*CXX, f"-march={level}"], headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
+        [*CXX, *Target("cpu", (level,), True).flags()],
+        headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu"),
     )
 
 

@@ -16,12 +16,14 @@ from functools import cache
 from ... import env
 from ...errors import ToolchainError
 
-# Features of each x86-64 psABI level in /proc/cpuinfo's spelling; each level has those of the one before.
+# Features of each x86-64 psABI level, and of one more that the compiler has no name for, in /proc/cpuinfo's spelling; each
+# level has those of the one before.
 _LEVEL_FEATURES = {
     "x86-64": (),
     "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
     "x86-64-v3": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"),
     "x86-64-v4": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
+    "x86-64-v4+avx512bf16": ("avx512_bf16",),
 }
 CPU_LEVELS = tuple(_LEVEL_FEATURES)
 
@@ -37,8 +39,13 @@ class Target:
     def flags(self) -> tuple[str, ...]:
         """Compiler flags: ``-march`` of the C++ compiler (cpu) or ``-gencode`` of nvcc (cuda)."""
         if self.backend == "cpu":
-            return tuple(f"-march={arch}" for arch in self.archs if arch != "generic")
+            return tuple(flag for arch in self.archs if arch != "generic" for flag in _march(arch))
         return tuple(flag for arch in self.archs for flag in _gencode(arch))
+
+
+def _march(level: str) -> Iterable[str]:
+    name, *features = level.split("+")
+    return (f"-march={name}", *(f"-m{feature}" for feature in features))
 
 
 def _gencode(arch: str) -> Iterable[str]:

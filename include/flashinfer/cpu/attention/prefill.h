@@ -6,6 +6,7 @@
 #include <flashinfer/cpu/attention/merge.h>
 #include <flashinfer/cpu/attention/tile.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/gemm_bf16.h>
 
 namespace flashinfer::cpu {
 
@@ -51,6 +52,11 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
   static constexpr int kQ = Memory::kQ, kSums = Memory::kSums;
 
+  // Products of bfloat16 as it stands, where softmax keeps the weights that are rounded to it between 0 and 1.
+  static constexpr bool kPairs = kHasPairs && Variant::use_softmax && !Base::kPreparesKeys &&
+                                 !Variant::transforms_query && std::is_same_v<typename Types::DTypeQ, bfloat16_t> &&
+                                 std::is_same_v<KV, bfloat16_t>;
+
   Memory& scratch;
   const Rotary* rotation;
   int32_t block = 0;  // the block's first key
@@ -59,8 +65,13 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory)
       : Base(params, item, kv_head), scratch(memory), rotation(by) {
     const int padded = round_up(this->rows, 4);
-    this->load_queries(scratch.q, rotation);
-    std::memset(scratch.q + this->rows * kQ, 0, sizeof(float) * (padded - this->rows) * kQ);
+    if constexpr (kPairs) {
+      this->copy_queries(pairs(scratch.q));
+      std::memset(pairs(scratch.q) + this->rows * kQ, 0, sizeof(bfloat16_t) * (padded - this->rows) * kQ);
+    } else {
+      this->load_queries(scratch.q, rotation);
+      std::memset(scratch.q + this->rows * kQ, 0, sizeof(float) * (padded - this->rows) * kQ);
+    }
     std::memset(scratch.sums, 0, sizeof(float) * padded * kSums);
     scratch.state.reset(padded);
   }
@@ -74,9 +85,11 @@ struct PrefillTile : Tile<Variant, Types, Params> {
       multiply_keys();
       for (int row = 0; row < this->rows; ++row) {
         const Range range = in_vectors(seen_by_group(row));
-        if (!range.empty())
-          this->logits_to_weights(row, scratch.logits + row * kPrefillKeys, block, count, range.begin, range.end,
-                                  scratch.state.at(row));
+        if (range.empty()) continue;
+        float* logits = scratch.logits + row * kPrefillKeys;
+        this->logits_to_weights(row, logits, block, count, range.begin, range.end, scratch.state.at(row));
+        if constexpr (kPairs)  // over themselves: half as long, each read before it is written over
+          for (int t = range.begin; t < range.end; t += kLanes) store_rounded(pairs(logits) + t, load(logits + t));
       }
       multiply_values();
     }
@@ -85,6 +98,9 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   }
 
  private:
+  // Memory of floats as that of half as large numbers.
+  static bfloat16_t* pairs(float* floats) { return reinterpret_cast<bfloat16_t*>(floats); }
+
   // What the group of rows that a product takes together sees of the block.
   Range seen_by_group(int row) const {
     const int first = row / kGemmRows * kGemmRows, last = first + kGemmRows - 1;
@@ -106,6 +122,8 @@ struct PrefillTile : Tile<Variant, Types, Params> {
         const float* prepared[kLanes];
         for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
         pack_columns<kDQ>(prepared, panel);
+      } else if constexpr (kPairs) {
+        pack_column_pairs<kDQ>(rows + t, pairs(scratch.k) + t / kPanel * Memory::kKeyPanel + 2 * (t % kPanel));
       } else {
         pack_columns<kDQ>(rows + t, panel);
       }
@@ -115,7 +133,13 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   void pack_values() {
     const KV* rows[kPrefillKeys];
     locate_rows(this->common.kv, false, this->kv_head * this->common.kv.v_head, this->first, block, count, rows);
-    for (int t = 0; t < count; ++t) pack_row<kDV>(rows[t], scratch.v + t * kPanel, Memory::kValuePanel);
+    if constexpr (kPairs) {
+      for (int t = 0; t < count; t += 2)  // what follows an odd number of keys is not looked at
+        pack_row_pairs<kDV>(rows[t], rows[t + 1 < count ? t + 1 : t], pairs(scratch.v) + t * kPanel,
+                            Memory::kValuePanel);
+    } else {
+      for (int t = 0; t < count; ++t) pack_row<kDV>(rows[t], scratch.v + t * kPanel, Memory::kValuePanel);
+    }
   }
 
   // Calls body(row, constant of kGemmRows or 4, what they see) for the groups that see anything.
@@ -133,12 +157,21 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   }
 
   void multiply_keys() {
+    // Without rounding there is no scaling a query beforehand.
+    [[maybe_unused]] float scale = 1;
+    if constexpr (kPairs && !Variant::transforms_logits) scale = this->variant.sm_scale_log2;
     for (int t = 0; t < count; t += kPanel) {
       for_groups([&](int row, auto number, Range seen) {
-        if (t + kPanel > seen.begin && t < seen.end)
-          multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(
-              kDQ, scratch.q + row * kQ, scratch.k + t / kPanel * Memory::kKeyPanel,
-              scratch.logits + row * kPrefillKeys + t, nullptr);
+        if (t + kPanel <= seen.begin || t >= seen.end) return;
+        float* logits = scratch.logits + row * kPrefillKeys + t;
+        const int64_t panel = t / kPanel * Memory::kKeyPanel;
+        if constexpr (kPairs) {
+          multiply_pairs<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kDQ, pairs(scratch.q) + row * kQ,
+                                                                              pairs(scratch.k) + panel, logits, &scale);
+        } else {
+          multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kDQ, scratch.q + row * kQ,
+                                                                              scratch.k + panel, logits, nullptr);
+        }
       });
     }
   }
@@ -153,10 +186,16 @@ struct PrefillTile : Tile<Variant, Types, Params> {
   void multiply_values(int d) {
     for_groups([&](int row, auto number, Range seen) {
       const int from = in_vectors(seen).begin;
-      multiply_panel<number, kVectors, kPrefillKeys, kSums, Sums::kScaleAndAdd>(
-          seen.end - from, scratch.logits + row * kPrefillKeys + from,
-          scratch.v + d / kPanel * Memory::kValuePanel + from * kPanel, scratch.sums + row * kSums + d,
-          scratch.state.rescale + row);
+      float *weights = scratch.logits + row * kPrefillKeys, *rescale = scratch.state.rescale + row;
+      const int64_t panel = d / kPanel * Memory::kValuePanel + from * kPanel;
+      float* sums = scratch.sums + row * kSums + d;
+      if constexpr (kPairs) {
+        multiply_pairs<number, kVectors, 2 * kPrefillKeys, kSums, Sums::kScaleAndAdd>(
+            seen.end - from, pairs(weights) + from, pairs(scratch.v) + panel, sums, rescale);
+      } else {
+        multiply_panel<number, kVectors, kPrefillKeys, kSums, Sums::kScaleAndAdd>(seen.end - from, weights + from,
+                                                                                  scratch.v + panel, sums, rescale);
+      }
     });
   }
 };

@@ -65,13 +65,21 @@ struct Tile {
     return {item.kv_start + range.begin, item.kv_start + range.end};
   }
 
-  // Queries as rows of kQueryStride numbers: transformed, rotated, and scaled where logits need no transformation.
+  const typename Types::DTypeQ* query_row(int row) const {
+    return static_cast<const typename Types::DTypeQ*>(common.q) +
+           static_cast<int64_t>(item.qo_start + query(row)) * common.q_row + head(row) * common.q_head;
+  }
+
+  // Queries as rows of kQueryStride numbers: as they stand,
+  void copy_queries(typename Types::DTypeQ* to) const {
+    for (int row = 0; row < rows; ++row) std::memcpy(to + row * Types::kQueryStride, query_row(row), kDQ * sizeof(*to));
+  }
+  // or transformed, rotated, and scaled where logits need no transformation.
   void load_queries(float* to, const Rotation<kDQ>* rotation) const {
     typename Rotation<kDQ>::Angles angles;
     const bool scaled = Variant::use_softmax && !Variant::transforms_logits;
     for (int row = 0; row < rows; ++row, to += Types::kQueryStride) {
-      const auto* q = static_cast<const typename Types::DTypeQ*>(common.q) +
-                      static_cast<int64_t>(item.qo_start + query(row)) * common.q_row + head(row) * common.q_head;
+      const auto* q = query_row(row);
       for_lanes<kDQ>([&](int d, int count) { store(to + d, load(q + d, count)); });
       if constexpr (Variant::transforms_query)
         for (int d = 0; d < kDQ; ++d) to[d] = static_cast<float>(variant.QueryTransform(params, to[d]));

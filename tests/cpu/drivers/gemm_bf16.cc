@@ -1,0 +1,64 @@
+// Products of bfloat16 in pairs, where the level that is compiled for has them: rows with columns, and with rows.
+#include <flashinfer/cpu/simd/gemm_bf16.h>
+
+#include "harness.h"
+
+using namespace driver;
+using cpu::kGemmRows, cpu::kLanes, cpu::kPanel, cpu::kPanelVectors, cpu::Sums;
+
+constexpr int kDepth = 72, kStride = 200;  // of columns; between rows on the left
+
+void check_products(const char* what, int depth, const std::vector<bfloat16_t>& a, const std::vector<bfloat16_t>& b,
+                    int64_t b_row, int64_t b_column, const std::vector<float>& got, const std::vector<double>& from) {
+  for (int row = 0; row < kGemmRows; ++row) {
+    for (int column = 0; column < kPanel; ++column) {
+      double want = from[row * kPanel + column];
+      for (int k = 0; k < depth; ++k) want += value(a[row * kStride + k]) * value(b[k * b_row + column * b_column]);
+      check(what, row * kPanel + column, got[row * kPanel + column], want, 2e-5);
+    }
+  }
+}
+
+void run() {
+  static_assert(cpu::kHasPairs, "this driver is for a level with AVX512-BF16");
+  const auto a = drawn<bfloat16_t>(kGemmRows * kStride);
+
+  // Columns: kPanel keys of kDepth numbers.
+  const auto keys = drawn<bfloat16_t>(kPanel * kDepth);
+  auto panel = unwritten<bfloat16_t>(kDepth * kPanel);
+  for (int t = 0; t < kPanel; t += kLanes) {
+    const bfloat16_t* rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) rows[i] = &keys[(t + i) * kDepth];
+    cpu::pack_column_pairs<kDepth>(rows, &panel[2 * t]);
+  }
+  auto c = unwritten<float>(kGemmRows * kPanel);
+  const float one = 1;
+  cpu::multiply_pairs<kGemmRows, kPanelVectors, kStride, kPanel, Sums::kSet>(kDepth, a.data(), panel.data(), c.data(),
+                                                                             &one);
+  check_products("columns", kDepth, a, keys, 1, kDepth, c, std::vector<double>(c.size()));
+
+  // Rows: behind an odd number of them, what the panel holds does not matter.
+  for (const int depth : {1, 2, 37, 64}) {
+    auto rows = drawn<bfloat16_t>((depth + 1) * kPanel);
+    if (depth % 2) std::fill(rows.end() - kPanel, rows.end(), bfloat16_t{0x7fc0});
+    auto pairs = unwritten<bfloat16_t>((depth + 1) * kPanel);
+    for (int t = 0; t < depth; t += 2)
+      cpu::pack_row_pairs<kPanel>(&rows[t * kPanel], &rows[(t + 1) * kPanel], &pairs[t * kPanel], 0);
+    auto sums = drawn<float>(kGemmRows * kPanel);
+    const auto factor = drawn<float>(kGemmRows);
+    std::vector<double> scaled(sums.size());
+    for (size_t i = 0; i < sums.size(); ++i) scaled[i] = static_cast<double>(sums[i]) * factor[i / kPanel];
+    cpu::multiply_pairs<kGemmRows, kPanelVectors, kStride, kPanel, Sums::kScaleAndAdd>(depth, a.data(), pairs.data(),
+                                                                                       sums.data(), factor.data());
+    check_products("rows", depth, a, rows, kPanel, 1, sums, scaled);
+  }
+
+  // What the weights of a row become.
+  const auto weights = drawn<float>(kLanes * 20);
+  for (int i = 0; i < 20; ++i) {
+    bfloat16_t rounded[kLanes];
+    cpu::store_rounded(rounded, cpu::load(&weights[i * kLanes]));
+    for (int lane = 0; lane < kLanes; ++lane)
+      check_rounded("store_rounded", lane, rounded[lane], weights[i * kLanes + lane], 0);
+  }
+}
