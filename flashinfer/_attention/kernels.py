@@ -17,8 +17,8 @@ from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 
 CAUSAL = 1  # mask_mode of the operators: what comes after it hides element by element
-PAGE_STEP = 16  # rows of a page that one copy brings
 MOST_HEADS = 64  # query heads of a key head
+PAGE_STEP = 16  # of a page: other ones are gathered, which the portable kernels do faster
 FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
 
 
@@ -52,8 +52,6 @@ class Wanted:
             return "got a custom mask or multi-item scoring, wanted causal or no mask"
         if self.group > MOST_HEADS:
             return f"got {self.group} query heads for a key head, wanted at most {MOST_HEADS}"
-        if self.page_size is not None and self.page_size % PAGE_STEP != 0:
-            return f"got page_size {self.page_size}, wanted a multiple of {PAGE_STEP}"
         return None
 
 
@@ -79,7 +77,8 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         if reason is not None:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
-    if backend == "fa2" or rows <= FEW_ROWS or wanted.device.type != "cuda" or wanted.why_not_hopper() is not None:
+    slow = rows <= FEW_ROWS or (wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0)
+    if backend == "fa2" or slow or wanted.device.type != "cuda" or wanted.why_not_hopper() is not None:
         return wanted.device.type
     return HOPPER if _can_be_loaded(wanted) else wanted.device.type
 

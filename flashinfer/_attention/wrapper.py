@@ -115,29 +115,29 @@ class BatchWrapper:
 
     def _operators(self, requests: Requests, options: Options) -> Operators:
         shape, logits, batch = requests.shape, options.logits, requests.batch
-        if self._custom is not None:
-            if logits.pos_encoding_mode or logits.logits_soft_cap > 0:
-                raise ValueError(
-                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
-                    " of your own says itself what becomes of logits"
-                )
-            return self._custom
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         group = shape.num_qo_heads // shape.num_kv_heads
         wanted = Wanted(
             self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
             requests.mask_mode(options), group, requests.page_size,
         )  # fmt: skip
+        if self._custom is not None:
+            if logits.pos_encoding_mode or logits.logits_soft_cap > 0:
+                raise ValueError(
+                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
+                    " of your own says itself what becomes of logits"
+                )
+            if self._backend == "fa3":
+                choose("fa3", wanted, 0)
+            return self._custom
         kernels = choose(self._backend, wanted, batch.rows * group // max(batch.kv_lens.numel(), 1))
         planned, bounds = self._planned, self._scheduler.bounds
-        if (
-            bounds is not None
-            and planned is not None
-            and bounds.fixed == shape.fixed
-            and wanted.why_not_hopper() is None
-        ):
+        if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
             # What a graph was captured with serves the plans after the first, where it can.
-            kernels = planned.operators.kernels
+            if wanted.why_not_hopper() is None:
+                kernels = planned.operators.kernels
+            elif kernels != planned.operators.kernels:
+                self._scheduler.bounds = None
         return builtin_operators(self._family, self.device.type, dtypes, head_dims, logits.variant, kernels)
 
     def _plan(

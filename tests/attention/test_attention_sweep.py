@@ -117,10 +117,9 @@ def backend_of(case: Case, device: str) -> str:
         return "fa2"
     _, dtype, dtype_kv, head_dims, pos, cap = case.module
     mask_mode = {"none": 0, "causal": 1, "custom": 2, "items": 3}[case.mask]
-    paged = None if case.form in ("single", "ragged") else case.page_size
     wanted = Wanted(
         "prefill", torch.device(device), (dtype, dtype_kv, dtype), head_dims, POS_ENCODINGS[pos], cap, mask_mode,
-        case.heads[0] // case.heads[1], paged,
+        case.heads[0] // case.heads[1], None,
     )  # fmt: skip
     return "fa3" if wanted.why_not_hopper() is None else "auto"
 

@@ -25,8 +25,6 @@ NOT_SERVED = [
     (dict(mask_mode=2), "got a custom mask or multi-item scoring, wanted causal or no mask"),
     (dict(mask_mode=3), "got a custom mask or multi-item scoring, wanted causal or no mask"),
     (dict(group=65), "got 65 query heads for a key head, wanted at most 64"),
-    (dict(page_size=1), "got page_size 1, wanted a multiple of 16"),
-    (dict(page_size=40), "got page_size 40, wanted a multiple of 16"),
 ]
 
 
@@ -37,7 +35,9 @@ def hopper(monkeypatch):
     monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
 
 
-@pytest.mark.parametrize("change", [{}, dict(page_size=None), dict(page_size=64), dict(pos_encoding_mode=2)])
+@pytest.mark.parametrize(
+    "change", [{}, dict(mask_mode=0), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)]
+)
 def test_served(hopper, change):
     wanted = replace(SERVED, **change)
     assert choose("auto", wanted, 65) == choose("fa3", wanted, 1) == "sm90a"
@@ -58,6 +58,12 @@ def test_another_gpu(monkeypatch):
     assert choose("auto", SERVED, 1000) == "cuda"
     with pytest.raises(ValueError, match=r"got a GPU of compute capability \(8, 0\), wanted \(9, 0\)"):
         choose("fa3", SERVED, 1000)
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 40])
+def test_small_pages_are_gathered_where_that_was_asked_for(hopper, page_size):
+    wanted = replace(SERVED, page_size=page_size)
+    assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
 
 
 def test_few_rows_stay_with_the_portable_kernels(hopper):

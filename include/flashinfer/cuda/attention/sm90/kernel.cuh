@@ -35,13 +35,11 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
                                   {}};
     tile.attend(tiles_of<S>(params, work, variant, group));
     key_use = tile.use;
-    if (S::kOwnOutput && work.tiles > 0 && first_lane) query_ring.release(query_use);
-    const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group, query_use};
+    if (work.tiles > 0) ++query_use;
+    const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
     output.write(tile.o, tile.softmax);
     __syncwarp();
-    if (!S::kOwnOutput && work.tiles > 0 && first_lane) query_ring.release(query_use);
     if (first_lane) works.release(use);
-    if (work.tiles > 0) ++query_use;
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
@@ -53,7 +51,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ uint8_t raw[];
   const Shared<S> shared(raw);
   if (threadIdx.x == 0) {
-    shared.init();
+    shared.init(is_gathered(params.kv) ? 32 : 1);
     for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.o}) ptx::tma_prefetch(map);
   }
   clear_unused_queries<S>(params, shared);
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else if (warp == 1) {
       load_values<S>(params, maps, shared);
     } else if (warp == 2) {
-      clear_all<S>(shared);
+      clear_all<S>(params, shared);
     } else if (ptx::elect_one()) {
       hand_out_work<S>(params, heads_together, shared);
     }

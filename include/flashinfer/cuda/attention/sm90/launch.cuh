@@ -53,7 +53,11 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
                             {data,
                              {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
                              {1, row, head, kv.is_paged() ? page : row},
-                             {64, kv.is_paged() ? kPageKeys : static_cast<uint32_t>(S::kKeys), 1, 1}});
+                             {64,
+                              is_gathered(kv) ? 1u
+                              : kv.is_paged() ? kPageKeys
+                                              : static_cast<uint32_t>(S::kKeys),
+                              1, 1}});
 }
 
 template <typename S>
@@ -68,10 +72,11 @@ Maps maps_of(const AttentionParams& params) {
           map_of_rows<typename S::DTypeO>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
 }
 
-// Work goes through the heads together whose keys and values the L2 cache holds.
+// Work goes through the heads together whose keys and values half of an L2 cache's half holds: each half keeps what its
+// multiprocessors read.
 template <typename S, typename P>
 int heads_together(const P& params) {
-  constexpr int64_t kCacheBytes = 32 << 20;
+  constexpr int64_t kCacheBytes = 16 << 20;
   const int64_t keys = params.kv.is_paged() ? params.kv.num_pages * params.kv.page_size.divisor : params.kv.num_pages;
   const int64_t bytes = keys * (S::kDQ + S::kDV) * 2;
   int heads = params.num_kv_heads;
@@ -91,8 +96,15 @@ int32_t resident_blocks(int device) {
   });
 }
 
+// What the kernel does not look at would be silently left out.
+inline void require_served(const AttentionParams& params) {
+  if (params.mask_mode != MaskMode::kNone && params.mask_mode != MaskMode::kCausal)
+    throw std::runtime_error("mask_mode: got a custom mask or multi-item scoring, wanted none or causal with fa3");
+}
+
 template <typename Variant, typename S, typename P>
 void launch_attention(const P& params, const Launch& where) {
+  require_served(params);
   const int64_t items = params.items ? params.max_items : params.num_items(), all = items * params.num_kv_heads;
   if (all > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 tiles");
   const int64_t blocks = std::min<int64_t>(all, resident_blocks<Variant, S, P>(where.device));

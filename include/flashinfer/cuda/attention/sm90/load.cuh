@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/gather.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/work.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
@@ -19,10 +20,10 @@ struct Maps {
 };
 
 // Whether values of an item's last tile lie behind the end of the request: they may be anything, and 0 times that is
-// not always 0.
+// not always 0. Those that are gathered are zeros.
 template <typename S>
-__device__ __forceinline__ bool must_clear(const Work& work) {
-  return work.first_key + work.tiles * S::kKeys > work.kv_len;
+__device__ __forceinline__ bool must_clear(const AttentionParams& params, const Work& work) {
+  return work.first_key + work.tiles * S::kKeys > work.kv_len && !is_gathered(params.kv);
 }
 
 // The copies of one item's keys and values.
@@ -74,7 +75,7 @@ struct TileLoader {
   __device__ __forceinline__ void values(int use, int32_t tile, int32_t page) const {
     const typename S::KeyRing ring = shared.value_ring();
     ring.wait_empty(use);
-    const bool clear = tile == work.tiles - 1 && must_clear<S>(work);
+    const bool clear = tile == work.tiles - 1 && must_clear<S>(params, work);
     load<S::kChunksV, S::kVBytes>(&maps.v, shared.values(use), clear ? shared.uncleared(use) : ring.full(use), tile,
                                   page);
   }
@@ -113,16 +114,30 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
 template <typename S>
 __device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
+  const KvCache& kv = params.kv;
   int key_use = 0, query_use = 0;
   for (int use = 0;; ++use) {
     works.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     const TileLoader<S> loader{params, maps, shared, work};
-    for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
-      loader.keys(n, tile, page);
-      if (tile == work.tiles - 1) loader.queries(query_use++);
-    });
+    if (is_gathered(kv)) {
+      if (work.tiles > 0) loader.queries(query_use++);
+      const Gatherer<S, S::kDQ / 8> gatherer{kv,
+                                             static_cast<const char*>(kv.k) + work.head * kv.k_head * 2,
+                                             kv.k_page,
+                                             kv.k_row,
+                                             work.first_row,
+                                             work.first_key,
+                                             work.kv_len,
+                                             shared.table(0)};
+      gatherer.copy_all(shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
+    } else {
+      for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
+        loader.keys(n, tile, page);
+        if (tile == work.tiles - 1) loader.queries(query_use++);
+      });
+    }
     __syncwarp();
     if (ptx::elect_one()) works.release(use);
   }
@@ -132,13 +147,26 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
 template <typename S>
 __device__ __forceinline__ void load_values(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
+  const KvCache& kv = params.kv;
   int value_use = 0;
   for (int use = 0;; ++use) {
     works.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
-    const TileLoader<S> loader{params, maps, shared, work};
-    for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });
+    if (is_gathered(kv)) {
+      const Gatherer<S, S::kDV / 8> gatherer{kv,
+                                             static_cast<const char*>(kv.v) + work.head * kv.v_head * 2,
+                                             kv.v_page,
+                                             kv.v_row,
+                                             work.first_row,
+                                             work.first_key,
+                                             work.kv_len,
+                                             shared.table(1)};
+      gatherer.copy_all(shared.value_ring(), value_use, work.tiles, [&](int n) { return shared.values(n); });
+    } else {
+      const TileLoader<S> loader{params, maps, shared, work};
+      for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });
+    }
     __syncwarp();
     if (ptx::elect_one()) works.release(use);
   }
@@ -146,7 +174,7 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
 
 // One warp: values behind the end of requests become zeros before anybody uses them.
 template <typename S>
-__device__ __forceinline__ void clear_all(const Shared<S>& shared) {
+__device__ __forceinline__ void clear_all(const AttentionParams& params, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
   const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
   uint32_t parities = 0;  // a bit for each stage
@@ -156,7 +184,7 @@ __device__ __forceinline__ void clear_all(const Shared<S>& shared) {
     const Work& work = shared.work(use);
     const int32_t tiles = work.tiles, last_key = work.first_key + (tiles - 1) * S::kKeys;
     const int32_t kept = work.kv_len - last_key;  // rows of the last tile
-    const bool clears = tiles > 0 && must_clear<S>(work);
+    const bool clears = tiles > 0 && must_clear<S>(params, work);
     __syncwarp();
     if (lane == 0) works.release(use);
     if (tiles < 0) return;

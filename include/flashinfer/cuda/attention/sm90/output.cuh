@@ -22,7 +22,7 @@ struct GroupOutput {
   const Shared<S>& shared;
   const Work& work;
   const Variant& variant;
-  const int group, query_use;
+  const int group;
 
   // A copy of the whole warpgroup's outputs would write rows of the next request, or of the next tile.
   __device__ __forceinline__ bool all_rows() const {
@@ -31,7 +31,7 @@ struct GroupOutput {
     return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
   }
 
-  // Sums become outputs. Returns, per row, what goes to the lse.
+  // Sums become outputs; writes the lse.
   __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax& softmax) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
@@ -74,30 +74,32 @@ struct GroupOutput {
   // Through shared memory, one copy for each chunk of 64 columns.
   __device__ __forceinline__ void store_tile(const float (&o)[S::kDV / 2]) const {
     using O = typename S::DTypeO;
+    constexpr int kColumns = S::kOutputColumns;
     const bool first_thread = threadIdx.x % 128 == 0;
-    if (S::kOwnOutput && first_thread) ptx::bulk_wait_read<0>();  // of the item before
-    sync();
-    const uint32_t to = shared.output(group, query_use);
+    const uint32_t to = shared.output(group);
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+    const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start + 64 * group));
 #pragma unroll
-    for (int i = 0; i < S::kDV / 16; ++i) {
-      const uint32_t at = i / 4 * S::kOutputChunk + tma_swizzle<128>(row * 128 + (2 * (i % 4) + right) * 16);
-      ptx::stmatrix_x4(to + at, pack<O>(o[8 * i], o[8 * i + 1]), pack<O>(o[8 * i + 2], o[8 * i + 3]),
-                       pack<O>(o[8 * i + 4], o[8 * i + 5]), pack<O>(o[8 * i + 6], o[8 * i + 7]));
-    }
-    ptx::fence_proxy_async();
-    sync();
-    if (first_thread) {
-      const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start + 64 * group));
+    for (int first = 0; first < S::kDV; first += kColumns) {
+      if (first_thread) ptx::bulk_wait_read<0>();  // of what was copied before
+      sync();
 #pragma unroll
-      for (int chunk = 0; chunk < S::kChunksV; ++chunk)
-        ptx::tma_store(&maps.o, to + chunk * S::kOutputChunk, chunk * 64, 0, token, work.head);
-      ptx::bulk_commit();
-      if (!S::kOwnOutput) ptx::bulk_wait_read<0>();
+      for (int i = 0; i < kColumns / 16; ++i) {
+        const float* from = o + first / 2 + 8 * i;
+        ptx::stmatrix_x4(to + S::Outputs::unit(row, 2 * i + right), pack<O>(from[0], from[1]),
+                         pack<O>(from[2], from[3]), pack<O>(from[4], from[5]), pack<O>(from[6], from[7]));
+      }
+      ptx::fence_proxy_async();
+      sync();
+      if (first_thread) {
+#pragma unroll
+        for (int chunk = 0; chunk < kColumns / 64; ++chunk)
+          ptx::tma_store(&maps.o, to + chunk * S::Outputs::kChunkBytes, first + chunk * 64, 0, token, work.head);
+        ptx::bulk_commit();
+      }
     }
   }
 
-  // Queries are released here, when nothing is left in their memory.
   __device__ __forceinline__ void write(float (&o)[S::kDV / 2], Softmax& softmax) const {
     finish(o, softmax);
     if (all_rows()) {

@@ -17,13 +17,13 @@ struct Is {
 template <int kHeadDimQK, int kHeadDimVO>
 struct PrefillTile;
 template <>
-struct PrefillTile<64, 64> : Is<Tile<3, 128, 3, 2, true>> {};
+struct PrefillTile<64, 64> : Is<Tile<3, 128, 3, 2, 64>> {};
 template <>
-struct PrefillTile<128, 128> : Is<Tile<3, 80, 3, 1, true>> {};
+struct PrefillTile<128, 128> : Is<Tile<3, 80, 3, 1, 128>> {};
 template <>
-struct PrefillTile<192, 128> : Is<Tile<3, 64, 2, 1, true>> {};
+struct PrefillTile<192, 128> : Is<Tile<3, 64, 2, 1, 128>> {};
 template <>
-struct PrefillTile<256, 256> : Is<Tile<2, 64, 2, 1, false>> {};
+struct PrefillTile<256, 256> : Is<Tile<2, 64, 2, 1, 128>> {};
 
 template <typename Types>
 using PrefillShape = Shape<Types, typename PrefillTile<Types::HEAD_DIM_QK, Types::HEAD_DIM_VO>::type>;

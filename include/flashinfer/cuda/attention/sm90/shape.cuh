@@ -12,12 +12,14 @@
 
 namespace flashinfer::cuda::sm90 {
 
+constexpr int kPageKeys = 16;  // keys that one copy brings where the cache is paged
+
 // kKeys: keys of a tile. kStages: tiles of keys, and of values, in shared memory. kQueries: tiles of queries there.
-// kOwnOutput: outputs leave from memory of their own, not from that of the queries.
-template <int kGroups_, int kKeys_, int kStages_, int kQueries_, bool kOwnOutput_>
+// kOutputColumns: how many columns of the outputs wait there at a time to be copied.
+template <int kGroups_, int kKeys_, int kStages_, int kQueries_, int kOutputColumns_>
 struct Tile {
   static constexpr int kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
-  static constexpr bool kOwnOutput = kOwnOutput_;
+  static constexpr int kOutputColumns = kOutputColumns_;
   static constexpr int kRows = 64 * kGroups, kComputeThreads = 128 * kGroups, kThreads = kComputeThreads + 128;
   // ptxas compiles for 65536 registers over all threads; the loading warpgroup gives most of its own away.
   static constexpr int kLoadRegisters = kGroups == 2 ? 40 : 32, kComputeRegisters = kGroups == 2 ? 232 : 160;
@@ -48,7 +50,8 @@ struct Shape : Types_, Tile_ {
   using Keys = ChunkedTile<Tile::kKeys>;
   static constexpr int kChunksQ = kDQ / 64, kChunksV = kDV / 64;
   static constexpr int kQBytes = Tile::kRows * kDQ * 2, kKBytes = Tile::kKeys * kDQ * 2;
-  static constexpr int kVBytes = Tile::kKeys * kDV * 2, kOBytes = Tile::kOwnOutput ? Tile::kRows * kDV * 2 : 0;
+  static constexpr int kVBytes = Tile::kKeys * kDV * 2, kOBytes = Tile::kRows * Tile::kOutputColumns * 2;
+  static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0, "outputs leave in whole chunks");
 
   // Shared memory, in this order; the first four start at multiples of 1024.
   static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
@@ -58,13 +61,13 @@ struct Shape : Types_, Tile_ {
   using QueryRing = Ring<Tile::kQueries>;
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
-  static constexpr int kBarriersAt = kWorkAt + kWorkBytes;
+  // Of the two warps that gather: where the rows of a tile are.
+  static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
+  static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
   static constexpr int kBarrierBytes = QueryRing::kBytes + 2 * KeyRing::kBytes + WorkRing::kBytes + 8 * Tile::kStages;
   static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up
 
-  // Outputs of a warpgroup: its first row in the first chunk, and the bytes from a chunk to the next.
-  static constexpr int kOutputChunk = Tile::kOwnOutput ? 64 * 128 : Tile::kRows * 128;
-  static constexpr int kOutputGroup = Tile::kOwnOutput ? 64 * kDV * 2 : 64 * 128;
+  using Outputs = ChunkedTile<64>;  // of a warpgroup
 };
 
 // A block's shared memory: addresses of tiles and of barriers.
@@ -88,11 +91,15 @@ struct Shared {
     return start + S::kValuesAt + S::KeyRing::stage(use) * S::kVBytes;
   }
   // Where the outputs of a warpgroup wait to be copied.
-  __device__ __forceinline__ uint32_t output(int group, int query_use) const {
-    return (S::kOwnOutput ? start + S::kOutputAt : queries(query_use)) + group * S::kOutputGroup;
+  __device__ __forceinline__ uint32_t output(int group) const {
+    return start + S::kOutputAt + group * 64 * S::kOutputColumns * 2;
   }
   __device__ __forceinline__ Work& work(int use) const {
     return reinterpret_cast<Work*>(bytes + S::kWorkAt)[S::WorkRing::stage(use)];
+  }
+
+  __device__ __forceinline__ int64_t* table(int number) const {
+    return reinterpret_cast<int64_t*>(bytes + S::kTablesAt + number * S::kTableBytes);
   }
 
   __device__ __forceinline__ typename S::QueryRing query_ring() const { return {start + S::kBarriersAt}; }
@@ -110,13 +117,13 @@ struct Shared {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }
 
-  // By one thread, before __syncthreads(). Whoever reads a work slot arrives: a lane of each warp that computes, and
-  // those of the three warps that load and clear.
-  __device__ __forceinline__ void init() const {
+  // By one thread, before __syncthreads(). `tile_arrivals` make a tile of keys or values full. Whoever reads a work
+  // slot arrives: a lane of each warp that computes, and those of the three warps that load and clear.
+  __device__ __forceinline__ void init(uint32_t tile_arrivals) const {
     constexpr int kWarps = 4 * S::kGroups;
     query_ring().init(1, kWarps);
-    key_ring().init(1, kWarps);
-    value_ring().init(1, kWarps);
+    key_ring().init(tile_arrivals, kWarps);
+    value_ring().init(tile_arrivals, kWarps);
     work_ring().init(1, kWarps + 3);
     for (int i = 0; i < S::kStages; ++i) ptx::mbarrier_init(uncleared(i), 1);
     ptx::mbarrier_fence_init();

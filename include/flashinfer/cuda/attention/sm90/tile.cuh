@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/gather.cuh>
 #include <flashinfer/cuda/attention/sm90/rows.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/softmax.cuh>
@@ -42,7 +43,7 @@ struct GroupTile {
     if (tile >= range.first) {
       float s[S::kKeys / 2];
       uint32_t p[S::kKeys / 4];
-      key_ring.wait_full(use);
+      wait_for_tile(key_ring, use);
       multiply_keys(s);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
@@ -59,12 +60,15 @@ struct GroupTile {
 #pragma unroll 1
         for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(s, p, tile);
       }
-      value_ring.wait_full(use);
+      release(shared.query_ring(), query_use);
+      wait_for_tile(value_ring, use);
       multiply_values(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       release(value_ring, use);
       ++use;
+    } else if (work.tiles > 0) {
+      release(shared.query_ring(), query_use);
     }
     for (; tile >= 0; --tile) skip();
   }
@@ -73,6 +77,12 @@ struct GroupTile {
   template <typename R>
   __device__ __forceinline__ static void release(const R& ring, int use) {
     if (threadIdx.x % 32 == 0) ring.release(use);
+  }
+
+  // Gathered tiles were written as ordinary stores are.
+  __device__ __forceinline__ void wait_for_tile(const typename S::KeyRing& ring, int use) const {
+    ring.wait_full(use);
+    if (is_gathered(params.kv)) ptx::fence_proxy_async();
   }
 
   __device__ __forceinline__ void skip() {
@@ -124,9 +134,9 @@ struct GroupTile {
   template <bool kBorder>
   __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kKeys / 4], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
-    key_ring.wait_full(use + 1);
+    wait_for_tile(key_ring, use + 1);
     multiply_keys(s, 1);
-    value_ring.wait_full(use);
+    wait_for_tile(value_ring, use);
     multiply_values(p);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(s);

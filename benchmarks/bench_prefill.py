@@ -1,0 +1,154 @@
+"""Prefill beside torch's cuDNN and flash backends, in turns in one process on a GPU: TFLOP/s in bursts and under load.
+
+Each shape has 16,384 tokens of queries. FLOPs are 4 * queries * keys * heads * head_dim (half of the sum of both head
+dimensions where these differ), of what the mask leaves. `burst` is the median of calls that alternate; `steady` the mean
+of half a second of calls after a second of them. `vs` is the time of the best of torch's over ours.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from timing import Report, arguments
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flashinfer
+
+TOKENS = 16_384
+# query heads, key heads, head_dim_qk, head_dim_vo
+HEADS = [(32, 8, 128, 128), (32, 32, 64, 64), (32, 32, 256, 256), (32, 32, 192, 128)]
+LENGTHS = (1024, 4096, 16_384)
+# name, queries and keys of each request, page_size
+PAGED = [("8 x 512 of 8k", [(512, 8192)] * 8), ("8k", [(8192, 8192)]), ("64 x 16 of 4k", [(16, 4096)] * 64)]
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+Call = Callable[[], object]
+
+
+def pairs(requests: list[tuple[int, int]], causal: bool) -> int:
+    """Queries times the keys that they see, of all requests."""
+    return sum(n * m - (n * (n - 1) // 2 if causal else 0) for n, m in requests)
+
+
+def burst(calls: dict[str, Call], rounds: int = 9) -> dict[str, float]:
+    """Median seconds of calls that take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 2):
+        for name, call in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            if number >= 2:
+                taken[name].append(start.elapsed_time(stop) * 1e-3)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def steady(call: Call) -> tuple[float, int]:
+    """Mean seconds under load, and the clock then in MHz (0 where it cannot be read)."""
+    end = time.perf_counter() + 1.0
+    while time.perf_counter() < end:
+        for _ in range(8):
+            call()
+        torch.cuda.synchronize()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() < start + 0.5:
+        for _ in range(8):
+            call()
+        torch.cuda.synchronize()
+        count += 8
+    taken = (time.perf_counter() - start) / count
+    try:
+        return taken, torch.cuda.clock_rate()
+    except (ModuleNotFoundError, RuntimeError):
+        return taken, 0
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def indptr(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def ragged(heads: tuple[int, int, int, int], length: int, causal: bool, report: Report) -> None:
+    qo_heads, kv_heads, qk, vo = heads
+    batch = TOKENS // length
+    q, k, v = drawn(TOKENS, qo_heads, qk), drawn(TOKENS, kv_heads, qk), drawn(TOKENS, kv_heads, vo)
+    theirs = [x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+    calls: dict[str, Call] = {}
+    for backend in ("auto", "fa2"):
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend=backend)
+        table = indptr([length] * batch)
+        wrapper.plan(table, table, qo_heads, kv_heads, qk, head_dim_vo=vo, causal=causal, q_data_type=torch.bfloat16)
+        calls["ours" if backend == "auto" else "fa2"] = lambda w=wrapper: w.run(q, k, v)
+    for name, backend in PEERS.items():
+
+        def peer(backend: SDPBackend = backend) -> None:
+            with sdpa_kernel(backend):
+                F.scaled_dot_product_attention(*theirs, is_causal=causal, enable_gqa=qo_heads != kv_heads)
+
+        try:
+            peer()
+        except RuntimeError:
+            continue
+        calls[name] = peer
+    flops = 2 * (qk + vo) * qo_heads * pairs([(length, length)] * batch, causal)
+    times = burst(calls)
+    best = min((times[name] for name in PEERS if name in times), default=float("nan"))
+    under_load = {}
+    if heads == HEADS[0]:
+        loaded, clock = steady(calls["ours"])
+        under_load = {"steady_TFLOPps": flops / loaded / 1e12, "steady_MHz": clock}
+    report.add(
+        name="ragged", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{qk}:{vo}", length=length, causal=causal,
+        **{f"{name}_TFLOPps": flops / taken / 1e12 for name, taken in times.items()}, vs=best / times["ours"],
+        **under_load,
+    )  # fmt: skip
+
+
+def paged(name: str, requests: list[tuple[int, int]], page_size: int, report: Report) -> None:
+    qo_heads, kv_heads, qk, _ = HEADS[0]
+    pages = [-(-length // page_size) for _, length in requests]
+    q, cache = drawn(sum(n for n, _ in requests), qo_heads, qk), drawn(sum(pages), 2, page_size, kv_heads, qk)
+    last = torch.tensor([(length - 1) % page_size + 1 for _, length in requests]).int()
+    calls: dict[str, Call] = {}
+    for backend in ("auto", "fa2"):
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend=backend)
+        wrapper.plan(
+            indptr([n for n, _ in requests]), indptr(pages), torch.randperm(sum(pages)).int(), last, qo_heads,
+            kv_heads, qk, page_size, causal=True, q_data_type=torch.bfloat16,
+        )  # fmt: skip
+        calls["ours" if backend == "auto" else "fa2"] = lambda w=wrapper: w.run(q, cache)
+    flops, times = 4 * qk * qo_heads * pairs(requests, True), burst(calls)
+    report.add(
+        name="paged", requests=name, page_size=page_size, **{f"{n}_TFLOPps": flops / t / 1e12 for n, t in times.items()}
+    )
+
+
+def workspace() -> torch.Tensor:
+    return torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", devices=("cuda",))
+    report = Report("prefill")
+    for heads in HEADS:
+        for length in LENGTHS:
+            for causal in (True, False):
+                if options.only in "ragged":
+                    ragged(heads, length, causal, report)
+    for name, requests in PAGED:
+        for page_size in (16, 64, 1):
+            if options.only in "paged":
+                paged(name, requests, page_size, report)
+    report.write(options.json)
+
+
+if __name__ == "__main__":
+    main()

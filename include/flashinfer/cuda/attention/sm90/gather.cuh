@@ -1,0 +1,72 @@
+// Tiles of keys or values from pages that are too small for the copy engine: every lane of a warp copies 16 bytes at a
+// time.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/mbarrier.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Whether a cache is gathered. Its full barriers count 32 lanes instead of a box's bytes, and what a lane copied is
+// made visible to the tensor cores by those who wait (copy engine: by itself).
+FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
+
+// Keys or values of one head, gathered by a warp.
+template <typename S, int kUnits>
+struct Gatherer {
+  static constexpr int kRounds = (S::kKeys + 31) / 32;
+  const KvCache& kv;
+  const char* rows;  // of the head
+  int64_t page_stride, row_stride;
+  int32_t first_page, first_key, end;  // of the request; keys behind the end become zeros
+  int64_t* table;                      // in shared memory: where the rows of a tile are, -1 behind the end
+
+  // The pages of a tile's rows, those of row r in lane r % 32: looked up before they are needed.
+  __device__ __forceinline__ void look_up(int32_t (&pages)[kRounds], int32_t tile) const {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int32_t key = first_key + tile * S::kKeys + round * 32 + static_cast<int32_t>(threadIdx.x) % 32;
+      pages[round] = tile >= 0 && key < end ? kv.indices[first_page + static_cast<int32_t>(kv.page_size.div(key))] : 0;
+    }
+  }
+
+  // A tile, to `to`; lanes arrive at `barrier` when what they copied is there.
+  __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
+                                       uint32_t barrier) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+    __syncwarp();
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int32_t row = round * 32 + lane, key = first_key + tile * S::kKeys + row;
+      const auto in_page = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
+      if (row < S::kKeys) table[row] = key < end ? 2 * (pages[round] * page_stride + in_page * row_stride) : -1;
+    }
+    __syncwarp();
+#pragma unroll 2
+    for (int i = lane; i < S::kKeys * kUnits; i += 32) {
+      const int row = i / kUnits, unit = i % kUnits;
+      const int64_t from = table[row];
+      ptx::cp_async_16(to + S::Keys::unit(row, unit), rows + (from < 0 ? 0 : from) + unit * 16, from >= 0);
+    }
+    ptx::mbarrier_arrive_after_cp_async(barrier);
+  }
+
+  // All tiles of an item, from the last to the first.
+  template <typename F>
+  __device__ __forceinline__ void copy_all(const typename S::KeyRing& ring, int& use, int32_t tiles, F place) const {
+    int32_t pages[kRounds];
+    look_up(pages, tiles - 1);
+#pragma unroll 1
+    for (int32_t tile = tiles - 1; tile >= 0; --tile, ++use) {
+      ring.wait_empty(use);
+      copy(pages, tile, place(use), ring.full(use));
+      look_up(pages, tile - 1);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,71 @@
+"""What the compilers make of the Hopper prefill kernel: products that run by themselves, no spills, tensor cores.
+
+A product that ptxas serialises, for a register that is touched too early, gives right results at half the speed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import ToolchainError
+from flashinfer.jit.machine.toolchain import find_nvcc
+
+HERE = Path(__file__).parent
+INSTANCES = 2
+
+
+def disassembler() -> str | None:
+    """cuobjdump on the path, or triton's."""
+    try:
+        import triton
+    except ImportError:
+        return shutil.which("cuobjdump")
+    own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return shutil.which("cuobjdump") or (str(own) if own.exists() else None)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The object file of prefill.cu, and what ptxas said."""
+    try:
+        nvcc = find_nvcc()
+    except ToolchainError as error:
+        pytest.skip(f"no nvcc: {error}")
+    cubin = tmp_path_factory.mktemp("prefill") / "prefill.o"
+    command = [
+        nvcc, "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
+        f"-I{HERE.parents[1] / 'include'}", str(HERE / "prefill.cu"), "-o", str(cubin),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return cubin, done.stdout + done.stderr
+
+
+def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None:
+    said = compiled[1]
+    kernels = re.findall(r"Compiling entry function '(\w*sm9016attention_kernel\w*)'", said)
+    assert len(kernels) == INSTANCES, said
+    assert not re.findall(r"C75\d\d", said), said
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spills and set(spills) == {("0", "0", "0")}, said
+
+
+def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
+    """64 rows by a tile of keys take head_dim / 16 instructions, those by values keys / 16."""
+    program = disassembler()
+    if program is None:
+        pytest.skip("no cuobjdump, which triton brings")
+    sass = subprocess.run([program, "--dump-sass", str(compiled[0])], capture_output=True, text=True, check=True).stdout
+    functions = dict(re.findall(r"Function : (\w*sm90\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
+    assert len(functions) == INSTANCES
+    for name, body in functions.items():
+        head_dim, keys = (128, 80) if "Li128ELi128E" in name else (256, 64)
+        # The first tile, those that need a mask and those that do not; values of each of the latter two and of the last.
+        assert body.count("HGMMA") == 3 * (head_dim // 16) + 3 * (keys // 16), name
+        assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
+        assert body.count("USETMAXREG") == 2, name
