@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -17,12 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer.errors import BuildError, CaptureError, FlashInferError, WorkspaceError
-from flashinfer.jit import build_jit_specs, clear_cache_dir
+from flashinfer.errors import CaptureError, WorkspaceError
+from flashinfer.jit import build_jit_specs
 from flashinfer.jit.host.lock import runtime_directory, try_hold
-from flashinfer.jit.machine import identity
 
-from ..support.processes import ROOT, answering, end, start, until
+from ..support.processes import ROOT, answer, answering, end, files_in, start, until
 
 BUILD = """
     import ctypes, sys, warnings
@@ -36,10 +33,6 @@ BUILD = """
         except FlashInferError as err:
             print("refused", type(err).__name__, err)
 """
-
-
-def answer(artifact) -> int:
-    return int(ctypes.CDLL(str(artifact.path)).answer())
 
 
 # Directories
@@ -219,144 +212,6 @@ def test_the_directory_for_locks_is_cleaned_up_during_a_build(make_spec, tmp_pat
     until(lambda: not (tmp_path / "runtime").exists() or list((workspace / "build").iterdir()))
     assert answer(spec.build()) == 14
     assert end(first).endswith(" 14\n")
-
-
-# Files
-
-
-def files_in(*roots: Path) -> list[Path]:
-    return sorted(path for root in roots for path in root.rglob("*") if path.is_file())
-
-
-def damage(path: Path, how: str) -> None:
-    path.unlink() if how == "deleted" else os.truncate(path, path.stat().st_size // 2)
-
-
-@pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch):
-    spec = make_spec("tiny", answering(15))
-    spec.build()
-    names = [path.relative_to(tmp_path) for path in files_in(workspace, tmp_path / "runtime")]
-    assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
-    for name in names:
-        damage(tmp_path / name, how)
-        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
-        assert answer(spec.build()) == 15, name
-        assert spec.find() is not None and spec.find().manifest["toolchain"]["cxx"], name
-    clear_cache_dir()
-    assert answer(spec.build()) == 15
-
-
-class Interrupted:
-    """A build of two files of which one is compiled, as a killed builder leaves it."""
-
-    def __init__(self, make_spec, tmp_path: Path, monkeypatch) -> None:
-        self.places = (tmp_path / "workspace", tmp_path / "runtime")
-        self.saved, launcher = tmp_path / "saved", tmp_path / "launcher"
-        self.count, quick = tmp_path / "count", tmp_path / "quick"
-        launcher.write_text(
-            f'#!/bin/sh\necho >> {self.count}\ncase "$*" in *b.cc*) test -e {quick} || sleep 60;; esac\nexec "$@"\n'
-        )
-        launcher.chmod(0o755)
-        monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
-        monkeypatch.setenv("MAX_JOBS", "1")
-        (text,) = answering(16).values()
-        self.spec = make_spec("two", {"a.cc": text, "b.cc": "int b;\n"})
-        program = "import sys; from flashinfer.jit import gen_jit_spec; gen_jit_spec('two', sys.argv[1:]).build()"
-        builder = start(program, *self.spec.source_paths())
-        until(lambda: self.started == 2)
-        os.kill(builder.pid, signal.SIGKILL)
-        builder.communicate()
-        quick.touch()
-        until(lambda: try_hold_all(tmp_path / "runtime"), 30)
-        for place in self.places:
-            shutil.copytree(place, self.saved / place.name)
-
-    @property
-    def started(self) -> int:
-        return len(self.count.read_text()) if self.count.exists() else 0
-
-    def restore(self) -> list[Path]:
-        for place in self.places:
-            shutil.rmtree(place)
-            shutil.copytree(self.saved / place.name, place)
-        return files_in(*self.places)
-
-
-def try_hold_all(runtime: Path) -> bool:
-    """Whether everything that a killed builder started has ended: nothing is locked any more."""
-    import fcntl
-
-    for path in files_in(runtime):
-        with path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-    return True
-
-
-@pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_any_file_of_an_interrupted_build(how, make_spec, tmp_path, monkeypatch):
-    interrupted = Interrupted(make_spec, tmp_path, monkeypatch)
-    names = {path.name for path in interrupted.restore()}
-    assert {"a.o", "a.o.d", "a.o.json", "build.ninja", "graph.ninja", "run.json", ".ninja_log"} <= names
-    before = interrupted.started
-    assert answer(interrupted.spec.build()) == 16 and interrupted.started == before + 1, "only b.cc is compiled"
-    for number in range(len(interrupted.restore())):
-        path = interrupted.restore()[number]
-        damage(path, how)
-        assert answer(interrupted.spec.build()) == 16, path
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
-    """Before and after the compiler has run: right at once, or a typed error and right the next time."""
-    launcher, pattern = tmp_path / "launcher", tmp_path / "pattern"
-    action = 'rm -f "$file"' if how == "deleted" else 'truncate -c -s 0 "$file"'
-    meddle = f"for file in $(cat {pattern}); do {action}; done; : > {pattern}\n"
-    compile_it = '"$@" || exit\n'
-    list_it = f"find {tmp_path}/workspace {tmp_path}/runtime -type f > {tmp_path}/listed\n"
-    steps = [compile_it, list_it, meddle] if when == "after" else [list_it, meddle, compile_it]
-    launcher.write_text("#!/bin/sh\n" + "".join(steps))
-    launcher.chmod(0o755)
-    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
-    pattern.touch()
-    make_spec("tiny", answering(0)).build()  # so that there is a history, as mostly there is
-    shutil.rmtree(tmp_path / "workspace" / "artifacts")
-    spec = make_spec("tiny", answering(17))
-    spec.build()
-    names = [Path(line).relative_to(tmp_path) for line in (tmp_path / "listed").read_text().splitlines()]
-    assert {"build.ninja", "graph.ninja", "run.json"} <= {name.name for name in names}
-    for name in names:
-        clear_cache_dir()
-        # The directory of a build has another name each time.
-        parts = ["*" if part.count("-") == 1 and len(part) == 29 else part for part in name.parts]
-        pattern.write_text(str(tmp_path.joinpath(*parts)))
-        try:
-            assert answer(spec.build()) == 17, name
-        except FlashInferError as err:
-            assert "tiny" in str(err), name
-        assert pattern.read_text() == "", "the launcher has done it"
-        assert answer(spec.build()) == 17, name
-
-
-def test_the_cache_is_cleared_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
-    """Once, it is built again; whoever clears it all the time gets an error."""
-    launcher, enough = tmp_path / "launcher", tmp_path / "enough"
-    clear = f"rm -rf {workspace}/artifacts {workspace}/build {workspace}/history"
-    launcher.write_text(f'#!/bin/sh\ntest -e {enough} || {clear}\ntouch {enough}\nexec "$@"\n')
-    launcher.chmod(0o755)
-    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
-    spec = make_spec("tiny", answering(18))
-    assert answer(spec.build()) == 18
-    clear_cache_dir()
-    launcher.write_text(f'#!/bin/sh\n{clear}\nexec "$@"\n')
-    with pytest.raises(BuildError, match="module 'tiny'"):
-        spec.build()
-    launcher.write_text('#!/bin/sh\nexec "$@"\n')
-    assert answer(spec.build()) == 18
 
 
 # Forks, threads, captures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -61,6 +62,15 @@ def owners(runtime: Path) -> list[dict[str, Any]]:
 def answering(value: int) -> dict[str, str]:
     """The files of a module whose ``answer()`` can be called without torch."""
     return {"unit.cc": f'extern "C" __attribute__((visibility("default"))) int answer() {{ return {value}; }}\n'}
+
+
+def answer(artifact: Any) -> int:
+    """What a built module answers."""
+    return int(ctypes.CDLL(str(artifact.path)).answer())
+
+
+def files_in(*roots: Path) -> list[Path]:
+    return sorted(path for root in roots for path in root.rglob("*") if path.is_file())
 
 
 class Compiler:

@@ -1,0 +1,154 @@
+"""Any file of the workspace deleted or cut short, after a build, between two or during one: the next run is right."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import BuildError, FlashInferError
+from flashinfer.jit import clear_cache_dir
+from flashinfer.jit.machine import identity
+
+from ..support.processes import answer, answering, files_in, start, until
+
+HOWS = ["deleted", "truncated"]
+# Each file in both ways where there is time for it, elsewhere in one of them.
+ways = pytest.mark.parametrize("how", HOWS if os.environ.get("FLASHINFER_TEST_EXAMPLES") else ["either"])
+
+
+def damage(path: Path, how: str) -> None:
+    chosen = random.choice(HOWS) if how == "either" else how
+    path.unlink() if chosen == "deleted" else os.truncate(path, path.stat().st_size // 2)
+
+
+@ways
+def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch):
+    spec = make_spec("tiny", answering(15))
+    spec.build()
+    names = [path.relative_to(tmp_path) for path in files_in(workspace, tmp_path / "runtime")]
+    assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
+    for name in names:
+        damage(tmp_path / name, how)
+        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
+        assert answer(spec.build()) == 15, name
+        assert spec.find() is not None and spec.find().manifest["toolchain"]["cxx"], name
+    clear_cache_dir()
+    assert answer(spec.build()) == 15
+
+
+class Interrupted:
+    """A build of two files of which one is compiled, as a killed builder leaves it."""
+
+    def __init__(self, make_spec, tmp_path: Path, monkeypatch) -> None:
+        self.places = (tmp_path / "workspace", tmp_path / "runtime")
+        self.saved, launcher = tmp_path / "saved", tmp_path / "launcher"
+        self.count, quick = tmp_path / "count", tmp_path / "quick"
+        launcher.write_text(
+            f'#!/bin/sh\necho >> {self.count}\ncase "$*" in *b.cc*) test -e {quick} || sleep 60;; esac\nexec "$@"\n'
+        )
+        launcher.chmod(0o755)
+        monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+        monkeypatch.setenv("MAX_JOBS", "1")
+        (text,) = answering(16).values()
+        self.spec = make_spec("two", {"a.cc": text, "b.cc": "int b;\n"})
+        program = "import sys; from flashinfer.jit import gen_jit_spec; gen_jit_spec('two', sys.argv[1:]).build()"
+        builder = start(program, *self.spec.source_paths())
+        until(lambda: self.started == 2)
+        os.kill(builder.pid, signal.SIGKILL)
+        builder.communicate()
+        quick.touch()
+        until(lambda: try_hold_all(tmp_path / "runtime"), 30)
+        for place in self.places:
+            shutil.copytree(place, self.saved / place.name)
+
+    @property
+    def started(self) -> int:
+        return len(self.count.read_text()) if self.count.exists() else 0
+
+    def restore(self) -> list[Path]:
+        for place in self.places:
+            shutil.rmtree(place)
+            shutil.copytree(self.saved / place.name, place)
+        return files_in(*self.places)
+
+
+def try_hold_all(runtime: Path) -> bool:
+    """Whether everything that a killed builder started has ended: nothing is locked any more."""
+    import fcntl
+
+    for path in files_in(runtime):
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
+
+
+@ways
+def test_any_file_of_an_interrupted_build(how, make_spec, tmp_path, monkeypatch):
+    interrupted = Interrupted(make_spec, tmp_path, monkeypatch)
+    names = {path.name for path in interrupted.restore()}
+    assert {"a.o", "a.o.d", "a.o.json", "build.ninja", "graph.ninja", "run.json", ".ninja_log"} <= names
+    before = interrupted.started
+    assert answer(interrupted.spec.build()) == 16 and interrupted.started == before + 1, "only b.cc is compiled"
+    for number in range(len(interrupted.restore())):
+        path = interrupted.restore()[number]
+        damage(path, how)
+        assert answer(interrupted.spec.build()) == 16, path
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@ways
+def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
+    """Before and after the compiler has run: right at once, or a typed error and right the next time."""
+    launcher, pattern, action = (tmp_path / name for name in ("launcher", "pattern", "action"))
+    actions = {"deleted": 'rm -f "$1"', "truncated": 'truncate -c -s 0 "$1"'}
+    meddle = f'for file in $(cat {pattern}); do sh {action} "$file"; done; : > {pattern}\n'
+    compile_it = '"$@" || exit\n'
+    list_it = f"find {tmp_path}/workspace {tmp_path}/runtime -type f > {tmp_path}/listed\n"
+    steps = [compile_it, list_it, meddle] if when == "after" else [list_it, meddle, compile_it]
+    launcher.write_text("#!/bin/sh\n" + "".join(steps))
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    pattern.touch()
+    make_spec("tiny", answering(0)).build()  # so that there is a history, as mostly there is
+    shutil.rmtree(tmp_path / "workspace" / "artifacts")
+    spec = make_spec("tiny", answering(17))
+    spec.build()
+    names = [Path(line).relative_to(tmp_path) for line in (tmp_path / "listed").read_text().splitlines()]
+    assert {"build.ninja", "graph.ninja", "run.json"} <= {name.name for name in names}
+    for name in names:
+        clear_cache_dir()
+        # The directory of a build has another name each time.
+        parts = ["*" if part.count("-") == 1 and len(part) == 29 else part for part in name.parts]
+        pattern.write_text(str(tmp_path.joinpath(*parts)))
+        action.write_text(actions[random.choice(HOWS) if how == "either" else how])
+        try:
+            assert answer(spec.build()) == 17, name
+        except FlashInferError as err:
+            assert "tiny" in str(err), name
+        assert pattern.read_text() == "", "the launcher has done it"
+        assert answer(spec.build()) == 17, name
+
+
+def test_the_cache_is_cleared_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
+    """Once, it is built again; whoever clears it all the time gets an error."""
+    launcher, enough = tmp_path / "launcher", tmp_path / "enough"
+    clear = f"rm -rf {workspace}/artifacts {workspace}/build {workspace}/history"
+    launcher.write_text(f'#!/bin/sh\ntest -e {enough} || {clear}\ntouch {enough}\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    spec = make_spec("tiny", answering(18))
+    assert answer(spec.build()) == 18
+    clear_cache_dir()
+    launcher.write_text(f'#!/bin/sh\n{clear}\nexec "$@"\n')
+    with pytest.raises(BuildError, match="module 'tiny'"):
+        spec.build()
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    assert answer(spec.build()) == 18
