@@ -9,7 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-_KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+_KINDS: dict[str, type[Exception]] = {
+    "IndexError": IndexError,
+    "TypeError": TypeError,
+    "ValueError": ValueError,
+}
 
 
 def raise_as_callers_mistake(err: RuntimeError) -> NoReturn:

@@ -48,6 +48,10 @@ def values(number: str, count: int) -> list[float]:
     """Values of a number that users vary, no two alike."""
     if number in ("page_size", "block_size", "stride_block", "stride_n"):
         return [4 + i for i in range(count)]
+    if number in ("seed", "offset", "top_k", "k"):
+        return [3 + i for i in range(count)]
+    if number in ("top_p", "min_p"):
+        return [0.1 + i / (2 * count) for i in range(count)]
     start = {"eps": 1e-6, "old_context_len": 1000, "high_freq_factor": 4.5, "low_freq_factor": 0.5, "rope_theta": 1e4}
     step = {"eps": 1e-4, "old_context_len": 10, "rope_theta": 123.0}
     return [start.get(number, 1.5) + i * step.get(number, 0.25) for i in range(count)]

@@ -1,0 +1,13 @@
+// softmax and renormalised rows.
+#include <flashinfer/cuda/sampling/launch.cuh>
+#include <flashinfer/cuda/sampling/rows.cuh>
+
+namespace flashinfer::cuda {
+
+void launch_maps(const MapRowsParams& p, const Launch& where) {
+  const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
+  shape.resident ? launch_clusters<map_kernel<true>>(shape, p.num_rows, where, p)
+                 : launch_clusters<map_kernel<false>>(shape, p.num_rows, where, p);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,27 @@
+// The sampling family's CPU kernels for the element types of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/sampling.h>
+#include <flashinfer/cpu/sampling_chain.h>
+#include <flashinfer/cpu/sampling_top_k.h>
+
+#include "sampling_config.h"
+
+namespace flashinfer {
+
+void sample_rows(const SampleParams& params, const Launch&) {
+  DISPATCH_dtype(params.input.dtype, T, cpu::sample_rows(params, cpu::Format::of<T>()))
+}
+
+void map_rows(const MapRowsParams& params, const Launch&) {
+  DISPATCH_dtype(params.input.dtype, T, cpu::map_rows(params, cpu::Format::of<T>()))
+}
+
+void chain_sample(const ChainParams& params, const Launch&) {
+  DISPATCH_dtype(params.draft.dtype, T, cpu::chain_sample(params, cpu::Format::of<T>()))
+}
+
+void top_k_rows(const TopKParams& params, const Launch&) {
+  DISPATCH_dtype(params.input.dtype, T, cpu::top_k_rows(params, cpu::Format::of<T>()))
+}
+
+}  // namespace flashinfer

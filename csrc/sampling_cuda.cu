@@ -1,0 +1,34 @@
+// The sampling family's CUDA kernels. They choose the element type at run time, as rows are read once: the module's
+// types are checked here.
+#include <flashinfer/cuda/sampling.cuh>
+
+#include "sampling_config.h"
+
+namespace flashinfer {
+namespace {
+
+void require_covered(DType dtype) { DISPATCH_dtype(dtype, T, static_cast<void>(sizeof(T))) }
+
+}  // namespace
+
+void sample_rows(const SampleParams& params, const Launch& where) {
+  require_covered(params.input.dtype);
+  cuda::sample_rows(params, where);
+}
+
+void map_rows(const MapRowsParams& params, const Launch& where) {
+  require_covered(params.input.dtype);
+  cuda::map_rows(params, where);
+}
+
+void chain_sample(const ChainParams& params, const Launch& where) {
+  require_covered(params.draft.dtype);
+  cuda::chain_sample(params, where);
+}
+
+void top_k_rows(const TopKParams& params, const Launch& where) {
+  require_covered(params.input.dtype);
+  cuda::launch_top_k(params, where);
+}
+
+}  // namespace flashinfer

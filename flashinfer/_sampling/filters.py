@@ -1,0 +1,90 @@
+"""Functions of rows that draw nothing: softmax, renormalised and masked rows, and the largest elements."""
+
+from __future__ import annotations
+
+import torch
+
+from . import operators
+from .parameters import Integer, Real, check_rows, integer_of, real_of, traced
+
+
+def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
+    """``softmax(logits / temperature)`` along the last dimension, in float32.
+
+    Args:
+        logits: ``[batch_size, vocab_size]``.
+        temperature: ``None`` is 1. At 0 the maxima share the mass.
+        enable_pdl: let the kernel start while the one before it ends (CUDA); ``None`` where the device can.
+
+    Returns:
+        ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, as ``torch.softmax`` has it.
+    """
+    check_rows("softmax", "logits", logits)
+    number = real_of("temperature", 1.0 if temperature is None else temperature, logits.shape[0], logits.shape[0])
+    return operators.softmax(logits, *traced(number, logits.device), enable_pdl)  # type: ignore[no-any-return]
+
+
+def top_p_renorm_probs(probs: torch.Tensor, top_p: Real, is_deterministic: bool = False) -> torch.Tensor:
+    """``probs`` divided by the mass of what ``top_p`` keeps, and 0 elsewhere.
+
+    Args:
+        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
+        top_p: 1 and more keep all; 0 and less the most probable.
+
+    Returns:
+        Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
+    """
+    check_rows("top_p_renorm_probs", "probs", probs)
+    number = real_of("top_p", top_p, probs.shape[0], probs.shape[0])
+    return operators.top_p_renorm_probs(probs, *traced(number, probs.device))  # type: ignore[no-any-return]
+
+
+def top_k_renorm_probs(probs: torch.Tensor, top_k: Integer, is_deterministic: bool = False) -> torch.Tensor:
+    """``probs`` divided by the mass of what ``top_k`` keeps, and 0 elsewhere.
+
+    Args:
+        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
+        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
+
+    Returns:
+        Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
+    """
+    check_rows("top_k_renorm_probs", "probs", probs)
+    return operators.top_k_renorm_probs(probs, *integer_of("top_k", top_k, probs.shape[0], probs.shape[0]))  # type: ignore[no-any-return]
+
+
+def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
+    """``logits`` where they are among the ``top_k`` largest of a row or tie with the last of them, and -inf elsewhere.
+
+    Args:
+        logits: ``[batch_size, vocab_size]``; NaN stays and is not counted.
+        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
+
+    Returns:
+        Of ``logits``' shape and dtype.
+    """
+    check_rows("top_k_mask_logits", "logits", logits)
+    number = integer_of("top_k", top_k, logits.shape[0], logits.shape[0])
+    return operators.top_k_mask_logits(logits, *number)  # type: ignore[no-any-return]
+
+
+def top_k(
+    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``k`` largest elements of each row; of those that tie with the last, the ones with the smallest indices.
+
+    Args:
+        input: ``[batch_size, n]``; NaN counts as the smallest.
+        k: 1 to ``n``.
+        sorted: largest first, else in the order of their indices.
+        deterministic, tie_break: accepted; results are always the same, and ties go to the smallest indices.
+
+    Returns:
+        ``(values, indices)``: ``[batch_size, k]`` of ``input``'s dtype and int64.
+    """
+    check_rows("top_k", "input", input)
+    values, indices = operators.top_k(input, k)
+    if sorted:
+        values, order = values.sort(dim=-1, descending=True, stable=True)
+        indices = indices.gather(-1, order)
+    return values, indices

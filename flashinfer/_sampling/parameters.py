@@ -1,0 +1,72 @@
+"""Numbers of filters: one for all, or a tensor with one for each output or row."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .._ops.scalars import as_tensor, is_symbolic
+from ..jit.capture import refuse_capture
+
+Real = float | torch.Tensor
+Integer = int | torch.Tensor
+
+
+def check_rows(op: str, name: str, given: object, dims: int = 2) -> None:
+    """What is checked before sizes are read: a dense tensor of so many dimensions."""
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted Tensor")
+    if given.layout != torch.strided:
+        raise ValueError(f"{op}: {name}: got a tensor of {given.layout} and {given.dtype}, wanted a dense one")
+    if given.dim() != dims:
+        raise ValueError(f"{op}: {name}: got {given.dim()} dimensions, wanted {dims}")
+
+
+def real_of(name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
+    """The tensor (float32 or float64), or the number."""
+    if isinstance(given, torch.Tensor):
+        _check_list(given, rows, outputs)
+        return (given if given.dtype in (torch.float32, torch.float64) else given.float()), 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"{name}: got {type(given).__name__}, wanted float or Tensor")
+    return None, float(given)
+
+
+def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> tuple[torch.Tensor | None, float]:
+    """The same for a graph that is compiled once for all values: a number that is an input of it becomes a tensor."""
+    tensor, value = number
+    if tensor is None and is_dynamo_compiling() and is_symbolic(value):
+        return as_tensor(value, device).reshape(1), 0.0
+    return number
+
+
+def integer_of(name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
+    """The tensor (int32 or int64), or the number."""
+    if isinstance(given, torch.Tensor):
+        _check_list(given, rows, outputs)
+        return (given if given.dtype in (torch.int32, torch.int64) else given.long()), -1
+    if isinstance(given, bool) or not isinstance(given, int | float | torch.SymInt):
+        raise TypeError(f"{name}: got {type(given).__name__}, wanted int or Tensor")
+    return None, int(given)
+
+
+def _check_list(given: torch.Tensor, rows: int, outputs: int) -> None:
+    if given.dim() == 0:
+        raise ValueError(
+            "Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
+            "but got a 0-dimensional tensor."
+        )
+    if given.dim() != 1:
+        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter, but got a {given.dim()}D tensor.")
+    if given.shape[0] not in (rows, outputs):
+        raise ValueError(
+            f"Sampling parameter tensor batch size mismatch: expected length {outputs}, got {given.shape[0]}."
+        )
+
+
+def refuse_nan(name: str, given: torch.Tensor) -> None:
+    """Reads a result back, which waits for the device."""
+    if not is_dynamo_compiling():
+        refuse_capture(f"check_nan of {name}: the host would wait for the device", "call it, or without check_nan,")
+    if torch.any(torch.isnan(given)).item():
+        raise ValueError(f"Input {name} contains NaN.")

@@ -1,0 +1,25 @@
+"""Modules of the sampling family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..module import JitSpec, family_spec
+from ..spec import DTYPES
+from . import DTYPE_AXIS, Matrix, subset
+
+AXES = (DTYPE_AXIS,)
+
+
+def gen_sampling_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """Sampling, softmax, filters and speculative verification for the element types ``dtypes``."""
+    spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    # The kernels of a GPU take twenty seconds in one file.
+    parts = [f"csrc/sampling/{part}.cu" for part in ("samples", "maps", "ranks")] if backend == "cuda" else []
+    return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix["backends"]:
+        yield gen_sampling_module(backend, matrix["dtypes"])

@@ -1,0 +1,68 @@
+// Sums over a row whose bits depend on the row alone: not on the batch, the grid, the cluster or the threads.
+//
+// A row is cut into chunks of 512. Within a chunk elements are added in float by halving: 256 sums of elements 256
+// apart, then 128 sums of those 128 apart, and so on. Sums of chunks are added as integers, which no order changes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+constexpr int kSumChunk = 512;
+
+FLASHINFER_HD int64_t num_chunks(int64_t n) { return (n + kSumChunk - 1) / kSumChunk; }
+
+FLASHINFER_HD double power_of_two(int exponent) {
+  const uint64_t bits = static_cast<uint64_t>(1023 + exponent) << 52;
+  double value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Fixed point for sums of chunks up to `largest`: each takes less than 48 bits, and 2^15 of them fit into 63.
+struct FixedPoint {
+  double up, down;
+
+  FLASHINFER_HD static FixedPoint of(float largest) {
+    uint32_t bits;
+    memcpy(&bits, &largest, sizeof(bits));
+    const int exponent = static_cast<int>(bits >> 23 & 255u) - 127;
+    return {power_of_two(47 - exponent), power_of_two(exponent - 47)};
+  }
+
+  FLASHINFER_HD uint64_t operator()(float value) const {
+#if defined(__CUDA_ARCH__)
+    return static_cast<uint64_t>(__double2ll_rn(value * up));
+#else
+    return static_cast<uint64_t>(__builtin_llrint(value * up));
+#endif
+  }
+
+  FLASHINFER_HD double real(uint64_t sum) const { return static_cast<double>(sum) * down; }
+};
+
+// x / sum as kernels compute it. Sums below 2^-60 are raised first, so that their inverse is a float.
+struct Normalizer {
+  float up, inverse;
+
+  FLASHINFER_HD static Normalizer of(double sum) {
+    const double up = sum < 0x1p-60 ? 0x1p80 : 1.0;
+    return {static_cast<float>(up), static_cast<float>(1.0 / (sum * up))};
+  }
+
+  FLASHINFER_HD float operator()(float x) const { return x * up * inverse; }
+};
+
+// floor(u * total) for u = uniform * 2^-53.
+FLASHINFER_HD uint64_t share_of(uint64_t uniform, uint64_t total) {
+#if defined(__CUDA_ARCH__)
+  return __umul64hi(uniform << 11, total);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(uniform) * total >> 53);
+#endif
+}
+
+}  // namespace flashinfer

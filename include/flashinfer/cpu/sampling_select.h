@@ -1,0 +1,147 @@
+// Thresholds on the CPU: the largest v for which the elements >= v are enough, by count (top-k) or by sum (top-p).
+//
+// Two pivots from a sample part the elements; the part that holds v goes on, until few are left to be sorted.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <flashinfer/cpu/sampling_row.h>
+
+namespace flashinfer::cpu {
+
+#if defined(FLASHINFER_AVX512)
+inline int append(float* to, vfloat value, vint mask) {
+  const __mmask16 bits = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+  const vfloat packed = (vfloat)_mm512_maskz_compress_ps(bits, (__m512)value);
+  store(to, packed);
+  return __builtin_popcount(bits);
+}
+#else
+inline int append(float* to, vfloat value, vint mask) {
+  int count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) to[count] = value[lane], count -= mask[lane];
+  return count;
+}
+#endif
+
+// Elements of [from, from + n) inside [low, high], to `to`, which has room for n + kLanes.
+inline int64_t gather(const float* from, int64_t n, float low, float high, float* to) {
+  int64_t count = 0;
+  for_lanes(n, [&](int64_t i, int lanes) {
+    vfloat x = load(from + i, lanes);
+    for (int lane = lanes; lane < kLanes; ++lane) x[lane] = NAN;
+    count += append(to + count, x, (x >= low) & (x <= high));
+  });
+  return count;
+}
+
+// How much lies above `high`, and at or above `low`: numbers of elements, or their sum.
+struct Measure {
+  double above, at_least;
+};
+
+template <bool kMass>
+Measure measure(const float* x, int64_t n, float high, float low) {
+  Measure result{};
+  for (int64_t start = 0; start < n; start += 2048) {
+    const int64_t count = std::min<int64_t>(n - start, 2048);
+    vfloat above{}, at_least{};
+    for_lanes(count, [&](int64_t i, int lanes) {
+      vfloat v = load(x + start + i, lanes);
+      for (int lane = lanes; lane < kLanes; ++lane) v[lane] = NAN;
+      const vfloat weight = kMass ? v : splat(1);
+      above += select(v > high, weight, vfloat{}), at_least += select(v >= low, weight, vfloat{});
+    });
+    result.above += sum(above), result.at_least += sum(at_least);
+  }
+  return result;
+}
+
+// Two elements between which v probably lies, from a sorted sample: where the sample's own measure passes `share`.
+template <bool kMass>
+std::pair<float, float> guess(const float* x, int64_t n, double share, bool single) {
+  constexpr int kSample = 128, kMargin = 5;
+  float sample[kSample];
+  for (int i = 0; i < kSample; ++i) sample[i] = x[static_cast<int64_t>((i + 0.5) * n / kSample)];
+  std::sort(sample, sample + kSample, [](float a, float b) { return a > b; });
+  double total = 0, sum = 0;
+  for (const float v : sample) total += kMass ? v : 1;
+  int at = 0;
+  while (at < kSample - 1 && (sum += kMass ? sample[at] : 1) < share * total) ++at;
+  if (single) return {sample[at], sample[at]};
+  return {sample[std::max(at - kMargin, 0)], sample[std::min(at + kMargin, kSample - 1)]};
+}
+
+// `x` is the caller's to overwrite, and has room for n + kLanes; it holds no NaN. The smallest element where all are
+// not enough, `none` where there is no element.
+template <bool kMass>
+float select_sorted(float* x, int64_t n, double wanted, double have, float none) {
+  std::sort(x, x + n, [](float a, float b) { return a > b; });
+  for (int64_t i = 0; i < n; ++i) {
+    have += kMass ? x[i] : 1;
+    if (have >= wanted && (i + 1 == n || x[i + 1] != x[i])) return x[i];
+  }
+  return n ? x[n - 1] : none;
+}
+
+// `all` is the measure of the elements given, `have` what lies above them.
+template <bool kMass>
+float select_threshold(float* x, int64_t n, double wanted, double all, float none) {
+  constexpr int64_t kFew = 96;
+  double have = 0;
+  for (bool single = false; n > kFew;) {
+    const auto [high, low] = guess<kMass>(x, n, (wanted - have) / all, single);
+    const Measure part = measure<kMass>(x, n, high, low);
+    const int64_t before = n;
+    if (have + part.above >= wanted) {
+      n = gather(x, n, std::nextafter(high, INFINITY), INFINITY, x);
+      all = part.above;
+    } else if (have + part.at_least >= wanted) {
+      if (high == low) return high;
+      n = gather(x, n, low, high, x);
+      have += part.above, all = part.at_least - part.above;
+    } else {
+      n = gather(x, n, -INFINITY, std::nextafter(low, -INFINITY), x);
+      have += part.at_least, all -= part.at_least;
+    }
+    single = n == before;
+  }
+  return select_sorted<kMass>(x, n, wanted, have, none);
+}
+
+// The k-th largest of a row; 0 where fewer than k elements are not 0.
+inline float top_k_threshold(const Row& row, int64_t k, std::vector<float>& buffer) {
+  buffer.resize(row.x.size() + kLanes);
+  float low = 0;
+  if (2 * k <= row.chunks()) {  // k chunks have an element as large as the k-th largest of their maxima
+    std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
+    std::nth_element(buffer.begin(), buffer.begin() + (k - 1), buffer.begin() + row.chunks(), std::greater<float>());
+    low = buffer[k - 1];
+  }
+  int64_t count = 0;
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    if (row.maxima[c] >= low) {
+      const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
+      count += gather(row.chunk(c), size, low, INFINITY, &buffer[count]);
+    }
+  }
+  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), 0.0f);
+}
+
+// The largest v with sum(x >= v) >= p * S.
+inline float top_p_threshold(const Row& row, const Mass& mass, double p, std::vector<float>& buffer) {
+  const double wanted = p * mass.real();
+  if (!(p > 0)) return *std::max_element(row.maxima.begin(), row.maxima.end());
+  // All smaller elements together are less than what may be missing.
+  const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
+  buffer.resize(row.x.size() + kLanes);
+  int64_t count = 0;
+  for (int64_t c = 0; c < row.chunks(); ++c)
+    if (row.maxima[c] >= low) count += gather(row.chunk(c), kSumChunk, low, INFINITY, &buffer[count]);
+  return select_threshold<true>(buffer.data(), count, wanted, mass.real(), 0.0f);
+}
+
+}  // namespace flashinfer::cpu

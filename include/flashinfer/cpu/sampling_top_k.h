@@ -1,0 +1,34 @@
+// The k largest elements of each row on the CPU, in the order of their indices.
+#pragma once
+
+#include <flashinfer/cpu/sampling.h>
+
+namespace flashinfer::cpu {
+
+// All above the threshold, the first of those equal to it, and of NaN, which count as the smallest, what is missing.
+inline void pick_top_k(const Row& row, float t, int64_t k, float* values, int64_t* indices) {
+  int64_t above = 0, equal = 0;
+  for (int64_t i = 0; i < row.n; ++i) above += row.x[i] > t, equal += row.x[i] == t;
+  int64_t ties = std::min(equal, k - above), nan = k - above - ties;
+  for (int64_t i = 0, count = 0; i < row.n && count < k; ++i) {
+    const float x = row.x[i];
+    if (x > t || (x == t && ties-- > 0) || (x != x && nan-- > 0)) values[count] = x, indices[count++] = i;
+  }
+}
+
+inline void top_k_rows(const TopKParams& p, const Format& format) {
+  parallel_rows(p.num_rows, p.vocab_size * format.size, [&](int64_t first, int64_t last) {
+    std::vector<float> buffer, values(p.k);
+    Row row;
+    for (int64_t r = first; r < last; ++r) {
+      const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
+      row.resize(from.n);
+      format.read(from.data, 0, from.n, row.x.data());
+      const float t = p.k < p.vocab_size ? top_k_threshold_of(row, p.k, buffer) : -INFINITY;
+      pick_top_k(row, t, p.k, values.data(), p.indices + r * p.k);
+      format.write(p.values, r * p.k, p.k, values.data());
+    }
+  });
+}
+
+}  // namespace flashinfer::cpu

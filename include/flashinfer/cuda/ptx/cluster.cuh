@@ -1,0 +1,95 @@
+// Clusters of blocks that see each other's shared memory (sm_90). Elsewhere a block is a cluster of its own.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace flashinfer::cuda::ptx {
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return 0;
+#endif
+}
+
+__device__ __forceinline__ uint32_t cluster_size() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+#else
+  return 1;
+#endif
+}
+
+// All threads of the cluster. What they wrote before, to shared memory too, is seen by all after.
+__device__ __forceinline__ void cluster_sync() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// The same for reads alone: they are done before any thread goes on. It does not wait for writes, which takes longer:
+// bins written by atomics were seen to be read by another block before they were complete.
+__device__ __forceinline__ void cluster_sync_reads() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Where an object of this block lies in the shared memory of another one of the cluster.
+__device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
+  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(object));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(own), "r"(rank));
+  return mapped;
+#else
+  return own;
+#endif
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FLASHINFER_CLUSTER_SPACE "shared::cluster"
+#else
+#define FLASHINFER_CLUSTER_SPACE "shared"
+#endif
+
+// Counts its four bytes at a barrier beside the value, in the shared memory of the same block.
+__device__ __forceinline__ void store_of_rank(uint32_t at, uint32_t value, uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at), "r"(value),
+               "r"(barrier)
+               : "memory");
+#else
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+#endif
+}
+
+__device__ __forceinline__ uint32_t load_of_rank(uint32_t at) {
+  uint32_t value;
+  asm volatile("ld." FLASHINFER_CLUSTER_SPACE ".u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint4 load4_of_rank(uint32_t at) {
+  uint4 value;
+  asm volatile("ld." FLASHINFER_CLUSTER_SPACE ".v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(at)
+               : "memory");
+  return value;
+}
+
+#undef FLASHINFER_CLUSTER_SPACE
+
+}  // namespace flashinfer::cuda::ptx

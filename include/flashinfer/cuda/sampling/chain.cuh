@@ -1,0 +1,94 @@
+// Verification of a draft's tokens: accepted in order, then one token drawn from what the target leaves.
+#pragma once
+
+#include <flashinfer/cuda/sampling/rows.cuh>
+
+namespace flashinfer::cuda {
+
+__device__ __forceinline__ void add_count(void* to, bool wide, int64_t at, int64_t count) {
+  if (wide) {
+    static_cast<int64_t*>(to)[at] += count;
+  } else {
+    static_cast<int32_t*>(to)[at] += static_cast<int32_t>(count);
+  }
+}
+
+__device__ __forceinline__ bool accepts(const ChainParams& p, int64_t request, int64_t j, const Source& draft,
+                                        const Source& target) {
+  const int64_t token = p.draft_token(request, j);
+  if (token < 0 || token >= p.vocab_size) return false;
+  const double u = static_cast<double>(p.random.draw(request, static_cast<uint32_t>(1 + j))) * 0x1p-53;
+  return u * static_cast<double>(draft.at(token)) < static_cast<double>(target.at(token));
+}
+
+__device__ __forceinline__ void load_probs(Chunk& chunk, const Source& from, int c) {
+  from.load(chunk, int64_t{c} * kSumChunk, 0.0f);
+  chunk.each([](float& x) { x = max_nan(x, 0.0f); });
+}
+
+__global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ ChainParams p) {
+  Engine<false> e = Engine<false>::of(p.vocab_size);
+  const int64_t request = blockIdx.x / e.size, n = p.num_draft;
+  e.start();
+  wait_for_inputs();
+  const auto draft = [&](int64_t j) {
+    return Source::of(p.draft, request * p.draft_batch_stride + j * p.draft.stride, p.vocab_size);
+  };
+  const auto target = [&](int64_t j) {
+    return Source::of(p.target, request * p.target_batch_stride + j * p.target.stride, p.vocab_size);
+  };
+  // Every warp verifies all positions, 32 at a time.
+  int64_t emitted = n, accepted = 0;
+  for (int64_t start = 0; start < n; start += 32) {
+    const int64_t j = start + lane_id();
+    const bool passes = j < n && accepts(p, request, j, draft(j), target(j));
+    const unsigned yes = __ballot_sync(kWarp, passes), no = __ballot_sync(kWarp, j < n && !passes);
+    accepted += __popc(yes);
+    if (no && emitted == n) emitted = start + __ffs(no) - 1;
+  }
+  const Source source = target(emitted), minus = draft(min(emitted, n - 1));
+  const bool has_minus = emitted < n;
+  set_scratch([&](Scratch& s) { s.source = source, s.minus = minus, s.has_minus = has_minus, s.stage = {}; });
+  // Sums of what is left, and of the target itself in the place of maxima.
+  e.begin(2 * e.chunks);
+  e.each_own([&](int c) {
+    Chunk chunk;
+    load_probs(chunk, source, c);
+    e.tell_all(e.maxima() + c, chunk_sum(chunk));
+    if (has_minus) {
+      Chunk other;
+      load_probs(other, minus, c);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) chunk.at[j][i] = max_nan(chunk.at[j][i] - other.at[j][i], 0.0f);
+      }
+    }
+    e.tell_all(e.sums() + c, chunk_sum(chunk));
+  });
+  e.meet(), ++e.pass;
+  Totals totals = e.totals();
+  if (!totals.valid) {
+    set_scratch([](Scratch& s) { s.has_minus = false; });
+    for (int c = threadIdx.x; c < e.chunks; c += blockDim.x) e.sums()[c] = e.maxima()[c];
+    __syncthreads();
+    totals = e.totals();
+  }
+  if (e.rank == 0 && e.warp() == 0) {
+    const Draw<false> draw(e, totals, 0.0f);
+    const int64_t token = draw(p.random.draw(request, 0));
+    for (int64_t j = lane_id(); j <= n; j += 32) {
+      p.tokens[request * (n + 1) + j] = static_cast<int32_t>(j < emitted    ? p.draft_token(request, j)
+                                                             : j == emitted ? token
+                                                                            : -1);
+    }
+    if (lane_id() == 0) {
+      add_count(p.accepted, p.wide_accepted, request, accepted);
+      add_count(p.emitted, p.wide_emitted, request, emitted);
+    }
+  }
+  ptx::cluster_sync_reads();
+  let_next_start();
+}
+
+}  // namespace flashinfer::cuda

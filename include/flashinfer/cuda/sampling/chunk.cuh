@@ -1,0 +1,229 @@
+// A chunk of a row in the registers of a warp: its elements, and their sum in the order of common/fixed_sum.h.
+//
+// Lane l has the elements j * 128 + l * 4 + c of a chunk as at[j][c]: four accesses of 16 bytes to a row of floats.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include <flashinfer/common/sampling.h>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr uint32_t kWarp = 0xffffffffu;
+
+struct Chunk {
+  float at[4][4];
+
+  template <typename F>
+  __device__ __forceinline__ void each(const F& f) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) f(at[j][c]);
+    }
+  }
+};
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
+
+// Where a lane's elements start in part j of a chunk.
+__device__ __forceinline__ int part_start(int j) { return j * 128 + lane_id() * 4; }
+
+// The larger, or NaN where there is one.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+template <typename F>
+__device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
+  const int lane = lane_id();
+  float s[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
+  // Lanes 16 apart, of two of the four sums each; then 8 apart, of one; then the rest of the lanes, then of the sums.
+  const bool high = lane & 16, odd = lane & 8;
+  const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kWarp, high ? s[0] : s[2], 16);
+  const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kWarp, high ? s[1] : s[3], 16);
+  float sum = (odd ? b : a) + __shfl_xor_sync(kWarp, odd ? a : b, 8);
+#pragma unroll
+  for (int apart : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(kWarp, sum, apart);
+  return sum;
+}
+
+__device__ __forceinline__ float chunk_sum(const Chunk& x) {
+  return chunk_sum(x, [](float value) { return value; });
+}
+
+// The same of two chunks at once, with fewer steps: lanes below 16 get the sum of the first.
+template <typename F>
+__device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
+  const int lane = lane_id();
+  const bool high = lane & 16, eight = lane & 8, four = lane & 4;
+  float k[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const auto sum = [&](const Chunk& x) {
+      return (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
+    };
+    const float a = sum(first), b = sum(second);
+    k[c] = (high ? b : a) + __shfl_xor_sync(kWarp, high ? a : b, 16);
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) k[c] = (eight ? k[c + 2] : k[c]) + __shfl_xor_sync(kWarp, eight ? k[c] : k[c + 2], 8);
+  float sum = (four ? k[1] : k[0]) + __shfl_xor_sync(kWarp, four ? k[0] : k[1], 4);
+#pragma unroll
+  for (int apart : {2, 1, 8, 4}) sum += __shfl_xor_sync(kWarp, sum, apart);
+  return sum;
+}
+
+// With kNaN a NaN where there is one, else the largest number, and NaN where there is no number.
+template <bool kNaN>
+__device__ __forceinline__ float larger(float a, float b) {
+  return kNaN ? max_nan(a, b) : fmaxf(a, b);
+}
+
+template <bool kNaN>
+__device__ __forceinline__ float lane_max(const Chunk& x) {
+  float most = x.at[0][0];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) most = larger<kNaN>(most, x.at[j][c]);
+  }
+  return most;
+}
+
+template <bool kNaN>
+__device__ __forceinline__ float chunk_max(const Chunk& x) {
+  float most = lane_max<kNaN>(x);
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) most = larger<kNaN>(most, __shfl_xor_sync(kWarp, most, apart));
+  return most;
+}
+
+template <bool kNaN>
+__device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& second) {
+  const bool high = lane_id() & 16;
+  const float a = lane_max<kNaN>(first), b = lane_max<kNaN>(second);
+  float most = larger<kNaN>(high ? b : a, __shfl_xor_sync(kWarp, high ? a : b, 16));
+#pragma unroll
+  for (int apart = 8; apart > 0; apart /= 2) most = larger<kNaN>(most, __shfl_xor_sync(kWarp, most, apart));
+  return most;
+}
+
+// Of the types that rows have.
+__device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// From global memory, which is to be told from shared memory where a pointer comes a long way. Rows are read once.
+template <typename T>
+__device__ __forceinline__ Vec<T, 4> read4(const T* from) {
+  using Raw = typename RawVec<4 * sizeof(T)>::Type;
+  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(from));
+  Vec<T, 4> vec;
+  memcpy(&vec, &raw, sizeof(raw));
+  return vec;
+}
+
+template <typename T>
+__device__ __forceinline__ T read1(const T* from) {
+  using Raw = typename RawVec<sizeof(T)>::Type;
+  const Raw raw = __ldg(reinterpret_cast<const Raw*>(from));
+  T value;
+  memcpy(&value, &raw, sizeof(raw));
+  return value;
+}
+
+// A row as the caller has it.
+struct Source {
+  const char* data;
+  DType dtype;
+  int64_t n;
+  bool wide;  // every chunk starts where four elements can be read at once
+
+  __device__ static Source of(const RowsOf& rows, int64_t offset, int64_t n) {
+    const char* data = static_cast<const char*>(rows.data) + offset * size_of_row_type(rows.dtype);
+    return {data, rows.dtype, n, reinterpret_cast<uintptr_t>(data) % (4 * size_of_row_type(rows.dtype)) == 0};
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding) const {
+    const T* from = reinterpret_cast<const T*>(data) + start;
+    if (wide && start + kSumChunk <= n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j)).to_floats(x.at[j]);
+      return;
+    }
+    const int count = static_cast<int>(n - start < kSumChunk ? n - start : kSumChunk);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int i = part_start(j) + c;
+        x.at[j][c] = i < count ? to_float(read1<T>(from + i)) : padding;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding) const {
+    if (dtype == DType::kFloat32) return load<float>(x, start, padding);
+    return dtype == DType::kFloat16 ? load<half_t>(x, start, padding) : load<bfloat16_t>(x, start, padding);
+  }
+
+  __device__ __forceinline__ float at(int64_t i) const {
+    if (dtype == DType::kFloat32) return read1<float>(reinterpret_cast<const float*>(data) + i);
+    return dtype == DType::kFloat16 ? to_float(read1<half_t>(reinterpret_cast<const half_t*>(data) + i))
+                                    : to_float(read1<bfloat16_t>(reinterpret_cast<const bfloat16_t*>(data) + i));
+  }
+
+  // kCount elements from `start` on, 0 behind the end.
+  template <typename T, int kCount>
+  __device__ __forceinline__ void load_some(float (&x)[kCount], int64_t start) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      x[i] = start + i < n ? to_float(read1<T>(reinterpret_cast<const T*>(data) + start + i)) : 0.0f;
+  }
+  template <int kCount>
+  __device__ __forceinline__ void load_some(float (&x)[kCount], int64_t start) const {
+    if (dtype == DType::kFloat32) return load_some<float>(x, start);
+    return dtype == DType::kFloat16 ? load_some<half_t>(x, start) : load_some<bfloat16_t>(x, start);
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void store_chunk(T* to, const Chunk& x, int64_t start, int64_t n) {
+  to += start;
+  if (reinterpret_cast<uintptr_t>(to) % (4 * sizeof(T)) == 0 && start + kSumChunk <= n) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) store_vec(to + part_start(j), Vec<T, 4>::from_floats(x.at[j]));
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int i = part_start(j) + c;
+      if (start + i < n) to[i] = from_float<T>(x.at[j][c]);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_chunk(void* to, DType dtype, int64_t row, const Chunk& x, int64_t start,
+                                            int64_t n) {
+  if (dtype == DType::kFloat32) return store_chunk(static_cast<float*>(to) + row * n, x, start, n);
+  if (dtype == DType::kFloat16) return store_chunk(static_cast<half_t*>(to) + row * n, x, start, n);
+  store_chunk(static_cast<bfloat16_t*>(to) + row * n, x, start, n);
+}
+
+__device__ __forceinline__ float rounded(float x, DType dtype) {
+  if (dtype == DType::kFloat16) return to_float(from_float<half_t>(x));
+  return dtype == DType::kBFloat16 ? to_float(from_float<bfloat16_t>(x)) : x;
+}
+
+}  // namespace flashinfer::cuda

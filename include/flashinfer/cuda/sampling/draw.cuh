@@ -1,0 +1,103 @@
+// Draws from a row whose chunks are summed: a warp finds the chunk by sums, and walks it.
+#pragma once
+
+#include <flashinfer/cuda/sampling/engine.cuh>
+
+namespace flashinfer::cuda {
+
+__device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    const uint64_t other = __shfl_up_sync(kWarp, value, apart);
+    if (lane >= apart) value += other;
+  }
+  return value;
+}
+
+// Lanes hold the sums of equal ranges of chunks.
+template <bool kResident>
+struct Draw {
+  Engine<kResident> e;
+  Totals totals;
+  float threshold;
+  int per_lane;
+  uint64_t start, end;
+
+  __device__ Draw(const Engine<kResident>& engine, const Totals& of_kept, float t)
+      : e(engine), totals(of_kept), threshold(t), per_lane((engine.chunks + 31) / 32) {
+    const float* sums = e.sums();
+    const int from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+    uint64_t own = 0;
+    for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
+    end = warp_ends(own);
+    start = end - own;
+  }
+
+  // All lanes of a warp call this with one uniform.
+  __device__ int64_t operator()(uint64_t uniform) const {
+    if (!totals.valid) return 0;
+    const float* sums = e.sums();
+    uint64_t share = share_of(uniform, totals.total);
+    int c = 0;
+    const bool mine = start <= share && share < end;
+    if (mine) {
+      share -= start, c = lane_id() * per_lane;
+      for (uint64_t one; (one = totals.fixed(sums[c])) <= share; ++c) share -= one;
+    }
+    const int owner = __ffs(__ballot_sync(kWarp, mine)) - 1;
+    return walk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
+  }
+
+  static constexpr int kEach = kSumChunk / 32;
+
+  // Elements lane * kEach and on.
+  __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
+    const int from = lane_id() * kEach;
+    if constexpr (kResident) {
+      const int most = Engine<true>::own_chunks(e.chunks, e.size), owner = c / most;
+      const uint32_t at = ptx::of_rank(e.x() + (c - owner * most) * kSumChunk + from, owner);
+#pragma unroll
+      for (int i = 0; i < kEach; i += 4) {
+        const uint4 four = ptx::load4_of_rank(at + 4 * i);
+        x[i] = __uint_as_float(four.x), x[i + 1] = __uint_as_float(four.y);
+        x[i + 2] = __uint_as_float(four.z), x[i + 3] = __uint_as_float(four.w);
+      }
+    } else {
+      const Scratch& s = scratch();
+      const int64_t start_at = int64_t{c} * kSumChunk + from;
+      float less[kEach] = {};
+      s.source.load_some(x, start_at);
+      if (s.has_minus) s.minus.load_some(less, start_at);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        x[i] = s.stage(x[i]);
+        if (s.has_minus) x[i] = max_nan(x[i] - max_nan(less[i], 0.0f), 0.0f);
+      }
+    }
+  }
+
+  // The first element of chunk c whose sum passes `share`; where rounding leaves none, the last that is kept.
+  __device__ int64_t walk(int c, uint64_t share) const {
+    const int from = lane_id() * kEach, count = min(e.left(c), kSumChunk);
+    float x[kEach];
+    read(c, x);
+    uint64_t sums[kEach], own = 0;
+    int last = -1;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (x[i] > 0 && x[i] >= threshold && from + i < count) own += totals.fixed(x[i]), last = from + i;
+      sums[i] = own;
+    }
+    const uint64_t end_at = warp_ends(own), before = end_at - own;
+    const unsigned passed = __ballot_sync(kWarp, end_at > share);
+    const int64_t base = int64_t{c} * kSumChunk;
+    if (passed == 0) return base + __reduce_max_sync(kWarp, last);
+    int result = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) result += before + sums[i] <= share;
+    return base + __shfl_sync(kWarp, from + result, __ffs(passed) - 1);
+  }
+};
+
+}  // namespace flashinfer::cuda

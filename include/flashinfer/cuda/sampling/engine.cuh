@@ -1,0 +1,344 @@
+// A cluster of blocks at work on one row: each block owns a part of its chunks, in shared memory (resident) or read
+// again in each pass. Sums and maxima of all chunks are written into the shared memory of every block, so that each
+// knows the whole row after one barrier and comes to the same decisions.
+//
+// An engine is a few integers, passed by value: an object whose address is taken would live in local memory, and what
+// it points to would be read as if it could be anywhere.
+#pragma once
+
+#include <flashinfer/cuda/ptx/approx.cuh>
+#include <flashinfer/cuda/ptx/cluster.cuh>
+#include <flashinfer/cuda/ptx/mbarrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/sampling/chunk.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kMaxCluster = 8, kMaxWarps = 32;
+constexpr int kBins = 1024;  // of counts, or 512 of sums in two words; the memory of kCandidates keys at other times
+constexpr int kCandidates = kBins;
+constexpr int kLocalBins = 256;  // of sums in two words
+
+// From what is read to x, where x is not kept in shared memory.
+struct Stage {
+  bool is_exponential, is_normalized, is_filtered, is_signed;
+  float top, scale;          // of exponentials
+  Normalizer first, second;  // of softmax; of what the first filter keeps
+  float cut;                 // of the first filter
+  DType dtype;               // that its result is rounded to
+
+  __device__ __forceinline__ float exponential(float x) const { return ptx::ex2_approx((x - top) * scale); }
+  __device__ __forceinline__ float filtered(float x) const { return x >= cut ? rounded(second(x), dtype) : 0.0f; }
+  __device__ __forceinline__ float operator()(float x) const {
+    if (is_signed) return x;
+    x = is_exponential ? exponential(x) : max_nan(x, 0.0f);
+    if (is_normalized) x = first(x);
+    if (is_filtered) x = filtered(x);
+    return x;
+  }
+};
+
+// What the threads of a block share beside the row.
+struct Scratch {
+  uint64_t barriers[2];  // of what all blocks are told in even and odd passes
+  uint64_t warp_totals[kMaxWarps];
+  uint64_t found_above;
+  uint32_t found_position;
+  uint32_t counter, counts[kMaxCluster];  // candidates of this block, and of each
+  Source source, minus;                   // the row, and what a draw takes from it
+  bool has_minus;
+  Stage stage;
+};
+
+__device__ __forceinline__ Scratch& scratch() {
+  __shared__ Scratch small;
+  return small;
+}
+
+__device__ __forceinline__ char* shared_bytes() {
+  extern __shared__ __align__(16) char bytes[];
+  return bytes;
+}
+
+// Sums of chunks, added up. Every warp computes it.
+struct Totals {
+  FixedPoint fixed;
+  uint64_t total;
+  bool valid;  // no NaN, some mass, and no more than a float can hold
+
+  __device__ double real() const { return fixed.real(total); }
+};
+
+__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(kWarp, value, apart);
+  return value;
+}
+
+template <bool kResident>
+struct Engine {
+  int n, chunks, first, own, rank, size, sums_at, maxima_at;
+  int pass;       // how many there were in which something was told
+  uint32_t peer;  // distance from this block's shared memory to that of the block whom the lane tells
+
+  FLASHINFER_HD static int own_chunks(int chunks, int size) { return (chunks + size - 1) / size; }
+
+  // Bytes of shared memory of a block.
+  static int64_t bytes(int64_t chunks, int size, bool maxima) {
+    const int64_t most = (chunks + size - 1) / size;
+    return (kResident ? most * kSumChunk * 4 : 0) + (kBins + 2 * kLocalBins) * 4 + chunks * (maxima ? 16 : 8);
+  }
+
+  __device__ static Engine of(int64_t n) {
+    Engine e;
+    e.n = static_cast<int>(n), e.chunks = static_cast<int>(num_chunks(n));
+    e.rank = ptx::cluster_rank(), e.size = ptx::cluster_size();
+    const int most = own_chunks(e.chunks, e.size);
+    e.first = min(e.rank * most, e.chunks), e.own = min(e.first + most, e.chunks) - e.first;
+    e.sums_at = e.maxima_at = e.pass = 0;
+    e.peer = ptx::of_rank(shared_bytes(), min(lane_id() & 15, e.size - 1)) - ptx::shared_address(shared_bytes());
+    return e;
+  }
+
+  // Once for each block, before the first pass: all blocks have started, and their barriers are there.
+  __device__ __forceinline__ void start() const {
+    if (is_cluster() && threadIdx.x == 0) {
+      for (uint64_t& barrier : scratch().barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+      ptx::mbarrier_fence_init();
+    }
+    ptx::cluster_sync();
+  }
+
+  __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
+
+  // A pass in which each block tells all others something about its chunks: `words` for each block in all. The barrier
+  // counts them. Of two passes the barriers differ, as a block may be ahead by one.
+  __device__ __forceinline__ void begin(int words) const {
+    __syncthreads();  // what was told two passes before is not read any more
+    if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
+  }
+  __device__ __forceinline__ void meet() const {
+    if (is_cluster()) return ptx::mbarrier_wait(barrier(), pass / 2 & 1);
+    __syncthreads();
+  }
+  // A block that is not launched in a cluster cannot store to others (an illegal instruction).
+  __device__ __forceinline__ bool is_cluster() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return size > 1;
+#else
+    return false;
+#endif
+  }
+
+  __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(shared_bytes()); }
+  __device__ __forceinline__ uint32_t* bins() const {
+    const int elements = kResident ? own_chunks(chunks, size) * kSumChunk : 0;
+    return reinterpret_cast<uint32_t*>(shared_bytes()) + elements;
+  }
+  __device__ __forceinline__ uint32_t* local_bins() const { return bins() + kBins; }
+  __device__ __forceinline__ float* sums(int which) const {
+    return reinterpret_cast<float*>(local_bins() + 2 * kLocalBins) + which * chunks;
+  }
+  __device__ __forceinline__ float* sums() const { return sums(sums_at); }
+  __device__ __forceinline__ float* maxima() const { return sums(2 + maxima_at); }
+
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int warps() const { return blockDim.x / 32; }
+
+  // The first lanes tell one block each, and those from 16 on do so for another word.
+  __device__ __forceinline__ void tell_all_bits(const uint32_t* at, uint32_t value, bool says) const {
+    if (!says || (lane_id() & 15) >= size) return;
+    if (is_cluster()) return ptx::store_of_rank(ptx::shared_address(at) + peer, value, barrier() + peer);
+    *const_cast<uint32_t*>(at) = value;
+  }
+  __device__ __forceinline__ void tell_all(const float* at, float value) const {
+    tell_all_bits(reinterpret_cast<const uint32_t*>(at), __float_as_uint(value), lane_id() < 16);
+  }
+  // Lanes from 16 on have the value of the chunk that the warp comes to next.
+  __device__ __forceinline__ void tell_pair(const float* at, int c, bool two, float value) const {
+    const bool second = lane_id() & 16;
+    tell_all_bits(reinterpret_cast<const uint32_t*>(at) + c + (second ? warps() : 0), __float_as_uint(value),
+                  !second || two);
+  }
+
+  template <typename F>
+  __device__ __forceinline__ void each_own(const F& f) const {
+    for (int c = first + warp(); c < first + own; c += warps()) f(c);
+  }
+
+  // read(chunk, c) of two chunks, then work(first, second, c, whether there is a second).
+  template <typename Read, typename Work>
+  __device__ __forceinline__ void each_pair(const Read& read, const Work& work) const {
+    for (int c = first + warp(); c < first + own; c += 2 * warps()) {
+      const bool two = c + warps() < first + own;
+      Chunk one, other;
+      read(one, c);
+      if (two) {
+        read(other, c + warps());
+      } else {
+        other.each([](float& value) { value = 0; });
+      }
+      work(one, other, c, two);
+    }
+  }
+
+  // How many elements of a chunk there are, and more.
+  __device__ __forceinline__ int left(int c) const { return n - c * kSumChunk; }
+
+  __device__ __forceinline__ void load(Chunk& chunk, int c) const {
+    if constexpr (kResident) {
+      const float* from = x() + (c - first) * kSumChunk;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float4 four = *reinterpret_cast<const float4*>(from + part_start(j));
+        chunk.at[j][0] = four.x, chunk.at[j][1] = four.y, chunk.at[j][2] = four.z, chunk.at[j][3] = four.w;
+      }
+    } else {
+      load_again(chunk, c);
+    }
+  }
+
+  // Not for speed: rows that fit nowhere.
+  __device__ __noinline__ static void load_again(Chunk& chunk, int c) {
+    const Stage& stage = scratch().stage;
+    const float padding = stage.is_exponential ? -INFINITY : 0.0f;
+    scratch().source.load(chunk, int64_t{c} * kSumChunk, padding);
+    chunk.each([&](float& value) { value = stage(value); });
+  }
+
+  __device__ __forceinline__ void store(const Chunk& chunk, int c) const {
+    if constexpr (kResident) {
+      float* to = x() + (c - first) * kSumChunk;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        *reinterpret_cast<float4*>(to + part_start(j)) =
+            make_float4(chunk.at[j][0], chunk.at[j][1], chunk.at[j][2], chunk.at[j][3]);
+      }
+    }
+  }
+
+  // Raw elements: kept where x is resident; the largest of each chunk to the maxima, or to the sums where those are
+  // not there.
+  template <bool kNaN>
+  __device__ __forceinline__ void read_maxima(const Source& source) {
+    (kResident ? maxima_at : sums_at) ^= 1;
+    float* to = kResident ? maxima() : sums();
+    begin(chunks);
+    each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
+              [&](Chunk& one, Chunk& other, int c, bool two) {
+                store(one, c);
+                if (two) store(other, c + warps());
+                tell_pair(to, c, two, pair_max<kNaN>(one, other));
+              });
+    meet(), ++pass;
+  }
+
+  // f(x) of each element where x is resident, with sums. Elsewhere the stage has f in it.
+  template <bool kMaxima, typename F>
+  __device__ __forceinline__ void transform(const F& f, const Source* source = nullptr) {
+    sums_at ^= 1;
+    if constexpr (kResident && kMaxima) maxima_at ^= 1;
+    begin(kResident && kMaxima ? 2 * chunks : chunks);
+    each_pair(
+        [&](Chunk& chunk, int c) {
+          if (kResident && source) {
+            source->load(chunk, int64_t{c} * kSumChunk, 0.0f);
+          } else {
+            load(chunk, c);
+          }
+        },
+        [&](Chunk& one, Chunk& other, int c, bool two) {
+          if constexpr (kResident) {
+            one.each([&](float& value) { value = f(value); });
+            store(one, c);
+            if (two) {
+              other.each([&](float& value) { value = f(value); });
+              store(other, c + warps());
+            }
+            if constexpr (kMaxima) tell_pair(maxima(), c, two, pair_max<true>(one, other));
+          }
+          tell_pair(sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
+        });
+    meet(), ++pass;
+  }
+
+  // Sums of what is at least t, to the other half of the sums.
+  __device__ __noinline__ static void sum_kept_to(Engine e, float t) {
+    const float* maxima = e.maxima();
+    e.begin(e.chunks);
+    e.each_pair(
+        [&](Chunk& chunk, int c) {
+          if (!kResident || maxima[c] >= t) return e.load(chunk, c);
+          chunk.each([](float& value) { value = 0; });
+        },
+        [&](const Chunk& one, const Chunk& other, int c, bool two) {
+          e.tell_pair(e.sums(), c, two, pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
+        });
+    e.meet();
+  }
+  __device__ __forceinline__ void sum_kept(float t) {
+    sums_at ^= 1;
+    sum_kept_to(*this, t);
+    ++pass;
+  }
+
+  // The largest of numbers >= 0, or a NaN's bits, which are larger than all.
+  __device__ __forceinline__ static uint32_t largest_bits(const float* values, int n) {
+    uint32_t most = 0;
+    for (int i = lane_id(); i < n; i += 32) most = max(most, __float_as_uint(values[i]));
+    return __reduce_max_sync(kWarp, most);
+  }
+
+  __device__ __noinline__ static uint64_t add_up(Engine e, double up) {
+    const FixedPoint fixed{up, 1.0};
+    const float* sums = e.sums();
+    uint64_t total = 0;
+    for (int i = lane_id(); i < e.chunks; i += 32) total += fixed(sums[i]);
+    return warp_sum(total);
+  }
+
+  __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
+    const uint32_t most = largest_bits(sums(), chunks);
+    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
+  }
+  __device__ __forceinline__ Totals totals() const {
+    const uint32_t most = largest_bits(sums(), chunks);
+    const FixedPoint fixed = FixedPoint::of(__uint_as_float(most));
+    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
+  }
+
+  // The largest x >= 0. Where nothing is resident the chunks have told no maxima, and their sums are lost here.
+  __device__ __forceinline__ float largest() {
+    if constexpr (kResident) return __uint_as_float(largest_bits(maxima(), chunks));
+    sums_at ^= 1;
+    begin(chunks);
+    each_own([&](int c) {
+      Chunk chunk;
+      load(chunk, c);
+      tell_all(sums() + c, chunk_max<true>(chunk));
+    });
+    meet(), ++pass;
+    return __uint_as_float(largest_bits(sums(), chunks));
+  }
+};
+
+// The largest of numbers of any sign, or NaN where there is one.
+__device__ __forceinline__ float largest_of(const float* values, int n) {
+  float most = -INFINITY;
+  for (int i = lane_id(); i < n; i += 32) most = max_nan(most, values[i]);
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) most = max_nan(most, __shfl_xor_sync(kWarp, most, apart));
+  return most;
+}
+
+// What one thread writes and all read behind a barrier: the row, and how it is read where it is not resident.
+template <typename F>
+__device__ __forceinline__ void set_scratch(const F& f) {
+  __syncthreads();
+  if (threadIdx.x == 0) f(scratch());
+  __syncthreads();
+}
+
+}  // namespace flashinfer::cuda

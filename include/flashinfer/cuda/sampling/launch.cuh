@@ -1,0 +1,98 @@
+// How the kernels of this family are launched: a cluster of blocks to a row, in as many blocks as there is memory for.
+#pragma once
+
+#include <atomic>
+
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/sampling/engine.cuh>
+
+namespace flashinfer::cuda {
+
+// A cluster of `size` blocks has a row.
+struct Shape {
+  int size, threads;
+  int64_t bytes;  // of shared memory, of each block
+  bool resident;
+};
+
+inline int64_t shared_memory(int device) {
+  static std::atomic<int> known[64];
+  std::atomic<int>& bytes = known[device & 63];
+  if (bytes == 0) bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes - static_cast<int64_t>(sizeof(Scratch));
+}
+
+// Three blocks to an SM: one loads while others select. Few rows are parted further, as far as there are SMs.
+inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
+  constexpr int64_t kSlice = 66 * 1024;
+  const DeviceInfo& info = device_info(device);
+  const int most = info.major >= 9 ? kMaxCluster : 1;
+  const int64_t chunks = num_chunks(vocab_size);
+  int size = 1;
+  while (size < most && Engine<true>::own_chunks(static_cast<int>(chunks), size) * int64_t{kSumChunk} * 4 > kSlice)
+    size *= 2;
+  while (size < most && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
+  Shape shape{size, size * rows <= info.num_sms ? 512 : 256, Engine<true>::bytes(chunks, size, true), true};
+  if (shape.bytes > shared_memory(device)) shape = {1, 512, Engine<false>::bytes(chunks, 1, false), false};
+  return shape;
+}
+
+inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
+  const DeviceInfo& info = device_info(device);
+  const int64_t chunks = num_chunks(vocab_size);
+  int size = 1;
+  while (info.major >= 9 && size < kMaxCluster && size * rows < info.num_sms && chunks >= 16 * size) size *= 2;
+  return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, size, true), false};
+}
+
+template <auto kKernel, typename... Args>
+void launch_clusters(const Shape& shape, int64_t clusters, const Launch& where, const Args&... args) {
+  static std::atomic<int64_t> allowed[64];
+  std::atomic<int64_t>& most = allowed[where.device & 63];
+  if (shape.bytes > shared_memory(where.device))
+    throw std::runtime_error("ValueError: rows need more shared memory than a block of this device has");
+  if (shape.bytes > 48 * 1024 && shape.bytes > most) {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)),
+          "cudaFuncSetAttribute");
+    most = shape.bytes;
+  }
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (shape.size > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim = {static_cast<unsigned>(shape.size), 1, 1};
+    ++count;
+  }
+  if (where.pdl != 0 && device_info(where.device).major >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * shape.size));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.bytes);
+  config.stream = static_cast<cudaStream_t>(where.stream);
+  config.attrs = attributes;
+  config.numAttrs = static_cast<unsigned>(count);
+  check(cudaLaunchKernelEx(&config, kKernel, args...), "kernel launch");
+}
+
+// Where outputs name their rows, a cluster takes several outputs: those of one row may share it.
+struct Groups {
+  int64_t outputs, count;
+
+  static Groups of(const SampleParams& p, const Shape& shape, int per_sm, int device) {
+    const int64_t most = device_info(device).num_sms * per_sm / shape.size;
+    const int64_t each = p.indices.data && p.num_outputs > most ? (p.num_outputs + most - 1) / most : 1;
+    return {each, (p.num_outputs + each - 1) / each};
+  }
+};
+
+// Each kernel of a family of kernels is compiled in a file of its own.
+void launch_samples(const SampleParams& p, const Launch& where);
+void launch_maps(const MapRowsParams& p, const Launch& where);
+void launch_masks(const MapRowsParams& p, const Launch& where);
+void launch_top_k(const TopKParams& p, const Launch& where);
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,111 @@
+// The k largest of numbers of any sign: the others masked, or they and their places alone.
+#pragma once
+
+#include <flashinfer/cuda/sampling/rows.cuh>
+
+namespace flashinfer::cuda {
+
+// The key of the k-th largest, 0 where all are kept.
+template <bool kResident>
+__device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
+  const Source source = Source::of(rows, row * rows.stride, e.n);
+  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.stage.is_signed = true; });
+  if constexpr (kResident) e.template read_maxima<false>(source);
+  return top_k.on ? top_k_key<Signed>(e, top_k.k, 0xffffffffu) : 0;
+}
+
+template <bool kResident>
+__global__ void __launch_bounds__(512) mask_kernel(const __grid_constant__ MapRowsParams p) {
+  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / e.size;
+  e.start();
+  wait_for_inputs();
+  const uint32_t least = key_of_rank(e, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size));
+  e.each_own([&](int c) {
+    Chunk chunk;
+    e.load(chunk, c);
+    chunk.each([&](float& x) { x = Signed::key(x) >= least || x != x ? x : -INFINITY; });
+    store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
+  });
+  ptx::cluster_sync_reads();
+  let_next_start();
+}
+
+// How many elements of a chunk lie above the threshold, and how many at it, in one word each half.
+__device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, int64_t left, uint32_t (&part)[4]) {
+  uint32_t all = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    part[j] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t own = Signed::key(chunk.at[j][i]);
+      if (part_start(j) + i < left) part[j] += own > key ? 1u << 16 : own == key ? 1u : 0u;
+    }
+    all += part[j];
+  }
+  return all;
+}
+
+template <bool kResident>
+__global__ void __launch_bounds__(512) top_k_kernel(const __grid_constant__ TopKParams p) {
+  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / e.size;
+  e.start();
+  wait_for_inputs();
+  const uint32_t key = key_of_rank(e, p.input, row, {p.k < p.vocab_size, p.k});
+  e.sums_at ^= 1;
+  e.begin(e.chunks);
+  const char* from = scratch().source.data;
+  uint32_t part[4];
+  e.each_own([&](int c) {
+    Chunk chunk;
+    e.load(chunk, c);
+    const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
+    e.tell_all(e.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
+  });
+  e.meet(), ++e.pass;
+  uint64_t above = 0;
+  for (int c = lane_id(); c < e.chunks; c += 32) above += __float_as_uint(e.sums()[c]) >> 16;
+  const int64_t ties = p.k - static_cast<int64_t>(warp_sum(above));
+  e.each_own([&](int c) {
+    uint64_t higher = 0, equal = 0;
+    for (int i = lane_id(); i < c; i += 32) {
+      const uint32_t counts = __float_as_uint(e.sums()[i]);
+      higher += counts >> 16, equal += counts & 0xffff;
+    }
+    higher = warp_sum(higher), equal = warp_sum(equal);
+    Chunk chunk;
+    e.load(chunk, c);
+    const int64_t left = p.vocab_size - int64_t{c} * kSumChunk;
+    counts_of(chunk, key, left, part);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t end = part[j];
+#pragma unroll
+      for (int apart = 1; apart < 32; apart *= 2) {
+        const uint32_t other = __shfl_up_sync(kWarp, end, apart);
+        if (lane_id() >= apart) end += other;
+      }
+      int64_t g = higher + ((end - part[j]) >> 16), q = equal + ((end - part[j]) & 0xffff);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t own = Signed::key(chunk.at[j][i]);
+        if (part_start(j) + i >= left || own < key) continue;
+        if (own > key || q < ties) {
+          const int64_t at = row * p.k + g + min(q, ties), index = int64_t{c} * kSumChunk + part_start(j) + i;
+          p.indices[at] = index;
+          const int size = size_of_row_type(p.input.dtype);
+          memcpy(static_cast<char*>(p.values) + at * size, from + index * size, size);
+        }
+        own > key ? ++g : ++q;
+      }
+      const uint32_t all = __shfl_sync(kWarp, end, 31);
+      higher += all >> 16, equal += all & 0xffff;
+    }
+  });
+  ptx::cluster_sync_reads();
+  let_next_start();
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,219 @@
+// Rows made ready: loaded as x >= 0, filtered, and drawn from or written.
+#pragma once
+
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/sampling/draw.cuh>
+#include <flashinfer/cuda/sampling/select.cuh>
+
+namespace flashinfer::cuda {
+
+// Stages are set where x is not resident alone: there each pass computes x anew.
+template <bool kResident, typename F>
+__device__ __forceinline__ void set_stage(const F& f) {
+  if constexpr (!kResident) set_scratch([&](Scratch& s) { f(s.stage); });
+}
+
+template <bool kResident>
+__device__ __forceinline__ Totals load_probs(Engine<kResident>& e) {
+  const Source source = scratch().source;
+  e.template transform<true>([](float x) { return max_nan(x, 0.0f); }, &source);
+  return e.totals();
+}
+
+// exp((l - max l) / T), with sums.
+template <bool kResident>
+__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature) {
+  const Source source = scratch().source;
+  e.template read_maxima<true>(source);
+  const float top = largest_of(kResident ? e.maxima() : e.sums(), e.chunks), scale = exponent_scale(temperature);
+  set_stage<kResident>([&](Stage& stage) { stage.top = top, stage.scale = scale, stage.is_exponential = true; });
+  e.template transform<false>([&](float x) { return ptx::ex2_approx((x - top) * scale); });
+  return e.totals();
+}
+
+// softmax(l / T) in float, with sums.
+template <bool kResident>
+__device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temperature) {
+  const Totals totals = load_exponentials(e, temperature);
+  if (!totals.valid) return totals;
+  const Normalizer by = Normalizer::of(totals.real());
+  set_stage<kResident>([&](Stage& stage) { stage.first = by, stage.is_normalized = true; });
+  e.template transform<true>([&](float x) { return by(x); });
+  return e.totals();
+}
+
+// Numbers of an output's filters.
+struct Filters {
+  TopK top_k;
+  bool has_top_p, has_min_p;
+  double top_p, min_p, temperature;
+
+  __device__ static Filters of(const SampleParams& p, int64_t output, int64_t row) {
+    Filters f{};
+    if (p.has_top_k) f.top_k = top_k_of(p.top_k.get_integer(output, row), p.vocab_size);
+    f.top_p = p.has_top_p ? p.top_p.get_real(output, row) : 1.0;
+    f.min_p = p.has_min_p ? p.min_p.get_real(output, row) : 0.0;
+    f.has_top_p = !(f.top_p >= 1), f.has_min_p = !(f.min_p <= 0);
+    f.temperature = p.is_logits ? p.temperature.get_real(output, row) : 1.0;
+    return f;
+  }
+  __device__ bool valid() const { return top_p == top_p && min_p == min_p; }
+  __device__ bool operator==(const Filters& o) const {
+    return top_k.on == o.top_k.on && top_k.k == o.top_k.k && top_p == o.top_p && min_p == o.min_p &&
+           temperature == o.temperature;
+  }
+};
+
+// Applies the filters; the engine's sums are those of what is kept, `row` is what they are sums of.
+template <bool kResident>
+__device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+  float t = 0;
+  if (!row.valid || !f.valid()) {
+    row.valid = false;
+    return t;
+  }
+  if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
+  float most = e.largest();
+  if (f.has_min_p) t = f.min_p >= 1 ? most : static_cast<float>(f.min_p) * most;
+  if (f.top_k.on) t = fmaxf(t, top_k_threshold(e, f.top_k.k, most));
+  if (f.has_top_p) {
+    if (f.top_k.on && top_k_first) {
+      e.sum_kept(t);
+      const Normalizer by = Normalizer::of(e.totals(row.fixed).real());
+      set_stage<kResident>(
+          [&](Stage& stage) { stage.second = by, stage.cut = t, stage.dtype = dtype, stage.is_filtered = true; });
+      e.template transform<true>([&](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; });
+      row = e.totals();
+      most = e.largest(), t = 0;
+    }
+    t = fmaxf(t, top_p_threshold(e, f.top_p, row, most));
+  }
+  e.sum_kept(t);
+  const Totals kept = e.totals(row.fixed);
+  row.total = kept.total, row.valid = kept.valid;
+  return t;
+}
+
+// Outputs are taken in groups, each by one cluster; those next to each other that use the same row in the same way
+// share its load and its threshold.
+struct Run {
+  int64_t row, end;
+
+  __device__ static int64_t row_of(const SampleParams& p, int64_t output) {
+    if (!p.indices.data) return output;
+    const int64_t at = output * p.indices.stride;
+    return p.indices.dtype == DType::kInt64 ? static_cast<const int64_t*>(p.indices.data)[at]
+                                            : static_cast<const int32_t*>(p.indices.data)[at];
+  }
+
+  __device__ static Run from(const SampleParams& p, int64_t output, int64_t end, const Filters& filters) {
+    const int64_t row = row_of(p, output);
+    for (int64_t next = output + 1; next < end; next += 32) {
+      const int64_t mine = next + lane_id();
+      const bool same = mine < end && row_of(p, mine) == row && Filters::of(p, mine, row) == filters;
+      const unsigned others = __ballot_sync(kWarp, !same);
+      if (others) return {row, next + __ffs(others) - 1};
+    }
+    return {row, end};
+  }
+};
+
+__device__ __forceinline__ void put_sample(const SampleParams& p, int64_t output, int64_t token, bool valid) {
+  if (p.wide_samples) {
+    static_cast<int64_t*>(p.samples)[output] = token;
+  } else {
+    static_cast<int32_t*>(p.samples)[output] = static_cast<int32_t>(token);
+  }
+  p.valid[output] = valid;
+}
+
+// The warps of a cluster take the outputs of a run in turns.
+template <bool kResident>
+__device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kResident>& e, int64_t first, int64_t end,
+                                         const Totals& totals, float t) {
+  const int64_t step = e.size * e.warps();
+  int64_t output = first + e.rank * e.warps() + e.warp();
+  if (output >= end) return;
+  const Draw<kResident> draw(e, totals, t);
+  for (; output < end; output += step) {
+    const int64_t token = draw(p.random.draw(output, 0));
+    if (lane_id() == 0) put_sample(p, output, token, totals.valid);
+  }
+}
+
+// prepare(engine, filters, totals) -> threshold, with the engine's sums those of what is kept.
+template <bool kResident, typename F>
+__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
+  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
+  const int64_t begin = blockIdx.x / e.size * group, end = min(begin + group, p.num_outputs);
+  e.start();
+  wait_for_inputs();
+  for (int64_t output = begin; output < end;) {
+    const int64_t row = Run::row_of(p, output);
+    const bool exists = row >= 0 && row < p.num_rows;
+    Filters filters{};
+    if (exists) filters = Filters::of(p, output, row);
+    const int64_t next = exists ? Run::from(p, output, end, filters).end : output + 1;
+    Totals totals{{1, 1}, 0, false};
+    float t = 0;
+    if (exists) {
+      set_scratch([&](Scratch& s) {
+        s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
+        s.stage = {}, s.has_minus = false;
+      });
+      t = prepare(e, filters, totals);
+      if constexpr (kResident) ptx::cluster_sync();  // draws read what other blocks have written
+    }
+    draw_run(p, e, output, next, totals, t);
+    output = next;
+    ptx::cluster_sync_reads();  // others may draw from this block's memory
+  }
+  let_next_start();
+}
+
+template <bool kResident>
+__global__ void __launch_bounds__(768) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+  sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
+    totals = p.is_logits ? load_softmax(e, f.temperature) : load_probs(e);
+    return apply(e, f, p.top_k_first, p.is_logits ? DType::kFloat32 : p.input.dtype, totals);
+  });
+}
+
+// softmax and renormalised rows, a cluster each.
+template <bool kResident>
+__global__ void __launch_bounds__(768) map_kernel(const __grid_constant__ MapRowsParams p) {
+  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / e.size;
+  e.start();
+  wait_for_inputs();
+  set_scratch([&](Scratch& s) {
+    s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
+    s.stage = {};
+  });
+  DType dtype = p.input.dtype;
+  Normalizer by{1, 1};
+  float t = 0, otherwise = NAN;
+  Totals totals;
+  if (p.map == RowMap::kSoftmax) {
+    dtype = DType::kFloat32;
+    totals = load_exponentials(e, p.number.get_real(row, row));
+  } else {
+    Filters f{};
+    f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
+    if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+    totals = load_probs(e);
+    if (f.valid() && e.largest_bits(e.sums(), e.chunks) == 0) otherwise = 0;
+    t = apply(e, f, false, dtype, totals);
+  }
+  if (totals.valid) by = Normalizer::of(totals.real());
+  e.each_own([&](int c) {
+    Chunk chunk;
+    e.load(chunk, c);
+    chunk.each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
+    store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
+  });
+  ptx::cluster_sync_reads();  // others may read this block's bins
+  let_next_start();
+}
+
+}  // namespace flashinfer::cuda
