@@ -1,0 +1,147 @@
+"""Steps on logits and probabilities, and several of them as one function of :mod:`flashinfer.sampling`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import sampling
+from .op import Op, ParameterizedOp
+from .types import TensorType
+
+
+def _draws(op: Op, runtime: dict[str, Any]) -> dict[str, Any]:
+    """What functions that draw take besides their filters."""
+    given = {name: runtime.get(name) for name in ("indices", "generator", "seed", "offset", "slot")}
+    return given | {"deterministic": op.params.get("deterministic", True)}
+
+
+def _column(number: Any, like: torch.Tensor) -> Any:
+    """One number for each row."""
+    return number.to(like.dtype).unsqueeze(-1) if isinstance(number, torch.Tensor) and number.dim() == 1 else number
+
+
+class TemperatureOp(ParameterizedOp):
+    """``logits / temperature``."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.LOGITS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return tensor / _column(self.parameter("temperature", runtime), tensor)  # type: ignore[no-any-return]
+
+
+class SoftmaxOp(Op):
+    """:func:`flashinfer.sampling.softmax`."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.PROBS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.softmax(tensor, None, self.params.get("enable_pdl"))
+
+
+class ProbsTopKOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_k_renorm_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.PROBS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.top_k_renorm_probs(tensor, self.parameter("top_k", runtime))
+
+
+class LogitsTopKOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_k_mask_logits`."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.LOGITS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.top_k_mask_logits(tensor, self.parameter("top_k", runtime))
+
+
+class TopPOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_p_renorm_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.PROBS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.top_p_renorm_probs(tensor, self.parameter("top_p", runtime))
+
+
+class MinPOp(ParameterizedOp):
+    """Probabilities of at least ``min_p`` times the largest, normalised."""
+
+    IN, OUT = TensorType.PROBS, TensorType.PROBS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        least = tensor.amax(dim=-1, keepdim=True) * _column(self.parameter("min_p", runtime), tensor)
+        kept = torch.where(tensor >= least, tensor, 0)
+        return kept / kept.sum(dim=-1, keepdim=True)
+
+
+class ProbsSampleOp(Op):
+    """:func:`flashinfer.sampling.sampling_from_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.sampling_from_probs(tensor, **_draws(self, runtime))  # type: ignore[return-value]
+
+
+class LogitsSampleOp(Op):
+    """:func:`flashinfer.sampling.sampling_from_logits`."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.sampling_from_logits(tensor, **_draws(self, runtime))
+
+
+class FusedTemperatureSoftmaxOp(ParameterizedOp):
+    """Temperature and softmax: one read of the logits."""
+
+    IN, OUT = TensorType.LOGITS, TensorType.PROBS
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        return sampling.softmax(tensor, self.parameter("temperature", runtime), self.params.get("enable_pdl"))
+
+
+class FusedProbsTopKSampleOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_k_sampling_from_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        top_k = self.parameter("top_k", runtime)
+        return sampling.top_k_sampling_from_probs(tensor, top_k, **_draws(self, runtime))  # type: ignore[return-value]
+
+
+class FusedProbsTopPSampleOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_p_sampling_from_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        top_p = self.parameter("top_p", runtime)
+        return sampling.top_p_sampling_from_probs(tensor, top_p, **_draws(self, runtime))  # type: ignore[return-value]
+
+
+class FusedProbsMinPSampleOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.min_p_sampling_from_probs`."""
+
+    IN, OUT = TensorType.PROBS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        min_p = self.parameter("min_p", runtime)
+        return sampling.min_p_sampling_from_probs(tensor, min_p, **_draws(self, runtime))  # type: ignore[return-value]
+
+
+class FusedProbsTopKTopPSampleOp(ParameterizedOp):
+    """:func:`flashinfer.sampling.top_k_top_p_sampling_from_probs`, both filters of the same probabilities."""
+
+    IN, OUT = TensorType.PROBS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        top_k, top_p = self.parameter("top_k", runtime), self.parameter("top_p", runtime)
+        return sampling.top_k_top_p_sampling_from_probs(  # type: ignore[return-value]
+            tensor, top_k, top_p, filter_apply_order="joint", **_draws(self, runtime)
+        )

@@ -1,0 +1,89 @@
+"""Pipelines: processors in a row, compiled into as few steps as there are functions for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .compiler import compile_pipeline
+from .fusion_rules import FusionRule
+from .legalization import legalize_processors
+from .op import Op
+from .processors import LogitsProcessor
+from .types import TaggedTensor, TensorType
+from .validators import ValidityCheck
+
+
+class LogitsPipe:
+    """Processors in a row, for example ``LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])``.
+
+    Args:
+        processors: at least one.
+        compile: fuse steps at once; else :meth:`compile` does, and until then each runs by itself.
+        input_type: of what the pipe is called with; needed where the first processor takes logits and probabilities.
+        custom_fusion_rules, custom_validity_checks: besides those of all pipelines.
+
+    Raises:
+        ValueError: processors that make no pipeline.
+
+    ``processors``, ``ops`` (a step or more for each), ``compiled_ops`` (``None`` until compiled) and ``initial_type``
+    are attributes.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[LogitsProcessor],
+        compile: bool = True,
+        input_type: TensorType | None = None,
+        custom_fusion_rules: Sequence[FusionRule] | None = None,
+        custom_validity_checks: Sequence[ValidityCheck] | None = None,
+    ) -> None:
+        if not processors:
+            raise ValueError("Pipeline cannot be empty")
+        self.processors = list(processors)
+        self.custom_fusion_rules, self.custom_validity_checks = custom_fusion_rules, custom_validity_checks
+        self.compiled_ops: list[Op] | None = None
+        try:
+            self.ops, self.initial_type = legalize_processors(self.processors, input_type)
+            if compile:
+                self.compile()
+        except ValueError as err:
+            raise ValueError(f"Pipeline creation failed: {err}") from err
+
+    def compile(self) -> None:
+        """Fuse the steps.
+
+        Raises:
+            CompileError: the steps make no pipeline.
+        """
+        self.compiled_ops = compile_pipeline(self.ops, self.custom_fusion_rules, self.custom_validity_checks)
+
+    def __call__(self, x: torch.Tensor | TaggedTensor, **runtime: Any) -> torch.Tensor:
+        """Run the pipeline on ``[batch_size, vocab_size]``, with the parameters of its processors by name.
+
+        Raises:
+            ValueError: a tensor of another type, or a step that fails; the message names it.
+        """
+        tensor = x if isinstance(x, TaggedTensor) else TaggedTensor(x, self.initial_type)
+        if tensor.type != self.initial_type:
+            raise ValueError(f"got a tensor of {tensor.type.name}, wanted {self.initial_type.name}")
+        ops = self.compiled_ops
+        if ops is None:
+            warnings.warn("this LogitsPipe is not compiled: its steps run one by one", UserWarning, stacklevel=2)
+            ops = self.ops
+        for number, op in enumerate(ops):
+            try:
+                tensor = op(tensor, **runtime)
+            except (TypeError, ValueError, IndexError) as err:
+                raise ValueError(f"Error executing operator {number} ({op.name}): {err}") from err
+        return tensor.data
+
+    def __repr__(self) -> str:
+        def chain(steps: Sequence[object]) -> str:
+            return "[" + " -> ".join(map(repr, steps)) + "]"
+
+        compiled = None if self.compiled_ops is None else chain(self.compiled_ops)
+        return f"LogitsPipe({chain(self.processors)}, ops={chain(self.ops)}, compiled_ops={compiled})"

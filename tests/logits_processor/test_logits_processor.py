@@ -1,0 +1,152 @@
+"""Pipelines: what they compile to, what they refuse, and that they give what the functions give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import sampling
+from flashinfer.logits_processor import (
+    CompileError,
+    FusionRule,
+    LegalizationError,
+    LogitsPipe,
+    MinP,
+    Op,
+    Sample,
+    Softmax,
+    TaggedTensor,
+    Temperature,
+    TensorType,
+    TopK,
+    TopP,
+    compile_pipeline,
+    legalize_processors,
+)
+from flashinfer.logits_processor.operators import FusedProbsTopKTopPSampleOp, LogitsTopKOp, SoftmaxOp
+
+RANDOM = dict(seed=3, offset=4)
+LOGITS, PROBS = TensorType.LOGITS, TensorType.PROBS
+JOINT = dict(filter_apply_order="joint")
+
+# Processors, what they take, the steps they are compiled into, parameters, and the function that does the same.
+PIPES = [
+    ([Temperature(), Softmax()], LOGITS, ["FusedTemperatureSoftmaxOp"], dict(temperature=0.7), sampling.softmax),
+    ([TopK()], LOGITS, ["LogitsTopKOp"], dict(top_k=5), sampling.top_k_mask_logits),
+    ([TopK()], PROBS, ["ProbsTopKOp"], dict(top_k=5), sampling.top_k_renorm_probs),
+    ([TopP()], PROBS, ["TopPOp"], dict(top_p=0.4), sampling.top_p_renorm_probs),
+    ([Sample()], LOGITS, ["LogitsSampleOp"], {}, sampling.sampling_from_logits),
+    ([Sample()], PROBS, ["ProbsSampleOp"], {}, sampling.sampling_from_probs),
+    ([TopK(), Sample()], PROBS, ["FusedProbsTopKSampleOp"], dict(top_k=5), sampling.top_k_sampling_from_probs),
+    ([TopP(), Sample()], PROBS, ["FusedProbsTopPSampleOp"], dict(top_p=0.4), sampling.top_p_sampling_from_probs),
+    ([MinP(), Sample()], PROBS, ["FusedProbsMinPSampleOp"], dict(min_p=0.4), sampling.min_p_sampling_from_probs),
+    ([TopK(), TopP(), Sample()], PROBS, ["ProbsTopKOp", "FusedProbsTopPSampleOp"], dict(top_k=9, top_p=0.4),
+     sampling.top_k_top_p_sampling_from_probs),
+    ([TopK(joint_topk_topp=True), TopP(), Sample()], PROBS, ["FusedProbsTopKTopPSampleOp"], dict(top_k=9, top_p=0.4),
+     lambda x, **more: sampling.top_k_top_p_sampling_from_probs(x, **JOINT, **more)),
+    ([Softmax(), TopK(joint_topk_topp=True), TopP(), Sample()], LOGITS, ["SoftmaxOp", "FusedProbsTopKTopPSampleOp"],
+     dict(top_k=9, top_p=0.4), lambda x, **more: sampling.top_k_top_p_sampling_from_logits(x, **JOINT, **more)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("processors, takes, steps, numbers, function", PIPES, ids=lambda x: str(x)[:40])
+def test_a_pipe_is_what_the_function_is(processors, takes, steps, numbers, function, device):
+    x = torch.randn(9, 300, device=device)
+    x = x if takes == LOGITS else torch.softmax(x, -1)
+    pipe = LogitsPipe(processors, input_type=takes)
+    assert [op.name for op in pipe.compiled_ops] == steps
+    draws = RANDOM if isinstance(processors[-1], Sample) else {}
+    assert pipe(x, **numbers, **draws).equal(function(x, **numbers, **draws))
+    assert pipe(TaggedTensor(x, takes), **numbers, **draws).equal(function(x, **numbers, **draws))
+
+
+def test_uncompiled_steps_give_the_same_and_warn(device):
+    logits, temperature = torch.randn(8, 500, device=device), torch.rand(8, device=device) + 0.5
+    pipes = [LogitsPipe([Temperature(), Softmax(), MinP(), Sample()], compile=done) for done in (True, False)]
+    numbers = dict(temperature=temperature, min_p=0.1)
+    with pytest.warns(UserWarning, match="not compiled"):
+        alone = pipes[1](logits, **numbers, **RANDOM)
+    assert pipes[0](logits, **numbers, **RANDOM).equal(alone)
+    with pytest.warns(UserWarning):
+        probs = LogitsPipe([Temperature(), Softmax()], compile=False)(logits, temperature=temperature)
+    torch.testing.assert_close(probs, sampling.softmax(logits, temperature), atol=1e-6, rtol=1e-5)
+    pipes[1].compile()
+    assert pipes[1](logits, **numbers, **RANDOM).equal(alone)
+
+
+def test_repr():
+    pipe = LogitsPipe([TopK(), Sample()], input_type=TensorType.PROBS)
+    assert repr(pipe) == (
+        "LogitsPipe([TopK -> Sample], ops=[ProbsTopKOp -> ProbsSampleOp], compiled_ops=[FusedProbsTopKSampleOp])"
+    )
+    assert pipe.initial_type == TensorType.PROBS and len(pipe.processors) == 2
+
+
+@pytest.mark.parametrize(
+    "processors, kind, text",
+    [
+        ([], None, "Pipeline cannot be empty"),
+        ([TopK(), Sample()], None, "Pipeline creation failed: Cannot infer input type"),
+        ([TopP()], LOGITS, "Pipeline creation failed: processor 0"),
+        ([Sample(), TopK()], LOGITS, "Pipeline creation failed: processor 1"),
+        ([Softmax(), Softmax()], LOGITS, "Pipeline creation failed"),
+    ],
+)
+def test_what_makes_no_pipeline(processors, kind, text):
+    with pytest.raises(ValueError, match=text):
+        LogitsPipe(processors, input_type=kind)
+
+
+@pytest.mark.parametrize(
+    "processors, numbers, text",
+    [
+        ([Temperature()], {}, r"Error executing operator 0 \(TemperatureOp\): .*needs the parameter temperature"),
+        ([Temperature()], dict(temperature=0), "wanted a positive number"),
+        ([Softmax(), TopK()], dict(top_k=0), r"operator 1 \(ProbsTopKOp\): .*positive integer"),
+        ([Softmax(), TopK()], dict(top_k=2.5), "positive integer"),
+        ([Softmax(), TopP()], dict(top_p=1.5), "above 0, at most 1"),
+        ([Softmax(), MinP()], dict(min_p=0.0), "above 0, at most 1"),
+        ([Softmax(), TopP()], dict(top_p="much"), "got str"),
+        ([Softmax(), TopP(), Sample()], dict(top_p=0.5, indices=torch.tensor([9])), "indices: got 9"),
+    ],
+)
+def test_steps_that_fail_are_named(processors, numbers, text):
+    with pytest.raises(ValueError, match=text):
+        LogitsPipe(processors, input_type=LOGITS)(torch.randn(2, 20), **numbers)
+    with pytest.raises(ValueError, match="got a tensor of PROBS, wanted LOGITS"):
+        LogitsPipe([Softmax()])(TaggedTensor.probs(torch.rand(2, 20)))
+
+
+def test_tagged_tensors_are_tensors_to_torch():
+    x = torch.rand(2, 5)
+    tagged = TaggedTensor.logits(x)
+    assert torch.sum(tagged).equal(x.sum()) and torch.cat([tagged, x]).shape == (4, 5)
+    assert (tagged.shape, tagged.dtype, tagged.device, tagged.size(1)) == (x.shape, x.dtype, x.device, 5)
+    assert TaggedTensor.indices(x).type == TensorType.INDICES
+    with pytest.raises(AttributeError):
+        tagged.data = x
+
+
+def test_rules_and_checks_of_the_callers():
+    class Both(Op):
+        IN, OUT = LOGITS, PROBS
+
+        def run(self, tensor, runtime):
+            return tensor * 0
+
+    rule = FusionRule((LogitsTopKOp, SoftmaxOp), lambda ops: True, lambda ops: Both(), prio=5)
+    pipe = LogitsPipe([TopK(), Softmax(), TopP(), Sample()], input_type=LOGITS, custom_fusion_rules=[rule])
+    assert [op.name for op in pipe.compiled_ops] == ["Both", "FusedProbsTopPSampleOp"]
+
+    def refuse(ops):
+        raise CompileError("not today")
+
+    with pytest.raises(ValueError, match="not today"):
+        LogitsPipe([Softmax()], custom_validity_checks=[refuse])
+    with pytest.raises(CompileError, match="at most one"):
+        compile_pipeline([SoftmaxOp(), SoftmaxOp()])
+    with pytest.raises(LegalizationError):
+        legalize_processors([])
+    joint = LogitsPipe([TopK(joint_topk_topp=True), TopP(), Sample(deterministic=False)], input_type=PROBS)
+    (fused,) = joint.compiled_ops
+    assert isinstance(fused, FusedProbsTopKTopPSampleOp) and fused.params["deterministic"] is False
