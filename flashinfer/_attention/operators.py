@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._ops.configured import load_configured, with_fakes
-from .._ops.errors import raise_as_callers_mistake
+from .._ops.errors import raise_from_module
 from ..jit.module import JitSpec
 from ..jit.modules._attention import POS_ENCODINGS as POS_ENCODING_MODES
 from ..jit.modules._attention import (
@@ -129,17 +129,10 @@ def call(op: str, run: Callable[..., None], *args: Any) -> None:
     try:
         run(*args)
     except RuntimeError as err:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        for tensor in tensors:
-            if tensor.layout != torch.strided:
-                raise ValueError(f"{op}: got a tensor of {tensor.layout}, wanted dense ones") from None
-        if len({tensor.device for tensor in tensors}) > 1:
-            devices = ", ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
-            raise ValueError(f"{op}: got tensors on {devices}, wanted one device for all") from None
         if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
             text = str(err).split(" Declaration:")[0]
             raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
-        raise_as_callers_mistake(err)
+        raise_from_module(op, args, err)
 
 
 def operators_of_module(op: str, jit_module: Any) -> Operators:

@@ -32,6 +32,20 @@ def raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
     raise err
 
 
+def raise_from_module(op: str, args: Sequence[Any], err: RuntimeError) -> NoReturn:
+    """What the operator of a configuration's module did not take: ``define`` looks at such tensors, a module does not.
+
+    Raises:
+        ValueError: tensors that are not dense, or on several devices.
+    """
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{op}: got a tensor of {tensor.layout}, wanted dense ones") from None
+    check_one_device(op, args)
+    raise_as_callers_mistake(err)
+
+
 def check_one_device(op: str, args: Sequence[Any], on_host: frozenset[int] = frozenset()) -> None:
     """All tensors are on one device, but for those at the places ``on_host``, which are tables on the host.
 
