@@ -18,10 +18,12 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
 
     Raises:
         TypeError: no integers.
-        ValueError: no vector, or a value that :func:`narrowed` refuses.
+        ValueError: no dense vector, or a value that :func:`narrowed` refuses.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+    if x.layout != torch.strided:
+        raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
     if x.dtype not in INTEGERS:
         raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
     if x.dim() != 1:

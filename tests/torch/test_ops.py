@@ -26,7 +26,7 @@ def functions() -> list[str]:
         for name in dir(flashinfer)
         if not name.startswith(("gen_", "get_act", "_", "warmup"))
         and inspect.isfunction(found := getattr(flashinfer, name))
-        and found.__globals__["__name__"] not in ("flashinfer._unsupported", "flashinfer.autotuner")
+        and inspect.unwrap(found).__globals__["__name__"] not in ("flashinfer._unsupported", "flashinfer.autotuner")
     ]
 
 
