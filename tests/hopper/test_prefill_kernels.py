@@ -69,3 +69,17 @@ def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
         assert body.count("HGMMA") == 3 * (head_dim // 16) + 3 * (keys // 16), name
         assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
         assert body.count("USETMAXREG") == 2, name
+
+
+def test_blocks_take_each_number_once_and_about_as_much(tmp_path: Path) -> None:
+    try:
+        nvcc = find_nvcc()
+    except ToolchainError as error:
+        pytest.skip(f"no nvcc: {error}")
+    program = tmp_path / "turns"
+    command = [nvcc, "-std=c++17", "-arch=sm_90", f"-I{HERE.parents[1] / 'include'}", str(HERE / "turns.cu")]
+    done = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert all(float(busiest) < 1.1 for busiest in ran.stdout.split()), ran.stdout
