@@ -60,14 +60,14 @@ constexpr bool has_window = false;
 template <typename Variant>
 constexpr bool has_window<Variant, std::void_t<decltype(&Variant::window_left)>> = true;
 
-// Masks of a work item, and the window of its request's variant.
+// Applies a variant's own window to the masks of a work item of its request. (A function that returned the masks would
+// cost the kernels of other variants registers.)
 template <typename Variant>
-FLASHINFER_HD Mask narrowed(Mask mask, [[maybe_unused]] const Variant& variant) {
+FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Variant& variant) {
   if constexpr (has_window<Variant>) {
     const auto window = static_cast<uint32_t>(variant.window_left);
     if (window < static_cast<uint32_t>(mask.window_left)) mask.window_left = static_cast<int32_t>(window);
   }
-  return mask;
 }
 
 }  // namespace flashinfer

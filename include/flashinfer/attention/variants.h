@@ -21,10 +21,10 @@ struct DefaultAttention : AttentionVariantBase {
   FLASHINFER_HD DefaultAttention(const Params& params, uint32_t batch_idx, uint8_t*)
       : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), soft_cap(0), rcp_soft_cap(0) {
     const double* numbers = numbers_of(params, 0);
-    sm_scale = static_cast<float>(numbers ? numbers[kSmScale] : params.sm_scale);
+    sm_scale = numbers ? static_cast<float>(numbers[kSmScale]) : static_cast<float>(params.sm_scale);
     sm_scale_log2 = use_logits_soft_cap || use_alibi ? math::log2e : sm_scale * math::log2e;
     if constexpr (use_logits_soft_cap) {
-      soft_cap = static_cast<float>(numbers ? numbers[kLogitsSoftCap] : params.logits_soft_cap);
+      soft_cap = numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : static_cast<float>(params.logits_soft_cap);
       rcp_soft_cap = 1.0f / soft_cap;
     }
   }

@@ -38,7 +38,9 @@ struct Tile {
         rows(rows_of(common, i.qo_len, i.row_start)),
         first(common.kv.indptr ? common.kv.indptr[i.batch] : 0),
         variant(p, static_cast<uint32_t>(i.batch), nullptr),
-        mask(narrowed(Mask(common, i, head), variant)) {}
+        mask(common, i, head) {
+    narrow(mask, variant);
+  }
 
   // Goes on with another key head of the item.
   void move_to(int32_t head) {

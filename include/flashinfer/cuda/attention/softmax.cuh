@@ -19,7 +19,7 @@ namespace flashinfer::cuda {
 template <typename S>
 struct WarpRows {
   const AttentionParams& params;
-  const Mask mask;
+  Mask mask;
   int32_t batch, head;  // key head
   int32_t first, rows;  // first of the warp, and those of the request
   int32_t kv_end;
@@ -32,7 +32,8 @@ struct WarpRows {
   template <typename Variant>
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const Variant& variant, const WorkItem& item,
                                       int32_t head_)
-      : params(p), mask(narrowed(Mask(p, item, head_), variant)), batch(item.batch), head(head_), kv_end(item.kv_end) {
+      : params(p), mask(p, item, head_), batch(item.batch), head(head_), kv_end(item.kv_end) {
+    narrow(mask, variant);
     const int warp = threadIdx.x / 32 % S::kRowWarps;
     first = item.row_start + warp * 16 * S::kM, rows = item.qo_len * static_cast<int32_t>(p.group.divisor);
     if (!active()) return;

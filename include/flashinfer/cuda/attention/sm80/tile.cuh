@@ -215,7 +215,7 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
   item = params.item(params.items ? index : used - 1 - index);
   if (index >= used) return false;  // not before the load above: the two loads take the time of one
   Mask mask(params, item);
-  if constexpr (has_window<Variant>) mask = narrowed(mask, Variant(params, static_cast<uint32_t>(item.batch), nullptr));
+  if constexpr (has_window<Variant>) narrow(mask, Variant(params, static_cast<uint32_t>(item.batch), nullptr));
   const int32_t last_row = min(item.row_start + S::kRows, item.qo_len * static_cast<int32_t>(params.group.divisor)) - 1;
   item.kv_start = max(item.kv_start, mask.begin(static_cast<int32_t>(params.group.div(item.row_start))));
   item.kv_end = max(min(item.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row)))), item.kv_start);

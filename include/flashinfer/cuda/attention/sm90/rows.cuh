@@ -32,7 +32,8 @@ __device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, con
   const int32_t rows = min(work.qo_len * static_cast<int32_t>(params.group.divisor), work.row_start + params.tile_rows);
   TileRange range{0, 0, 0, 0};
   if (first_row >= rows || work.tiles == 0) return range;
-  const Mask mask = narrowed(Mask(params, work), variant);
+  Mask mask(params, work);
+  narrow(mask, variant);
   const auto first = static_cast<int32_t>(params.group.div(first_row));
   const auto last = static_cast<int32_t>(params.group.div(min(first_row + 64, rows) - 1));
   // Of those keys that the item has, from its first one.
