@@ -55,13 +55,18 @@ def test_renormalised_rows(vocab_size, dtype, device):
         if kind == "subnormal" and dtype == torch.float16:
             continue
         x = rows_of(kind, 2, vocab_size).to(dtype)
-        for k in {1, 2, 50, max(vocab_size - 1, 1), vocab_size, vocab_size + 1, -1, max(vocab_size // 3, 1)}:
+        few = vocab_size > 5000
+        for k in (
+            {50, vocab_size // 3}
+            if few
+            else {1, 2, 50, max(vocab_size - 1, 1), vocab_size, vocab_size + 1, -1, max(vocab_size // 3, 1)}
+        ):
             out = sampling.top_k_renorm_probs(x.to(device), k)
             assert out.dtype == dtype
             for row in range(2):
                 cut = top_k_threshold(x[row].float(), k)
                 check_renormalised(out[row], x[row], [cut])
-        for p in (0.0, 1e-6, 0.5, 0.9, 1 - 1e-7, 1.0, 1.5):
+        for p in (0.5, 0.9) if few else (0.0, 1e-6, 0.5, 0.9, 1 - 1e-7, 1.0, 1.5):
             out = sampling.top_p_renorm_probs(x.to(device), p)
             for row in range(2):
                 wide = x[row].double()
