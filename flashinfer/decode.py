@@ -313,7 +313,15 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan.
+
+        They are arguments of the kernels: layers may alternate, also in a captured graph, and no plan is made for them
+        where the last one holds all keys that they see: plan without a mask and without a window where these differ.
+
+        Raises:
+            ValueError, TypeError: as :meth:`plan` and :meth:`run`.
+            CaptureError: a CUDA graph is being captured, and the options need another plan.
+        """
         op = f"{self._name}.forward"
         head_dim = self._planned_or_fail("forward").shape.head_dim_qk
         self._use(

@@ -221,7 +221,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan."""
         self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, k, v, scale_q, scale_k, scale_v)  # type: ignore[return-value]
 
@@ -375,6 +375,6 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan."""
         self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, k, v)  # type: ignore[return-value]

@@ -200,7 +200,15 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`."""
+        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan.
+
+        They are arguments of the kernels: layers may alternate, also in a captured graph, and no plan is made for them
+        where the last one holds all keys that they see: plan without a mask and without a window where these differ.
+
+        Raises:
+            ValueError, TypeError: as :meth:`plan` and :meth:`run`.
+            CaptureError: a CUDA graph is being captured, and the options need another plan.
+        """
         self._options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 

@@ -108,6 +108,14 @@ def test_every_key_once_and_within_the_bounds(
     assert lengths == sorted(lengths, reverse=True)
 
 
+def test_equal_tiles_go_last_rows_first(library):
+    """Which see the most keys where a run has a causal mask, and the plan had none."""
+    items, _, _ = make(library, [160, 80], [1000, 1000], split=False)
+    assert [(item[0], item[4]) for item in items] == [
+        (b, row) for b, n in ((0, 160), (1, 80)) for row in range(n - 16, -1, -16)
+    ]
+
+
 @pytest.mark.parametrize("requests", [1, 2, 3, 4, 5, 10, 16, 20, 33])
 def test_equal_requests_are_one_round_of_about_equal_pieces(library, requests):
     length, places = 131072, 33

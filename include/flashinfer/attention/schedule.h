@@ -134,13 +134,14 @@ inline Plan plan(const PlanRequest& request) {
       ++result.merges.back().num_slots;
     }
   }
-  // Longest first; equal ones stay in order, so that a plan is always the same. (std::stable_sort would do that by
-  // itself, in a buffer that it aligns to 16 bytes whatever the element wants.)
+  // Longest first; equal ones in one order, so that a plan is always the same: the last rows go first, which see the
+  // most keys where a run has a causal mask that the plan had not. (std::stable_sort would do that by itself, in a
+  // buffer that it aligns to 16 bytes whatever the element wants.)
   std::sort(result.items.begin(), result.items.end(), [](const WorkItem& a, const WorkItem& b) {
     const int32_t length_a = a.kv_end - a.kv_start, length_b = b.kv_end - b.kv_start;
     if (length_a != length_b) return length_a > length_b;
     if (a.batch != b.batch) return a.batch < b.batch;
-    return a.row_start != b.row_start ? a.row_start < b.row_start : a.kv_start < b.kv_start;
+    return a.row_start != b.row_start ? a.row_start > b.row_start : a.kv_start < b.kv_start;
   });
   return result;
 }

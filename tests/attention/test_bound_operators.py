@@ -1,0 +1,88 @@
+"""The operators of attention's modules: what their schemas promise, and what is left after calls that fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer._attention import bound as _bound
+
+from ..support.attention_oracle import int32, workspace
+from .test_bound import DIM, HEADS, KV_HEADS, PAGE, drawn, handle_of, inputs, namespace_of, planned
+
+
+@pytest.fixture(params=["decode", "prefill"])
+def operators(request, device):
+    """A module's operators, and arguments of each."""
+    if request.param == "decode":
+        wrapper, q = planned(device, [3, 16]), drawn(2, HEADS, DIM, device=device)
+    else:
+        wrapper, q = (
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device)),
+            drawn(5, HEADS, DIM, device=device),
+        )
+        wrapper.plan(
+            int32([0, 2, 5]), int32([0, 1, 2]), int32([1, 0]), int32([3, 16]), HEADS, KV_HEADS, DIM, PAGE, causal=True
+        )
+    _, cache = inputs(device, 2)
+    k, v = cache.unbind(1)
+    plan, handle, lse = wrapper._planned, handle_of(wrapper._bound), torch.empty(q.shape[:2], device=device)
+    setting, scales, none = (*plan.setting, *plan.parameters), (DIM**-0.5, 1.0), (None, None)
+    expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
+    buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
+    qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
+    arguments = {
+        "run": [(q, k, v, q.clone(), None, *setting), (q, k, v, q.clone(), lse, *setting)],
+        "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0)],
+        "bind": [(next(_bound._handles), *expected, *setting)],
+        "unbind": [(-1,)],
+        "stream_of": [(handle,)],
+        "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *none)],
+        "run_bound_lse": [(q, cache, None, handle, *none)],
+        "run_bound_out": [
+            (q, cache, None, q.clone(), None, handle, *none),
+            (q, k, v, q.clone(), lse, handle, *scales),
+        ],
+    }
+    yield wrapper, arguments
+    wrapper._planned.operators.namespace.unbind(arguments["bind"][0][0])
+
+
+def test_operators_keep_the_promises_of_their_schema(operators):
+    wrapper, arguments = operators
+    namespace = namespace_of(wrapper)
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace.name}::")}
+    assert registered == {f"{namespace.name}::{name}" for name in arguments}
+    for name, calls in arguments.items():
+        operator = getattr(namespace, name).default
+        assert torch.Tag.pt2_compliant_tag in operator.tags
+        written = {one.name for one in operator._schema.arguments if one.alias_info and one.alias_info.is_write}
+        wanted = {"run": {"out", "lse", "float_workspace"}, "run_bound_out": {"out", "lse"}, "plan": {"buffer"}}
+        assert written == wanted.get(name, set())
+        for call in calls:
+            torch.library.opcheck(operator, call)
+
+
+def test_failed_calls_keep_nothing(operators):
+    """Whichever argument is wrong, no reference is left to the others."""
+    wrapper, arguments = operators
+    mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # comes last, and nothing looks at it
+    failed = set()
+    for name, calls in arguments.items():
+        operator = getattr(namespace_of(wrapper), name).default
+        names = [one.name for one in operator._schema.arguments]
+        for call in calls:
+            given = dict(zip(names, call, strict=True))
+            if "custom_mask" in given:
+                given["custom_mask"] = mask
+            tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+            before = [one._use_count() for one in tensors.values()]
+            for wrong, one in tensors.items():
+                try:
+                    operator(*(given | {wrong: one.double()}).values())
+                except RuntimeError:
+                    failed.add((name, wrong))
+                assert [one._use_count() for one in tensors.values()] == before, (name, wrong)
+    assert {name for name, _ in failed} == set(arguments) - {"unbind", "stream_of"}
+    assert {("run", one) for one in ("q", "k", "v", "out", "kv_indptr", "kv_indices", "plan")} <= failed
