@@ -26,6 +26,11 @@ one that was built for it, else it builds the exact one. A dispatching module ha
 combination of its values, none of which takes longer than a specialised module's. Masks, windows, layouts, page sizes,
 groups of heads and whether keys are paged are run-time values of every module.
 
+Prefill has a second module for each configuration of one 16-bit dtype without rotation: `..._sm90a`, for Hopper's wgmma and
+TMA (`csrc/prefill_sm90a.cu`), built for 9.0a alone. `backend="auto"` takes it on a GPU of compute capability 9.0 where a
+request has more than 64 rows of queries and group, masks are causal or none, and pages have a multiple of 16 keys;
+`backend="fa3"` asks for it, and is an error with the reason where it cannot serve; `backend="fa2"` is the portable one.
+
 Seconds are of all the compilers that a module takes, added up, while as many run as the machine has cores.
 
 """
