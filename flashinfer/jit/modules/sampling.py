@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from ..module import JitSpec, family_spec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, subset
+from . import DTYPE_AXIS, Matrix, device_of, subset
 
 AXES = (DTYPE_AXIS,)
 
 
-def gen_sampling_module(backend: str = "cuda", dtypes: Iterable[str] = DTYPES) -> JitSpec:
+def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """Sampling, softmax, filters and speculative verification for the element types ``dtypes``."""
+    backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
     # The kernels of a GPU take twenty seconds in one file.
     parts = [f"csrc/sampling/{part}.cu" for part in ("samples", "maps", "ranks")] if backend == "cuda" else []
