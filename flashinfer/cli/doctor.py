@@ -33,7 +33,7 @@ from .usage import Add, json_option
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)
 LEAST_DISK = 1 << 30
-TO_BUILD = {"jinja2": "jinja2", "elftools": "pyelftools"}  # module -> distribution
+TO_BUILD = {"jinja2": "jinja2", "elftools": "pyelftools", "filelock": "filelock"}  # module -> distribution
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
 
 ``spec`` (a value; ``module``: what can be done with one) -> ``closure`` -> ``store`` (where to look), ``artifact`` and
-``trust`` (what may be used) -> ``target``, ``toolchain`` -> ``request`` -> ``build`` -> ``lock`` -> ``run`` (``ninja``,
-and before each compiler ``unit`` and ``budget``) -> ``artifact`` (publish) -> ``load``. ``probe`` answers without doing,
-``frozen`` forbids. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
+``machine/trust`` (what may be used) -> ``machine/target``, ``machine/toolchain`` -> ``build`` -> ``host/lock`` -> ``run``
+(``ninja``, and before each compiler ``worker``) -> ``publish`` -> ``load``. ``probe`` answers without doing, ``frozen``
+forbids. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
 """
 
 from __future__ import annotations

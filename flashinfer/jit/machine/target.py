@@ -201,7 +201,7 @@ _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstd
 def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> str | None:
     """Why this process's C and C++ libraries or torch are too old for a binary, or ``None`` if they are not.
 
-    ``requires``: see ``artifact.elf_requirements``. What is not loaded yet is not judged.
+    ``requires``: see ``publish.elf_requirements``. What is not loaded yet is not judged.
     """
     for name, version in requires.items():
         library = _RUNTIME.get(name)
