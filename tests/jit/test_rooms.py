@@ -10,7 +10,7 @@ JIT = Path(__file__).resolve().parents[2] / "flashinfer" / "jit"
 # A room -> its files or folders, the lines that it is to have, and those that it has no right to pass until then.
 ROOMS = {
     "core": ("module spec closure template ninja store artifact publish build run load", 1300, 1415),
-    "machine": ("machine/", 450, 512),
+    "machine": ("machine/", 450, 517),
     "host and worker": ("host/ worker/", 600, 665),
     "rest": ("__init__ events capture frozen probe", 250, 250),
     # What nothing above needs: it is imported when somebody traces, reads a file of specs or is short of space.
