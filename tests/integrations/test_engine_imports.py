@@ -111,6 +111,14 @@ def test_what_has_no_kernel_says_so_when_it_is_called(module, name):
     assert isinstance(caught.value, FlashInferError) and isinstance(caught.value, NotImplementedError)
 
 
+def test_wrappers_without_kernels_have_the_methods_of_wrappers():
+    """FlashInfer's tests name them when they are collected."""
+    wrapper = flashinfer.gemm.SegmentGEMMWrapper
+    for method in ("plan", "run"):
+        with pytest.raises(UnsupportedError, match=f"SegmentGEMMWrapper.{method}: needs"):
+            getattr(wrapper, method)(None)
+
+
 def test_a_communicator_of_an_engines_own_is_a_backend():
     class Group(flashinfer.comm.mnnvl.CommBackend):
         def Get_rank(self):
