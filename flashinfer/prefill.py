@@ -32,6 +32,9 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+
+# vLLM imports it from here.
+from ._unsupported import trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache
 from .jit.modules.prefill import (
     check_kernels,
     gen_batch_prefill_module,

@@ -49,7 +49,9 @@ PIPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("processors, takes, steps, numbers, function", PIPES, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    "processors, takes, steps, numbers, function", PIPES, ids=lambda x: "" if callable(x) else str(x)[:40]
+)
 def test_a_pipe_is_what_the_function_is(processors, takes, steps, numbers, function, device):
     x = torch.randn(9, 300, device=device)
     x = x if takes == LOGITS else torch.softmax(x, -1)
