@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
-from ._ops.indices import call_with_indices
+from ._ops.indices import with_indices
 from ._ops.route import without_gradient
 from .jit.modules.page import gen_page_module
 
@@ -39,36 +39,57 @@ def _like_last_page_len(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor,
     return torch.empty_like(kv_last_page_len)
 
 
-_append_paged_kv_cache = define(
-    "append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions,"
-    " Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len,"
-    " bool heads_first) -> ()",
-    gen_page_module,
-    _nothing,
-    general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
+_APPEND_INDICES = {2: "batch_indices", 3: "positions", 6: "kv_indices", 7: "kv_indptr", 8: "kv_last_page_len"}
+_append_paged_kv_cache = with_indices(
+    "append_paged_kv_cache",
+    define(
+        "append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions,"
+        " Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len,"
+        " bool heads_first) -> ()",
+        gen_page_module,
+        _nothing,
+        general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
+    ),
+    _APPEND_INDICES,
 )
-_append_paged_mla_kv_cache = define(
-    "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
-    " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
-    gen_page_module,
-    _nothing,
-    general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
+_append_paged_mla_kv_cache = with_indices(
+    "append_paged_mla_kv_cache",
+    define(
+        "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
+        " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
+        gen_page_module,
+        _nothing,
+        general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
+    ),
+    _APPEND_INDICES,
 )
-_get_batch_indices_positions = define(
-    "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",
-    gen_page_module,
-    _positions_like,
+_get_batch_indices_positions = with_indices(
+    "get_batch_indices_positions",
+    define(
+        "get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",
+        gen_page_module,
+        _positions_like,
+    ),
+    {0: "append_indptr", 1: "seq_lens"},
 )
-_get_seq_lens = define(
-    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
-    gen_page_module,
-    _like_last_page_len,
+_get_seq_lens = with_indices(
+    "get_seq_lens",
+    define(
+        "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
+        gen_page_module,
+        _like_last_page_len,
+    ),
+    {0: "kv_indptr", 1: "kv_last_page_len"},
 )
-_block_sparse_offsets = define(
-    "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
-    " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
-    gen_page_module,
-    _nothing,
+_block_sparse_offsets = with_indices(
+    "block_sparse_indices_to_vector_sparse_offsets",
+    define(
+        "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
+        " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
+        gen_page_module,
+        _nothing,
+    ),
+    {0: "block_sparse_indices", 1: "block_sparse_indptr", 3: "vector_sparse_indptr", 4: "kv_lens"},
 )
 
 
@@ -116,12 +137,18 @@ def append_paged_kv_cache(
         if len(paged_kv_cache) != 2:
             raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
         k_cache, v_cache = paged_kv_cache
-    call_with_indices(
-        "append_paged_kv_cache", _append_paged_kv_cache,
-        (append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
-         kv_layout == "HND"),
-        {2: "batch_indices", 3: "positions", 6: "kv_indices", 7: "kv_indptr", 8: "kv_last_page_len"},
-    )  # fmt: skip
+    _append_paged_kv_cache(
+        append_key,
+        append_value,
+        batch_indices,
+        positions,
+        k_cache,
+        v_cache,
+        kv_indices,
+        kv_indptr,
+        kv_last_page_len,
+        kv_layout == "HND",
+    )
 
 
 def append_paged_mla_kv_cache(
@@ -146,11 +173,9 @@ def append_paged_mla_kv_cache(
     Places, dtypes, strides and errors are those of :func:`append_paged_kv_cache`.
     Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
     """
-    call_with_indices(
-        "append_paged_mla_kv_cache", _append_paged_mla_kv_cache,
-        (append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len),
-        {2: "batch_indices", 3: "positions", 6: "kv_indices", 7: "kv_indptr", 8: "kv_last_page_len"},
-    )  # fmt: skip
+    _append_paged_mla_kv_cache(
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
+    )
 
 
 def get_batch_indices_positions(
@@ -172,10 +197,7 @@ def get_batch_indices_positions(
             which :func:`append_paged_kv_cache` leaves out there.
         TypeError: indices that are no integers.
     """
-    return call_with_indices(  # type: ignore[no-any-return]
-        "get_batch_indices_positions", _get_batch_indices_positions, (append_indptr, seq_lens, nnz),
-        {0: "append_indptr", 1: "seq_lens"},
-    )  # fmt: skip
+    return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -193,10 +215,7 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
         ValueError: shapes, devices or a page size that do not fit; on the CPU also a length that is no int32.
         TypeError: indices that are no integers.
     """
-    return call_with_indices(  # type: ignore[no-any-return]
-        "get_seq_lens", _get_seq_lens, (kv_indptr, kv_last_page_len, page_size),
-        {0: "kv_indptr", 1: "kv_last_page_len"},
-    )  # fmt: skip
+    return _get_seq_lens(kv_indptr, kv_last_page_len, page_size)  # type: ignore[no-any-return]
 
 
 def block_sparse_indices_to_vector_sparse_offsets(
@@ -231,10 +250,14 @@ def block_sparse_indices_to_vector_sparse_offsets(
             offset that is no int32. On CUDA such an entry is left out.
         TypeError: indices that are no integers.
     """
-    call_with_indices(
-        "block_sparse_indices_to_vector_sparse_offsets", _block_sparse_offsets,
-        (block_sparse_indices, block_sparse_indptr, vector_sparse_offsets, vector_sparse_indptr, kv_lens, stride_block,
-         stride_n, block_size),
-        {0: "block_sparse_indices", 1: "block_sparse_indptr", 3: "vector_sparse_indptr", 4: "kv_lens"},
-    )  # fmt: skip
+    _block_sparse_offsets(
+        block_sparse_indices,
+        block_sparse_indptr,
+        vector_sparse_offsets,
+        vector_sparse_indptr,
+        kv_lens,
+        stride_block,
+        stride_n,
+        block_size,
+    )
     return vector_sparse_offsets

@@ -109,11 +109,12 @@ def kernels_of_one(
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
     """What of the sizes the choice of kernels depends on; nothing where there is no choice."""
-    if is_compiling() or not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)):
-        return 0
-    if q.device.type != "cuda" or q.dim() != 3 or k.dim() != 3:
-        return 0
-    group = q.shape[1] // max(k.shape[kv_layout == "NHD"], 1)
+    try:
+        if not q.is_cuda or is_compiling() or q.dim() != 3 or k.dim() != 3:
+            return 0
+        group = q.shape[1] // max(k.shape[kv_layout == "NHD"], 1)
+    except AttributeError:
+        return 0  # no tensors
     return 2 if group > MOST_HEADS else int(q.shape[0] * group > FEW_ROWS)
 
 

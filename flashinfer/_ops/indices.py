@@ -53,23 +53,27 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
     return wide.clamp(limits.min, limits.max).to(dtype)
 
 
-def call_with_indices(op: str, call: Callable[..., Any], args: tuple[Any, ...], places: Mapping[int, str]) -> Any:
-    """``call(*args)``, where the arguments at ``places``, by their names, may be any integers with any strides.
+def with_indices(op: str, call: Callable[..., Any], places: Mapping[int, str]) -> Callable[..., Any]:
+    """``call``, an operator's, whose arguments at ``places``, by their names, may be any integers with any strides.
 
     Those that kernels can read cost nothing: others are narrowed once the operator, which writes nothing before all is
     checked, has refused them.
     """
-    if not is_dynamo_compiling():
-        try:
-            return call(*args)
-        except (TypeError, ValueError):
-            if not any(_is_other(args[place]) for place in places):
-                raise
-    given = list(args)
-    for place, name in places.items():
-        if _is_other(args[place]):
-            given[place] = narrowed(op, name, args[place], torch.int32).contiguous()
-    return call(*given)
+
+    def checked(*args: Any) -> Any:
+        if not is_dynamo_compiling():
+            try:
+                return call(*args)
+            except (TypeError, ValueError):
+                if not any(_is_other(args[place]) for place in places):
+                    raise
+        given = list(args)
+        for place, name in places.items():
+            if _is_other(args[place]):
+                given[place] = narrowed(op, name, args[place], torch.int32).contiguous()
+        return call(*given)
+
+    return checked
 
 
 def _is_other(x: object) -> bool:

@@ -63,14 +63,14 @@ def test_bad_indices(device):
             ValueError,
             "page_size: got 2147483648, wanted 1 to 2147483647",
         ),
-        (lambda: flashinfer.get_seq_lens(three.long(), two, 4), TypeError, "kv_indptr: got int64"),
+        (lambda: flashinfer.get_seq_lens(three.float(), two, 4), TypeError, "kv_indptr: got float32"),
         (lambda: flashinfer.get_seq_lens(three, two.view(1, 2), 4), ValueError, "kv_last_page_len: got 2 dimensions"),
         (
             lambda: flashinfer.get_batch_indices_positions(two, two, 3),
             ValueError,
             r"append_indptr: got shape \[2\], wanted \[3\]",
         ),
-        (lambda: flashinfer.get_batch_indices_positions(three, two.long(), 3), TypeError, "seq_lens: got int64"),
+        (lambda: flashinfer.get_batch_indices_positions(three, two.bool(), 3), TypeError, "seq_lens: got bool"),
         (lambda: flashinfer.get_batch_indices_positions(three, two, -1), ValueError, "nnz: got -1"),
         (
             lambda: flashinfer.get_batch_indices_positions(three, two, 10**18),
