@@ -1,9 +1,11 @@
-"""The README's example runs, its table is the program's own, and the files it names exist."""
+"""The README's examples run, its table is the program's own, and the files it names exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 from flashinfer.cli.config import markdown_table
 
@@ -11,10 +13,18 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_run(number):
+    example = EXAMPLES[number]
     assert len([line for line in example.splitlines() if line.strip()]) <= 8
     exec(compile(example, "README.md", "exec"), {})
+
+
+def test_there_is_an_example():
+    assert EXAMPLES
 
 
 def test_the_table_of_variables_is_the_programs():
