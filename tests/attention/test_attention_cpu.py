@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer._attention.signature import Parameters, Setting
 from flashinfer.jit.modules.decode import gen_single_decode_module
 from tests.support.attention_oracle import workspace
 
@@ -61,11 +62,19 @@ def test_a_page_outside_of_the_cache_is_never_read():
     items, merges, tile_rows, slot_rows, slots = plan[:5].tolist()
 
     def run(page: int) -> None:
-        module.run(
-            q, cache[:, 0], cache[:, 1], out, None, indptr, torch.tensor([0, page], dtype=torch.int32), plan, None, 1,
-            items, merges, slots, tile_rows, slot_rows, None, None, None, None, 0, None, 0, 0, -1, 1.0, 1.0, 1e4, 0, None,
-            None, 0.125, 0.0,
-        )  # fmt: skip
+        setting = Setting(
+            indptr,
+            torch.tensor([0, page], dtype=torch.int32),
+            plan,
+            None,
+            1,
+            items,
+            merges,
+            slots,
+            tile_rows,
+            slot_rows,
+        )
+        module.run(q, cache[:, 0], cache[:, 1], out, None, *setting, *Parameters(sm_scale=0.125))
 
     for wrong in (5, -1, 2**30):
         with pytest.raises(RuntimeError, match=f"kv_indices: got page {wrong} for request 0, wanted one below .* 5"):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flashinfer import jit
+from flashinfer._attention.signature import Setting
 from flashinfer.jit.machine.toolchain import find_cxx, find_nvcc
 from flashinfer.jit.spec import TORCH_ABI
 from flashinfer.jit.template import render_config
@@ -111,10 +112,7 @@ def single(
     """``(out, lse)`` of one request by a module's ``run``; ``own`` are the variant's parameters."""
     out = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
     lse = torch.full(q.shape[:2], float("nan"), device=q.device)
-    module.run(
-        q, k, v, out, lse, None, None, None, None, 0, 0, 0, 0, 0, 0, None, None, None, None, 0, None, 0, int(causal), -1,
-        1.0, 1.0, 1e4, variant, *own,
-    )  # fmt: skip
+    module.run(q, k, v, out, lse, *Setting(batch_size=0, mask_mode=int(causal), variant=variant), *own)
     return out, lse
 
 

@@ -49,7 +49,7 @@ def test_modules_run_with_the_oldest_torch(family, device, tmp_path, monkeypatch
     # What is built here has one element type: no other test is to find it and load it.
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path))
     dtype = "float32" if device == "cpu" else "float16"
-    specs = matrix_specs(Matrix((device,), (dtype,), head_dims=("64",)), [family])
+    specs = matrix_specs(Matrix(backends=(device,), dtypes=(dtype,), head_dims=("64",)), [family])
     asked = {name for artifact in build_jit_specs(specs) for name in asked_of_torch(artifact.path)}
     assert TORCH_ABI == (2, 10), "the names above are those of 2.10"
     assert "torch_library_impl" in asked, "a module registers its kernels"

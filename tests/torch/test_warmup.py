@@ -119,7 +119,7 @@ def test_with_jit_frozen_what_is_missing_is_an_error(tmp_path: Path, monkeypatch
         [],
         "Never",
         "struct Never {};",
-        backend="cpu",
+        device="cpu",
     )
     with freeze(), pytest.raises(JitFrozenError, match="never_built"):
         flashinfer.warmup([own])

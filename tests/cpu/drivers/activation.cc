@@ -24,11 +24,11 @@ void act_and_mul(const Function& function, int64_t n) {
   auto output = unwritten<T>(kRows * n + 1), grad_input = unwritten<T>(kRows * 2 * n);
   ActAndMulParams p{};
   p.input = input.data(), p.output = output.data(), p.num_rows = kRows, p.out_size = n;
-  p.input_rows = {kRows, 0, 2 * n}, p.output_rows = {kRows, 0, n};
+  p.input_rows = rows(kRows, 2 * n), p.output_rows = rows(kRows, n);
   cpu::act_and_mul<T, Act>(p);
   ActAndMulBackwardParams b{};
   b.grad = grad.data(), b.input = input.data(), b.grad_input = grad_input.data();
-  b.grad_rows = {kRows, 0, n}, b.input_rows = {kRows, 0, 2 * n}, b.num_rows = kRows, b.out_size = n;
+  b.grad_rows = rows(kRows, n), b.input_rows = rows(kRows, 2 * n), b.num_rows = kRows, b.out_size = n;
   cpu::act_and_mul_backward<T, Act>(b);
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t i = 0; i < n; ++i) {

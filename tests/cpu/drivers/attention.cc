@@ -147,11 +147,11 @@ class Case {
   CaseParams params_{};
 };
 
-constexpr auto kPlain = PosEncodingMode::kNone, kRope = PosEncodingMode::kRopeLlama;
+constexpr auto kPlain = PosEncodingMode::kNone, kRotated = PosEncodingMode::kRopeLlama;
 
 void run() {
   using Floats = cpu::AttentionTypes<float, float, float, 64, 72, kPlain>;
-  using Halves = cpu::AttentionTypes<half_t, half_t, half_t, 128, 128, kRope>;
+  using Halves = cpu::AttentionTypes<half_t, half_t, half_t, 128, 128, kRotated>;
   using Mixed = cpu::AttentionTypes<bfloat16_t, fp8_e4m3_t, bfloat16_t, 40, 40, kPlain>;
   Case<Floats, false>({1, 1, 1}, {1, 67, 700}, MaskMode::kNone, -1).decode();
   Case<Halves, false>({1, 4, 1}, {33, 130, 0}, MaskMode::kCausal, 50).decode();

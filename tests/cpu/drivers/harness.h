@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include <flashinfer/common/rows.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/simd/convert.h>
 
@@ -38,6 +39,8 @@ using flashinfer::cpu::to_float;
 inline std::mt19937_64 engine;
 inline int64_t checks = 0, failures = 0;
 inline bool falsifies = false;
+
+inline Rows rows(int64_t count, int64_t stride) { return {count, 1, 0, 0, stride}; }
 
 inline double value(double x) { return x; }
 template <typename T>

@@ -22,7 +22,7 @@ void rms(int64_t n, bool with_residual, float offset) {
   RmsNormParams p{};
   p.input = input.data(), p.weight = weight.data(), p.output = output.data();
   p.residual = with_residual ? residual.data() : nullptr;
-  p.input_rows = p.residual_rows = p.output_rows = {kRows, 0, kStride};
+  p.input_rows = p.residual_rows = p.output_rows = rows(kRows, kStride);
   p.num_rows = kRows, p.hidden_size = n, p.eps = {1e-5, nullptr}, p.weight_offset = offset;
   cpu::rms_norm<T>(p);
   for (int64_t row = 0; row < kRows; ++row) {
@@ -46,7 +46,7 @@ void layer(int64_t n) {
   auto output = unwritten<T>(kRows * kStride);
   LayerNormParams p{};
   p.input = input.data(), p.gamma = gamma.data(), p.beta = beta.data(), p.output = output.data();
-  p.input_rows = p.output_rows = {kRows, 0, kStride};
+  p.input_rows = p.output_rows = rows(kRows, kStride);
   p.num_rows = kRows, p.hidden_size = n, p.eps = {1e-5, nullptr};
   cpu::layer_norm<T, W>(p);
   for (int64_t row = 0; row < kRows; ++row) {
@@ -69,7 +69,7 @@ void rms_backward(int64_t n) {
   RmsNormBackwardParams p{};
   p.grad = grad.data(), p.input = input.data(), p.weight = weight.data();
   p.grad_input = grad_input.data(), p.grad_weight = grad_weight.data();
-  p.grad_rows = p.input_rows = {kRows, 0, n};
+  p.grad_rows = p.input_rows = rows(kRows, n);
   p.num_rows = kRows, p.num_parts = 2, p.hidden_size = n, p.eps = {1e-5, nullptr};
   auto parts = unwritten<double>(p.num_parts * n);
   p.parts = parts.data();
