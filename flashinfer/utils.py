@@ -227,11 +227,11 @@ def _get_cache_buf(name: str, bytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _get_range_buf(seq_len: int, device: torch.device) -> torch.Tensor:
-    """``0, 1, ...`` int32 of length ``seq_len``, a view of one buffer for each device; SGLang uses it."""
-    key = f"range_{_ceil_pow2(max(seq_len, 1))}", device
+    """``0, 1, ...`` int32 of length ``seq_len``, a view of one buffer for each power of two and device; SGLang uses it."""
+    length = _ceil_pow2(max(seq_len, 1))
+    key = f"range_{length}", device
     buffer = _buffers.get(key)
     if buffer is None:
-        length = _ceil_pow2(max(seq_len, 1))
         buffer = _buffers[key] = torch.arange(length, dtype=torch.int32, device=device)
     return buffer[:seq_len]
 
