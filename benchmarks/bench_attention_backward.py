@@ -15,7 +15,7 @@ from bench_attention import both, torch_attention
 from timing import Report, arguments
 
 import flashinfer
-import flashinfer.prefill_backward
+from flashinfer._attention import backward as kernels
 
 Pair = tuple[Callable[[int], object], Callable[[int], object]]
 # length, query heads, key heads, head_dim, causal
@@ -61,8 +61,8 @@ def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: t
 
 
 def composition_seconds(call: Callable[[int], object]) -> float:
-    has_kernel, times = flashinfer.prefill_backward._has_kernel, []
-    flashinfer.prefill_backward._has_kernel = lambda *_: False
+    has_kernel, times = kernels._has_kernel, []
+    kernels._has_kernel = lambda *_: False
     for _ in range(4):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -70,7 +70,7 @@ def composition_seconds(call: Callable[[int], object]) -> float:
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1e-3)
-    flashinfer.prefill_backward._has_kernel = has_kernel
+    kernels._has_kernel = has_kernel
     return min(times[1:])
 
 

@@ -24,6 +24,7 @@ from ._attention.arguments import (
     layout_of,
     logits_of,
 )
+from ._attention.backward import single, wanted
 from ._attention.bound import BoundCalls
 from ._attention.kernels import size_class
 from ._attention.masks import one_mask
@@ -42,7 +43,6 @@ from .jit.modules.prefill import (
     gen_customize_single_prefill_module,
     gen_single_prefill_module,
 )
-from .prefill_backward import single, wanted
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",

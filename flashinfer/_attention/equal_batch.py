@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from .._ops.declare import define_in_python
-from ..prefill_backward import differentiable
 from ..quantization import packbits
 from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, parameters_of, rows_of
+from .backward import differentiable
 from .operators import builtin_operators, call
 from .signature import Setting
 

@@ -9,9 +9,9 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
-from ..prefill_backward import differentiable, refuse, results, wanted
 from ..utils import canonicalize_torch_dtype
 from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
+from .backward import differentiable, refuse, results, wanted
 from .bound import Result
 from .masks import MaskRequest, masks_of
 from .scales import NO_SCALES

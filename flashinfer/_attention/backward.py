@@ -1,0 +1,290 @@
+"""Gradients of attention: the operators, and the functions that make a call differentiable.
+
+The forward pass is that of inference; an operator behind it brings its result and the formula of the gradients
+together, which computes ``P`` again from lse.
+
+Source: Dao: FlashAttention-2, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import is_grad_enabled
+
+from .._ops.declare import define, define_in_python
+from .._ops.route import Gradient, no_second_derivative, write
+from .._ops.scalars import numbers_of
+from ..errors import GradientError
+from ..jit.modules.prefill_backward import MAX_CUDA_HEAD_DIM, gen_prefill_backward_module
+from .arguments import CUSTOM, MULTI_ITEM, Logits, layout_of, rows_of, slopes_of
+from .one_request import attend_one
+from .reference import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
+from .scales import NO_SCALES, Scale
+
+_PROBLEM = (
+    "Tensor? qo_indptr, Tensor? kv_lens, Tensor? packed_mask, Tensor? numbers, int layout, int mask_mode,"
+    " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
+    " float rope_theta"
+)
+# What the CUDA kernels' tiles of the largest heads need, in bytes: 8.0, 9.0 and 10.0 have it.
+KERNEL_SHARED_MEMORY = 145 << 10
+
+
+def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
+    """``numbers``, on the host, stands for the last four arguments, where a graph keeps these symbolic."""
+    if numbers is not None:
+        scale, cap, *rope = numbers.tolist()
+        rest = (*rest[:2], cap, scale, *rope)
+    return Problem(layout, mask_mode, *rest)
+
+
+def _slopes(q: torch.Tensor, problem: Problem) -> torch.Tensor | None:
+    return slopes_of(Logits(problem.pos_encoding_mode, -1, 0.0, 1.0, 1.0, 1.0), q.shape[1], q.device)
+
+
+def _kernel_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+_kernel = define(
+    "prefill_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, Tensor grad_lse,"
+    " Tensor? qo_indptr, Tensor? kv_lens, Tensor? packed_mask, Tensor? alibi_slopes, int layout, int mask_mode,"
+    " int window_left, float logits_soft_cap, float sm_scale) -> (Tensor, Tensor, Tensor)",
+    gen_prefill_backward_module,
+    _kernel_fake,
+    gradient=no_second_derivative("prefill_backward"),
+    on_host=("qo_indptr", "kv_lens"),
+)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """What a block can have, in bytes."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether a kernel computes these gradients; on the CPU it takes any dtypes, as float32 where they differ."""
+    if q.is_cpu:
+        return work_dtype(q.dtype) == torch.float32
+    return (
+        q.is_cuda
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and all(x.dtype == q.dtype for x in (k, v, out, grad))
+        and all(x.shape[2] <= MAX_CUDA_HEAD_DIM and x.shape[2] % 8 == 0 for x in (q, v))
+        and _shared_memory(q.device) >= KERNEL_SHARED_MEMORY
+    )
+
+
+def _gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor,
+    qo_indptr: torch.Tensor | None,
+    kv_lens: torch.Tensor | None,
+    packed_mask: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    given = q, k, v
+    problem, work = _problem(*rest), work_dtype(q.dtype)
+    requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
+    if problem.rope:
+        q = rotated(q.to(work), requests, False, problem)
+        k = _by_tokens(rotated(_by_tokens(k.to(work), problem), requests, True, problem), problem)
+    slopes = _slopes(q, problem)
+    if _has_kernel(q, k, v, out, grad):
+        if q.is_cpu and any(x.dtype != q.dtype for x in (k, v, out, grad)):
+            q, k, v, out, grad = (x.float() for x in (q, k, v, out, grad))
+        q, k, v, out, grad = (rows_of(x) for x in (q, k, v, out, grad))
+        results = _kernel(
+            q, k, v, out, lse, grad, grad_lse.float().contiguous(), qo_indptr, kv_lens, packed_mask, slopes,
+            problem.layout, problem.mask_mode, problem.window_left, problem.logits_soft_cap, problem.sm_scale,
+        )  # fmt: skip
+    else:
+        # lse is in base 2
+        delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
+        results = gradients(q, k, v, grad, delta, lse, requests, problem, packed_mask, slopes)
+    dq, dk, dv = results
+    if problem.rope:
+        dq = rotated(dq, requests, False, problem, back=True)
+        dk = _by_tokens(rotated(_by_tokens(dk, problem), requests, True, problem, back=True), problem)
+    return tuple(x.to(like.dtype).contiguous() for x, like in zip((dq, dk, dv), given, strict=True))
+
+
+def _by_tokens(x: torch.Tensor, problem: Problem) -> torch.Tensor:
+    return x.transpose(0, 1) if problem.layout else x
+
+
+_backward = define_in_python(
+    "prefill_gradients(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, Tensor grad_lse,"
+    f" {_PROBLEM}) -> (Tensor, Tensor, Tensor)",
+    _gradients,
+    _kernel_fake,
+    gradient=no_second_derivative("attention"),
+    on_host=("qo_indptr", "kv_lens", "numbers"),
+)
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    qo_indptr: torch.Tensor | None,
+    kv_lens: torch.Tensor | None,
+    packed_mask: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if out is not None and lse is not None:
+        return out.clone(), lse.clone()  # what an operator returns is not what it was given
+    problem = _problem(*rest)
+    requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
+    if problem.rope:
+        q = rotated(q, requests, False, problem)
+        k = _by_tokens(rotated(_by_tokens(k, problem), requests, True, problem), problem)
+    return attend(q, k, v, requests, problem, packed_mask, _slopes(q, problem))
+
+
+def _forward_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = q.shape[:2]
+    if out is not None and lse is not None:
+        return out.new_empty(out.shape), lse.new_empty(lse.shape)
+    work = work_dtype(q.dtype)
+    return q.new_empty((*rows, v.shape[2]), dtype=work), q.new_empty(rows, dtype=work)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, _, _, qo_indptr, kv_lens, packed_mask, numbers, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, *output, qo_indptr, kv_lens, packed_mask, numbers)
+
+
+def _gradients_of(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, *tables = ctx.saved_tensors
+    return *_backward(q, k, v, out, lse, grad, grad_lse, *tables, *ctx.rest), *[None] * (6 + len(ctx.rest))
+
+
+_autograd = define_in_python(
+    f"prefill_autograd(Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? lse, {_PROBLEM}) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    gradient=Gradient(_save, _gradients_of),
+    on_host=("qo_indptr", "kv_lens", "numbers"),
+)
+
+
+def wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether a call is to be :func:`differentiable`: it wants a gradient, or is in float64, which no kernel has."""
+    return (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or (
+        q.dtype is torch.float64 and q.is_cpu
+    )
+
+
+def refuse(op: str, why: str) -> NoReturn:
+    raise GradientError(f"{op}: has no gradient {why}, or torch.no_grad()")
+
+
+def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int) -> None:
+    """That there are gradients for these dtypes; of float64, which no operator of inference sees, everything."""
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype.itemsize == 1:
+            refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
+        if torch.float64 in (q.dtype, x.dtype) and x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {q.dtype} as q has")
+    if q.dtype != torch.float64:
+        return
+    heads, tokens = k.shape[1 - layout], k.shape[layout]
+    if heads < 1 or q.shape[1] < 1 or q.shape[1] % heads != 0:
+        raise ValueError(f"{op}: q: got {q.shape[1]} heads, wanted a multiple of the {heads} heads of k")
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"{op}: k: got head_dim {k.shape[2]}, wanted {q.shape[2]} as q has")
+    if (v.shape[1 - layout], v.shape[layout]) != (heads, tokens):
+        raise ValueError(f"{op}: v: got shape {list(v.shape)}, wanted that of k but for head_dim")
+    if not (k.is_cpu and v.is_cpu):
+        raise ValueError(f"{op}: got tensors on {q.device}, {k.device} and {v.device}, wanted one device for all")
+
+
+def differentiable(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    infer: Callable[[], Any],
+    layout: int,
+    mask_mode: int,
+    logits: Logits,
+    packed_mask: torch.Tensor | None = None,
+    qo_indptr: torch.Tensor | None = None,
+    kv_lens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and lse with their gradients. ``infer()`` computes both without; float64 is computed here.
+
+    ``qo_indptr`` and ``kv_lens`` are on the host; they are those of a batch.
+    """
+    if mask_mode == MULTI_ITEM:
+        refuse(op, "with multi-item scoring: wanted a custom mask")
+    check_differentiable(op, q, k, v, layout)
+    out = lse = None
+    if q.dtype != torch.float64:
+        with torch.no_grad():
+            out, lse = infer()
+    mode, window_left, *four = logits
+    numbers = numbers_of(four, 1.0, torch.device("cpu")) if torch.compiler.is_dynamo_compiling() else None
+    if numbers is not None:
+        four = [0.0, 0.0, 1.0, 1.0]
+    return _autograd(  # type: ignore[no-any-return]
+        q, k, v, out, lse, qo_indptr, kv_lens, packed_mask if mask_mode == CUSTOM else None, numbers, layout, mask_mode,
+        window_left, mode, *four,
+    )  # fmt: skip
+
+
+def single(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_layout: str,
+    logits: Logits,
+    scales: tuple[Scale, Scale, Scale],
+    o_dtype: torch.dtype | None,
+    mask_mode: int,
+    packed_mask: torch.Tensor | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """One request, as :func:`flashinfer.single_prefill_with_kv_cache` has checked its arguments."""
+    if scales != NO_SCALES:
+        refuse(op, "with scale_q, scale_k or scale_v: wanted them multiplied into q, into sm_scale or into the result")
+    if q.dtype == torch.float64 and o_dtype not in (None, q.dtype):
+        raise ValueError(f"{op}: o_dtype: got {o_dtype}, wanted torch.float64 as q has")
+
+    def infer() -> tuple[torch.Tensor, torch.Tensor | None]:
+        return attend_one(
+            "prefill", op, q, k, v, kv_layout, logits, NO_SCALES, o_dtype, mask_mode, packed_mask, return_lse=True
+        )
+
+    computed = differentiable(op, q, k, v, infer, layout_of(op, kv_layout), mask_mode, logits, packed_mask)
+    return computed if return_lse else computed[0]
+
+
+def results(
+    op: str,
+    computed: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What a call returns, written where the caller wants it."""
+    if out is not None:
+        write(op, "out", out, computed[0])
+    if lse is not None:
+        write(op, "lse", lse, computed[1])
+    first = computed[0] if out is None else out
+    return (first, computed[1] if lse is None else lse) if return_lse else first
