@@ -72,7 +72,7 @@ SCALAR_TYPES = ("double", "float", "int64_t")
 RESERVED_NAMES = frozenset({
     "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
     "group", "num_tokens", "mask_mode", "window_left", "heads_per_mask", "prefix_len", "token_pos_in_items",
-    "token_pos_in_items_len", "max_item_len",
+    "token_pos_in_items_len",
     "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
     "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
     "partial_lse", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size", "variant",
