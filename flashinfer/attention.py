@@ -11,7 +11,6 @@ from ._attention.schedule import Shape
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
-from .utils import canonicalize_torch_dtype
 
 __all__ = ["BatchAttention"]
 
@@ -34,7 +33,7 @@ class BatchAttention(BatchWrapper):
     _family = "prefill"
 
     def __init__(self, kv_layout: str = "NHD") -> None:
-        super().__init__(torch.empty(0, dtype=torch.uint8), kv_layout, False, None)
+        super().__init__(torch.empty(0, dtype=torch.uint8), kv_layout, False)
 
     def plan(
         self,
@@ -72,9 +71,7 @@ class BatchAttention(BatchWrapper):
         if use_profiler:
             raise ValueError(f"{op}: use_profiler: got True, wanted False: kernels have no profiler")
         given = index_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
-        q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
-        shape = Shape(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_dtype, kv_dtype, q_dtype)
-        shape.check(op)
+        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
         logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
         batch = self._batch(op, page_size, **given)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, MaskTensors(), page_size)

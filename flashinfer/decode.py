@@ -36,7 +36,6 @@ from .jit.modules.decode import (
 # Engines find these beside the wrappers, as in FlashInfer.
 from .page import get_seq_lens as get_seq_lens
 from .utils import _get_range_buf as _get_range_buf
-from .utils import canonicalize_torch_dtype
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
@@ -180,16 +179,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
         jit_args: tuple[Any, ...] | None = None,
     ) -> None:
-        custom = None
-        if jit_args is not None:
-            arguments = tuple(jit_args)
-
-            def custom(backend: str) -> Any:
-                return gen_customize_batch_decode_module(*arguments, device=backend)  # type: ignore[misc]
-
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, custom)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, gen_customize_batch_decode_module, jit_args)
         self._use_tensor_cores = bool(use_tensor_cores)
-        self._dtype_o = None if jit_args is None else canonicalize_torch_dtype(jit_args[3])
         self._paged_buffers = self._paged_graph_buffers(
             paged_kv_indptr_buffer=paged_kv_indptr_buffer,
             paged_kv_indices_buffer=paged_kv_indices_buffer,
@@ -247,10 +238,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         as they are; what a replay follows are the tables.
         """
         op = f"{self._name}.plan"
-        q_dtype = canonicalize_torch_dtype(q_data_type or data_type or "float16")
-        kv_dtype = canonicalize_torch_dtype(kv_data_type or data_type or q_dtype)
-        shape = Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, self._dtype_o or q_dtype)
-        shape.check(op)
+        q_data_type, kv_data_type = q_data_type or data_type or "float16", kv_data_type or data_type
+        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, self._dtype_o)
         logits = logits_of(
             op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
@@ -322,11 +311,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             ValueError, TypeError: as :meth:`plan` and :meth:`run`.
             CaptureError: a CUDA graph is being captured, and the options need another plan.
         """
-        op = f"{self._name}.forward"
-        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
-        self._use(
-            logits_of(op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-        )
+        self._use_options(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     forward_return_lse = partialmethod(forward, return_lse=True)

@@ -7,6 +7,7 @@ of ``k`` and ``v`` as they lie. Output and lse are those of dense attention with
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partialmethod
 
 import torch
@@ -14,12 +15,12 @@ from torch.compiler import is_dynamo_compiling
 
 from ._attention.arguments import check_dims, check_tensor
 from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
+from ._attention.plan import check_result
 from ._attention.scales import Scale
 from ._attention.schedule import Shape
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._attention.traced import differs
 from ._ops.indices import index_tables
-from .utils import canonicalize_torch_dtype
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
@@ -145,10 +146,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
             blocks = near_indices[: int(near[-1])].to(torch.int64).split(near.diff().tolist())
             positions = [(one[:, None] * C + torch.arange(C)).flatten() for one in blocks]
             custom = causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
-        q_dtype = canonicalize_torch_dtype(q_data_type)
-        kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
-        o_dtype = canonicalize_torch_dtype(o_data_type)
-        shape = Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, o_dtype)
+        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._plan_rows(tables, batch, shape, C, custom, packed_mask, needs_mask and custom is None, options)
         self._keys, self._block = N, C
@@ -275,9 +273,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         """
         op = f"{self._name}.plan"
         no_positions(op, pos_encoding_mode)
-        q_dtype = canonicalize_torch_dtype(q_data_type)
-        kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
-        Shape(num_qo_heads, num_kv_heads, head_dim, head_dim, q_dtype, kv_dtype, q_dtype).check(op)
+        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type)
         blocks, row_sizes, column_sizes = sizes_on_host(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
         qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())
         # Pages of k and v, all heads one behind the other, as large as all blocks allow.
@@ -302,7 +298,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
             own = (indices - head_start[head, 0].repeat_interleave(lens)).split(pages.tolist())
             positions = [(one[:, None] * page + torch.arange(page)).flatten() for one in own]
             custom = causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
-        shape = Shape(num_qo_heads // num_kv_heads, 1, head_dim, head_dim, q_dtype, kv_dtype, q_dtype)
+        shape = replace(shape, num_qo_heads=num_qo_heads // num_kv_heads, num_kv_heads=1)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._plan_rows(tables, batch, shape, page, custom, None, bool(causal) and custom is None, options)
         self._wanted = ([num_qo_heads, qo_len, head_dim], [num_kv_heads, kv_len, head_dim])
@@ -345,7 +341,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
             ("lse", lse, (heads, qo_len), torch.float32),
         ):
             if given is not None:
-                self._check_result(name, given, shape, dtype)
+                check_result(op, name, given, shape, dtype)
         # One head of keys in each request: the query heads that use it are the request's heads.
         kv_heads, kv_len, _ = kv_shape
         group, page = heads // kv_heads, planned.requests.page_size or 1

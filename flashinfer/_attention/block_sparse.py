@@ -72,7 +72,7 @@ class BlockSparse(BatchWrapper):
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         check_kernels(backend)
         self._backend = backend
-        super().__init__(float_workspace_buffer, "NHD", False, None)
+        super().__init__(float_workspace_buffer, "NHD", False)
 
     def _plan_rows(
         self,
@@ -86,7 +86,6 @@ class BlockSparse(BatchWrapper):
         options: tuple[float | None, float | None, float | None, float | None],
     ) -> None:
         """``options``: logits_soft_cap, sm_scale, rope_scale, rope_theta."""
-        shape.check(tables.op)
         logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
         masks = MaskTensors()
         if custom_mask is not None or packed_mask is not None:
@@ -101,8 +100,6 @@ class BlockSparse(BatchWrapper):
         rope_scale: float | None,
         rope_theta: float | None,
     ) -> None:
-        """What forward() was given takes the place of what plan() was."""
-        op = f"{self._name}.forward"
-        no_positions(op, pos_encoding_mode)
-        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
-        self._use(logits_of(op, head_dim, "NONE", -1, logits_soft_cap, sm_scale, rope_scale, rope_theta))
+        """Take what forward() was given in the place of what plan() was."""
+        no_positions(f"{self._name}.forward", pos_encoding_mode)
+        self._use_options("NONE", -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)

@@ -1,4 +1,4 @@
-"""Plans: the lists of a batch, and options that may differ from one run of them to the next."""
+"""Plans: the lists of a batch, options that may differ from one run of them to the next, and what a run may bring."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
+from .arguments import CAUSAL, MULTI_ITEM, Logits, check_dims, check_tensor, parameters_of
 from .bound import Bound, bind_plan
 from .masks import MaskTensors
 from .operators import Operators
 from .schedule import Lists, Shape
 from .signature import Parameters, Setting
 from .tables import Batch
-from .traced import as_shape
+from .traced import as_shape, differs, exceeds
 
 
 class Options(NamedTuple):
@@ -125,3 +125,63 @@ def make_plan(
             operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
         )
     return Plan(requests, lists, extent, options, operators, setting, parameters, sizes, bound)
+
+
+def check_inputs(
+    op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool
+) -> None:
+    """That a run brings what was planned for, of ``rows`` queries and ``kv_rows`` pages, or rows of ragged keys.
+
+    ``more_rows``: queries may be more than were planned.
+    """
+    shape, layout, page_size = planned.shape, planned.requests.kv_layout, planned.requests.page_size
+    device = planned.lists.plan.device
+    check_dims(op, "q", q, 3)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.device != device:
+            raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {device} as the plan's tables are")
+    if differs(q.shape[0], rows) and not (more_rows and exceeds(q.shape[0], rows)):
+        raise ValueError(f"{op}: q: got {q.shape[0]} queries, and plan() was called for {rows}")
+    if q.shape[1] != shape.num_qo_heads or q.shape[2] != shape.head_dim_qk:
+        wanted = f"[{rows}, {shape.num_qo_heads}, {shape.head_dim_qk}]"
+        raise ValueError(f"{op}: q: got shape {list(q.shape)}, and plan() was called for {wanted}")
+    heads, tokens = k.dim() - 2 - layout, k.dim() - 3 + layout
+    if k.shape[heads] != shape.num_kv_heads or k.shape[-1] != shape.head_dim_qk or v.shape[-1] != shape.head_dim_vo:
+        raise ValueError(
+            f"{op}: k, v: got {k.shape[heads]} heads and head_dim {k.shape[-1]} (keys), {v.shape[-1]} (values), and"
+            f" plan() was called for {shape.num_kv_heads}, {shape.head_dim_qk} and {shape.head_dim_vo}"
+        )
+    if q.dtype != shape.dtype_q or k.dtype != shape.dtype_kv:
+        raise TypeError(
+            f"{op}: q, k: got {q.dtype} and {k.dtype}, and plan() was called for {shape.dtype_q} and {shape.dtype_kv}"
+        )
+    if page_size is not None and k.shape[tokens] != page_size:
+        raise ValueError(f"{op}: paged_kv_cache: got pages of {k.shape[tokens]}, and plan() was called for {page_size}")
+    got, what = (k.shape[tokens], "rows of keys") if page_size is None else (k.shape[0], "pages")
+    if exceeds(kv_rows, got):
+        raise ValueError(f"{op}: k: got {got} {what}, and the tables of plan() name {kv_rows}")
+
+
+def check_result(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """That a tensor of the caller's can take a result."""
+    check_tensor(op, name, x)
+    if x.shape != shape:
+        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
+    if x.dtype != dtype:
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+
+
+def results_of(
+    op: str, shape: Shape, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The caller's tensors for the results of a run, checked, or new ones."""
+    rows = (q.shape[0], shape.num_qo_heads)
+    if out is None:
+        out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
+    else:
+        check_result(op, "out", out, (*rows, shape.head_dim_vo), shape.dtype_o)
+    if lse is not None:
+        check_result(op, "lse", lse, rows, torch.float32)
+    elif return_lse:
+        lse = torch.empty(rows, dtype=torch.float32, device=q.device)
+    return out, lse

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table
-from .arguments import logits_of
+from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
+from .schedule import Shape
 from .tables import Tables
 
 
@@ -80,7 +81,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             ValueError, TypeError: as there.
         """
         op = f"{self._name}.plan"
-        shape = self._shape(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
+        shape = Shape.of(
+            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, self._dtype_o
+        )
         logits = logits_of(
             op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
@@ -149,7 +152,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             ValueError, TypeError: as :meth:`plan` and :meth:`run`.
             CaptureError: a CUDA graph is being captured, and the options need another plan.
         """
-        self._options(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        self._use_options(
+            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta,
+            CAUSAL if causal else NON_CAUSAL,
+        )  # fmt: skip
         return self.run(q, k, v, return_lse=return_lse)
 
     forward_return_lse = partialmethod(forward, return_lse=True)

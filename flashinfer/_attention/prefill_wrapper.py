@@ -1,19 +1,20 @@
-"""What the two wrappers of prefill share: masks, one read of tables that are on a device, options of forward()."""
+"""What the two wrappers of prefill share: masks, and one read of tables that are on a device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
-from ..utils import canonicalize_torch_dtype
-from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, logits_of, rows_of
+from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
 from .masks import MaskRequest, masks_of
+from .plan import check_inputs
 from .scales import NO_SCALES
 from .schedule import Shape
 from .tables import Batch, Tables, check_batch_size, check_indptr, on_host, paged_batch
@@ -36,15 +37,8 @@ class BatchPrefill(BatchWrapper):
     ) -> None:
         check_kernels(backend)
         self._backend = backend
-        custom = None
-        if jit_args is not None:
-            arguments = tuple(jit_args)
-
-            def custom(device: str) -> Any:
-                return gen_customize_batch_prefill_module(backend, *arguments, device=device)  # type: ignore[misc]
-
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, custom)
-        self._dtype_o = None if jit_args is None else canonicalize_torch_dtype(jit_args[3])
+        generate = partial(gen_customize_batch_prefill_module, backend)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, generate, jit_args)
 
     def _prefill_buffers(
         self,
@@ -59,22 +53,6 @@ class BatchPrefill(BatchWrapper):
         if indptr is not None:
             indptr = self._graph_buffer("mask_indptr_buf", indptr)
         self._mask_buffers = (mask, indptr)
-
-    def _shape(
-        self,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_vo: int | None,
-        q_data_type: str | torch.dtype,
-        kv_data_type: str | torch.dtype | None,
-    ) -> Shape:
-        q_dtype = canonicalize_torch_dtype(q_data_type)
-        kv_dtype = q_dtype if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
-        vo = head_dim_qk if head_dim_vo is None else head_dim_vo
-        shape = Shape(num_qo_heads, num_kv_heads, head_dim_qk, vo, q_dtype, kv_dtype, self._dtype_o or q_dtype)
-        shape.check(f"{self._name}.plan")
-        return shape
 
     def _queries(self, tables: Tables, given: torch.Tensor, near: torch.Tensor) -> None:
         """Check ``qo_indptr`` and keep it for a graph."""
@@ -170,28 +148,10 @@ class BatchPrefill(BatchWrapper):
         if is_dynamo_compiling():
             rows, kv_rows, *_, window = from_shape(planned.sizes)
             logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
-        self._check_run(planned, q, k, v, *sizes)
+        check_inputs(op, planned, q, k, v, *sizes, self._use_cuda_graph)
         computed = differentiable(
             op, q, k, v, lambda: self._run(q, k, v, (), NO_SCALES, None, None, True), self._layout,
             planned.requests.mask_mode(planned.options), logits, planned.requests.masks.packed, planned.batch.qo_indptr,
             planned.batch.kv_lens,
         )  # fmt: skip
         return results(op, computed, out, lse, return_lse)
-
-    def _options(
-        self,
-        causal: bool,
-        pos_encoding_mode: str,
-        window_left: int,
-        logits_soft_cap: float | None,
-        sm_scale: float | None,
-        rope_scale: float | None,
-        rope_theta: float | None,
-    ) -> None:
-        """What forward() was given takes the place of what plan() was."""
-        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
-        logits = logits_of(
-            f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
-            rope_theta,
-        )  # fmt: skip
-        self._use(logits, CAUSAL if causal else NON_CAUSAL)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..utils import canonicalize_torch_dtype
 from .operators import call
 from .signature import Problem
 from .tables import refuse_graph
@@ -45,14 +46,36 @@ class Shape:
     dtype_kv: torch.dtype
     dtype_o: torch.dtype
 
-    def check(self, op: str) -> None:
-        for name in ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{op}: {name}: got {getattr(self, name)}, wanted a positive number")
-        if self.num_qo_heads % self.num_kv_heads != 0:
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int | None,
+        q_data_type: str | torch.dtype,
+        kv_data_type: str | torch.dtype | None,
+        o_data_type: str | torch.dtype | None = None,
+    ) -> Shape:
+        """The shape that ``plan()`` was called for: keys and the output have the queries' dtype by default."""
+        head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        sizes = {
+            "num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim_qk": head_dim_qk,
+            "head_dim_vo": head_dim_vo,
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{op}: {name}: got {size}, wanted a positive number")
+        if num_qo_heads % num_kv_heads != 0:
             raise ValueError(
-                f"{op}: num_qo_heads: got {self.num_qo_heads}, wanted a multiple of num_kv_heads, {self.num_kv_heads}"
+                f"{op}: num_qo_heads: got {num_qo_heads}, wanted a multiple of num_kv_heads, {num_kv_heads}"
             )
+        q, kv, o = (
+            canonicalize_torch_dtype(q_data_type if one is None else one)
+            for one in (q_data_type, kv_data_type, o_data_type)
+        )
+        return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
     @property
     def fixed(self) -> tuple[int, ...]:

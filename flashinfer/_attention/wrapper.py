@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,14 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.scalars import numbers_of
 from ..jit.capture import refuse_capture
 from ..jit.module import JitSpec
+from ..utils import canonicalize_torch_dtype
 from .arguments import (
     Logits,
     PagedCache,
     caches_of,
-    check_dims,
     check_tensor,
     layout_of,
+    logits_of,
     no_gradient,
     parameters_of,
     rows_of,
@@ -26,13 +27,13 @@ from .bound import Bound, Result
 from .kernels import Wanted, choose
 from .masks import MaskTensors
 from .operators import Operators, builtin_operators, call, custom_operators
-from .plan import Extent, Options, Plan, Requests, make_plan
+from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
 from .scales import NO_SCALES, Scale, scaled_query, value_scale
 from .schedule import Scheduler, Shape
 from .signature import Parameters, Setting
 from .streams import LastRun
 from .tables import Batch, Tables, check_buffer, refuse_graph
-from .traced import differs, exceeds, from_shape
+from .traced import from_shape
 
 
 class BatchWrapper:
@@ -46,8 +47,10 @@ class BatchWrapper:
         float_workspace_buffer: torch.Tensor,
         kv_layout: str,
         use_cuda_graph: bool,
-        custom: Callable[[str], JitSpec] | None,
+        generate: Callable[..., JitSpec] | None = None,
+        jit_args: Sequence[Any] | None = None,
     ) -> None:
+        """With ``jit_args`` the kernels are those of ``generate(*jit_args, device=...)``, a custom variant's."""
         self._name = type(self).__name__
         self._layout = layout_of(self._name, kv_layout)
         self._kv_layout = kv_layout
@@ -55,7 +58,10 @@ class BatchWrapper:
         check_tensor(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._scheduler = Scheduler(f"{self._name}.plan", float_workspace_buffer, self._use_cuda_graph)
         self.device = self._scheduler.device
-        self._custom = None if custom is None else custom_operators(custom(self.device.type))
+        self._custom, self._dtype_o = None, None
+        if generate is not None and jit_args is not None:
+            self._custom = custom_operators(generate(*jit_args, device=self.device.type))
+            self._dtype_o = canonicalize_torch_dtype(jit_args[3])
         self._last_run = LastRun()
         self._forget_plan()
 
@@ -178,8 +184,26 @@ class BatchWrapper:
     def _take(self, planned: Plan) -> None:
         self._planned, self._bound, self._seen = planned, planned.bound, None
 
+    def _use_options(
+        self,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+        causal: int | None = None,
+    ) -> None:
+        """:meth:`_use` of the options that the deprecated forward() was given."""
+        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
+        logits = logits_of(
+            f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
+            rope_theta,
+        )  # fmt: skip
+        self._use(logits, causal)
+
     def _use(self, logits: Logits, causal: int | None = None) -> None:
-        """The requests of the last plan with other options, which stay: what the deprecated forward() does.
+        """Run the requests of the last plan with other options from now on, until the next plan.
 
         They are arguments of the kernels. New lists are made only where the keys that the options see, or the tiles
         that their kernels have, are not those of the lists there are, which cannot be while a CUDA graph is captured.
@@ -256,7 +280,9 @@ class BatchWrapper:
         # Layer after layer brings the same shapes: what was found right once is not looked at again.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
-            self._check_run(planned, q, k, v, planned.batch.rows, planned.batch.kv_rows)
+            check_inputs(
+                f"{self._name}.run", planned, q, k, v, planned.batch.rows, planned.batch.kv_rows, self._use_cuda_graph
+            )
             self._seen = seen
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
@@ -264,7 +290,7 @@ class BatchWrapper:
         parameters, finish = planned.parameters, None
         if args or planned.operators.custom or scales != NO_SCALES:
             q, setting, parameters, finish = self._scaled(planned, q, args, scales)
-        out, lse = self._results(planned.shape, q, out, lse, return_lse)
+        out, lse = results_of(f"{self._name}.run", planned.shape, q, out, lse, return_lse)
         self._last_run.note(self.device)
         call(self._name, planned.operators.run, q, k, v, out, lse, *setting, *parameters)
         if finish is not None:
@@ -284,12 +310,13 @@ class BatchWrapper:
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """:meth:`_run` under ``torch.compile``: one graph for all plans."""
+        op = f"{self._name}.run"
         if args:
-            raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
+            raise TypeError(f"{op}: got {len(args)} more arguments, wanted none without jit_args")
         sizes = from_shape(planned.sizes)
-        self._check_run(planned, q, k, v, sizes[0], sizes[1])
+        check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._use_cuda_graph)
         shape, logits, setting = planned.shape, planned.logits, planned.setting
-        out, lse = self._results(shape, q, out, lse, return_lse)
+        out, lse = results_of(op, shape, q, out, lse, return_lse)
         q, factor = scaled_query(self._name, rows_of(q), shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
@@ -301,7 +328,7 @@ class BatchWrapper:
             rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, 1.0, 1.0)
         batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[2:]
         torch.ops.flashinfer.attend_planned(
-            planned.operators.module, f"{self._name}.run", q, k, v, out, lse, sizes[0], sizes[1],
+            planned.operators.module, op, q, k, v, out, lse, sizes[0], sizes[1],
             *setting._replace(
                 float_workspace=None, batch_size=batch_size, max_items=max_items, max_merges=max_merges,
                 max_slots=max_slots, tile_rows=tile_rows, slot_rows=slot_rows, token_pos_in_items_len=items_len,
@@ -312,21 +339,6 @@ class BatchWrapper:
         if finish is not None:
             finish(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
-
-    def _results(
-        self, shape: Shape, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The caller's tensors, checked, or new ones."""
-        rows = (q.shape[0], shape.num_qo_heads)
-        if out is None:
-            out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
-        else:
-            self._check_result("out", out, (*rows, shape.head_dim_vo), shape.dtype_o)
-        if lse is not None:
-            self._check_result("lse", lse, rows, torch.float32)
-        elif return_lse:
-            lse = torch.empty(rows, dtype=torch.float32, device=q.device)
-        return out, lse
 
     def _scaled(
         self, planned: Plan, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
@@ -344,43 +356,3 @@ class BatchWrapper:
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         parameters = args if operators.custom else parameters_of(logits, shape.num_qo_heads, self.device, factor)
         return q, planned.setting._replace(o_scale=o_scale), parameters, finish
-
-    def _check_run(
-        self, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int
-    ) -> None:
-        """What is run is what was planned."""
-        op, shape = f"{self._name}.run", planned.shape
-        check_dims(op, "q", q, 3)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.device != self.device:
-                raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {self.device} as the plan's tables are")
-        if differs(q.shape[0], rows) and not (self._use_cuda_graph and exceeds(q.shape[0], rows)):
-            raise ValueError(f"{op}: q: got {q.shape[0]} queries, and plan() was called for {rows}")
-        if q.shape[1] != shape.num_qo_heads or q.shape[2] != shape.head_dim_qk:
-            wanted = f"[{rows}, {shape.num_qo_heads}, {shape.head_dim_qk}]"
-            raise ValueError(f"{op}: q: got shape {list(q.shape)}, and plan() was called for {wanted}")
-        ragged = planned.requests.page_size is None
-        heads, tokens = k.dim() - 2 - self._layout, k.dim() - 3 + self._layout
-        if k.shape[heads] != shape.num_kv_heads or k.shape[-1] != shape.head_dim_qk or v.shape[-1] != shape.head_dim_vo:
-            raise ValueError(
-                f"{op}: k, v: got {k.shape[heads]} heads and head_dim {k.shape[-1]} (keys), {v.shape[-1]} (values), and"
-                f" plan() was called for {shape.num_kv_heads}, {shape.head_dim_qk} and {shape.head_dim_vo}"
-            )
-        if q.dtype != shape.dtype_q or k.dtype != shape.dtype_kv:
-            raise TypeError(
-                f"{op}: q, k: got {q.dtype} and {k.dtype}, and plan() was called for {shape.dtype_q} and {shape.dtype_kv}"
-            )
-        if not ragged and k.shape[tokens] != planned.requests.page_size:
-            raise ValueError(
-                f"{op}: paged_kv_cache: got pages of {k.shape[tokens]}, and plan() was called for {planned.requests.page_size}"
-            )
-        if exceeds(kv_rows, k.shape[tokens] if ragged else k.shape[0]):
-            got, what = (k.shape[tokens], "rows of keys") if ragged else (k.shape[0], "pages")
-            raise ValueError(f"{op}: k: got {got} {what}, and the tables of plan() name {kv_rows}")
-
-    def _check_result(self, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        check_tensor(f"{self._name}.run", name, x)
-        if x.shape != shape:
-            raise ValueError(f"{self._name}.run: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
-        if x.dtype != dtype:
-            raise TypeError(f"{self._name}.run: {name}: got {x.dtype}, wanted {dtype}")
