@@ -20,7 +20,7 @@ struct HeadRows {
 //   weight = 2^(logit * log2 e - lse)
 //   dL/dv = weight^T grad
 //   dL/dlogit = weight * (grad v^T - delta),  delta = sum of grad * out along the head - grad_lse * log2 e
-// from which the gradients of q and k follow as those of sm_scale * q k^T, bent by the soft cap's derivative.
+// from which the gradients of q and k follow as those of sm_scale * q k^T, times the soft cap's derivative.
 struct PrefillBackwardParams {
   HeadRows q, k, v, out, grad, dq, dk, dv;
   const float *lse, *grad_lse;         // [tokens, num_qo_heads] contiguous

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const auto rows_of = [&](int stage) {
     return reinterpret_cast<const BackwardRow*>(memory + S::kRowsBytes + stage * S::kStageBytes + S::kTilesBytes);
   };
-  const bool bends = p.alibi_slopes != nullptr || p.logits_soft_cap > 0;
+  const bool bias_or_cap = p.alibi_slopes != nullptr || p.logits_soft_cap > 0;
   for (int stage = 0; left > 0; --left) {
     const int32_t column = columns.next;
     if (S::kOfKeys && p.alibi_slopes) warp.slope = p.alibi_slopes[columns.head];
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const int next = stages == 2 ? 1 - stage : 0;
     columns.advance();
     if (stages == 2 && left > 1) columns.load(ring + next * S::kStageBytes), ptx::cp_async_commit();
-    warp.columns(ring + stage * S::kStageBytes, rows_of(stage), column, bends);
+    warp.columns(ring + stage * S::kStageBytes, rows_of(stage), column, bias_or_cap);
     if (stages == 1 && left > 1) {
       __syncthreads();
       columns.load(ring), ptx::cp_async_commit();

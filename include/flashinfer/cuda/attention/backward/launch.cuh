@@ -44,18 +44,18 @@ inline std::vector<BackwardEntry> backward_entries(const PrefillBackwardParams& 
   return entries;
 }
 
-// Into how many parts the queries of a tile of keys are split, so that the longest is not what all others wait for; the
-// blocks of the queries' kernel follow while these end.
+// Returns into how many parts the queries of a tile of keys are split, so that the others do not wait for the longest;
+// the blocks of the queries' kernel follow while these end.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   constexpr int64_t kMostBytes = int64_t{1} << 28;
   const int64_t heads = p.num_kv_heads, group = p.num_qo_heads / heads;
-  const int64_t places = int64_t{device_info(where.device).num_sms} * S::kBlocks;
+  const int64_t num_ctas = int64_t{device_info(where.device).num_sms} * S::kBlocks;
   int64_t tiles = 0, longest = 0, all = 0;
   for (const BackwardEntry& one : backward_entries(p)) {
     const BackwardMask mask(p, one);
     for (int32_t row = 0; row < one.kv_len; row += S::kRows, ++tiles) {
-      if (tiles * heads >= 4 * places) return 1;
+      if (tiles * heads >= 4 * num_ctas) return 1;
       int32_t begin, end;
       mask.columns<true>(row, std::min(row + S::kRows, one.kv_len) - 1, begin, end);
       const int64_t steps = (end - begin + S::kColumns - 1) / S::kColumns * group;
@@ -65,7 +65,7 @@ int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   const int64_t bytes = std::max<int64_t>(1, p.kv_tokens * heads * (p.head_dim_qk + p.head_dim_vo) * 4);
   int32_t splits = 1;  // the queries' kernel has three products to the four of this one
   while (splits < 16 && 2 * splits * bytes <= kMostBytes && 4 * splits <= longest &&
-         longest * places * 3 > all * splits * 5)
+         longest * num_ctas * 3 > all * splits * 5)
     splits *= 2;
   return splits;
 }

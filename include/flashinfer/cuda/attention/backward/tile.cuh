@@ -50,20 +50,20 @@ __device__ __forceinline__ void add(Accumulator<32, kColumns>& sums, const LeftO
   }
 }
 
-// Logits of one query head. A logit is bent by what the kernel was asked for: ALiBi, then a soft cap.
+// Logits of one query head: the scaled product, then the bias of ALiBi, then the soft cap.
 struct BackwardLogits {
   float scale, slope, cap, rcp_cap;
 
   __device__ __forceinline__ BackwardLogits(const PrefillBackwardParams& p, float slope_)
       : scale(p.sm_scale), slope(slope_), cap(p.logits_soft_cap), rcp_cap(math::ptx_rcp(cap)) {}
 
-  // In log2; `bent` becomes its derivative by the scaled product.
-  __device__ __forceinline__ float operator()(float product, int32_t ahead, float& bent) const {
+  // Returns the logit in base 2; `d_cap` becomes the derivative of the soft cap.
+  __device__ __forceinline__ float operator()(float product, int32_t ahead, float& d_cap) const {
     float x = product * scale + slope * static_cast<float>(ahead);
-    bent = 1;
+    d_cap = 1;
     if (cap > 0) {
       const float e = math::ptx_exp2(x * rcp_cap * (2 * math::log2e)), capped = 1 - 2 * math::ptx_rcp(1 + e);
-      bent = 1 - capped * capped;
+      d_cap = 1 - capped * capped;
       x = capped * cap;
     }
     return x * math::log2e;
@@ -96,7 +96,7 @@ class BackwardWarp {
 
   // A stage of columns, the first of which is number `column` of its request.
   __device__ __forceinline__ void columns(uint32_t stage, const BackwardRow* rows_of_stage, int32_t column,
-                                          bool bends) {
+                                          bool bias_or_cap) {
 #pragma unroll 1
     for (int step = 0; step < S::kColumns; step += S::kStep) {
       if (!sees_any(column + step)) continue;
@@ -111,7 +111,7 @@ class BackwardWarp {
       }
       Weights weights, of_logits;
       const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
-      if (bends) {
+      if (bias_or_cap) {
         weigh<true, true>(s, of_s, weights, of_logits, at, column + own);
       } else if (sees_all(column + own)) {
         weigh<false, false>(s, of_s, weights, of_logits, at, column + own);
@@ -167,7 +167,7 @@ class BackwardWarp {
   }
 
   // Products of queries and keys become weights, those of outputs' gradients and values the gradients of logits.
-  template <bool kBends, bool kMasked>
+  template <bool kBiasOrCap, bool kMasked>
   __device__ __forceinline__ void weigh(const Products& s, const Products& of_s, Weights& weights, Weights& of_logits,
                                         const BackwardRow* rows_of_columns, int32_t column) const {
     const int32_t row0 = row_ + lane() / 4, column0 = column + 2 * (lane() % 4);
@@ -188,15 +188,15 @@ class BackwardWarp {
           const float from = S::kOfKeys ? (i % 2 ? two.z : two.x) : rows[2 * m + i / 2].lse;
           const float less = S::kOfKeys ? (i % 2 ? two.w : two.y) : rows[2 * m + i / 2].delta;
           const int row = 16 * m + i / 2 * 8, col = 8 * n + i % 2, by = S::kOfKeys ? row - col : col - row;
-          float bent = 1;
-          const float x = kBends ? logits(s[m][n][i], ahead0 + by, bent) - from : s[m][n][i] * scale - from;
+          float d_cap = 1;
+          const float x = kBiasOrCap ? logits(s[m][n][i], ahead0 + by, d_cap) - from : s[m][n][i] * scale - from;
           weight[i] = math::ptx_exp2(x);
           if constexpr (kMasked) {
             const bool there = column0 + col < (S::kOfKeys ? mask_.qo_len : mask_.kv_len);
             const bool shown = by <= most && by >= least && there && (bits >> ((m * (S::kN / 8) + n) * 4 + i) & 1);
             weight[i] = shown ? weight[i] : 0.0f;
           }
-          of_logit[i] = (kBends ? weight[i] * bent : weight[i]) * (of_s[m][n][i] - less);
+          of_logit[i] = (kBiasOrCap ? weight[i] * d_cap : weight[i]) * (of_s[m][n][i] - less);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
