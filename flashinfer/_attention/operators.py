@@ -86,7 +86,7 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
 
 def _fake_run(*args: Any) -> None:
     """Writes to arguments and returns nothing; what torch.compile needs to know."""
-    devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
+    devices = {str(arg.device) for arg in args if isinstance(arg, torch.Tensor)}
     if devices != {"meta"}:
         raise ValueError(f"attention: got tensors on {', '.join(sorted(devices))}, wanted one device for all")
 
