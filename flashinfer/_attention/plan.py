@@ -14,7 +14,7 @@ from .operators import Operators
 from .schedule import Lists, Shape
 from .signature import Parameters, Setting
 from .tables import Batch
-from .traced import as_shape, differs, exceeds
+from .traced import as_shape, differs, exceeds, number_of_kernels
 
 
 class Options(NamedTuple):
@@ -70,7 +70,7 @@ class Plan:
     operators: Operators
     setting: Setting
     parameters: Parameters | tuple[()]  # none where a run brings those of a user's variant
-    sizes: torch.Tensor  # rows, kv_rows, what of the setting is a size, and window_left, for graphs
+    sizes: torch.Tensor  # rows, kv_rows, kernels, what of the setting is a size, and window_left, for graphs
     bound: Bound | None  # for eager calls
 
     @property
@@ -118,7 +118,8 @@ def make_plan(
     parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
-    sizes = as_shape((rows, kv_rows, *lists[2:], masks.token_pos_in_items_len, window))
+    kernels = number_of_kernels(operators.kernels)
+    sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
     if isinstance(parameters, Parameters) and requests.given is None:
         bound = bind_plan(

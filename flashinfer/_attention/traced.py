@@ -1,8 +1,9 @@
 """Planned runs under ``torch.compile``: one operator whose arguments are what a plan says, sizes among them.
 
-A module's own ``run`` would be compiled for the numbers of one plan. This one is compiled for all plans of a wrapper: it
-finds the module's by its name when the graph runs. Partial results lie in memory of the call: a workspace that a graph
-writes would be one of its mutated inputs, which CUDA graphs of ``torch.compile`` do not take.
+A module's own ``run`` would be compiled for the numbers of one plan, and for the kernels that ``auto`` chose for it. This
+one is compiled for all plans of a wrapper: it finds the module when the graph runs. Partial results lie in memory of the
+call: a workspace that a graph writes would be one of its mutated inputs, which CUDA graphs of ``torch.compile`` do not
+take.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops.declare import define_in_python
+from ..jit.modules._attention import HOPPER
+from .operators import builtin_operators
 from .signature import Parameters, Setting, schema_of
+
+# A plan's kernels, as a size of it: those that run everywhere come first.
+_KERNELS = ("", HOPPER)
+
+
+def number_of_kernels(kernels: str) -> int:
+    """What ``attend_planned`` takes for the kernels of a plan."""
+    return _KERNELS.index(kernels) if kernels in _KERNELS else 0
 
 
 def _attend_planned(
-    module: str,
+    family: str,
     op: str,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -27,6 +38,7 @@ def _attend_planned(
     lse: torch.Tensor | None,
     rows: int,
     kv_rows: int,
+    kernels: int,
     *setting_and_parameters: Any,
 ) -> None:
     setting = Setting(*setting_and_parameters[: len(Setting._fields)])
@@ -41,12 +53,16 @@ def _attend_planned(
     if setting.max_slots:
         size = setting.max_slots * heads * setting.slot_rows * (v.shape[-1] + 1)
         setting = setting._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
-    getattr(torch.ops, module).run(q, k, v, out, lse, *setting, *parameters)
+    dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[-1])
+    operators = builtin_operators(
+        family, q.device.type, dtypes, head_dims, setting.variant, _KERNELS[kernels] or q.device.type
+    )
+    operators.run(q, k, v, out, lse, *setting, *parameters)
 
 
 define_in_python(
-    "attend_planned(str module, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt rows,"
-    f" SymInt kv_rows, {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
+    "attend_planned(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt rows,"
+    f" SymInt kv_rows, SymInt kernels, {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend_planned,
 )
 

@@ -326,9 +326,9 @@ class BatchWrapper:
             parameters = Parameters(slopes, None, scale * factor, cap)
         else:
             rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, 1.0, 1.0)
-        batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[2:]
+        batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[3:]
         torch.ops.flashinfer.attend_planned(
-            planned.operators.module, op, q, k, v, out, lse, sizes[0], sizes[1],
+            self._family, op, q, k, v, out, lse, *sizes[:3],
             *setting._replace(
                 float_workspace=None, batch_size=batch_size, max_items=max_items, max_merges=max_merges,
                 max_slots=max_slots, tile_rows=tile_rows, slot_rows=slot_rows, token_pos_in_items_len=items_len,

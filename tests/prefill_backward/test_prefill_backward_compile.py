@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import flashinfer
+from flashinfer._attention.operators import builtin_operators
+from flashinfer.jit.modules._attention import HOPPER
 
 from ..support.attention_oracle import indptr_of, workspace
 from .test_prefill_backward import small_place, tensors
@@ -78,6 +81,45 @@ def test_a_wrapper_planned_before_makes_one_graph_of_all_plans(device):
     for qo_lens, kv_lens in (([3, 0, 20, 9], [40, 3, 21, 1]), ([5, 60], [7, 70]), ([1] * 9, [8] * 9)):
         wrapper.plan(indptr_of(qo_lens), indptr_of(kv_lens), *HEADS, 64, causal=True, q_data_type=place[1])
         check(compiled, step, tensors(place, sum(qo_lens), sum(kv_lens), HEADS))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_plans_with_other_kernels_make_no_graph_of_their_own(device, monkeypatch):
+    """``auto`` may choose the kernels for Hopper for one plan and the portable ones for the next; one graph runs both.
+
+    The choice is made up, so that every machine makes it; the kernels are those that run everywhere.
+    """
+    chosen: list[str] = []
+    found: list[str] = []
+
+    def choose(*_: object) -> str:
+        return chosen[-1]
+
+    def operators(family: str, backend: str, dtypes: Any, head_dims: Any, variant: int, kernels: str = "") -> Any:
+        found.append(kernels)
+        return replace(builtin_operators(family, backend, dtypes, head_dims, variant), kernels=kernels)
+
+    monkeypatch.setattr("flashinfer._attention.wrapper.choose", choose)
+    for module in ("wrapper", "traced"):
+        monkeypatch.setattr(f"flashinfer._attention.{module}.builtin_operators", operators)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    compiled = torch.compile(
+        lambda q, k, v: wrapper.run(q, k, v, return_lse=True), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for kernels, qo_lens, kv_lens in (
+        (device, [3, 20], [40, 21]),
+        (HOPPER, [5, 60], [7, 70]),
+        (device, [1, 2], [8, 8]),
+    ):
+        chosen.append(kernels)
+        wrapper.plan(
+            indptr_of(qo_lens), indptr_of(kv_lens), *HEADS, 64, causal=True, q_data_type=small_place(device)[1]
+        )
+        found.clear()
+        q, k, v = (x.detach() for x in tensors(small_place(device), sum(qo_lens), sum(kv_lens), HEADS))
+        got = compiled(q, k, v)
+        assert found == [kernels]
+        torch.testing.assert_close(got, wrapper.run(q, k, v, return_lse=True))
     assert counters["stats"]["unique_graphs"] == 1
 
 

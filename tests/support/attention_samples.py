@@ -160,7 +160,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     planned = wrapper._planned
     assert planned is not None
     sizes = from_shape(planned.sizes)
-    plan = (planned.operators.module, "sample", q, k, v, torch.empty_like(q), lse, *sizes[:2])
+    plan = ("prefill", "sample", q, k, v, torch.empty_like(q), lse, *sizes[:3])
     plan = (*plan, *planned.setting._replace(float_workspace=None))
     causal, masked = Setting(mask_mode=1), Setting(mask_mode=2, custom_mask=mask, window_left=3)
     module = flashinfer.gen_customize_single_prefill_module(*SIGMOID, SIGMOID_DECL, device=device).build_and_load()
