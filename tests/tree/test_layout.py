@@ -9,8 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
 
@@ -20,6 +18,8 @@ import flashinfer
 from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level
 from flashinfer.jit.module import kernels_of
 from flashinfer.jit.modules import Matrix, families, family
+
+from ..support.headers import chains, compile_each, included, includes
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
@@ -76,26 +76,9 @@ def sources() -> list[Path]:
     return sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
 
 
-def includes(path: Path) -> list[str]:
-    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
-
-
 def layer_of(name: str) -> str:
     folder = os.path.dirname(name)
     return next(layer for layer in sorted(LAYERS, key=len, reverse=True) if f"{folder}/".startswith(f"{layer}/"))
-
-
-def compile_each(command: list[str], files: Iterable[Path]) -> None:
-    """Compile each header as the only thing in a file; several at once."""
-
-    def problem(path: Path) -> str:
-        words = [*command, f"-I{ROOT / 'include'}", "-include", str(path), os.devnull]
-        done = subprocess.run(words, capture_output=True, text=True)
-        return f"{path}:\n{done.stderr}{done.stdout}" if done.returncode else ""
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        problems = [text for text in pool.map(problem, files) if text]
-    assert not problems, "\n".join(problems)
 
 
 CXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"]
@@ -103,19 +86,26 @@ CXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x"
 NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.devnull]
 
 
+@pytest.fixture
+def passed(pytestconfig: pytest.Config) -> Path | None:
+    """Where digests of what compiled in earlier runs are."""
+    return None if pytestconfig.cache is None else Path(pytestconfig.cache.mkdir("headers"))
+
+
 @needs_gcc
 @needs_x86
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
-def test_each_cpu_header_compiles_alone(level):
+def test_each_cpu_header_compiles_alone(level, passed):
     compile_each(
         [*CXX, *Target("cpu", (level,), True).flags()],
         headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu"),
+        passed,
     )
 
 
 @needs_nvcc
-def test_each_cuda_header_compiles_alone():
-    compile_each(NVCC, headers("cuda", "common", "attention"))
+def test_each_cuda_header_compiles_alone(passed):
+    compile_each(NVCC, headers("cuda", "common", "attention"), passed)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +114,42 @@ def test_each_cuda_header_compiles_alone():
 def test_a_header_that_leans_on_another_is_caught(command, tmp_path):
     header = tmp_path / "leaning.h"
     header.write_text("inline std::string text() { return {}; }\n")
-    with pytest.raises(AssertionError, match="std"):
-        compile_each(command, [header])
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="std"):
+            compile_each(command, [header], tmp_path)
+
+
+@needs_gcc
+def test_a_header_leans_on_none_that_is_compiled_with_it(tmp_path, monkeypatch):
+    """Nor does what compiled once hide what changed since, in a header or in what it includes."""
+    monkeypatch.setattr("tests.support.headers.INCLUDE", tmp_path)
+    texts = {
+        "low.h": "#include <cstddef>\ninline std::size_t low() { return 0; }\n",
+        "leaning.h": '#include "low.h"\ninline std::size_t leaning() { return low() + text().size(); }\n',
+        "text.h": '#include <string>\n#include "low.h"\ninline std::string text() { return {}; }\n',
+        "high.h": '#include "text.h"\n#include "leaning.h"\ninline std::size_t high() { return leaning(); }\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text("#pragma once\n" + text)
+    paths = [tmp_path / name for name in texts]
+    (tmp_path / "passed").mkdir()
+    with pytest.raises(AssertionError, match=r"leaning\.h.*text"):
+        compile_each(CXX, paths, tmp_path / "passed")
+    (tmp_path / "leaning.h").write_text('#pragma once\n#include "text.h"\n' + texts["leaning.h"])
+    included.cache_clear()
+    compile_each(CXX, paths, tmp_path / "passed")
+    (tmp_path / "text.h").write_text("#pragma once\n")
+    included.cache_clear()
+    with pytest.raises(AssertionError, match="text"):
+        compile_each(CXX, paths, tmp_path / "passed")
+
+
+def test_all_headers_are_in_chains():
+    found = chains(headers(*LAYERS))
+    assert sorted(path for chain in found for path in chain) == sorted(set(headers(*LAYERS)))
+    for chain in found:
+        for place, path in enumerate(chain):
+            assert set(chain[:place]) <= included(path)
 
 
 @pytest.mark.parametrize("path", headers(*LAYERS), ids=lambda path: str(path.relative_to(INCLUDE)))
