@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ..support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
@@ -31,7 +33,7 @@ print("mean", out.mean().item())
 
 
 def run(page: int) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "FLASHINFER_JIT_DEBUG": "1", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "FLASHINFER_JIT_DEBUG": "1", "PYTHONPATH": python_path(ROOT)}
     return subprocess.run([sys.executable, "-c", SCRIPT, str(page)], cwd=ROOT, env=env, capture_output=True, text=True)
 
 

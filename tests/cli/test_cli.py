@@ -23,6 +23,8 @@ from flashinfer.cli.table import age, size
 from flashinfer.jit.artifact import sealed
 from flashinfer.jit.modules import Matrix, families, matrix_specs
 
+from ..support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -76,7 +78,7 @@ def artifact_of(workspace: Path) -> Path:
 def test_commands_that_need_no_torch_do_not_import_it(command, place):
     program = [sys.executable, "-X", "importtime", "-m", "flashinfer", command]
     done = subprocess.run(
-        program, capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        program, capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": python_path(ROOT)}
     )
     assert done.returncode == 0, done.stderr
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}

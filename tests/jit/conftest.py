@@ -19,6 +19,8 @@ from flashinfer import env
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec, gen_jit_spec
 
+from ..support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -84,7 +86,11 @@ def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.Complete
     def run(
         program: str, *arguments: str, check: bool = True, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": python_path(ROOT),
+            **{k: v for k, v in variables.items() if v is not None},
+        }
         for name, value in variables.items():
             if value is None:
                 environment.pop(name, None)

@@ -14,6 +14,8 @@ import pytest
 
 from flashinfer.jit.modules import Axis, Matrix, axes, families, family, matrix_specs, some_of
 
+from ..support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "build_aot.py"
 
@@ -210,7 +212,7 @@ def test_the_page_about_attention_modules(load_script, tmp_path, make_spec, caps
 
 def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_started):
     """The whole script in a process of its own, over a real family, twice."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
     command = [
         sys.executable,
         str(SCRIPT),
@@ -245,6 +247,6 @@ def test_the_script_builds_the_tree_that_it_stands_in(tmp_path):
         "cpu",
         "--dry-run",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert run.returncode == 0 and run.stderr.startswith(f"{tree}/data/aot: 1 "), run.stderr

@@ -17,7 +17,7 @@ from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
 from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host.progress import Progress
 
-from ..support.processes import until
+from ..support.processes import python_path, until
 
 FIRST_CALL = """
     import sys, torch, flashinfer
@@ -250,7 +250,7 @@ def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
     slow.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(slow))
     program = f"from flashinfer.jit import gen_jit_spec; gen_jit_spec('two', {list(spec.source_paths())!r}).build()"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MAX_JOBS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[2]), "MAX_JOBS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, start_new_session=True, stderr=subprocess.DEVNULL
     )

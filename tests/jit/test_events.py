@@ -15,6 +15,7 @@ import pytest
 from flashinfer.errors import EnvironmentValueError
 from flashinfer.jit import events, stats, subscribe
 
+from ..support.processes import python_path
 from .conftest import ROOT
 
 
@@ -114,7 +115,7 @@ from flashinfer.jit.events import emit
 for number in range({count}):
     emit("hit", "m" * 300, number, path="p" * 3000)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLASHINFER_JIT_EVENTS": str(file)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "FLASHINFER_JIT_EVENTS": str(file)}
     children = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(4)]
     assert [child.wait() for child in children] == [0] * 4
     seen = lines(file)

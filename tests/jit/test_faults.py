@@ -19,7 +19,7 @@ from flashinfer.errors import CaptureError, WorkspaceError
 from flashinfer.jit import build_jit_specs
 from flashinfer.jit.host.lock import runtime_directory, try_hold
 
-from ..support.processes import ROOT, answer, answering, end, files_in, start, until
+from ..support.processes import ROOT, answer, answering, end, files_in, python_path, start, until
 
 BUILD = """
     import ctypes, sys, warnings
@@ -50,7 +50,7 @@ def in_a_mount(folder: Path, options: str, prepare: str, program: str, *argument
     folder.mkdir(parents=True, exist_ok=True)
     script = f'set -e; mount -t tmpfs -o mode=700,{options} tmpfs "$1"; cd "$1"; {prepare}\nshift; cd /; exec "$@"'
     command = ["unshare", "-m", "sh", "-c", script, "sh", folder, sys.executable, "-c", textwrap.dedent(program)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     result = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout.splitlines(), result.stderr

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 CXX_FILES = {
     "unit.cc": '#include "unit.h"\nextern "C" int answer() { return ANSWER; }\n',
@@ -166,7 +168,7 @@ def another_torch(module: Module, tmp_path: Path) -> None:
     (package / "__init__.py").write_text('__version__ = "2.10.1"\n')
     for library in (Path(torch.__file__).parent / "lib").iterdir():
         (package / "lib" / library.name).symlink_to(library)
-    module.variables["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
+    module.variables["PYTHONPATH"] = python_path(tmp_path / "site", ROOT)
 
 
 HITS = {
@@ -258,7 +260,7 @@ def test_hit_after_reinstalling_and_moving_the_package(python, tmp_path, compile
         ignore = shutil.ignore_patterns("__pycache__", "data")
         for part in ("flashinfer", "csrc", "include"):
             shutil.copytree(ROOT / part, place / part, copy_function=shutil.copyfile, ignore=ignore)
-        return python(FAMILY, str(place), PYTHONPATH=str(place)).stdout
+        return python(FAMILY, str(place), PYTHONPATH=python_path(place)).stdout
 
     first = install(tmp_path / "venv")
     count = compilers_started()
@@ -284,7 +286,7 @@ def test_hit_of_another_python(module, interpreter, tmp_path):
         "import sys; sys.dont_write_bytecode = True\nfrom flashinfer.jit import gen_jit_spec\n"
         f"print(gen_jit_spec('tiny', [{str(module.source)!r}]).find().path)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     done = subprocess.run([interpreter, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.stdout.strip() == str(first), done.stderr
 

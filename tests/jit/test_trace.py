@@ -18,6 +18,7 @@ from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.specfile import Asked, merge, one_per_name, read_specs, write_specs
 from flashinfer.jit.specjson import to_json
 
+from ..support.processes import python_path
 from .conftest import ROOT
 
 PROGRAM = """
@@ -41,7 +42,7 @@ sys.exit(7)
 @pytest.fixture
 def process(monkeypatch):
     """Programs find this package."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
 
 
 @pytest.fixture

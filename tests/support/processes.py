@@ -18,6 +18,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def python_path(*first: object) -> str:
+    """``PYTHONPATH`` of a child: ``first``, then what of ours is not this checkout: packages may be there alone."""
+    ours = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    kept = (path for path in ours if not Path(path).resolve().is_relative_to(ROOT))
+    return os.pathsep.join([*map(str, first), *kept])
+
+
 def start(program: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
     """A program in a process group of its own; its standard output is a pipe, its errors go there too."""
     return subprocess.Popen(
@@ -25,7 +32,7 @@ def start(program: str, *arguments: object, **variables: str) -> subprocess.Pope
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), **variables},
         start_new_session=True,
     )
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from .processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 _PARTS = (
     "flashinfer",
@@ -39,6 +41,8 @@ def copy_tree(destination: Path) -> Path:
 def clean_environment(**variables: str | Path) -> dict[str, str]:
     """The environment without anything that points at this checkout or steers the library."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "PYTHON"))}
+    if path := python_path(*filter(None, [variables.pop("PYTHONPATH", None)])):
+        kept["PYTHONPATH"] = path
     return {**kept, **{name: str(value) for name, value in variables.items()}}
 
 
