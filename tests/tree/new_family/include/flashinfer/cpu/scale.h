@@ -1,4 +1,4 @@
-// Scaling on the CPU.
+// Each thread scales a part of the tensor, in float32.
 #pragma once
 
 #include <flashinfer/common/scale.h>

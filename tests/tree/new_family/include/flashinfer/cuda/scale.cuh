@@ -1,4 +1,4 @@
-// Scaling on CUDA.
+// The grid walks over the tensor in one stride; each element is scaled in float32.
 #pragma once
 
 #include <algorithm>
