@@ -31,7 +31,7 @@ from .difference import differences
 from .display import Display, row, row_of, tell_failures
 from .report import write_report
 from .table import show, size
-from .usage import Add, UsageError, asked_in, cuda_archs, of, one_of_a_name, positive
+from .usage import Add, UsageError, asked_in, cuda_archs, of, one_of_a_name, positive, shard
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
@@ -69,6 +69,12 @@ def arguments(add: Add) -> None:
         type=Path,
         metavar="FILE",
         help="what `python -m flashinfer trace` wrote, for the archs in it unless others are named",
+    )
+    add(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="only every N-th module from the I-th on: N machines build all of them",
     )
     add("--out-dir", type=Path, default=env.default_aot_dir(), metavar="DIR", help="by default data/aot")
     add("--jobs", type=positive, metavar="N", help="compilers at once; by default MAX_JOBS or the CPUs at hand")
@@ -163,6 +169,9 @@ def requests_of(options: argparse.Namespace) -> list[Request]:
         specs = [(spec, chosen[spec.backend]) for spec in found if can_be_built(spec, chosen[spec.backend])]
         if options.backend is None and "cuda" not in chosen:
             print(CROSS_BUILD, file=sys.stderr)
+    if options.shard is not None:
+        first, count = options.shard
+        specs = sorted(specs, key=lambda one: one[0].name)[first - 1 :: count]
     return [build.make_request(spec, options.out_dir / spec.name, target) for spec, target in specs]
 
 

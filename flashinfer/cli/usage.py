@@ -66,6 +66,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def shard(text: str) -> tuple[int, int]:
+    """The first and the count of ``I/N``, with I from 1 to N."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted I/N with I from 1 to N")
+    return int(first), int(count)
+
+
 def json_option(add: Add) -> None:
     add("--json", action="store_true", help="print JSON")
 

@@ -110,6 +110,10 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
         (["--variants", "sigmoid"], "got sigmoid, wanted some of default, soft_cap"),
         (["--attention-form", "both"], "got 'both', wanted one of specialised, dispatching"),
         (["--jobs", "0"], "wanted a positive number"),
+        *(
+            (["--shard", text], f"got '{text}', wanted I/N")
+            for text in ("0/2", "3/2", "1", "a/b", "1/0", "x/2", "1/2/3")
+        ),
         (["--report", "/none/build.html"], "--report: wanted a file in a directory that exists"),
         (["--report", "build.html", "--dry-run"], "of a build that is no --dry-run"),
     ],
@@ -120,6 +124,20 @@ def test_bad_arguments(aot, arguments, message, capsys):
     except SystemExit as caught:  # argparse knows by itself
         code = caught.code
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_shards_are_the_whole_matrix_each_module_once(aot, tmp_path, capsys):
+    arguments = ["--backend", "cpu", "--dry-run", "--json", "--out-dir", str(tmp_path / "out")]
+    aot.main(arguments)
+    whole = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    shards = []
+    for number in (1, 2, 3):
+        assert aot.main([*arguments, "--shard", f"{number}/3"]) == 0
+        shards.append([row["name"] for row in json.loads(capsys.readouterr().out)])
+    assert sorted(name for names in shards for name in names) == sorted(whole) and len(whole) > 6
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    assert aot.main([*arguments, "--shard", "1000/1000"]) == 0
+    assert json.loads(capsys.readouterr().out) == [], "a shard of nothing is no error"
 
 
 def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, monkeypatch, capsys):
