@@ -33,7 +33,7 @@ from .usage import Add, json_option
 
 _DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all that the kernels use
 # nvcc's options that clang has no word for: the number of words each takes with it.
-_DROP = {"-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
+_DROP = {"-objtemp": 1, "-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
 
 
 HELP = "Write compile_commands.json, for clangd and other tools of an IDE."

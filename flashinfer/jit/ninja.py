@@ -97,7 +97,8 @@ def _common_flags(toolchain: Toolchain) -> list[str]:
 
 def _cxx_rules(toolchain: Toolchain) -> list[str]:
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
-    flags = [*_common_flags(toolchain), "-isystem", str(toolchain.torch_dir / "include")]
+    torch = str(toolchain.torch_dir)  # of which __FILE__ in its headers must not tell
+    flags = [*_common_flags(toolchain), "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
     link = [toolchain.cxx, "-shared", f"-L{toolchain.torch_dir / 'lib'}", "-Wl,--no-as-needed"]
     return [
         *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "  depfile = $out.d"),
@@ -107,8 +108,11 @@ def _cxx_rules(toolchain: Toolchain) -> list[str]:
 
 def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     compiler = [nvcc_path, "-ccbin", toolchain.cxx]
-    nvcc = [*toolchain.nvcc_launcher, *compiler, "-MMD", "-MF"]
-    link = [*compiler, "-shared", "-cudart", "static", f"-L{toolchain.torch_dir / 'lib'}", "-Xlinker", "--no-as-needed"]
+    # Same bytes everywhere: the names of temporary files get into an object, so they are named after it; a link of
+    # device code, of which no module has any across files, would keep its command.
+    nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
+    libraries = ["-cudart", "static", f"-L{toolchain.torch_dir / 'lib'}", "-Xlinker", "--no-as-needed"]
+    link = [*compiler, "-shared", "-nodlink", *libraries]
     # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
     flags = words(_common_flags(toolchain))

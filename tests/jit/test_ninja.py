@@ -84,7 +84,7 @@ def test_graph_file(torch):
         "ninja_required_version = 1.5\n"
         "rule cxx\n"
         "  command = ccache /usr/bin/g++ -MMD -MF $out.d -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_TARGET_VERSION=0x020a000000000000"
-        f" -isystem {torch}/include $cflags -c $in -o $out\n"
+        f" -isystem {torch}/include -ffile-prefix-map={torch}=torch $cflags -c $in -o $out\n"
         "  description = $module $command\n"
         "  depfile = $out.d\n"
         "rule link_cpu\n"
@@ -95,8 +95,8 @@ def test_graph_file(torch):
         "default one/norm_cpu/norm_cpu.so two/norm_cpu/norm_cpu.so\n"
     )
     cuda = render_graph({"norm_cuda": gen_norm_module("cuda")}, tools("cuda", torch))
-    assert "rule nvcc\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -MMD -MF $out.d" in cuda
-    assert "rule link_cuda\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -shared -cudart static" in cuda
+    assert "rule nvcc\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -objtemp -MMD -MF $out.d" in cuda
+    assert "rule link_cuda\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -shared -nodlink -cudart static" in cuda
     assert "-Wl,-soname,libtorch_cuda.so" in cuda
 
 
