@@ -95,6 +95,10 @@ class DependencyError(FlashInferError, ImportError):
         self.library = library
 
 
+class ClusterError(FlashInferError):
+    """A cluster cannot build what it was asked for: there is no scheduler, or no worker that has the tools."""
+
+
 class BuildError(FlashInferError):
     """A module did not build.
 

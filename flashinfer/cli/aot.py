@@ -4,6 +4,7 @@
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
     python scripts/build_aot.py --dry-run                         # what would be built, and why
     python scripts/build_aot.py --specs specs.jsonl               # exactly what `python -m flashinfer trace` recorded
+    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on the workers of a Dask scheduler: docs/fleet.md
 
 Modules that are up to date are left alone; nothing is compiled twice. Does not import torch.
 """
@@ -14,13 +15,16 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import env
 from ..errors import ToolchainError
 from ..jit import build
 from ..jit.artifact import Artifact, read
+from ..jit.cluster import address
 from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
@@ -31,7 +35,10 @@ from .difference import differences
 from .display import Display, row, row_of, tell_failures
 from .report import write_report
 from .table import show, size
-from .usage import Add, UsageError, asked_in, cuda_archs, of, one_of_a_name, positive, shard
+from .usage import Add, UsageError, asked_in, cuda_archs, of, one_of_a_name, positive, seconds, shard
+
+if TYPE_CHECKING:
+    from ..jit.cluster.client import Fleet
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
@@ -88,19 +95,29 @@ def arguments(add: Add) -> None:
     )
     add("--report", type=Path, metavar="FILE", help="write a page about the build: timeline, slowest units, sizes")
     add("--verbose", action="store_true", help="show every command and its output")
+    add(
+        "--cluster",
+        type=of(address.parse),
+        metavar="ADDRESS",
+        help="build on the workers of this Dask scheduler; --jobs is then of each",
+    )
+    add("--cluster-wait", type=seconds, metavar="SECONDS", help="how long to wait for a worker that can; by default 60")
+    add("--cluster-insecure", action="store_true", help="use tcp:// to another machine, without encryption or proof")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where a module did not build, or the report cannot be written."""
     check(options)
     started, outcomes = time.monotonic(), []
-    requests = requests_of(options)
-    if options.dry_run:
-        rows = [plan(request) for request in requests]
-    else:
-        with Display() as display:
-            outcomes = build.run(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
-        rows = [row_of(outcome) for outcome in outcomes]
+    with fleet_of(options) as fleet:
+        requests = requests_of(options, build.make_request if fleet is None else fleet.request)
+        if options.dry_run:
+            rows = [plan(request) for request in requests]
+        else:
+            with Display() as display:
+                work = build.run if fleet is None else fleet.run
+                outcomes = work(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
+            rows = [row_of(outcome) for outcome in outcomes]
     if options.json != "-":
         columns = [{name: value for name, value in one.items() if name != "path"} for one in rows]
         show(columns, False, {"size": size})
@@ -127,6 +144,20 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--specs: the file says what to build: none of {words} can go with it")
     if options.report is not None and (options.dry_run or not options.report.absolute().parent.is_dir()):
         raise UsageError("--report: wanted a file in a directory that exists, of a build that is no --dry-run")
+    if options.cluster is None and (options.cluster_wait is not None or options.cluster_insecure):
+        raise UsageError("--cluster-wait, --cluster-insecure: wanted beside --cluster alone")
+    why = None if options.cluster is None or options.cluster_insecure else address.why_insecure(options.cluster)
+    if why is not None:
+        raise UsageError(f"--cluster: {why}")
+
+
+def fleet_of(options: argparse.Namespace) -> AbstractContextManager[Fleet | None]:
+    """The cluster that is to build, or none."""
+    if options.cluster is None:
+        return nullcontext()
+    from ..jit.cluster.client import Fleet  # for this alone: `distributed` is an extra, and takes a second to import
+
+    return Fleet(options.cluster, 60.0 if options.cluster_wait is None else options.cluster_wait)
 
 
 def given(options: argparse.Namespace) -> dict[str, Values]:
@@ -148,8 +179,8 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
     return chosen
 
 
-def requests_of(options: argparse.Namespace) -> list[Request]:
-    """What to build: the matrix, or what a file of specs asks for.
+def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target], Request]) -> list[Request]:
+    """What to build, as ``make`` says: the matrix, or what a file of specs asks for.
 
     Raises:
         FlashInferError: a tool is missing, or nothing says what to compile for.
@@ -172,7 +203,7 @@ def requests_of(options: argparse.Namespace) -> list[Request]:
     if options.shard is not None:
         first, count = options.shard
         specs = sorted(specs, key=lambda one: one[0].name)[first - 1 :: count]
-    return [build.make_request(spec, options.out_dir / spec.name, target) for spec, target in specs]
+    return [make(spec, options.out_dir / spec.name, target) for spec, target in specs]
 
 
 def can_be_built(spec: Spec, target: Target) -> bool:

@@ -1,7 +1,8 @@
 """Reads the arguments of ``python -m flashinfer`` and runs one command.
 
 Exit codes: 0 done; 1 a build failed, a proof failed or this machine lacks something; 2 the command itself cannot
-be: an unknown name, a malformed environment variable. ``trace`` ends with the code of the program it ran.
+be: an unknown name, a malformed environment variable, a cluster without a worker for it. ``trace`` ends with the code
+of the program it ran.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import sys
 from types import ModuleType
 
-from ..errors import EnvironmentValueError, FlashInferError
+from ..errors import ClusterError, EnvironmentValueError, FlashInferError
 from .usage import UsageError
 
 # Command -> its file, which has HELP, arguments() and run(). Only that one is imported: most need neither a compiler
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code: int = command(options.command).run(options)
         return code
-    except (EnvironmentValueError, UsageError) as err:
+    except (ClusterError, EnvironmentValueError, UsageError) as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
     except FlashInferError as err:

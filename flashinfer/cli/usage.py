@@ -66,6 +66,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """A time of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted seconds")
+    return value
+
+
 def shard(text: str) -> tuple[int, int]:
     """The first and the count of ``I/N``, with I from 1 to N."""
     first, _, count = text.partition("/")

@@ -115,6 +115,20 @@ def finished(request: Request) -> Artifact | None:
     return None
 
 
+def reused(request: Request) -> Outcome | None:
+    """What there is already, put at its destination, or why that cannot be; ``None`` where it must be built."""
+    already = finished(request)
+    if already is None:
+        return None
+    try:
+        if already.directory != request.destination:
+            already = publish(already.path, already.manifest, request.destination)
+        return Outcome(request, "reused", already)
+    except (OSError, FlashInferError) as err:
+        error = BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}")
+        return Outcome(request, "failed", error=error)
+
+
 def run(
     requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None
 ) -> list[Outcome]:
@@ -196,22 +210,10 @@ class _Building:
         return f"{request.build_key} {self.root.resolve()}"
 
     def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
-        if not self._reuse(request):  # looked up again, for somebody else may have built it since
+        # Looked up again, for somebody else may have built it since.
+        if (outcome := reused(request)) is not None:
+            self.outcomes[request] = outcome
             if hold is not None:
-                holds[request] = hold
+                hold.release()
         elif hold is not None:
-            hold.release()
-
-    def _reuse(self, request: Request) -> bool:
-        """Whether there is nothing to build; then what is there is at its destination, or the reason why not is known."""
-        already = finished(request)
-        if already is None:
-            return False
-        try:
-            if already.directory != request.destination:
-                already = publish(already.path, already.manifest, request.destination)
-            self.outcomes[request] = Outcome(request, "reused", already)
-        except (OSError, FlashInferError) as err:
-            error = BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}")
-            self.outcomes[request] = Outcome(request, "failed", error=error)
-        return True
+            holds[request] = hold

@@ -97,9 +97,9 @@ def _common_flags(toolchain: Toolchain) -> list[str]:
 
 def _cxx_rules(toolchain: Toolchain) -> list[str]:
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
-    torch = str(toolchain.torch_dir)  # of which __FILE__ in its headers must not tell
+    torch = toolchain.torch_dir  # of which __FILE__ in its headers must not tell
     flags = [*_common_flags(toolchain), "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
-    link = [toolchain.cxx, "-shared", f"-L{toolchain.torch_dir / 'lib'}", "-Wl,--no-as-needed"]
+    link = [toolchain.cxx, "-shared", f"-L{torch}/lib", "-Wl,--no-as-needed"]
     return [
         *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "  depfile = $out.d"),
         *_rule("link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags"),
@@ -108,11 +108,10 @@ def _cxx_rules(toolchain: Toolchain) -> list[str]:
 
 def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     compiler = [nvcc_path, "-ccbin", toolchain.cxx]
-    # Same bytes everywhere: the names of temporary files get into an object, so they are named after it; a link of
-    # device code, of which no module has any across files, would keep its command.
+    # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
-    libraries = ["-cudart", "static", f"-L{toolchain.torch_dir / 'lib'}", "-Xlinker", "--no-as-needed"]
-    link = [*compiler, "-shared", "-nodlink", *libraries]
+    torch, shared = f"-L{toolchain.torch_dir}/lib", ["-shared", "-nodlink", "-cudart=static"]
+    link = [*compiler, *shared, torch, "-Xlinker=--no-as-needed"]
     # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
     flags = words(_common_flags(toolchain))

@@ -96,7 +96,7 @@ def test_graph_file(torch):
     )
     cuda = render_graph({"norm_cuda": gen_norm_module("cuda")}, tools("cuda", torch))
     assert "rule nvcc\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -objtemp -MMD -MF $out.d" in cuda
-    assert "rule link_cuda\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -shared -nodlink -cudart static" in cuda
+    assert "rule link_cuda\n  command = /cuda/bin/nvcc -ccbin /usr/bin/g++ -shared -nodlink -cudart=static" in cuda
     assert "-Wl,-soname,libtorch_cuda.so" in cuda
 
 

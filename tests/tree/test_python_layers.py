@@ -19,12 +19,13 @@ ROOMS = {
     "jit/worker": set(),
     "jit/host": {"ground", "jit/machine", "jit/worker"},
     "jit": {"ground", "jit/machine", "jit/host", "jit/worker", "jit/modules"},
+    "jit/cluster": {"ground", "jit", "jit/machine", "jit/host", "jit/worker"},
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
     "_attention": {"ground", "jit", "jit/modules", "_ops", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
-    "cli": {"ground", "jit", "jit/machine", "jit/host", "jit/modules", ""},
+    "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/host", "jit/modules", ""},
 }
 # Who knows attention: its families and what they share.
 ATTENTION = {"_attention", "decode", "prefill", "prefill_backward", "attention", "pod", "sparse", "cascade", "triton"}

@@ -1,0 +1,87 @@
+"""Builds one module on a worker: ``python -m flashinfer.jit.cluster.child DESCRIPTOR``, the job on standard input.
+
+A process of its own, because it builds the client's tree and not the one that is installed here. When the other end
+of DESCRIPTOR is gone, so is the worker that asked: this process ends, and its compilers with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ... import env
+from ...errors import BuildError, FlashInferError
+from .. import build
+from ..machine.target import Target
+from ..machine.workspace import workspace
+from ..module import JitSpec
+from ..spec import digest
+from ..specjson import from_json
+from .job import marked, places
+from .worker import store, tree_of
+
+# Not the module's fault, wherever it stands in what a compiler says: the disk of this machine is full.
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+def main() -> int:
+    alive, job = int(sys.argv[1]), json.load(sys.stdin)
+    os.set_inheritable(alive, False)
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+    try:
+        answer = _built(job)
+    except (FlashInferError, OSError, ValueError) as err:
+        answer = {"again": str(err), "unfit": True}
+    print(json.dumps(answer))
+    return 0
+
+
+def _end_with(alive: int) -> None:
+    os.read(alive, 1)
+    os._exit(1)
+
+
+def _built(job: dict[str, Any]) -> dict[str, Any]:
+    tree, folder = tree_of(job["tree"]), workspace() / "sources"
+    setattr(env, "data_root", lambda: str(tree))  # noqa: B010 (mypy: a function is no variable)
+    own = {
+        name: (store() / sha256).read_bytes().decode("utf-8", "surrogateescape") for name, sha256 in job["own"].items()
+    }
+    spec = from_json(JitSpec, {**job["spec"], "own": own}, folder)
+    if spec.key != job["key"]:
+        return {"again": f"its copy of the files of {spec.name!r} is not what was sent", "unfit": True}
+    request = build.make_request(spec, target=Target(spec.backend, tuple(job["archs"]), True), key=job["key"])
+    if request.build_key != job["build_key"]:
+        return {"again": "its compiler is another one than a moment ago", "unfit": True}
+    (outcome,) = build.run([request], jobs=job["jobs"], watch=lambda progress: None)
+    if outcome.artifact is not None:
+        timeline = asdict(outcome.timeline) if outcome.timeline is not None else None
+        return {"how": outcome.how, "directory": str(outcome.artifact.directory), "timeline": timeline}
+    assert outcome.error is not None
+    return _failed(
+        outcome.error, {"<root>": str(tree), "<own>": f"{folder}/{digest(own)[:32]}", **places(request.toolchain)}
+    )
+
+
+def _failed(error: BuildError, here: dict[str, str]) -> dict[str, Any]:
+    text = f"{error.reason}\n{error.output}"
+    if not error.command or any(word in text for word in _FULL):
+        return {"again": error.reason, "unfit": True}
+    if re.search(
+        r"was killed by signal|Killed signal", text
+    ):  # whoever takes a worker down may begin with its compilers
+        return {"again": error.reason, "unfit": False}
+    log = error.log.read_text(errors="replace") if error.log is not None and Path(error.log).is_file() else ""
+    said = {"reason": error.reason, "command": error.command, "output": error.output, "log": log}
+    return {"error": {name: marked(text, here) for name, text in said.items()}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

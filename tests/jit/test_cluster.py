@@ -1,0 +1,348 @@
+"""build_aot.py --cluster: modules built by workers of a Dask scheduler, each with directories of its own.
+
+Schedulers and workers are processes of this machine; a worker's compiler is a script where compilers are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flashinfer.cli.main import main
+from flashinfer.errors import BuildError
+from flashinfer.jit import build
+from flashinfer.jit.artifact import sealed
+from flashinfer.jit.cluster import address
+from flashinfer.jit.machine.target import Target, native_level
+from flashinfer.jit.modules.page import gen_page_module
+from flashinfer.jit.specfile import write_specs
+from flashinfer.jit.specjson import to_json
+
+from ..support.cluster import Cluster, environment, free_port
+from ..support.processes import ROOT, answer, answering, until
+
+pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+SCRIPT = ROOT / "scripts" / "build_aot.py"
+KILLS = 20 if os.environ.get("FLASHINFER_TEST_EXAMPLES") else 5
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[Cluster]:
+    (tmp_path / "cluster").mkdir()
+    made = Cluster(tmp_path / "cluster")
+    yield made
+    made.end()
+
+
+def specs_file(path: Path, specs) -> Path:
+    lines = [{"spec": to_json(spec), "key": spec.key, "needs": {}, "archs": [native_level()]} for spec in specs]
+    write_specs(path, lines)
+    return path
+
+
+@pytest.fixture
+def modules(make_spec, tmp_path):
+    """Small modules, and the file of specs that asks for them."""
+
+    def make(count: int) -> tuple[list, Path]:
+        specs = [make_spec(f"m{number}", answering(number)) for number in range(count)]
+        return specs, specs_file(tmp_path / "specs.jsonl", specs)
+
+    return make
+
+
+def command(cluster: Cluster, specs: Path, out: Path, *options: str) -> list[str]:
+    arguments = ["--specs", str(specs), "--out-dir", str(out), "--cluster", cluster.address, *options]
+    return [sys.executable, str(SCRIPT), *arguments]
+
+
+def aot(cluster: Cluster, specs: Path, out: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(cluster, specs, out, *options),
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        timeout=120,
+    )
+
+
+def alive(text: str) -> list[str]:
+    """Command lines of processes that say ``text``."""
+    lines = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if text in line and not line.startswith("ps ")]
+
+
+def test_as_a_local_build(cluster, modules, tmp_path, workspace):
+    """Same keys, same bytes, the same table; files travel once; both sides take each other's work."""
+    specs, file = modules(3)
+    cluster.worker(), cluster.worker()
+    page = tmp_path / "build.html"
+    done = aot(cluster, file, tmp_path / "out", "--json", "--report", str(page))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["name"], row["how"]) for row in rows] == [("m0", "built"), ("m1", "built"), ("m2", "built")]
+    assert all(row["size"] > 0 and row["seconds"] > 0 for row in rows) and "3 built" in done.stderr
+    assert sorted(cluster.compiled()) == ["m0", "m1", "m2"] and '"kind": "compile"' in page.read_text()
+    assert not list(workspace.rglob("*.so")), "nothing was compiled here"
+    for number, spec in enumerate(specs):
+        request = build.make_request(spec, tmp_path / "out" / spec.name, Target("cpu", (native_level(),), True))
+        there = build.finished(request)
+        assert there is not None and answer(there) == number, "this machine takes it for its own"
+        local = spec.build()
+        assert local.manifest["build_key"] == there.manifest["build_key"]
+        assert local.path.read_bytes() == there.path.read_bytes(), "nothing of a path is in it"
+    again = aot(cluster, file, tmp_path / "out", "--json")
+    assert {row["how"] for row in json.loads(again.stdout)} == {"reused"} and len(cluster.compiled()) == 3
+    other = aot(cluster, file, tmp_path / "other", "--json", FLASHINFER_WORKSPACE_DIR=str(tmp_path / "new"))
+    assert other.returncode == 0 and len(cluster.compiled()) <= 6, "a worker that has it sends it again"
+
+
+def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cluster, tmp_path, python):
+    """A client whose tree differs from the package that is installed on the workers."""
+    tree = tmp_path / "tree"
+    for name in ("flashinfer", "csrc", "include", "scripts"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, unit in (("page.cc", "binding"), ("page_cpu.cc", "kernels")):  # in place of what takes seconds
+        (tree / "csrc" / name).write_text(f'#include "page_config.h"\nextern "C" int {unit}() {{ return 1; }}\n')
+    cluster.worker()
+    options = ["--families", "page", "--backend", "cpu", "--cluster", cluster.address, "--json"]
+
+    def run(script: Path, out: str, *more: str, **variables: str) -> dict:
+        done = subprocess.run(
+            [sys.executable, str(script), "--out-dir", str(tmp_path / out), *more],
+            capture_output=True, text=True, env={**environment(**variables), "PYTHONPATH": ""}, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / out / "page_cpu" / "manifest.json").read_text())
+
+    far = run(tree / "scripts" / "build_aot.py", "far", *options)
+    near = run(tree / "scripts" / "build_aot.py", "near", *options[:4])
+    assert far["key"] == near["key"] and far["build_key"] == near["build_key"] and far["sha256"] == near["sha256"]
+    assert far["key"] != gen_page_module("cpu").key
+
+
+def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path):
+    broken = make_spec(
+        "broken", {"unit.cc": '#include "unit.h"\nint f() { return nothing; }\n', "unit.h": "#pragma once\n"}
+    )
+    fine = make_spec("fine", answering(1))
+    cluster.worker(), cluster.worker()
+    done = aot(cluster, specs_file(tmp_path / "specs.jsonl", [broken, fine]), tmp_path / "out")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("FAILED broken: ")
+    assert cluster.compiled().count("broken") == 1 and (tmp_path / "out" / "fine").exists()
+    with pytest.raises(BuildError) as caught:
+        broken.build()
+
+    def plain(text: str) -> list[str]:  # compilers have their own names, build directories their own tokens
+        lines = [line for line in text.splitlines() if "  log: " not in line]
+        text = re.sub(r"[0-9a-f]{16}-[0-9a-f]{12}", "DIRECTORY", "\n".join(lines))
+        return re.sub(r"command: \S+g\+\+", "command: g++", text).splitlines()
+
+    told = done.stderr[done.stderr.index("building module 'broken'") :]
+    home = [str(path.parent) for path in (tmp_path / "workspace" / "sources").rglob("unit.h")]
+    here = plain(str(caught.value))
+    assert plain(told.replace(home[0], str(Path(broken.source_paths()[0]).parent)))[: len(here)] == here
+    assert str(tmp_path / "cluster" / "worker") not in told, "paths of this machine"
+    assert Path(re.search(r"log: (\S+)", told)[1]).read_text().count("nothing") >= 1
+
+
+def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
+    """Four workers; each is replaced. Nothing is lost, and a kill costs at most the one module that was in work."""
+    count = 4 * KILLS
+    _, file = modules(count)
+    workers = [cluster.worker(seconds=0.4) for _ in range(4)]
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(),
+    )  # fmt: skip
+    killed = 0
+    until(lambda: len(cluster.compiled()) >= 2, 60, "compilers run")
+    while killed < KILLS and client.poll() is None:
+        time.sleep(random.uniform(0, 0.8))
+        victim = workers.pop(random.randrange(len(workers)))
+        os.killpg(victim.pid, signal.SIGKILL)
+        killed += 1
+        workers.append(cluster.worker(seconds=0.4))
+    out, err = client.communicate(timeout=120)
+    rows = json.loads(out)
+    assert client.returncode == 0 and len(rows) == count and {row["how"] for row in rows} <= {"built", "reused"}, err
+    assert killed == KILLS, "they came while it built"
+    compiled = cluster.compiled()
+    assert len(compiled) <= count + killed, f"{len(compiled)} compiles of {count} modules, {killed} kills"
+    for number in range(count):
+        assert (tmp_path / "out" / f"m{number}" / f"m{number}.so").exists()
+    place = str(cluster.folder / "worker")
+    assert not [line for line in alive(place) if "sleep" in line]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_ends_ends_all_compilers(how, cluster, modules, tmp_path):
+    _, file = modules(4)
+    [cluster.worker(seconds=61.25) for _ in range(2)]
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(),
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    until(lambda: len(alive("sleep 61.25")) == 2, 60, "two compilers run")
+    client.send_signal(how)
+    client.communicate(timeout=30)
+    until(lambda: not alive("sleep 61.25"), 15, "all compilers end")
+    assert all(process.poll() is None for process in cluster.processes), "the workers stay"
+    assert not list((tmp_path / "out").glob("*/*.so"))
+
+
+def test_the_compilers_of_a_killed_worker_end_with_it(cluster, modules, tmp_path):
+    _, file = modules(1)
+    slow = cluster.worker(seconds=61.5)
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
+    )
+    until(lambda: alive("sleep 61.5"), 60, "a compiler runs")
+    os.kill(slow.pid, signal.SIGKILL)
+    until(lambda: not alive("sleep 61.5"), 15, "it ends")
+    cluster.worker()
+    assert b"1 built" in client.communicate(timeout=60)[0] and client.returncode == 0, (
+        "one that joins later has built it"
+    )
+
+
+def test_the_scheduler_goes(cluster, modules, tmp_path):
+    _, file = modules(2)
+    cluster.worker(seconds=60.75)
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(),
+    )  # fmt: skip
+    until(lambda: alive("sleep 60.75"), 60, "a compiler runs")
+    os.kill(cluster.scheduler.pid, signal.SIGKILL)
+    said = client.communicate(timeout=60)[0]
+    assert client.returncode == 2 and said.splitlines()[-1].startswith(
+        f"error: the scheduler at {cluster.address} has gone"
+    )
+    until(lambda: not alive("sleep 60.75"), 30, "its compilers end")
+
+
+def test_other_compilers_are_named_and_not_used(cluster, modules, tmp_path):
+    """One with another compiler, one with none, one whose disk is full; then one that can joins."""
+    _, file = modules(3)
+    cluster.worker(version="(Other) 99.1")
+    cluster.worker(CXX="/none/g++")
+    cluster.worker(FLASHINFER_WORKSPACE_DIR="/dev/full/workspace", TMPDIR="/dev/full")
+    done = aot(cluster, file, tmp_path / "out", "--cluster-wait", "3")
+    assert done.returncode == 2, done.stdout + done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "no worker that can build m0, m1, m2 came within 3 s: wanted cpu: cxx " in last
+    assert "cxx (Other) 99.1" in last and "'/none/g++' is not a program" in last
+    assert done.stderr.count("99.1") == 2, "named once, and at the end"
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
+    )
+    time.sleep(2)
+    cluster.worker()
+    assert b"3 built" in client.communicate(timeout=60)[0] and client.returncode == 0
+    assert {line.split()[0] for line in cluster.log.read_text().splitlines()} == {"4"}
+
+
+def test_a_disk_that_fills_while_it_builds(cluster, modules, tmp_path):
+    """What the compiler says of it is no compile error: another worker builds, this one is not used any more."""
+    _, file = modules(2)
+    place = tmp_path / "full"
+    place.write_text(
+        "#!/bin/sh\ncase $1 in --version) exec g++ --version;; esac\n"
+        'echo "unit.cc:1: fatal error: error writing to unit.o: No space left on device" >&2\nexit 1\n'
+    )
+    place.chmod(0o755)
+    cluster.worker(CXX=str(place))
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(),
+    )  # fmt: skip
+    time.sleep(3)
+    cluster.worker()
+    said = client.communicate(timeout=60)[0]
+    assert client.returncode == 0 and "2 built" in said and said.count("No space left on device") == 1, said
+
+
+def test_a_client_without_a_compiler(cluster, modules, tmp_path, python):
+    """It takes the tools that most workers share, and says so."""
+    specs, file = modules(1)
+    for version in ("(Most) 1.0", "(Few) 2.0", "(Most) 1.0"):
+        cluster.worker(version=version)
+    time.sleep(3)
+    done = aot(cluster, file, tmp_path / "out", PATH="/none", CXX="")
+    assert done.returncode == 0, done.stderr
+    assert "built by what most workers have, cxx (Most) 1.0" in done.stderr and "worker" in done.stderr
+    manifest = json.loads((tmp_path / "out" / "m0" / "manifest.json").read_text())
+    assert manifest["toolchain"]["cxx"] == "(Most) 1.0" and manifest["key"] == specs[0].key
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.0.1:8786", "http://host:1", "tcp://host", "tcp://:8786", "tcp://host:x", "tcp://host:99999",
+             "tcp://host:1/path", "tcp://a@host:1", "tcp://ho st:1", "tls://host"],
+)  # fmt: skip
+def test_an_address_that_is_none(text, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["aot", "--cluster", text])
+    assert caught.value.code == 2 and "wanted tcp://HOST:PORT or tls://HOST:PORT" in capsys.readouterr().err
+
+
+def test_tcp_to_another_machine_is_refused(capsys, tmp_path):
+    for text in ("tcp://127.0.0.1:1", "tcp://localhost:1", f"tcp://{socket.gethostname()}:1", "tls://192.0.2.7:1"):
+        assert address.why_insecure(text) is None
+    assert main(["aot", "--cluster", "tcp://192.0.2.7:8786"]) == 2
+    assert "--tls-ca-file" in (said := capsys.readouterr().err) and "--cluster-insecure" in said
+    assert main(["aot", "--cluster-wait", "3"]) == 2 and "beside --cluster alone" in capsys.readouterr().err
+    assert main(["aot", "--cluster-insecure"]) == 2
+
+
+def test_nobody_answers(capsys, tmp_path):
+    began = time.monotonic()
+    arguments = [
+        "--cluster",
+        f"tcp://127.0.0.1:{free_port()}",
+        "--cluster-wait",
+        "1",
+        "--out-dir",
+        str(tmp_path / "out"),
+    ]
+    assert main(["aot", "--families", "page", "--backend", "cpu", *arguments]) == 2
+    assert "no scheduler answers at tcp://127.0.0.1" in capsys.readouterr().err and time.monotonic() - began < 20
+
+
+def test_without_the_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert main(["aot", "--cluster", "tcp://127.0.0.1:1", "--out-dir", str(tmp_path / "out")]) == 1
+    assert "pip install 'flashinfer-python[cluster]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lie", ["key", "build_key", "library", "archs", "files", "seal"])
+def test_what_comes_back_is_checked(lie, make_spec, tmp_path):
+    from flashinfer.errors import ArtifactError
+    from flashinfer.jit.cluster.client import accepted
+
+    spec = make_spec("one", answering(7))
+    built = spec.build()
+    request = build.make_request(spec, tmp_path / "out" / "one")
+    manifest, library = dict(built.manifest), built.path.read_bytes()
+    if lie == "library":
+        library = library[:-1] + bytes([library[-1] ^ 1])
+    elif lie == "seal":
+        manifest["built"] += 1
+    else:
+        manifest = sealed({**manifest, lie: [] if lie == "archs" else {} if lie == "files" else "0" * 64})
+    with pytest.raises(ArtifactError):
+        accepted(request, spec.fields(), manifest, library)
+    assert not (tmp_path / "out" / "one").exists()
+    assert answer(accepted(request, spec.fields(), built.manifest, built.path.read_bytes())) == 7

@@ -1,0 +1,73 @@
+"""A Dask scheduler with workers on this machine, each with directories and a compiler of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from .processes import ROOT
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+class Cluster:
+    """A scheduler, and the workers that a test starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.processes = folder, free_port(), list[subprocess.Popen[bytes]]()
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.scheduler = self._start("scheduler", ["--host", "127.0.0.1", "--port", str(self.port), "--no-show"])
+        self.log = folder / "compilers"
+        self.count = 0
+
+    def _start(self, what: str, arguments: list[str], **variables: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *arguments]
+        with (self.folder / f"{what}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment(**variables), cwd=self.folder, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
+    def worker(
+        self, version: str = "", seconds: float = 0, threads: int = 1, **variables: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker whose compiler says another ``version`` than g++, or takes some ``seconds`` more."""
+        self.count += 1
+        place = self.folder / f"worker{self.count}"
+        place.mkdir()
+        compiler = place / "g++"
+        says = f"echo 'g++ {version}'; exit" if version else "exec g++ --version"
+        compiler.write_text(
+            f"#!/bin/sh\ncase $1 in --version) {says};; esac\n"
+            f'case "$*" in *" -c "*) echo "{self.count} $*" >> {self.log};; esac\nsleep {seconds}\nexec g++ "$@"\n'
+        )
+        compiler.chmod(0o755)
+        own = {"CXX": str(compiler), "FLASHINFER_WORKSPACE_DIR": str(place / "workspace"), "MAX_JOBS": "1"}
+        own |= {"FLASHINFER_RUNTIME_DIR": str(place / "runtime")}
+        options = ["--no-nanny", "--nthreads", str(threads), "--local-directory", str(place / "dask")]
+        return self._start("worker", [self.address, *options], **own | variables)
+
+    def compiled(self) -> list[str]:
+        """The module of every compile that was begun."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return re.findall(r"-DFLASHINFER_MODULE=(\S+)", text)
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
