@@ -127,7 +127,7 @@ inline int64_t attend(const Check& check, Params& params, const Setting& setting
   int64_t slots = setting.planned ? setting.max_slots : use_one_request(check, params, setting, inputs, config);
   OptionalTensor temporary;
   if (slots > 0 && !setting.planned) {
-    partials.bytes = 4 * slots * params.num_kv_heads * params.slot_rows * (inputs.v.size(-1) + 1);
+    partials.bytes = bytes_of_partials(params, slots, inputs.v.size(-1));
     temporary.emplace(empty_bytes(partials.bytes, like));
     require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
   }

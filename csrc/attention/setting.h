@@ -2,21 +2,9 @@
 #pragma once
 
 #include "attention/arguments.h"
+#include "attention/lists.h"
 
 namespace flashinfer::binding {
-
-// The plan's buffer, int32: a header, lengths of queries and keys, merges, items.
-constexpr int64_t kPlanHeader = 16;
-enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
-
-struct PlanLayout {
-  int64_t qo_lens, kv_lens, merges, items, size;
-
-  PlanLayout(int64_t batch_size, int64_t max_items, int64_t max_merges) {
-    qo_lens = kPlanHeader, kv_lens = qo_lens + batch_size;
-    merges = (kv_lens + batch_size + 7) / 8 * 8, items = merges + 8 * max_merges, size = items + 8 * max_items;
-  }
-};
 
 inline MaskMode mask_mode_of(const Check& check, int64_t mode) {
   if (mode < 0 || mode > 3) check.fail("mask_mode", "got " + std::to_string(mode) + ", wanted 0 to 3");
@@ -37,21 +25,6 @@ constexpr DType kind_of() {
   return DType::kOther;
 }
 
-// Where all tensors of a call are; the first one says it.
-class Place {
- public:
-  void must_hold(const Check& check, const View& arg) {
-    if (first_ == nullptr) first_ = arg.name, type_ = arg.device_type, index_ = arg.device;
-    if (arg.device_type != type_ || arg.device != index_)
-      check.fail(arg, "is on " + device_text(arg.device_type, arg.device) + ", another device than " + first_ + "'s " +
-                          device_text(type_, index_));
-  }
-
- private:
-  const char* first_ = nullptr;
-  int type_ = 0, index_ = 0;
-};
-
 // A contiguous tensor of T, or null where there is none.
 template <typename T>
 const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, Place& place,
@@ -64,36 +37,6 @@ const T* data_of(const Check& check, const OptionalTensor& tensor, const char* n
   if (view.numel < at_least)
     check.fail(view, "got " + std::to_string(view.numel) + " elements, wanted at least " + std::to_string(at_least));
   return static_cast<const T*>(view.data);
-}
-
-// Points the parameters to the lists of a plan.
-inline void use_plan(const Check& check, Params& params, const View& plan, int64_t batch_size) {
-  check.dtype(plan, {DType::kInt32});
-  check.contiguous(plan);
-  const PlanLayout layout(batch_size, params.max_items, params.max_merges);
-  if (plan.numel < layout.size)
-    check.fail(plan, "got " + std::to_string(plan.numel) + " elements, wanted " + std::to_string(layout.size));
-  if (reinterpret_cast<uintptr_t>(plan.data) % alignof(WorkItem) != 0) check.fail(plan, "is not aligned to 32 bytes");
-  const auto* data = static_cast<const int32_t*>(plan.data);
-  params.counts = data;
-  params.qo_lens = data + layout.qo_lens, params.kv_lens = data + layout.kv_lens;
-  params.merges = reinterpret_cast<const MergeItem*>(data + layout.merges);
-  params.items = reinterpret_cast<const WorkItem*>(data + layout.items);
-}
-
-// Memory for partial results, or none.
-struct Partials {
-  void* data = nullptr;
-  int64_t bytes = 0;
-};
-
-inline void use_partials(const Check& check, Params& params, const Partials& workspace, int64_t max_slots,
-                         int64_t dim) {
-  const int64_t rows = max_slots * params.num_kv_heads * params.slot_rows, needed = 4 * rows * (dim + 1);
-  if (workspace.bytes < needed)
-    check.fail("float_workspace",
-               "got " + std::to_string(workspace.bytes) + " bytes, wanted " + std::to_string(needed));
-  params.partial_o = static_cast<float*>(workspace.data), params.partial_lse = params.partial_o + rows * dim;
 }
 
 // A variant's parameters go where its functor reads them.

@@ -43,12 +43,12 @@ struct PrefillScratch {
         state(memory, static_cast<int>(rows)) {}
 };
 
+// What a tile does with blocks of keys and values, wherever they were packed from.
 template <typename Variant, typename Types, typename Params>
-struct PrefillTile : Tile<Variant, Types, Params> {
+struct PrefillBlocks : Tile<Variant, Types, Params> {
   using Base = Tile<Variant, Types, Params>;
   using KV = typename Types::DTypeKV;
   using Memory = PrefillScratch<Types>;
-  using Rotary = Rotation<Types::HEAD_DIM_QK>;
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
   static constexpr int kQ = Memory::kQ, kSums = Memory::kSums;
 
@@ -58,30 +58,28 @@ struct PrefillTile : Tile<Variant, Types, Params> {
                                  std::is_same_v<KV, bfloat16_t>;
 
   Memory& scratch;
-  const Rotary* rotation;
   int32_t block = 0;  // the block's first key
   int count = 0;      // its keys
 
-  PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory)
-      : Base(params, item, kv_head), scratch(memory), rotation(by) {
+  PrefillBlocks(const Params& params, const WorkItem& item, int32_t kv_head, Memory& memory)
+      : Base(params, item, kv_head), scratch(memory) {
     const int padded = round_up(this->rows, 4);
     if constexpr (kPairs) {
-      this->copy_queries(pairs(scratch.q));
       std::memset(pairs(scratch.q) + this->rows * kQ, 0, sizeof(bfloat16_t) * (padded - this->rows) * kQ);
     } else {
-      this->load_queries(scratch.q, rotation);
       std::memset(scratch.q + this->rows * kQ, 0, sizeof(float) * (padded - this->rows) * kQ);
     }
     std::memset(scratch.sums, 0, sizeof(float) * padded * kSums);
     scratch.state.reset(padded);
   }
 
-  void run() {
+  // pack() packs keys and values of the block.
+  template <typename Pack>
+  void run(const Pack& pack) {
     const Range keys = this->visible();
     for (block = keys.begin; block < keys.end; block += kPrefillKeys) {
       count = keys.end - block < kPrefillKeys ? keys.end - block : kPrefillKeys;
-      pack_keys();
-      pack_values();
+      pack();
       multiply_keys();
       for (int row = 0; row < this->rows; ++row) {
         const Range range = in_vectors(seen_by_group(row));
@@ -97,9 +95,15 @@ struct PrefillTile : Tile<Variant, Types, Params> {
       this->finish(row, scratch.sums + row * kSums, scratch.state.m[row], scratch.state.l[row]);
   }
 
- private:
   // Memory of floats as that of half as large numbers.
   static bfloat16_t* pairs(float* floats) { return reinterpret_cast<bfloat16_t*>(floats); }
+
+ private:
+  static const float* ones() {
+    static constexpr float kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    static_assert(kGemmRows <= 8);
+    return kOnes;
+  }
 
   // What the group of rows that a product takes together sees of the block.
   Range seen_by_group(int row) const {
@@ -107,40 +111,6 @@ struct PrefillTile : Tile<Variant, Types, Params> {
     return this->visible(first, last < this->rows ? last : this->rows - 1, block, count);
   }
   static Range in_vectors(Range range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
-
-  // Columns of keys beyond the request's are zeros.
-  void pack_keys() {
-    static const KV zeros[kDQ] = {};
-    const KV* rows[kPrefillKeys];
-    locate_rows(this->common.kv, true, this->kv_head * this->common.kv.k_head, this->first, block, count, rows);
-    const int padded = round_up(count, kPanel);
-    for (int t = count; t < padded; ++t) rows[t] = zeros;
-    for (int t = 0; t < padded; t += kLanes) {
-      float* panel = scratch.k + t / kPanel * Memory::kKeyPanel + t % kPanel;
-      if constexpr (Base::kPreparesKeys) {
-        this->prepare_keys(rows + t, 0, block + t, kLanes, scratch.prepared, rotation);
-        const float* prepared[kLanes];
-        for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
-        pack_columns<kDQ>(prepared, panel);
-      } else if constexpr (kPairs) {
-        pack_column_pairs<kDQ>(rows + t, pairs(scratch.k) + t / kPanel * Memory::kKeyPanel + 2 * (t % kPanel));
-      } else {
-        pack_columns<kDQ>(rows + t, panel);
-      }
-    }
-  }
-
-  void pack_values() {
-    const KV* rows[kPrefillKeys];
-    locate_rows(this->common.kv, false, this->kv_head * this->common.kv.v_head, this->first, block, count, rows);
-    if constexpr (kPairs) {
-      for (int t = 0; t < count; t += 2)  // what follows an odd number of keys is not looked at
-        pack_row_pairs<kDV>(rows[t], rows[t + 1 < count ? t + 1 : t], pairs(scratch.v) + t * kPanel,
-                            Memory::kValuePanel);
-    } else {
-      for (int t = 0; t < count; ++t) pack_row<kDV>(rows[t], scratch.v + t * kPanel, Memory::kValuePanel);
-    }
-  }
 
   // Calls body(row, constant of kGemmRows or 4, what they see) for the groups that see anything.
   template <typename Body>
@@ -169,8 +139,13 @@ struct PrefillTile : Tile<Variant, Types, Params> {
           multiply_pairs<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kDQ, pairs(scratch.q) + row * kQ,
                                                                               pairs(scratch.k) + panel, logits, &scale);
         } else {
-          multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kDQ, scratch.q + row * kQ,
-                                                                              scratch.k + panel, logits, nullptr);
+          // Long sums in parts: rounding errors grow with their length.
+          constexpr int kPart = kDQ > 256 ? 96 : kDQ;
+          const float *q = scratch.q + row * kQ, *k = scratch.k + panel;
+          multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kPart, q, k, logits, nullptr);
+          for (int d = kPart; d < kDQ; d += kPart)
+            multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kScaleAndAdd>(
+                kDQ - d < kPart ? kDQ - d : kPart, q + d, k + d * kPanel, logits, ones());
         }
       });
     }
@@ -197,6 +172,69 @@ struct PrefillTile : Tile<Variant, Types, Params> {
                                                                                   scratch.v + panel, sums, rescale);
       }
     });
+  }
+};
+
+template <typename Variant, typename Types, typename Params>
+struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
+  using Blocks = PrefillBlocks<Variant, Types, Params>;
+  using typename Blocks::KV;
+  using typename Blocks::Memory;
+  using Rotary = Rotation<Types::HEAD_DIM_QK>;
+  using Blocks::kDQ, Blocks::kDV, Blocks::kQ, Blocks::kPairs;
+  using Blocks::scratch, Blocks::block, Blocks::count, Blocks::pairs;
+
+  const Rotary* rotation;
+
+  PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory)
+      : Blocks(params, item, kv_head, memory), rotation(by) {
+    if constexpr (kPairs) {
+      this->copy_queries(pairs(scratch.q));
+    } else {
+      this->load_queries(scratch.q, rotation);
+    }
+  }
+
+  void run() {
+    Blocks::run([this] {
+      pack_keys();
+      pack_values();
+    });
+  }
+
+ private:
+  // Columns of keys beyond the request's are zeros.
+  void pack_keys() {
+    static const KV zeros[kDQ] = {};
+    const KV* rows[kPrefillKeys];
+    locate_rows(this->common.kv, true, this->kv_head * this->common.kv.k_head, this->first, block, count, rows);
+    const int padded = round_up(count, kPanel);
+    for (int t = count; t < padded; ++t) rows[t] = zeros;
+    for (int t = 0; t < padded; t += kLanes) {
+      float* panel = scratch.k + t / kPanel * Memory::kKeyPanel + t % kPanel;
+      if constexpr (Blocks::kPreparesKeys) {
+        this->prepare_keys(rows + t, 0, block + t, kLanes, scratch.prepared, rotation);
+        const float* prepared[kLanes];
+        for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
+        pack_columns<kDQ>(prepared, panel);
+      } else if constexpr (kPairs) {
+        pack_column_pairs<kDQ>(rows + t, pairs(scratch.k) + t / kPanel * Memory::kKeyPanel + 2 * (t % kPanel));
+      } else {
+        pack_columns<kDQ>(rows + t, panel);
+      }
+    }
+  }
+
+  void pack_values() {
+    const KV* rows[kPrefillKeys];
+    locate_rows(this->common.kv, false, this->kv_head * this->common.kv.v_head, this->first, block, count, rows);
+    if constexpr (kPairs) {
+      for (int t = 0; t < count; t += 2)  // what follows an odd number of keys is not looked at
+        pack_row_pairs<kDV>(rows[t], rows[t + 1 < count ? t + 1 : t], pairs(scratch.v) + t * kPanel,
+                            Memory::kValuePanel);
+    } else {
+      for (int t = 0; t < count; ++t) pack_row<kDV>(rows[t], scratch.v + t * kPanel, Memory::kValuePanel);
+    }
   }
 };
 

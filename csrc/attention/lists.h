@@ -1,0 +1,134 @@
+// The lists of a plan in a buffer: written on the host, and found again in its copy on the device.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include <flashinfer/attention/schedule.h>
+
+#include "binding/binding.h"
+
+namespace flashinfer::binding {
+
+// The plan's buffer, int32: a header, lengths of queries and keys, merges, items.
+constexpr int64_t kPlanHeader = 16;
+enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
+
+struct PlanLayout {
+  int64_t qo_lens, kv_lens, merges, items, size;
+
+  PlanLayout(int64_t batch_size, int64_t max_items, int64_t max_merges) {
+    qo_lens = kPlanHeader, kv_lens = qo_lens + batch_size;
+    merges = (kv_lens + batch_size + 7) / 8 * 8, items = merges + 8 * max_merges, size = items + 8 * max_items;
+  }
+};
+
+// Where all tensors of a call are; the first one says it.
+class Place {
+ public:
+  void must_hold(const Check& check, const View& arg) {
+    if (first_ == nullptr) first_ = arg.name, type_ = arg.device_type, index_ = arg.device;
+    if (arg.device_type != type_ || arg.device != index_)
+      check.fail(arg, "is on " + device_text(arg.device_type, arg.device) + ", another device than " + first_ + "'s " +
+                          device_text(type_, index_));
+  }
+
+ private:
+  const char* first_ = nullptr;
+  int type_ = 0, index_ = 0;
+};
+
+// A view of int32 numbers on the host.
+inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t count) {
+  check.dtype(arg, {DType::kInt32});
+  check.shape(arg, {count});
+  check.contiguous(arg);
+  if (arg.device_type != aoti_torch_device_type_cpu())
+    check.fail(arg, "got a tensor of a device, wanted one on the CPU");
+  return static_cast<const int32_t*>(arg.data);
+}
+
+// Rows of all requests, whose lengths are looked at here.
+inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) {
+  int64_t rows = 0;
+  for (int32_t b = 0; b < request.batch_size; ++b) {
+    if (request.qo_len(b) < 0 || request.qo_start(b) < 0)
+      check.fail("qo_indptr", "falls at request " + std::to_string(b) + ", wanted numbers from 0 that never fall");
+    if (request.kv_lens[b] < 0) check.fail("kv_lens", "got a negative length at request " + std::to_string(b));
+    rows += static_cast<int64_t>(request.qo_len(b)) * request.group;
+  }
+  if (rows > INT32_MAX) check.fail("qo_indptr", "got more than 2147483647 rows");
+  return rows;
+}
+
+// Makes the plan of `request` and writes it. `max_items` and `max_merges`: what the lists have room for, where a
+// captured graph has fixed that, else 0. A buffer that is too small gets the header alone: it says what is needed.
+inline void write_lists(const Check& check, const View& buffer, const PlanRequest& request, int64_t rows,
+                        int64_t max_items, int64_t max_merges) {
+  const Plan made = plan(request);
+  const int64_t batch_size = request.batch_size;
+  // What no other lengths of as many requests and rows can exceed.
+  const int64_t most_tiles = rows / request.tile_rows + batch_size;
+  const int64_t most_pieces = request.places / request.num_kv_heads + 1;
+  check.dtype(buffer, {DType::kInt32});
+  check.contiguous(buffer);
+  if (buffer.device_type != aoti_torch_device_type_cpu()) check.fail(buffer, "got a tensor of a device");
+  if (buffer.numel < kPlanHeader) check.fail(buffer, "got fewer than 16 elements");
+  auto* data = static_cast<int32_t*>(buffer.data);
+  const int64_t items = static_cast<int64_t>(made.items.size()), merges = static_cast<int64_t>(made.merges.size());
+  if ((max_items > 0 && items > max_items) || (max_merges > 0 && merges > max_merges))
+    check.fail("plan", "got " + std::to_string(items) + " work items and " + std::to_string(merges) +
+                           " merges, and the buffers of this wrapper hold " + std::to_string(max_items) + " and " +
+                           std::to_string(max_merges));
+  const PlanLayout layout(batch_size, max_items > 0 ? max_items : items, max_items > 0 ? max_merges : merges);
+  std::fill(data, data + kPlanHeader, 0);
+  data[kItems] = static_cast<int32_t>(items), data[kMerges] = static_cast<int32_t>(merges);
+  data[kTileRows] = request.tile_rows, data[kSlotRows] = made.slot_rows, data[kSlots] = made.num_slots;
+  data[kMaxItems] = static_cast<int32_t>(most_tiles + most_pieces);
+  data[kMaxMerges] = static_cast<int32_t>(most_tiles < most_pieces ? most_tiles : most_pieces);
+  data[kMaxSlots] = static_cast<int32_t>(2 * most_pieces);
+  data[kNeeded] = static_cast<int32_t>(layout.size);
+  if (buffer.numel < layout.size) return;
+  for (int32_t b = 0; b < request.batch_size; ++b) {
+    data[layout.qo_lens + b] = request.qo_len(b), data[layout.kv_lens + b] = request.kv_lens[b];
+  }
+  std::copy(made.merges.begin(), made.merges.end(), reinterpret_cast<MergeItem*>(data + layout.merges));
+  std::copy(made.items.begin(), made.items.end(), reinterpret_cast<WorkItem*>(data + layout.items));
+}
+
+// Points the parameters to the lists of a plan.
+inline void use_plan(const Check& check, AttentionParams& params, const View& plan, int64_t batch_size) {
+  check.dtype(plan, {DType::kInt32});
+  check.contiguous(plan);
+  const PlanLayout layout(batch_size, params.max_items, params.max_merges);
+  if (plan.numel < layout.size)
+    check.fail(plan, "got " + std::to_string(plan.numel) + " elements, wanted " + std::to_string(layout.size));
+  if (reinterpret_cast<uintptr_t>(plan.data) % alignof(WorkItem) != 0) check.fail(plan, "is not aligned to 32 bytes");
+  const auto* data = static_cast<const int32_t*>(plan.data);
+  params.counts = data;
+  params.qo_lens = data + layout.qo_lens, params.kv_lens = data + layout.kv_lens;
+  params.merges = reinterpret_cast<const MergeItem*>(data + layout.merges);
+  params.items = reinterpret_cast<const WorkItem*>(data + layout.items);
+}
+
+// Memory for partial results, or none.
+struct Partials {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+inline int64_t bytes_of_partials(const AttentionParams& params, int64_t max_slots, int64_t dim) {
+  return 4 * max_slots * params.num_kv_heads * params.slot_rows * (dim + 1);
+}
+
+inline void use_partials(const Check& check, AttentionParams& params, const Partials& workspace, int64_t max_slots,
+                         int64_t dim) {
+  const int64_t rows = max_slots * params.num_kv_heads * params.slot_rows;
+  const int64_t needed = bytes_of_partials(params, max_slots, dim);
+  if (workspace.bytes < needed)
+    check.fail("float_workspace",
+               "got " + std::to_string(workspace.bytes) + " bytes, wanted " + std::to_string(needed));
+  params.partial_o = static_cast<float*>(workspace.data), params.partial_lse = params.partial_o + rows * dim;
+}
+
+}  // namespace flashinfer::binding
