@@ -80,6 +80,11 @@ from .logits_processor import TopK as TopK
 from .logits_processor import TopP as TopP
 from .logits_processor import compile_pipeline as compile_pipeline
 from .logits_processor import legalize_processors as legalize_processors
+from .mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPagedKVCacheWrapper
+from .mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
+from .mla import gen_batch_decode_mla_module as gen_batch_decode_mla_module
+from .mla import gen_batch_mla_module as gen_batch_mla_module
+from .mla import trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla
 from .norm import fused_add_rmsnorm as fused_add_rmsnorm
 from .norm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from .norm import gemma_rmsnorm as gemma_rmsnorm
@@ -207,9 +212,6 @@ SegmentGEMMWrapper: Any
 bmm_fp8: Any
 fp8_blockscale_gemm_sm90: Any
 gemm_fp8_nt_groupwise: Any
-BatchDecodeMlaWithPagedKVCacheWrapper: Any
-BatchMLAPagedAttentionWrapper: Any
-trtllm_batch_decode_with_kv_cache_mla: Any
 __version__: str
 
 def __dir__() -> list[str]: ...

@@ -1,12 +1,297 @@
-"""Multi-head latent attention: the names that engines import without a guard."""
+"""Multi-head latent attention: all heads read one cache, whose rows are keys and, in their first part, values too."""
 
 from __future__ import annotations
 
-from . import _unsupported
+import torch
 
-__all__ = _unsupported.declare(
-    globals(),
-    _unsupported.MLA,
-    functions=("trtllm_batch_decode_with_kv_cache_mla",),
-    classes=("BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"),
+from . import _unsupported
+from ._attention.arguments import check_dims
+from ._mla.wrapper import MlaWrapper
+from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
+
+trtllm_batch_decode_with_kv_cache_mla = _unsupported.function(
+    "trtllm_batch_decode_with_kv_cache_mla", _unsupported.TRTLLM_GEN
 )
+__all__ = [
+    "BatchDecodeMlaWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
+    "gen_batch_decode_mla_module",
+    "gen_batch_mla_module",
+    "trtllm_batch_decode_with_kv_cache_mla",
+]
+_NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+_DEFAULT_SCALE = (128 + 64) ** -0.5  # of a head before its matrices are absorbed
+
+
+class BatchMLAPagedAttentionWrapper(MlaWrapper):
+    """Attention of a batch of requests over a paged cache of latents, with any number of query tokens each.
+
+    The logit of a query and a key is ``(q_nope . ckv + q_pe . kpe) * sm_scale``, the output a weighted sum of ``ckv``.
+
+    Args:
+        float_workspace_buffer: where partial results lie where keys are split; its device is the wrapper's.
+        use_cuda_graph: keep the tables in the buffers that follow, so that one captured graph serves all plans of as
+            many requests.
+        qo_indptr, kv_indptr, kv_indices, kv_len_arr: those buffers, int32; needed with ``use_cuda_graph``.
+        backend: ``auto``; ``fa2`` for the portable kernels, ``fa3`` for those for Hopper; ``cutlass`` is ``auto``.
+
+    Raises:
+        ValueError: a backend that the device does not have, or a buffer that is missing or of another form.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: torch.Tensor | None = None,
+        kv_indptr: torch.Tensor | None = None,
+        kv_indices: torch.Tensor | None = None,
+        kv_len_arr: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            float_workspace_buffer, use_cuda_graph, backend,
+            qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr,
+        )  # fmt: skip
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype | str,
+        kv_data_type: torch.dtype | str,
+        use_profiler: bool = False,
+    ) -> None:
+        """Divide the work of a batch; every run until the next plan takes it.
+
+        Args:
+            qo_indptr: ``[batch_size + 1]``, where each request's queries start.
+            kv_indptr: ``[batch_size + 1]``, where each request's pages start in ``kv_indices``.
+            kv_indices: pages of the cache.
+            kv_len_arr: ``[batch_size]``, keys of each request, 0 or more; pages may have room for more.
+            num_heads: of queries.
+            head_dim_ckv, head_dim_kpe: 512 and 64.
+            page_size: tokens of a page.
+            causal: whether a query sees no key behind it; a request's last query stands at its last key.
+            sm_scale: positive.
+            q_data_type, kv_data_type: one and the same: float16, bfloat16 or, on the CPU, float32.
+            use_profiler: ``False``: the kernels write no events.
+
+        Raises:
+            ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
+            TypeError: tables that are no integers.
+        """
+        if use_profiler:
+            raise ValueError(f"{self._name}.plan: use_profiler: got True, wanted False: the kernels write no events")
+        self._plan(
+            _NAMES, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, (head_dim_ckv, head_dim_kpe), page_size,
+            causal, sm_scale, q_data_type, kv_data_type,
+        )  # fmt: skip
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: torch.Tensor | None = None,
+        kv_len: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the batch that was planned.
+
+        Args:
+            q_nope: ``[queries, num_heads, 512]``.
+            q_pe: ``[queries, num_heads, 64]``, rotated.
+            ckv_cache: ``[pages, page_size, 512]``, rows with any strides.
+            kpe_cache: ``[pages, page_size, 64]``, rotated.
+            out: where the output goes.
+            lse: where the lse goes, float32.
+            return_lse: return it too: log2 of the sum of 2^(logit * log2 e), minus infinity for a query without keys.
+            profiler_buffer: ``None``.
+            kv_len: ``[batch_size]``, with ``page_table``: one query of each request, planned here.
+            page_table: ``[batch_size, pages]``, pages of each request.
+
+        Returns:
+            ``[queries, num_heads, 512]``, zeros for a query without keys; and ``[queries, num_heads]`` with
+            ``return_lse``.
+
+        Raises:
+            ValueError, TypeError: tensors that do not fit the plan or each other.
+            RuntimeError: nothing was planned.
+        """
+        if profiler_buffer is not None:
+            raise ValueError(f"{self._name}.run: profiler_buffer: got one, wanted None: the kernels write no events")
+        if (kv_len is None) != (page_table is None):
+            raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or none")
+        if kv_len is not None and page_table is not None:
+            self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
+        return self._run(self._planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse)
+
+    def _plan_of_table(
+        self, q_nope: torch.Tensor, ckv_cache: torch.Tensor, kv_len: torch.Tensor, page_table: torch.Tensor
+    ) -> None:
+        op = f"{self._name}.run"
+        for name, x, dims in (("q_nope", q_nope, 3), ("ckv_cache", ckv_cache, 3), ("page_table", page_table, 2)):
+            check_dims(op, name, x, dims)
+        batch_size, pages = page_table.shape
+        before = self._planned
+        starts = torch.arange(batch_size + 1, dtype=torch.int32)
+        self._plan(
+            _NAMES, starts, starts * pages, page_table.reshape(-1), kv_len, q_nope.shape[1],
+            (q_nope.shape[2], 64), ckv_cache.shape[1], False, _DEFAULT_SCALE if before is None else before.sm_scale,
+            q_nope.dtype, ckv_cache.dtype,
+        )  # fmt: skip
+
+    def run_return_lse(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`run` that returns the output and the lse."""
+        return self.run(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse=True)
+
+
+class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
+    """Attention of one query token of each request over a paged cache of latents.
+
+    Args:
+        float_workspace_buffer: where partial results lie where keys are split; its device is the wrapper's.
+        use_cuda_graph: keep the tables in the buffers that follow, so that one captured graph serves all plans of as
+            many requests.
+        use_tensor_cores: accepted; the kernels use what the device has.
+        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: those buffers, int32.
+
+    Raises:
+        ValueError: a buffer that is missing or of another form.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(
+            float_workspace_buffer, use_cuda_graph, "auto",
+            indptr=paged_kv_indptr_buffer, indices=paged_kv_indices_buffer,
+            last_page_len=paged_kv_last_page_len_buffer,
+        )  # fmt: skip
+
+    @property
+    def use_tensor_cores(self) -> bool:
+        """Whether products are computed by tensor cores."""
+        return self.device.type == "cuda"
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        head_dim_compressed_kv: int,
+        page_size: int,
+        sm_scale: float,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        data_type: torch.dtype | str = "float16",
+        q_data_type: torch.dtype | str | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> None:
+        """Divide the work of a batch; every run until the next plan takes it.
+
+        Args:
+            indptr: ``[batch_size + 1]``, where each request's pages start in ``indices``.
+            indices: pages of the cache.
+            last_page_len: ``[batch_size]``, tokens of each request's last page.
+            num_qo_heads: of queries.
+            head_dim_compressed_kv: 512.
+            page_size: tokens of a page.
+            sm_scale: positive.
+            window_left, logits_soft_cap: none: -1, and ``None`` or 0.
+            data_type, q_data_type: of caches and queries, one and the same.
+            rope_scale, rope_theta: accepted; queries and keys are rotated already.
+
+        Raises:
+            ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
+            TypeError: tables that are no integers.
+        """
+        op = f"{self._name}.plan"
+        if window_left >= 0:
+            raise ValueError(f"{op}: window_left: got {window_left}, wanted -1: a query sees all keys")
+        if logits_soft_cap:
+            raise ValueError(f"{op}: logits_soft_cap: got {logits_soft_cap}, wanted None or 0")
+        self._plan(
+            ("qo_indptr", "indptr", "indices", "last_page_len"), None, indptr, indices, last_page_len, num_qo_heads,
+            (head_dim_compressed_kv, 64), page_size, False, sm_scale,
+            data_type if q_data_type is None else q_data_type, data_type, last_page=True,
+        )  # fmt: skip
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        paged_ckv_cache: torch.Tensor,
+        paged_kpe_cache: torch.Tensor,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the batch that was planned.
+
+        Args:
+            q_nope, q_pe: ``[batch_size, num_qo_heads, 512]`` and ``[batch_size, num_qo_heads, 64]``.
+            paged_ckv_cache, paged_kpe_cache: ``[pages, page_size, 512]`` and ``[pages, page_size, 64]``.
+            q_scale, k_scale: factors of the logits.
+            v_scale: a factor of the output.
+            out, lse: where the output and the lse go.
+            return_lse: return the lse too, as :meth:`BatchMLAPagedAttentionWrapper.run` does.
+            enable_pdl: accepted: kernels are launched so where the device can.
+
+        Raises:
+            ValueError, TypeError: tensors that do not fit the plan or each other.
+            RuntimeError: nothing was planned.
+        """
+        planned, scale = self._planned, None
+        if planned is not None and (q_scale is not None or k_scale is not None):
+            scale = planned.sm_scale * (1.0 if q_scale is None else q_scale) * (1.0 if k_scale is None else k_scale)
+        result = self._run(planned, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse, scale)
+        if v_scale is not None:
+            (result[0] if isinstance(result, tuple) else result).mul_(v_scale)
+        return result
+
+    def run_return_lse(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        paged_ckv_cache: torch.Tensor,
+        paged_kpe_cache: torch.Tensor,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`run` that returns the output and the lse."""
+        return self.run(q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, q_scale, k_scale, v_scale, return_lse=True)

@@ -38,6 +38,7 @@ LAYERS = {
     "cuda/host": {"common", "cuda/host"},
     "cuda": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda"},
     "cuda/attention": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention"},
+    "cuda/mla": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention", "cuda/mla"},
 }
 
 # Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.

@@ -28,7 +28,19 @@ ROOMS = {
     "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/host", "jit/modules", ""},
 }
 # Who knows attention: its families and what they share.
-ATTENTION = {"_attention", "decode", "prefill", "prefill_backward", "attention", "pod", "sparse", "cascade", "triton"}
+ATTENTION = {
+    "_attention",
+    "_mla",
+    "mla",
+    "decode",
+    "prefill",
+    "prefill_backward",
+    "attention",
+    "pod",
+    "sparse",
+    "cascade",
+    "triton",
+}
 
 
 def files() -> list[Path]:

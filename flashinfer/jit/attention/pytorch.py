@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ..module import JitSpec
-from ..modules import decode, prefill
+from ..modules import decode, mla, prefill
 
 
 def gen_pod_module(
@@ -69,7 +69,7 @@ def gen_batch_attention_module(
 
 _GENERATORS = {
     name: function
-    for names in (vars(decode), vars(prefill), dict(globals()))
+    for names in (vars(decode), vars(prefill), vars(mla), dict(globals()))
     for name, function in names.items()
     if re.fullmatch(r"gen_\w+_module", name)
 }

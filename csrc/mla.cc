@@ -1,0 +1,165 @@
+// Operators of the mla family; the kernels are in mla_cpu.cc, mla_cuda.cu and mla_sm90a.cu.
+//
+// mla_plan() fills a buffer on the host with the lists of a schedule, mla_run() takes a copy of it on the device.
+#include <iterator>
+#include <optional>
+#include <tuple>
+
+#define FLASHINFER_BINDING 1
+#include <flashinfer/attention/mla.h>
+
+#include "attention/lists.h"
+#include "binding/binding.h"
+#include "mla_config.h"
+
+namespace flashinfer::binding {
+namespace {
+
+using OptionalTensor = std::optional<Tensor>;
+
+// `workspace` says for which device; the other tensors are on the host.
+void mla_plan(const Tensor& workspace, const Tensor& buffer, const OptionalTensor& qo_indptr, const Tensor& kv_lens,
+              int64_t num_heads, bool causal, int64_t max_items, int64_t max_merges, int64_t tile_rows, bool split) {
+  const Check check("mla_plan");
+  const View place(workspace, "workspace"), lens(kv_lens, "kv_lens");
+  check.rank(lens, 1, 1);
+  PlanRequest request{};
+  const int64_t batch_size = lens.size(0);
+  if (batch_size > INT32_MAX / 64) check.fail(lens, "got too many requests");
+  request.batch_size = static_cast<int32_t>(batch_size);
+  request.kv_lens = host_int32s(check, lens, batch_size);
+  if (qo_indptr) request.qo_indptr = host_int32s(check, View(*qo_indptr, "qo_indptr"), batch_size + 1);
+  if (num_heads < 1 || num_heads > INT32_MAX / 64)
+    check.fail("num_heads", "got " + std::to_string(num_heads) + ", wanted a positive number");
+  request.num_kv_heads = 1, request.group = static_cast<int32_t>(num_heads);
+  request.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone;
+  request.window_left = -1, request.split = split;
+  const int64_t rows = rows_of_requests(check, request);
+  const WorkLimits limits = mla_limits<0>(batch_size > 0 ? (rows + batch_size - 1) / batch_size : 0,
+                                          check.int32("tile_rows", tile_rows), place.device);
+  request.tile_rows = limits.tile_rows, request.places = limits.places;
+  request.min_chunk = limits.min_chunk, request.kv_step = limits.kv_step;
+  write_lists(check, View(buffer, "buffer"), request, rows, max_items, max_merges);
+}
+
+enum Size { kMostItems, kMostMerges, kMostSlots, kRowsOfTile, kRowsOfSlot, kNumSizes };
+
+const int64_t* sizes_of(const Check& check, const View& sizes) {
+  check.dtype(sizes, {DType::kInt64});
+  check.shape(sizes, {kNumSizes});
+  check.contiguous(sizes);
+  if (sizes.device_type != aoti_torch_device_type_cpu())
+    check.fail(sizes, "got a tensor of a device, wanted one on the CPU");
+  const auto* numbers = static_cast<const int64_t*>(sizes.data);
+  for (int i = 0; i < kNumSizes; ++i)
+    if (numbers[i] < 0 || numbers[i] > INT32_MAX) check.fail(sizes, "got a number that is no size");
+  if (numbers[kRowsOfTile] < 1) check.fail(sizes, "got 0 rows of a tile, wanted 1 or more");
+  return numbers;
+}
+
+const int32_t* table(const Check& check, const View& arg, const View& like) {
+  check.dtype(arg, {DType::kInt32});
+  check.rank(arg, 1, 1);
+  check.contiguous(arg);
+  check.same_device(arg, like);
+  return static_cast<const int32_t*>(arg.data);
+}
+
+struct MlaTensors {
+  View q_nope, q_pe, ckv, kpe, out;
+
+  void check_all(const Check& check) const {
+    check.rank(q_nope, 3, 3);
+    check.rank(ckv, 3, 3);
+    const int64_t tokens = q_nope.size(0), heads = q_nope.size(1);
+    check.floating(q_nope);
+    require_value("dtype", kDtype, q_nope.dtype, kDtypeText);
+    check.shape(q_nope, {-1, -1, kMlaCkv});
+    check.shape(q_pe, {tokens, heads, kMlaKpe});
+    check.shape(ckv, {-1, -1, kMlaCkv});
+    check.shape(kpe, {ckv.size(0), ckv.size(1), kMlaKpe});
+    check.shape(out, {tokens, heads, kMlaCkv});
+    if (heads < 1 || tokens * heads > INT32_MAX) check.fail(q_nope, "got no head, or more than 2147483647 rows");
+    if (ckv.size(1) < 1 || ckv.size(1) > INT32_MAX / 2) check.fail(ckv, "got pages of no token, or of too many");
+    for (const View* arg : {&q_nope, &q_pe, &ckv, &kpe, &out}) {
+      check.same_dtype(*arg, q_nope), check.same_device(*arg, q_nope);
+      check.last_contiguous(*arg), check.wide_rows(*arg);
+    }
+    check.writable(out);
+    for (const View* arg : {&q_nope, &q_pe, &ckv, &kpe}) check.no_overlap(out, *arg, false);
+  }
+
+  void put_into(MlaParams& params) const {
+    params.q = q_nope.data, params.q_row = q_nope.stride(0), params.q_head = q_nope.stride(1);
+    params.q_pe = q_pe.data, params.q_pe_row = q_pe.stride(0), params.q_pe_head = q_pe.stride(1);
+    params.o = out.data, params.o_row = out.stride(0), params.o_head = out.stride(1);
+    params.num_tokens = q_nope.size(0), params.num_qo_heads = static_cast<int32_t>(q_nope.size(1));
+    params.num_kv_heads = 1, params.group = FastDiv(static_cast<uint32_t>(params.num_qo_heads));
+    params.kv.k = ckv.data, params.kv.k_page = ckv.stride(0), params.kv.k_row = ckv.stride(1);
+    params.kv.v = kpe.data, params.kv.v_page = kpe.stride(0), params.kv.v_row = kpe.stride(1);
+    params.kv.page_size = FastDiv(static_cast<uint32_t>(ckv.size(1))), params.kv.num_pages = ckv.size(0);
+    params.window_left = -1, params.o_scale = 1.0f;
+    params.rope_rcp_scale = params.rope_rcp_theta = 1.0;
+  }
+};
+
+void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
+             const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,
+             const Tensor& plan, const Tensor& sizes, const OptionalTensor& float_workspace, bool causal,
+             double sm_scale) {
+  const Check check("mla_run");
+  const MlaTensors tensors{View(q_nope, "q_nope"), View(q_pe, "q_pe"), View(ckv_cache, "ckv_cache"),
+                           View(kpe_cache, "kpe_cache"), View(out, "out")};
+  tensors.check_all(check);
+  MlaParams params{};
+  tensors.put_into(params);
+  const View &q = tensors.q_nope, indptr(kv_indptr, "kv_indptr"), indices(kv_indices, "kv_indices");
+  params.kv.indptr = table(check, indptr, q), params.kv.indices = table(check, indices, q);
+  if (indptr.numel < 1) check.fail(indptr, "got no element, wanted one more than requests");
+  const int64_t* numbers = sizes_of(check, View(sizes, "sizes"));
+  params.max_items = static_cast<int32_t>(numbers[kMostItems]);
+  params.max_merges = static_cast<int32_t>(numbers[kMostMerges]);
+  params.tile_rows = static_cast<int32_t>(numbers[kRowsOfTile]);
+  params.slot_rows = static_cast<int32_t>(numbers[kRowsOfSlot]);
+  const View lists(plan, "plan");
+  check.same_device(lists, q);
+  use_plan(check, params, lists, indptr.numel - 1);
+  if (!(sm_scale > 0 && sm_scale < 1e30))
+    check.fail("sm_scale", "got " + std::to_string(sm_scale) + ", wanted a positive number");
+  params.sm_scale_log2 = static_cast<float>(sm_scale * math::log2e);
+  params.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone;
+  if (lse) {
+    const View view(*lse, "lse");
+    check.dtype(view, {DType::kFloat32});
+    check.shape(view, {q.size(0), q.size(1)});
+    check.contiguous(view);
+    check.same_device(view, q);
+    check.no_overlap(view, tensors.out, false);
+    params.lse = static_cast<float*>(view.data);
+  }
+  const OnDevice where(q);
+  Partials partials;
+  OptionalTensor temporary;
+  if (float_workspace) {
+    const View view(*float_workspace, "float_workspace");
+    check.contiguous(view);
+    check.same_device(view, q);
+    partials = {view.data, view.numel * size_of(view.dtype)};
+  } else if (numbers[kMostSlots] > 0) {
+    partials.bytes = bytes_of_partials(params, numbers[kMostSlots], kMlaCkv);
+    temporary.emplace(empty_bytes(partials.bytes, q_nope));
+    require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
+  }
+  if (numbers[kMostSlots] > 0) use_partials(check, params, partials, numbers[kMostSlots], kMlaCkv);
+  if (tensors.out.numel == 0) return;
+  call_numbered<static_cast<int>(std::size(kParts))>(find_row(kParts, std::tuple<DType>(q.dtype)),
+                                                     [&](auto part) { mla<part>(params, where); });
+}
+
+FLASHINFER_LIBRARY(m) {
+  m.impl("mla_plan", box<mla_plan>);
+  m.impl("mla_run", box<mla_run>);
+}
+
+}  // namespace
+}  // namespace flashinfer::binding

@@ -1,0 +1,19 @@
+// The mla family's CPU kernels for one element type of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/attention/mla.h>
+
+#include "mla_config.h"
+
+namespace flashinfer {
+
+template <>
+WorkLimits mla_limits<FLASHINFER_PART>(int64_t rows, int32_t tile_rows, int) {
+  return cpu::mla_limits(rows, tile_rows);
+}
+
+template <>
+void mla<FLASHINFER_PART>(const MlaParams& params, const Launch&) {
+  cpu::mla<T>(params);
+}
+
+}  // namespace flashinfer

@@ -1,0 +1,120 @@
+"""The operators of multi-head latent attention, and which kernels compute a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from .._attention.kernels import capability
+from .._ops.declare import define
+from .._ops.route import without_gradient
+from ..jit.module import JitSpec
+from ..jit.modules.mla import HOPPER, check_backend, mla_dtypes, mla_spec
+from ..jit.probe import probe
+
+
+class Problem(NamedTuple):
+    """What a plan is made for: arguments of ``mla_plan`` behind the buffer that it fills, but for those at the end.
+
+    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 where no captured graph has fixed them.
+    """
+
+    qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
+    kv_lens: torch.Tensor  # on the host
+    num_heads: int
+    causal: bool
+    head_dim_ckv: int
+    device: int = 0
+    max_items: int = 0
+    max_merges: int = 0
+    tile_rows: int = 0
+    split: bool = True
+
+    @property
+    def batch_size(self) -> int:
+        return self.kv_lens.numel()
+
+    @property
+    def num_queries(self) -> int:
+        return self.batch_size if self.qo_indptr is None else int(self.qo_indptr[-1])
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """What all plans have in common that serve one captured graph."""
+        return (self.num_heads, self.causal)
+
+    def bytes_of(self, max_slots: int, slot_rows: int) -> int:
+        """Of partial results: the output's columns and the lse, float32."""
+        return max_slots * slot_rows * (self.head_dim_ckv + 1) * 4
+
+
+class Operators(NamedTuple):
+    """Plan and run of some kernels."""
+
+    plan: Callable[..., None]
+    run: Callable[..., None]
+
+    def fill(self, workspace: torch.Tensor, buffer: torch.Tensor, *fields: Any) -> None:
+        """Make a plan, as :class:`flashinfer._attention.schedule.Scheduler` asks for one, for ``workspace``'s device."""
+        p = Problem(*fields)
+        self.plan(
+            workspace, buffer, p.qo_indptr, p.kv_lens, p.num_heads, p.causal, p.max_items, p.max_merges, p.tile_rows,
+            p.split,
+        )  # fmt: skip
+
+
+def _define(kernels: str) -> Operators:
+    def module(backend: str) -> JitSpec:
+        return mla_spec(kernels or backend)
+
+    plan = define(
+        "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal,"
+        " int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        module,
+        lambda *_: None,
+        on_host=("buffer", "qo_indptr", "kv_lens"),
+        needs=lambda *_: {},
+        kernels=kernels,
+    )
+    run = define(
+        "mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse,"
+        " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
+        " float sm_scale) -> ()",
+        module,
+        lambda *_: None,
+        general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
+        on_host=("sizes",),
+        kernels=kernels,
+    )
+    return Operators(plan, run)
+
+
+_PORTABLE, _HOPPER = _define(""), _define(HOPPER)
+
+
+@cache
+def operators_for(op: str, device: torch.device, backend: str) -> Operators:
+    """The operators of the kernels for a device: those for Hopper there, where they can be had or are asked for.
+
+    Raises:
+        ValueError: another backend, or ``"fa3"`` elsewhere.
+    """
+    check_backend(backend)
+    is_hopper = device.type == "cuda" and capability(device) == (9, 0)
+    if backend == "fa3" and not is_hopper:
+        raise ValueError(f"{op}: backend: got 'fa3' for {device}, wanted a GPU of compute capability 9.0")
+    if backend == "fa2" or not is_hopper:
+        return _PORTABLE
+    return _HOPPER if backend == "fa3" or probe(mla_spec(HOPPER)).state != "impossible" else _PORTABLE
+
+
+def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
+    """Queries and caches are of one dtype that the device's kernels have."""
+    known = mla_dtypes("cpu" if device.type == "cpu" else "cuda")
+    if str(q_data_type).removeprefix("torch.") not in known:
+        raise ValueError(f"{op}: q_data_type: got {q_data_type}, wanted one of {', '.join(known)} on {device.type}")
+    if kv_data_type != q_data_type:
+        raise ValueError(f"{op}: kv_data_type: got {kv_data_type}, wanted {q_data_type} as q_data_type is")

@@ -1,0 +1,230 @@
+"""The base of the wrappers: a plan of a batch over a cache of latents, and its runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from .._attention.arguments import check_dims, check_tensor, no_gradient, rows_of
+from .._attention.schedule import Scheduler
+from .._attention.streams import LastRun
+from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
+from .._attention.traced import differs, exceeds
+from .._ops.indices import index_table
+from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
+from ..utils import canonicalize_torch_dtype
+from .operators import Operators, Problem, check_dtype, operators_for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch of requests, ready to run."""
+
+    operators: Operators
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    lists: torch.Tensor
+    sizes: torch.Tensor  # on the host: items, merges, slots at most; rows of a tile and of a slot
+    num_heads: int
+    page_size: int
+    causal: bool
+    sm_scale: float
+    dtype: torch.dtype
+    rows: torch.Tensor  # without elements, as long as there are queries: a size that a graph follows
+    pages: int  # that the tables name, where they could be looked at
+
+
+class MlaWrapper:
+    """A batch of requests with one plan; see the public wrappers."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool,
+        backend: str,
+        **buffers: torch.Tensor | None,
+    ) -> None:
+        self._name = type(self).__name__
+        self._use_cuda_graph, self._backend = bool(use_cuda_graph), backend
+        check_tensor(self._name, "float_workspace_buffer", float_workspace_buffer)
+        self._scheduler = Scheduler(f"{self._name}.plan", float_workspace_buffer, self._use_cuda_graph)
+        self.device = self._scheduler.device
+        operators_for(self._name, self.device, backend)
+        self._buffers: dict[str, torch.Tensor | None] = dict.fromkeys(buffers)
+        if self._use_cuda_graph:
+            self._buffers = {name: self._buffer(name, buffer) for name, buffer in buffers.items()}
+        self._last_run = LastRun()
+        self._planned: Plan | None = None
+
+    def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
+        checked = check_buffer(self._name, name, buffer)
+        if checked.device != self.device:
+            raise ValueError(f"{self._name}: {name}: got one on {checked.device}, wanted {self.device}")
+        return checked
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the wrapper's tables lie in buffers of the caller's, for CUDA graphs."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
+        """Use other workspaces from now on; plan again before the next run, and capture graphs again.
+
+        Args:
+            float_workspace_buffer: for partial results, on the wrapper's device.
+            int_workspace_buffer: for plans, on the same device.
+
+        Raises:
+            ValueError: another device, or buffers that are not contiguous.
+        """
+        if isinstance(float_workspace_buffer, torch.Tensor) and float_workspace_buffer.device != self.device:
+            raise ValueError(
+                f"{self._name}.reset_workspace_buffer: float_workspace_buffer: got one on"
+                f" {float_workspace_buffer.device}, wanted {self.device}"
+            )
+        self._scheduler.reset(float_workspace_buffer, int_workspace_buffer)
+        self._planned = None
+
+    def _plan(
+        self,
+        names: tuple[str, str, str, str],
+        qo_indptr: torch.Tensor | None,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_lens: torch.Tensor,
+        num_heads: int,
+        head_dims: tuple[int, int],
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype | str,
+        kv_data_type: torch.dtype | str,
+        last_page: bool = False,
+    ) -> None:
+        """``names``: what the caller calls the four tables; ``last_page``: lengths are those of last pages."""
+        op = f"{self._name}.plan"
+        check_head_dims(*head_dims)
+        dtype = canonicalize_torch_dtype(q_data_type)
+        check_dtype(op, self.device, dtype, canonicalize_torch_dtype(kv_data_type))
+        for name, number in (("num_heads", num_heads), ("page_size", page_size)):
+            if number < 1:
+                raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
+        if not 0 < sm_scale < 1e30:
+            raise ValueError(f"{op}: sm_scale: got {sm_scale}, wanted a positive number")
+        given = {
+            name: None if x is None else index_table(op, name, x)
+            for name, x in zip(names, (qo_indptr, kv_indptr, kv_indices, kv_lens), strict=True)
+        }
+        near_qo, near_kv, near_lens = on_host(*(given[name] for name in (names[0], names[1], names[3])))
+        check_indptr(op, names[1], near_kv)
+        batch_size = near_kv.numel() - 1
+        if near_qo is not None:
+            check_indptr(op, names[0], near_qo, batch_size)
+        check_batch_size(op, names[1], batch_size, self._buffers.get(names[1]))
+        if near_lens.numel() != batch_size:
+            raise ValueError(f"{op}: {names[3]}: got {near_lens.numel()} elements, wanted {batch_size}")
+        lens = _lengths(op, names[3], near_kv, near_lens, page_size, last_page)
+        used, indices = int(near_kv[-1]), given[names[2]]
+        assert indices is not None
+        pages = check_indices(op, names[2], indices, names[1], used)
+        given[names[2]] = indices[:used]
+        self._last_run.wait(self.device, ())
+        operators = operators_for(op, self.device, self._backend)
+        tables = Tables(op, self.device, non_blocking=True)
+        taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
+        problem = Problem(near_qo, lens, num_heads, bool(causal), head_dims[0])
+        lists = self._scheduler.make(
+            lambda buffer, *fields: operators.fill(self._scheduler.float_workspace, buffer, *fields), cast(Any, problem)
+        )
+        tables.commit()
+        indptr, indices = taken[names[1]], taken[names[2]]
+        assert indptr is not None and indices is not None
+        self._planned = Plan(
+            operators, indptr, indices, self._scheduler.int_workspace, torch.tensor(lists[3:], dtype=torch.int64),
+            num_heads, page_size, bool(causal), float(sm_scale), dtype,
+            torch.empty(problem.num_queries, 0), pages,
+        )  # fmt: skip
+
+    def _run(
+        self,
+        planned: Plan | None,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        sm_scale: float | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        op = f"{self._name}.run"
+        if planned is None:
+            raise RuntimeError(f"{op}: got a call before plan(), wanted plan() first")
+        no_gradient(op, (q_nope, q_pe, ckv_cache, kpe_cache))
+        self._check_run(op, planned, q_nope, q_pe, ckv_cache, kpe_cache)
+        q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
+        rows = q_nope.shape[:2]
+        if out is None:
+            out = torch.empty((*rows, HEAD_DIM_CKV), dtype=planned.dtype, device=q_nope.device)
+        if lse is None and return_lse:
+            lse = torch.empty(rows, dtype=torch.float32, device=q_nope.device)
+        self._last_run.note(self.device)
+        # A graph of torch.compile takes its partial results from torch: a workspace would be an input that it writes.
+        workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
+        planned.operators.run(
+            q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
+            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale,
+        )  # fmt: skip
+        return (out, lse) if return_lse else out  # type: ignore[return-value]
+
+    def _check_run(
+        self,
+        op: str,
+        planned: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+    ) -> None:
+        """What is run is what was planned; the rest the operator looks at."""
+        given = dict(q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
+        for name, x in given.items():
+            check_dims(op, name, x, 3)
+            if x.device != self.device:
+                raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {self.device} as the plan's tables are")
+            if x.dtype != planned.dtype:
+                raise TypeError(f"{op}: {name}: got {x.dtype}, and plan() was called for {planned.dtype}")
+        rows = planned.rows.shape[0]
+        if differs(q_nope.shape[0], rows) and not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
+            raise ValueError(f"{op}: q_nope: got {q_nope.shape[0]} queries, and plan() was called for {rows}")
+        if q_nope.shape[1] != planned.num_heads:
+            raise ValueError(
+                f"{op}: q_nope: got {q_nope.shape[1]} heads, and plan() was called for {planned.num_heads}"
+            )
+        if ckv_cache.shape[1] != planned.page_size:
+            raise ValueError(
+                f"{op}: ckv_cache: got pages of {ckv_cache.shape[1]}, and plan() was called for {planned.page_size}"
+            )
+        if exceeds(planned.pages, ckv_cache.shape[0]):
+            raise ValueError(
+                f"{op}: ckv_cache: got {ckv_cache.shape[0]} pages, and the tables of plan() name {planned.pages}"
+            )
+
+
+def _lengths(
+    op: str, name: str, indptr: torch.Tensor, lens: torch.Tensor, page_size: int, last_page: bool
+) -> torch.Tensor:
+    """Lengths of requests, which their pages have room for."""
+    pages = indptr.diff()
+    if last_page:
+        lens = ((pages - 1) * page_size + lens) * (pages > 0)
+    least = (pages - 1) * page_size if last_page else torch.zeros_like(pages)
+    wrong = ((lens < least.clamp(min=0)) | (lens > pages.long() * page_size)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0])
+        raise ValueError(
+            f"{op}: {name}: got {int(lens[at])} keys of request {at}, which has {int(pages[at])} pages of {page_size}"
+        )
+    return lens.to(torch.int32).contiguous()

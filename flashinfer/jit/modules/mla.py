@@ -1,0 +1,117 @@
+"""Modules of the mla family: attention over a cache of latents, 512 numbers and a rotary key of 64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..module import JitSpec, family_spec, kernels_of
+from ..spec import DTYPES
+from . import DTYPE_AXIS, Matrix, device_of, subset
+
+AXES = (DTYPE_AXIS,)
+HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
+HOPPER = "sm90a"
+BACKENDS = ("auto", "fa2", "fa3", "cutlass")
+
+
+def mla_dtypes(kernels: str) -> tuple[str, ...]:
+    """Element types that kernels have."""
+    return DTYPES if kernels == "cpu" else tuple(dtype for dtype in DTYPES if dtype != "float32")
+
+
+def mla_spec(kernels: str, dtypes: Iterable[str] | None = None) -> JitSpec:
+    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some element types or all that they have."""
+    known = mla_dtypes(kernels)
+    values = known if dtypes is None else subset("dtypes", dtypes, known)
+    return replace(family_spec("mla", kernels, coverage={"dtype": values}), split=True)
+
+
+def check_head_dims(head_dim_ckv: int, head_dim_kpe: int) -> None:
+    """The sizes of DeepSeek's models are those that there are kernels for."""
+    for name, got, wanted in (
+        ("head_dim_ckv", head_dim_ckv, HEAD_DIM_CKV),
+        ("head_dim_kpe", head_dim_kpe, HEAD_DIM_KPE),
+    ):
+        if got != wanted:
+            raise ValueError(f"{name}: got {got}, wanted {wanted}")
+
+
+def check_backend(backend: str) -> None:
+    """``backend`` of the public functions; ``cutlass`` is accepted where FlashInfer has it, and is ``auto``."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+
+
+def gen_batch_mla_module(
+    backend: str,
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    dtype_idx: object,
+    head_dim_ckv: int,
+    head_dim_kpe: int,
+    use_profiler: bool = False,
+    device: object = None,
+) -> JitSpec:
+    """The module of ``BatchMLAPagedAttentionWrapper`` for one element type.
+
+    Args:
+        backend: ``fa3`` for the kernels for Hopper alone; others for those that run everywhere.
+        dtype_q, dtype_kv, dtype_o: one and the same.
+        dtype_idx: int32.
+        head_dim_ckv, head_dim_kpe: 512 and 64.
+        use_profiler: ``False``: the kernels write no events.
+        device: ``cpu`` or ``cuda``, by default the one that there is.
+
+    Raises:
+        ValueError: what there are no kernels for.
+    """
+    check_backend(backend)
+    check_head_dims(head_dim_ckv, head_dim_kpe)
+    names = [str(dtype).removeprefix("torch.") for dtype in (dtype_q, dtype_kv, dtype_o)]
+    if len(set(names)) > 1:
+        raise ValueError(f"dtype_q, dtype_kv, dtype_o: got {', '.join(names)}, wanted one for all")
+    if str(dtype_idx).removeprefix("torch.") != "int32":
+        raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
+    if use_profiler:
+        raise ValueError("use_profiler: got True, wanted False: the kernels write no events")
+    if backend == "fa3":
+        if device is not None and device_of(device) != "cuda":
+            raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
+        return mla_spec(HOPPER, names[:1])
+    return mla_spec(device_of(device), names[:1])
+
+
+def gen_batch_decode_mla_module(
+    dtype_q: object,
+    dtype_kv: object,
+    dtype_o: object,
+    dtype_idx: object,
+    head_dim_ckv: int,
+    num_qo_heads: int,
+    use_sliding_window: bool = False,
+    use_logits_soft_cap: bool = False,
+    use_tensor_cores: bool = False,
+    device: object = None,
+) -> JitSpec:
+    """The module of ``BatchDecodeMlaWithPagedKVCacheWrapper``, which is that of :func:`gen_batch_mla_module`.
+
+    ``num_qo_heads`` and ``use_tensor_cores`` are accepted and change nothing.
+
+    Raises:
+        ValueError: what there are no kernels for, a window and a soft cap among it.
+    """
+    for name, given in (("use_sliding_window", use_sliding_window), ("use_logits_soft_cap", use_logits_soft_cap)):
+        if given:
+            raise ValueError(f"{name}: got True, wanted False")
+    return gen_batch_mla_module(
+        "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_ckv, HEAD_DIM_KPE, device=device
+    )
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for kernels in kernels_of("mla", matrix["backends"]):
+        dtypes = [dtype for dtype in matrix["dtypes"] if dtype in mla_dtypes(kernels)]
+        if dtypes:
+            yield mla_spec(kernels, dtypes)

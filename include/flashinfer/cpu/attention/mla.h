@@ -1,0 +1,88 @@
+// Multi-head latent attention on the CPU: a tile of heads meets blocks of the cache. A row is packed as a key and as a
+// value while it is in the first cache, so that memory is read once for both.
+#pragma once
+
+#include <flashinfer/attention/mla.h>
+#include <flashinfer/cpu/attention/prefill.h>
+
+namespace flashinfer::cpu {
+
+// At most as many rows as keep sums and packed keys in a core's second cache together.
+inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
+  if (tile_rows == 0) tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+  return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
+}
+
+template <typename T>
+using MlaTypes = AttentionTypes<T, T, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
+
+template <typename T>
+struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams> {
+  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams>;
+  using Blocks::scratch, Blocks::block, Blocks::count, Blocks::pairs, Blocks::kQ, Blocks::kPairs;
+  using typename Blocks::Memory;
+
+  MlaTile(const MlaParams& params, const WorkItem& item, Memory& memory) : Blocks(params, item, 0, memory) {
+    for (int row = 0; row < this->rows; ++row) {
+      const int64_t token = item.qo_start + this->query(row), head = this->head(row);
+      const T* nope = static_cast<const T*>(params.q) + token * params.q_row + head * params.q_head;
+      const T* pe = static_cast<const T*>(params.q_pe) + token * params.q_pe_row + head * params.q_pe_head;
+      if constexpr (kPairs) {
+        std::memcpy(pairs(scratch.q) + row * kQ, nope, kMlaCkv * sizeof(T));
+        std::memcpy(pairs(scratch.q) + row * kQ + kMlaCkv, pe, kMlaKpe * sizeof(T));
+      } else {
+        float* to = scratch.q + row * kQ;
+        const float scale = params.sm_scale_log2;
+        for_lanes<kMlaCkv>([&](int d, int n) { store(to + d, load(nope + d, n) * scale); });
+        for_lanes<kMlaKpe>([&](int d, int n) { store(to + kMlaCkv + d, load(pe + d, n) * scale); });
+      }
+    }
+  }
+
+  void run() {
+    Blocks::run([this] { pack(); });
+  }
+
+ private:
+  // Columns of keys beyond the request's are zeros.
+  void pack() {
+    static const T zeros[kMlaCkv] = {};
+    const T *ckv[kPrefillKeys], *kpe[kPrefillKeys];
+    locate_rows(this->common.kv, true, 0, this->first, block, count, ckv);
+    locate_rows(this->common.kv, false, 0, this->first, block, count, kpe);
+    const int padded = round_up(count, kPanel);
+    for (int t = count; t < padded; ++t) ckv[t] = kpe[t] = zeros;
+    for (int t = 0; t < padded; t += kLanes) {
+      const int64_t panel = t / kPanel * Memory::kKeyPanel;
+      if constexpr (kPairs) {
+        bfloat16_t* keys = pairs(scratch.k) + panel + 2 * (t % kPanel);
+        pack_column_pairs<kMlaCkv>(ckv + t, keys);
+        pack_column_pairs<kMlaKpe>(kpe + t, keys + kMlaCkv * kPanel);
+        for (int i = t; i < t + kLanes; i += 2)
+          pack_row_pairs<kMlaCkv>(ckv[i], ckv[i + 1], pairs(scratch.v) + i * kPanel, Memory::kValuePanel);
+      } else {
+        float* keys = scratch.k + panel + t % kPanel;
+        pack_columns<kMlaCkv>(ckv + t, keys);
+        pack_columns<kMlaKpe>(kpe + t, keys + kMlaCkv * kPanel);
+        for (int i = t; i < t + kLanes; ++i) pack_row<kMlaCkv>(ckv[i], scratch.v + i * kPanel, Memory::kValuePanel);
+      }
+    }
+  }
+};
+
+// All items, then all merges. Which thread does what does not matter to the result.
+template <typename T>
+void mla(const MlaParams& params) {
+  check_pages(params);
+  const int64_t items = params.num_items();
+  parallel_tasks(items, [&](const auto& next) {
+    PrefillScratch<MlaTypes<T>> scratch(params.tile_rows);
+    for (int64_t task; (task = next()) < items;) {
+      const WorkItem item = params.item(static_cast<int32_t>(task));
+      MlaTile<T>(params, item, scratch).run();
+    }
+  });
+  merge_all<MlaVariant, MlaTypes<T>>(params);
+}
+
+}  // namespace flashinfer::cpu

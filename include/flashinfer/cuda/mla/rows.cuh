@@ -1,0 +1,81 @@
+// The rows of a tile of multi-head latent attention: heads of query tokens, packed; what they see, where they go.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/mla.h>
+#include <flashinfer/cuda/tile/convert.cuh>
+
+namespace flashinfer::cuda {
+
+struct MlaRows {
+  const MlaParams& params;
+  const WorkItem& item;
+  int32_t count;  // rows that there are
+
+  __device__ __forceinline__ MlaRows(const MlaParams& p, const WorkItem& i)
+      : params(p), item(i), count(min(p.tile_rows, i.qo_len * static_cast<int32_t>(p.group.divisor) - i.row_start)) {}
+
+  // The query of the request, and the head, of a row.
+  __device__ __forceinline__ void locate(int row, int32_t& query, int32_t& head) const {
+    uint32_t quotient, rest;
+    params.group.divmod(static_cast<uint32_t>(item.row_start + row), quotient, rest);
+    query = static_cast<int32_t>(quotient), head = static_cast<int32_t>(rest);
+  }
+
+  // The row sees the item's keys in front of this one.
+  __device__ __forceinline__ int32_t end(int row) const {
+    if (params.mask_mode != MaskMode::kCausal) return item.kv_end;
+    const auto query = static_cast<int32_t>(params.group.div(static_cast<uint32_t>(item.row_start + row)));
+    return min(item.kv_end, item.kv_len - item.qo_len + query + 1);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ const T* nope(int row) const {
+    int32_t query, head;
+    locate(row, query, head);
+    return static_cast<const T*>(params.q) + (item.qo_start + int64_t{query}) * params.q_row + head * params.q_head;
+  }
+  template <typename T>
+  __device__ __forceinline__ const T* pe(int row) const {
+    int32_t query, head;
+    locate(row, query, head);
+    return static_cast<const T*>(params.q_pe) + (item.qo_start + int64_t{query}) * params.q_pe_row +
+           head * params.q_pe_head;
+  }
+  template <typename T>
+  __device__ __forceinline__ T* out(int row) const {
+    int32_t query, head;
+    locate(row, query, head);
+    return static_cast<T*>(params.o) + (item.qo_start + int64_t{query}) * params.o_row + head * params.o_head;
+  }
+  __device__ __forceinline__ float* partial(int row) const {
+    return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
+  }
+
+  // `m` times the scale is the reference of the weights, `l` their sum.
+  __device__ __forceinline__ void write_lse(int row, float m, float l) const {
+    const float lse = l == 0 ? -math::inf : m * params.sm_scale_log2 + math::ptx_log2(l);
+    if (item.slot >= 0) {
+      params.partial_lse[int64_t{item.slot} * params.slot_rows + row] = lse;
+    } else if (params.lse) {
+      int32_t query, head;
+      locate(row, query, head);
+      params.lse[(item.qo_start + int64_t{query}) * params.num_qo_heads + head] = lse;
+    }
+  }
+};
+
+// Where the latent and the rotary key of a token are, as offsets in elements.
+struct MlaPlace {
+  int64_t ckv, kpe;
+
+  __device__ __forceinline__ MlaPlace(const KvCache& kv, int32_t first_page, int32_t key) {
+    int64_t page, row;
+    kv.locate(first_page, key, page, row);
+    ckv = kv.k_offset(page, row), kpe = kv.v_offset(page, row);
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,31 @@
+"""Calls of the operators of multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..support.attention_oracle import int32, workspace
+from ..support.cases import Cases
+from ..support.mla_samples import SCALE, Batch
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    batch = Batch([1, 3], [70, 20], 16, 16, torch.bfloat16, device, causal=True)
+    room = workspace(device)
+    buffer = torch.zeros(1 << 12, dtype=torch.int32)
+    planned = batch.planned()._planned
+    out = torch.zeros_like(batch.q_nope)
+    lse = torch.zeros(out.shape[:2], device=device)
+    tables = planned.kv_indptr, planned.kv_indices, planned.lists[: 1 << 12].clone(), planned.sizes
+    return {
+        "mla_plan": [(room, buffer, int32([0, 1, 4]), int32([70, 20]), 16, True, 0, 0, 0, True)],
+        "mla_run": [
+            (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE),
+            (*batch.inputs, out.clone(), None, *tables, None, False, SCALE),
+        ],
+    }
+
+
+CASES = Cases(operators)

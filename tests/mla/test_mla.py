@@ -1,0 +1,297 @@
+"""Multi-head latent attention against float64, and what its wrappers take and refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.errors import GradientError
+
+from ..conftest import no_synchronisation
+from ..support.attention_oracle import int32, workspace
+from ..support.mla_samples import SCALE, Batch, drawn_batch, sentinels
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+def backends(device: str) -> list[str]:
+    """The kernels that the device has."""
+    if device == "cpu":
+        return ["auto"]
+    return ["fa2", "fa3"] if torch.cuda.get_device_capability() == (9, 0) else ["fa2"]
+
+
+def dtype_of(dtype: torch.dtype, device: str) -> torch.dtype:
+    return torch.bfloat16 if device == "cuda" and dtype == torch.float32 else dtype
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_drawn_batches(part, dtype, device):
+    for _ in range(4 if device == "cpu" else 20):
+        batch = drawn_batch(dtype_of(dtype, device), device, 150 if device == "cpu" else 700)
+        for backend in backends(device):
+            wrapper = batch.planned(backend)
+            out, lse = sentinels(batch)
+            assert wrapper.run(*batch.inputs, out=out, lse=lse) is out
+            batch.check(out, lse)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_requests_are_split_and_merged(causal, device):
+    batch = Batch([1, 5], [3000, 30], 32, 64, torch.bfloat16, device, causal=causal)
+    for backend in backends(device):
+        wrapper = batch.planned(backend)
+        assert wrapper._scheduler.header[1] > 0
+        batch.check(*wrapper.run(*batch.inputs, return_lse=True))
+
+
+def test_more_queries_than_keys(device):
+    """With a causal mask the first queries see nothing: zeros, and minus infinity."""
+    batch = Batch([9, 3], [4, 0], 16, 16, torch.float16, device, causal=True)
+    for backend in backends(device):
+        out, lse = batch.planned(backend).run(*batch.inputs, return_lse=True)
+        batch.check(out, lse)
+        assert out[:5].count_nonzero() == 0 and bool((lse[:5] == -torch.inf).all())
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_the_same_bits_in_every_run(page_size, device):
+    batch = Batch([1, 2, 1], [1500, 400, 65], 32, page_size, torch.bfloat16, device)
+    for backend in backends(device):
+        wrapper = batch.planned(backend)
+        first = wrapper.run(*batch.inputs, return_lse=True)
+        for _ in range(3):
+            batch.plan(wrapper)
+            again = wrapper.run_return_lse(*batch.inputs)
+            assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_large_logits(device):
+    """References are raised again and again, far apart."""
+    batch = Batch([1], [700], 16, 64, torch.bfloat16, device)
+    batch.q_nope.mul_(30)
+    for backend in backends(device):
+        batch.check(*batch.planned(backend).run(*batch.inputs, return_lse=True))
+
+
+@pytest.mark.parametrize("kind", ["q_nope", "out"])
+def test_strided(kind, device):
+    batch = Batch([2, 1], [100, 70], 16, 16, torch.float16, device)
+    room = torch.full((3, 16, 1024), torch.nan, dtype=torch.float16, device=device)
+    view = room[:, :, 256:768]
+    for backend in backends(device):
+        wrapper, out = batch.planned(backend), None
+        if kind == "out":
+            out = view
+        else:
+            batch.q_nope = view.copy_(batch.q_nope)
+        batch.check(wrapper.run(*batch.inputs, out=out))
+        assert bool(room[:, :, :256].isnan().all()) and bool(room[:, :, 768:].isnan().all())
+
+
+def test_lengths_shorter_than_pages(device):
+    """What engines plan: more pages than keys, with int64 tables."""
+    batch = Batch([1, 1], [130, 64], 16, 16, torch.float16, device)
+    qo_indptr, kv_indptr, kv_indices, _ = batch.tables
+    batch.paged.kv_lens = [100, 33]
+    for backend in backends(device):
+        wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), backend=backend)
+        batch.plan(
+            wrapper, qo_indptr=qo_indptr.long(), kv_indptr=kv_indptr.long(), kv_indices=kv_indices.long(),
+            kv_len_arr=int32([100, 33]).to(device),
+        )  # fmt: skip
+        batch.check(wrapper.run(*batch.inputs))
+
+
+def test_page_table(device):
+    """The form without a plan: a row of pages for each request."""
+    batch = Batch([1, 1], [128, 50], 128, 64, torch.bfloat16, device)
+    _, _, indices, lens = batch.tables
+    table = torch.zeros(2, 2, dtype=torch.int32, device=device)
+    table[0], table[1, 0] = indices[:2], indices[2]
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), backend="cutlass")
+    batch.check(wrapper.run(*batch.inputs, kv_len=lens, page_table=table))
+
+
+def test_empty(device):
+    batch = Batch([], [], 16, 16, torch.float16, device)
+    out, lse = batch.planned().run(*batch.inputs, return_lse=True)
+    assert out.shape == (0, 16, 512) and lse.shape == (0, 16)
+
+
+def test_run_does_not_wait(device):
+    batch = Batch([1, 3], [700, 50], 16, 64, torch.bfloat16, device)
+    for backend in backends(device):
+        wrapper = batch.planned(backend)
+        wrapper.run(*batch.inputs)
+        with no_synchronisation(device):
+            wrapper.run(*batch.inputs, return_lse=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_one_graph_serves_many_plans(page_size):
+    device, most = "cuda", 6
+    for backend in backends(device):
+        tables = [torch.zeros(n, dtype=torch.int32, device=device) for n in (most + 1, most + 1, 1 << 16, most)]
+        wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), True, *tables, backend=backend)
+        first = Batch([1] * most, [0] * most, 32, page_size, torch.bfloat16, device)
+        first.plan(wrapper)
+        cache = torch.full((1 << 16) // page_size * page_size * 576, torch.nan, dtype=torch.bfloat16, device=device)
+        cache = cache.view(-1, page_size, 576)
+        inputs = (*(x.clone() for x in first.inputs[:2]), cache[..., :512], cache[..., 512:])
+        out, lse = sentinels(first)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            wrapper.run(*inputs, out=out, lse=lse)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            wrapper.run(*inputs, out=out, lse=lse)
+        for _ in range(12):
+            lens = [int(n) for n in torch.randint(0, 2000, (most,))]
+            batch = Batch([1] * most, lens, 32, page_size, torch.bfloat16, device)
+            batch.plan(wrapper)
+            for to, x in zip(inputs[:2], batch.inputs[:2], strict=True):
+                to.copy_(x)
+            inputs[2][: len(batch.ckv)], inputs[3][: len(batch.kpe)] = batch.ckv, batch.kpe
+            graph.replay()
+            batch.check(out, lse)
+
+
+def test_compiled_in_one_graph(device, cold_dynamo):
+    batch = Batch([1, 2], [100, 30], 16, 16, torch.bfloat16, device)
+    wrapper = batch.planned()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def program(*inputs: torch.Tensor) -> torch.Tensor:
+        out, lse = wrapper.run(*inputs, return_lse=True)
+        return out * 2 + lse[..., None] * 0
+
+    for lens in ([1, 2], [1, 2], [3, 1], [2, 7]):
+        batch = Batch(lens, [100 + 50 * lens[0], 30 + lens[1]], 16, 16, torch.bfloat16, device)
+        batch.plan(wrapper)
+        batch.check((program(*batch.inputs) / 2).to(batch.dtype))
+
+
+def test_decode_wrapper(device):
+    batch = Batch([1, 1, 1], [100, 0, 33], 16, 16, torch.float16, device)
+    wrapper = flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(workspace(device))
+    tables = batch.paged.tables_on(device)
+    wrapper.plan(*tables, 16, 512, 16, SCALE, data_type=batch.dtype, rope_theta=1e4)
+    batch.check(*wrapper.run(*batch.inputs, return_lse=True))
+    batch.check(*wrapper.run_return_lse(*batch.inputs))
+    assert torch.equal(wrapper.run(*batch.inputs, v_scale=2.0), wrapper.run(*batch.inputs) * 2)
+    wrapper.plan(*tables, 16, 512, 16, SCALE / 4, data_type=batch.dtype)
+    batch.check(wrapper.run(*batch.inputs, q_scale=2.0, k_scale=2.0))
+    with pytest.raises(ValueError, match=r"window_left: got 5, wanted -1"):
+        wrapper.plan(*tables, 16, 512, 16, SCALE, window_left=5)
+    with pytest.raises(ValueError, match=r"logits_soft_cap: got 30.0, wanted None or 0"):
+        wrapper.plan(*tables, 16, 512, 16, SCALE, logits_soft_cap=30.0)
+    with pytest.raises(ValueError, match=r"last_page_len: got 100 keys of request 2, which has 3 pages of 16"):
+        wrapper.plan(tables[0], tables[1], int32([4, 0, 68]).to(device), 16, 512, 16, SCALE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(num_heads=0), r"num_heads: got 0, wanted a positive number"),
+        (dict(page_size=0), r"page_size: got 0, wanted a positive number"),
+        (dict(head_dim_ckv=256), r"head_dim_ckv: got 256, wanted 512"),
+        (dict(head_dim_kpe=32), r"head_dim_kpe: got 32, wanted 64"),
+        (dict(sm_scale=0.0), r"sm_scale: got 0.0, wanted a positive number"),
+        (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted one of"),
+        (dict(kv_data_type=torch.float8_e4m3fn), r"kv_data_type: got torch.float8_e4m3fn, wanted torch.float16"),
+        (dict(use_profiler=True), r"use_profiler: got True, wanted False"),
+        (dict(kv_len_arr=[100, 33, 1]), r"kv_len_arr: got 3 elements, wanted 2"),
+        (dict(kv_len_arr=[100, 49]), r"kv_len_arr: got 49 keys of request 1, which has 3 pages of 16"),
+        (dict(kv_len_arr=[100, -1]), r"kv_len_arr: got -1 keys of request 1"),
+        (dict(qo_indptr=[0, 2, 1]), r"qo_indptr: got 1 at 2 after 2, wanted numbers that never fall"),
+        (dict(qo_indptr=[0, 2]), r"qo_indptr: got 2 elements, wanted 3"),
+        (dict(kv_indptr=[1, 2, 3]), r"kv_indptr: got 1 first, wanted 0"),
+        (dict(kv_indices=[0, 1]), r"kv_indices: got 2 pages, and kv_indptr names 10"),
+    ],
+    ids=str,
+)
+def test_bad_plans(change, message, device):
+    batch = Batch([1, 1], [100, 33], 16, 16, torch.float16, device)
+    wrapper = batch.planned()
+    before = wrapper.run(*batch.inputs)
+    change = {name: int32(x).to(device) if isinstance(x, list) else x for name, x in change.items()}
+    with pytest.raises(ValueError, match=message):
+        batch.plan(wrapper, **change)
+    assert torch.equal(wrapper.run(*batch.inputs), before)
+
+
+def test_bad_runs(device):
+    batch = Batch([1, 1], [100, 33], 16, 16, torch.float16, device)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
+    with pytest.raises(RuntimeError, match=r"got a call before plan\(\)"):
+        wrapper.run(*batch.inputs)
+    batch.plan(wrapper)
+    q_nope, q_pe, ckv, kpe = batch.inputs
+    out, lse = sentinels(batch)
+    for arguments, error, message in (
+        ((q_nope[:1], q_pe[:1], ckv, kpe), ValueError, r"q_nope: got 1 queries, and plan\(\) was called for 2"),
+        ((q_nope[:, :8], q_pe[:, :8], ckv, kpe), ValueError, r"q_nope: got 8 heads"),
+        ((q_nope.bfloat16(), q_pe, ckv, kpe), TypeError, r"q_nope: got torch.bfloat16"),
+        ((q_nope, q_pe[..., :32], ckv, kpe), ValueError, r"q_pe: got shape \[2, 16, 32\]"),
+        ((q_nope, q_pe, ckv[:, :8], kpe), ValueError, r"ckv_cache: got pages of 8"),
+        ((q_nope, q_pe, ckv, kpe[:-1]), ValueError, r"kpe_cache: got shape"),
+        ((q_nope, q_pe, ckv, kpe, out[:1]), ValueError, r"out: got shape \[1, 16, 512\]"),
+        ((q_nope, q_pe, ckv, kpe, q_nope), ValueError, r"out: overlaps the memory of q_nope"),
+        ((q_nope, q_pe, ckv, kpe, out, lse.double()), TypeError, r"lse: got float64"),
+        ((q_nope, q_pe, ckv, kpe, out, lse[:1]), ValueError, r"lse: got shape \[1, 16\]"),
+        ((q_nope, q_pe, ckv, kpe, out, lse, True, out), ValueError, r"profiler_buffer: got one, wanted None"),
+        ((q_nope, q_pe, ckv, kpe, out, lse, True, None, lse), ValueError, r"kv_len, page_table: got one of them"),
+        ((q_nope.clone().requires_grad_(), q_pe, ckv, kpe), GradientError, r"has no gradient"),
+    ):
+        with pytest.raises(error, match=message):
+            wrapper.run(*arguments)
+    assert bool(out.isnan().all()) and bool(lse.isnan().all())
+
+
+def test_bad_wrappers(device):
+    with pytest.raises(ValueError, match=r"backend: got 'cudnn', wanted one of"):
+        flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), backend="cudnn")
+    with pytest.raises(TypeError, match=r"qo_indptr: got NoneType, wanted Tensor"):
+        flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), use_cuda_graph=True)
+    if device == "cpu":
+        with pytest.raises(ValueError, match=r"backend: got 'fa3' for cpu"):
+            flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), backend="fa3")
+    small = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(64, dtype=torch.uint8, device=device))
+    with pytest.raises(ValueError, match=r"float_workspace_buffer: got 64 bytes, wanted"):
+        Batch([1], [20000], 128, 64, torch.float16, device).plan(small)
+
+
+def test_a_page_that_is_not_there():
+    batch = Batch([1], [100], 16, 16, torch.float16, "cpu")
+    wrapper = batch.planned()
+    with pytest.raises(ValueError, match=r"pages, and the tables of plan\(\) name"):
+        wrapper.run(batch.q_nope, batch.q_pe, batch.ckv[:1], batch.kpe[:1])
+    batch.tables[2][0] = -1
+    with pytest.raises(ValueError, match=r"kv_indices: got -1, wanted numbers of pages"):
+        batch.plan(wrapper)
+
+
+def test_generators():
+    half = (torch.float16,) * 3
+    spec = flashinfer.gen_batch_mla_module("auto", *half, torch.int32, 512, 64, False, device="cpu")
+    assert spec.name == "mla_cpu" and dict(spec.coverage) == {"dtype": ("float16",)}
+    assert flashinfer.gen_batch_mla_module("fa3", *half, torch.int32, 512, 64, False).name == "mla_sm90a"
+    assert flashinfer.gen_batch_decode_mla_module(*half, torch.int32, 512, 128, device="cuda").name == "mla_cuda"
+    for change, message in (
+        ({0: "cudnn"}, "backend: got 'cudnn'"),
+        ({2: torch.bfloat16}, "got float16, bfloat16, float16, wanted one for all"),
+        ({4: torch.int64}, "dtype_idx: got torch.int64, wanted int32"),
+        ({5: 256}, "head_dim_ckv: got 256, wanted 512"),
+        ({7: True}, "use_profiler: got True, wanted False"),
+    ):
+        given = ["auto", *half, torch.int32, 512, 64, False]
+        for place, value in change.items():
+            given[place] = value
+        with pytest.raises(ValueError, match=message):
+            flashinfer.gen_batch_mla_module(*given, device="cpu")
+    with pytest.raises(ValueError, match="dtypes: got float32, wanted a subset of"):
+        flashinfer.gen_batch_mla_module("auto", *(torch.float32,) * 3, torch.int32, 512, 64, device="cuda")
