@@ -196,6 +196,46 @@ struct Masked : AttentionVariantBase {
 """
 
 
+HOPPER_FORM = r"""
+struct Biased : AttentionVariantBase {
+  float scale_log2;
+  int first_query;
+  template <typename MainloopParams, typename BlockCoord>
+  __device__ __host__ Biased(const MainloopParams& params, const BlockCoord& block_coord) {
+    auto [a, b, c, d, e, qo_len, kv_len, batch_idx] = block_coord;
+    scale_log2 = params.additional_params.sm_scale * math::log2e, first_query = kv_len - qo_len + batch_idx;
+  }
+  template <int NUM_ROWS_PER_THREAD>
+  __device__ auto GetAttentionUpdater() {
+    return OnlineSoftmax<NUM_ROWS_PER_THREAD, /*WITH_SCALE=*/false>(scale_log2);
+  }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    logits += params.additional_params.bias[qo_head_idx] * float(first_query + int(qo_idx) - int(kv_idx));
+    return logits * scale_log2;
+  })
+  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, { return output * 2.0f; })
+};
+"""
+
+
+def test_the_form_of_hopper(device):
+    """It serves every backend; constructor and hooks see the parameters in ``additional_params``."""
+    dtype = torch.float16
+    arguments = customised(
+        HOPPER_FORM, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="hopper_form"
+    )
+    q, k, v = inputs(dtype, device, 30, 700)
+    bias = 0.01 * torch.randn(HEADS, device=device)
+    got, lse = single(single_module(arguments, device), q, k, v, bias, 0.11, return_lse=True)
+    distance = (670 + torch.arange(30))[:, None] - torch.arange(700)
+    keys, values = (x.cpu().double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    logits = torch.einsum("qhd,khd->hqk", q.cpu().double(), keys) + bias.cpu().double()[:, None, None] * distance
+    want = 2 * torch.einsum("hqk,khd->qhd", torch.softmax(0.11 * logits, -1), values)
+    assert_near(got, want, tolerance=4e-3)
+    want_lse = torch.logsumexp(0.11 * logits, -1).T / math.log(2)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
+
+
 def test_a_mask_a_window_and_a_tensor_to_write_to(device):
     """A parameter may be called custom_mask, as in FlashInfer's examples; a call's window holds beside the variant's."""
     dtype, qo_len, kv_len = torch.float16, 12, 1500

@@ -34,12 +34,18 @@ def errors(said: str) -> list[str]:
 # --- mistakes of form ---
 
 CONSTRUCTOR = "template <typename P> FLASHINFER_HD V(const P&, uint32_t, uint8_t*) {}"
+UPDATER = "template <int kRows> __device__ auto GetAttentionUpdater() { return DefaultUpdater<kRows>(); }"
 FORMS = {
+    "of Hopper": (
+        f"struct V : AttentionVariantBase {{ {UPDATER}"
+        " template <typename P, typename C> __device__ __host__ V(const P&, const C& at) { (void)at.qo_len; } };"
+    ),
     "as it should be": f"struct V : AttentionVariantBase {{ float sm_scale_log2 = 1; {CONSTRUCTOR} }};",
     "without softmax": f"struct V : AttentionVariantBase {{ static constexpr bool use_softmax = false; {CONSTRUCTOR} }};",
     "of a base of one's own": f"struct B : AttentionVariantBase {{ double sm_scale_log2 = 1; }};\nstruct V : B {{ {CONSTRUCTOR} }};",
 }
 MISTAKES = {
+    "a variant with GetAttentionUpdater() has a constructor": f"struct V : AttentionVariantBase {{ {UPDATER} }};",
     "a variant is a struct": "using V = int;",
     "a variant is defined, not only declared": "struct V;",
     "a variant derives from AttentionVariantBase": f"struct V {{ float sm_scale_log2 = 1; {CONSTRUCTOR} }};",

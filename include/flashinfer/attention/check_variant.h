@@ -1,6 +1,7 @@
 // Whether a variant has the form that kernels need: one sentence for each mistake, instead of the kernels' errors.
 #pragma once
 
+#include <flashinfer/attention/hopper_form.h>
 #include <flashinfer/attention/variant.h>
 
 #include <type_traits>
@@ -113,6 +114,16 @@ constexpr auto variant_of_form() {
   } else if constexpr (!std::is_base_of_v<AttentionVariantBase, V>) {
     static_assert(std::is_base_of_v<AttentionVariantBase, V>, "a variant derives from AttentionVariantBase");
     return std::enable_if<true, NoVariant>();
+  } else if constexpr (has_hopper_form<V>) {
+    constexpr bool kConstructs = std::is_constructible_v<V, const MainloopParams<P>&, const BlockCoord&>;
+    static_assert(kConstructs,
+                  "a variant with GetAttentionUpdater() has a constructor (const MainloopParams&, const "
+                  "BlockCoord&)");
+    if constexpr (kConstructs) {
+      return VariantOfForm<FromHopperForm<V>, P>();
+    } else {
+      return std::enable_if<true, NoVariant>();
+    }
   } else if constexpr (!form::knows_softmax<V>) {
     static_assert(form::knows_softmax<V>, "a variant's use_softmax is a static constexpr bool");
     return std::enable_if<true, NoVariant>();

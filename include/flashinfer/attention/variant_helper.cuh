@@ -1,4 +1,5 @@
 // What variants written for FlashInfer include.
 #pragma once
 
+#include <flashinfer/attention/hopper_form.h>
 #include <flashinfer/attention/variant.h>
