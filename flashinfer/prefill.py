@@ -84,13 +84,15 @@ def single_prefill_with_kv_cache(
     """Attention of one request's queries over its keys and values.
 
     Args:
-        q: ``[qo_len, num_qo_heads, head_dim_qk]`` (float16, bfloat16; float32 on the CPU), the last tokens of the request.
+        q: ``[qo_len, num_qo_heads, head_dim_qk]`` (float16, bfloat16; float32 on the CPU; on Hopper also float8_e4m3fn and
+            float8_e5m2, with keys of the same), the last tokens of the request.
         k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or with the first two
             dimensions exchanged (HND); both of one dtype: ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides
             ``num_qo_heads``. Strides are free; what kernels cannot read in place is copied.
         scale_q, scale_k, scale_v: what quantised values are to be multiplied by: numbers, or tensors of one element or of
-            one per head. A tensor on a GPU is multiplied into the query or the output, and never read on the host.
-        o_dtype: of the output, ``q``'s by default.
+            one per head. A tensor on a GPU is multiplied into the query or the output (where ``q`` is float8, into logits and
+            output by the kernel), and never read on the host.
+        o_dtype: of the output, ``q``'s by default, float16 where that is float8.
         custom_mask: ``[qo_len, kv_len]`` bool, True where a query may see a key; ``causal`` then means nothing.
         packed_custom_mask: its bits as :func:`flashinfer.packbits` packs them, little end first; goes before ``custom_mask``.
         causal: a query sees no key behind its own position.
@@ -115,6 +117,8 @@ def single_prefill_with_kv_cache(
     """
     op, scales = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v)
     options: tuple[Any, ...] | None = None
+    if o_dtype is None and isinstance(q, torch.Tensor) and q.dtype.itemsize == 1:
+        o_dtype = torch.float16
     if custom_mask is None and packed_custom_mask is None and o_dtype is None:
         options = (causal, kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta, backend)
         options = (*options, size_class(q, k, kv_layout))

@@ -180,7 +180,8 @@ def is_fa3_backend_supported(
 ) -> bool:
     """Whether prefill's kernels for Hopper compute this; ``use_fp16_qk_reductions`` changes nothing, as everywhere."""
     rotates = int(pos_encoding_mode) == PosEncodingMode.ROPE_LLAMA.value
-    return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in (torch.float16, torch.bfloat16)
+    served = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in served
 
 
 def version_at_least(version: str, base_version: str) -> bool:

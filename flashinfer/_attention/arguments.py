@@ -162,8 +162,9 @@ def slopes_of(logits: Logits, num_qo_heads: int, device: torch.device) -> torch.
 
 
 def parameters_of(
-    logits: Logits, num_qo_heads: int, device: torch.device, factor: float = 1.0, numbers: torch.Tensor | None = None
-) -> Parameters:
+    logits: Logits, num_qo_heads: int, device: torch.device, factor: float = 1.0, numbers: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> Parameters:  # fmt: skip
     """The parameters of the library's own variants; ``factor`` is one of ``sm_scale``."""
     slopes = slopes_of(logits, num_qo_heads, device)
-    return Parameters(slopes, numbers, logits.sm_scale * factor, logits.logits_soft_cap)
+    return Parameters(slopes, numbers, scales, logits.sm_scale * factor, logits.logits_soft_cap)

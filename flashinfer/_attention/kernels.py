@@ -16,7 +16,7 @@ from ..jit.modules._attention import HOPPER, attention_spec, dtypes_value, head_
 from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 
-CAUSAL = 1  # mask_mode of the operators: what comes after it hides element by element
+CUSTOM = 2  # mask_mode of the operators: bits hide element by element
 MOST_HEADS = 64  # query heads of a key head
 PAGE_STEP = 16  # of a page: other ones are gathered, which the portable kernels do faster
 FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
@@ -36,6 +36,11 @@ class Wanted:
     group: int
     page_size: int | None  # None: ragged
 
+    @property
+    def eight_bits(self) -> bool:
+        """Whether queries have 8 bits, which no portable kernel has."""
+        return self.dtypes[0].itemsize == 1
+
     def why_not_hopper(self) -> str | None:
         """Why the kernels for Hopper cannot serve, or ``None`` where they can."""
         if self.family != "prefill":
@@ -45,11 +50,13 @@ class Wanted:
         if capability(self.device) != (9, 0):
             return f"got a GPU of compute capability {capability(self.device)}, wanted (9, 0)"
         if self.dtypes[0] != self.dtypes[1]:
-            return f"got {self.dtypes[1]} keys beside {self.dtypes[0]} queries, wanted one dtype of 16 bits for both"
+            return f"got {self.dtypes[1]} keys beside {self.dtypes[0]} queries, wanted one dtype for both"
+        if self.eight_bits and self.head_dims[0] != self.head_dims[1]:
+            return f"got head_dims {self.head_dims} of {self.dtypes[0]}, wanted one for keys and values"
         if self.pos_encoding_mode == 1:
             return "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"
-        if self.mask_mode > CAUSAL:
-            return "got a custom mask or multi-item scoring, wanted causal or no mask"
+        if self.mask_mode == CUSTOM:
+            return "got a custom mask, wanted no mask, a causal one or multi-item scoring"
         if self.group > MOST_HEADS:
             return f"got {self.group} query heads for a key head, wanted at most {MOST_HEADS}"
         return None
@@ -78,6 +85,7 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
     slow = rows <= FEW_ROWS or (wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0)
+    slow = slow and not wanted.eight_bits
     if backend == "fa2" or slow or wanted.device.type != "cuda" or wanted.why_not_hopper() is not None:
         return wanted.device.type
     return HOPPER if _can_be_loaded(wanted) else wanted.device.type
@@ -122,7 +130,7 @@ def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
 def _can_be_loaded(wanted: Wanted) -> bool:
     """Whether the module for Hopper is there or can be built: machines without a compiler have what they were given."""
     spec = attention_spec(
-        wanted.family, HOPPER, dtypes_value(*wanted.dtypes, "cuda"), head_dims_value(*wanted.head_dims, "cuda"),
+        wanted.family, HOPPER, dtypes_value(*wanted.dtypes, HOPPER), head_dims_value(*wanted.head_dims, "cuda"),
         variant_value(wanted.pos_encoding_mode, wanted.use_logits_soft_cap),
     )  # fmt: skip
     return probe(spec).state != "impossible" or covered(spec)

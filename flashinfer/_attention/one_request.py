@@ -13,7 +13,7 @@ from .._ops.scalars import numbers_of
 from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of
 from .kernels import kernels_of_one
 from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module
-from .scales import NO_SCALES, Scale, scaled_query, value_scale
+from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
 from .signature import Parameters, Setting, schema_of
 
 
@@ -35,12 +35,14 @@ def attend_one(
     """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
     no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
-    factor, o_scale, finish = 1.0, 1.0, None
-    if scales != NO_SCALES:
+    factor, o_scale, by_head, finish = 1.0, 1.0, None, None
+    if scales != NO_SCALES and q.dtype.itemsize == 1:
+        factor, o_scale, by_head = head_scales(op, scales, q.shape[1], k.shape[1 - layout], q.device)
+    elif scales != NO_SCALES:
         num_kv_heads = k.shape[1 - layout]
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
         o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
-    out, lse = _results(q, v, o_dtype or q.dtype, return_lse)
+    out, lse = _results(q, v, o_dtype or output_dtype(q.dtype), return_lse)
     setting = Setting(
         custom_mask=packed_mask,
         kv_layout=layout,
@@ -54,9 +56,9 @@ def attend_one(
     slopes = slopes_of(logits, q.shape[1], q.device)
     if is_compiling():  # by torch.export without Dynamo, too
         numbers = numbers_of(logits[2:], factor, q.device)
-        parameters = Parameters(slopes, numbers, 1.0, 1.0)
+        parameters = Parameters(slopes, numbers, by_head, 1.0, 1.0)
         if numbers is None:
-            parameters = Parameters(slopes, None, logits.sm_scale * factor, logits.logits_soft_cap)
+            parameters = Parameters(slopes, None, by_head, logits.sm_scale * factor, logits.logits_soft_cap)
         else:
             setting = setting._replace(rope_scale=1.0, rope_theta=1.0)
         torch.ops.flashinfer.attend(family, op, backend, q, k, v, out, lse, *setting, *parameters)
@@ -73,6 +75,7 @@ def attend_one(
             *setting,
             slopes,
             None,
+            by_head,
             logits.sm_scale * factor,
             logits.logits_soft_cap,
         )

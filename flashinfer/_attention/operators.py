@@ -57,7 +57,7 @@ def builtin_operators(
     """
     if backend not in BACKENDS:
         raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
-    values = dtypes_value(*dtypes, backend), head_dims_value(*head_dims, backend)
+    values = dtypes_value(*dtypes, kernels or backend), head_dims_value(*head_dims, backend)
     namespace = load_configured(attention_spec(family, kernels or backend, *values, _VARIANTS[variant]))
     return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend)
 

@@ -14,6 +14,11 @@ Scale = float | torch.Tensor | None
 NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 
 
+def output_dtype(query: torch.dtype) -> torch.dtype:
+    """Of an output for which none was asked for: the query's, float16 where that has 8 bits."""
+    return torch.float16 if query.itemsize == 1 else query
+
+
 def scaled_query(
     op: str, q: torch.Tensor, num_kv_heads: int, q_scale: Scale, k_scale: Scale
 ) -> tuple[torch.Tensor, float]:
@@ -33,6 +38,35 @@ def scaled_query(
             per_head = number.repeat_interleave(q.shape[-2] // max(heads, 1)) if number.dim() else number
             q = (q * per_head.to(q.device, torch.float32).unsqueeze(-1)).to(q.dtype)
     return q, factor
+
+
+def head_scales(
+    op: str, scales: tuple[Scale, Scale, Scale], num_qo_heads: int, num_kv_heads: int, device: torch.device
+) -> tuple[float, float, torch.Tensor | None]:
+    """Scales of queries, keys and values that are all of 8 bits: nothing can be multiplied into them.
+
+    Returns:
+        Factors of logits and of outputs, and where a scale is a tensor ``[2, num_qo_heads]``: for each query head the
+        same two, beside which the factors are 1.
+    """
+    heads = (num_qo_heads, num_kv_heads, num_kv_heads)
+    names = ("scale_q", "scale_k", "scale_v")
+    q, k, v = numbers = [
+        _number(op, name, scale, n, device) for name, scale, n in zip(names, scales, heads, strict=True)
+    ]
+    if isinstance(q, float) and isinstance(k, float) and isinstance(v, float):
+        return q * k, v, None
+
+    def of_heads(number: float | torch.Tensor) -> torch.Tensor:
+        if isinstance(number, float):
+            return torch.full((num_qo_heads,), number, device=device)
+        number = number.to(device, torch.float32)
+        if number.dim() == 0:
+            return number.expand(num_qo_heads)
+        return number.repeat_interleave(num_qo_heads // max(number.numel(), 1))
+
+    by_head = [of_heads(number) for number in numbers]
+    return 1.0, 1.0, torch.stack([by_head[0] * by_head[1], by_head[2]])
 
 
 def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) -> float | torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 
 from ..utils import canonicalize_torch_dtype
 from .operators import call
+from .scales import output_dtype
 from .signature import Problem
 from .tables import refuse_graph
 
@@ -58,7 +59,8 @@ class Shape:
         kv_data_type: str | torch.dtype | None,
         o_data_type: str | torch.dtype | None = None,
     ) -> Shape:
-        """The shape that ``plan()`` was called for: keys and the output have the queries' dtype by default."""
+        """The shape that ``plan()`` was called for: keys and the output have the queries' dtype by default,
+        and the output of queries of 8 bits float16."""
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         sizes = {
             "num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim_qk": head_dim_qk,
@@ -71,10 +73,9 @@ class Shape:
             raise ValueError(
                 f"{op}: num_qo_heads: got {num_qo_heads}, wanted a multiple of num_kv_heads, {num_kv_heads}"
             )
-        q, kv, o = (
-            canonicalize_torch_dtype(q_data_type if one is None else one)
-            for one in (q_data_type, kv_data_type, o_data_type)
-        )
+        q = canonicalize_torch_dtype(q_data_type)
+        kv = q if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
+        o = output_dtype(q) if o_data_type is None else canonicalize_torch_dtype(o_data_type)
         return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
     @property

@@ -28,7 +28,7 @@ from .kernels import Wanted, choose
 from .masks import MaskTensors
 from .operators import Operators, builtin_operators, call, custom_operators
 from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
-from .scales import NO_SCALES, Scale, scaled_query, value_scale
+from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .schedule import Scheduler, Shape
 from .signature import Parameters, Setting
 from .streams import LastRun
@@ -317,15 +317,19 @@ class BatchWrapper:
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._use_cuda_graph)
         shape, logits, setting = planned.shape, planned.logits, planned.setting
         out, lse = results_of(op, shape, q, out, lse, return_lse)
-        q, factor = scaled_query(self._name, rows_of(q), shape.num_kv_heads, scales[0], scales[1])
-        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
+        q, by_head, finish = rows_of(q), None, None
+        if shape.dtype_q.itemsize == 1:
+            factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
+        else:
+            q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
+            o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
         cap, scale, rope_scale, rope_theta = logits[2:]
         slopes = planned.parameters[0]  # type: ignore[misc]
         if numbers is None:
-            parameters = Parameters(slopes, None, scale * factor, cap)
+            parameters = Parameters(slopes, None, by_head, scale * factor, cap)
         else:
-            rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, 1.0, 1.0)
+            rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, by_head, 1.0, 1.0)
         batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[3:]
         torch.ops.flashinfer.attend_planned(
             self._family, op, q, k, v, out, lse, *sizes[:3],
@@ -350,8 +354,15 @@ class BatchWrapper:
                 f"{self._name}.run: q_scale, k_scale: got one with jit_args, wanted none: a variant of your own has the"
                 " scale of its logits as a parameter"
             )
+        eight_bits = shape.dtype_q.itemsize == 1
+        if eight_bits and len(args) == 3 and scales == NO_SCALES:
+            scales, args = args, ()
         if args and not operators.custom:
             raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
+        if eight_bits:
+            factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
+            own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)
+            return q, planned.setting._replace(o_scale=o_scale), own, None
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         parameters = args if operators.custom else parameters_of(logits, shape.num_qo_heads, self.device, factor)

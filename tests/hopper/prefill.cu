@@ -7,6 +7,7 @@ namespace flashinfer {
 struct Params : AttentionParams {
   float* maybe_alibi_slopes;
   double* maybe_numbers;
+  float* maybe_head_scales;
   float sm_scale, logits_soft_cap;
 };
 

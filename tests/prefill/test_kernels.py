@@ -21,9 +21,9 @@ NOT_SERVED = [
     (dict(family="decode"), "decode has no kernels for Hopper alone"),
     (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
     (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys beside torch.bfloat16 queries"),
+    (dict(dtypes=(E4M3, E4M3, BF16), head_dims=(192, 128)), "got head_dims (192, 128) of torch.float8_e4m3fn"),
     (dict(pos_encoding_mode=1), "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"),
-    (dict(mask_mode=2), "got a custom mask or multi-item scoring, wanted causal or no mask"),
-    (dict(mask_mode=3), "got a custom mask or multi-item scoring, wanted causal or no mask"),
+    (dict(mask_mode=2), "got a custom mask, wanted no mask, a causal one or multi-item scoring"),
     (dict(group=65), "got 65 query heads for a key head, wanted at most 64"),
 ]
 
@@ -36,7 +36,8 @@ def hopper(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change", [{}, dict(mask_mode=0), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)]
+    "change",
+    [{}, dict(mask_mode=0), dict(mask_mode=3), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)],
 )
 def test_served(hopper, change):
     wanted = replace(SERVED, **change)
@@ -64,6 +65,19 @@ def test_another_gpu(monkeypatch):
 def test_small_pages_are_gathered_where_that_was_asked_for(hopper, page_size):
     wanted = replace(SERVED, page_size=page_size)
     assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
+
+
+def test_queries_of_8_bits_are_served_here_alone(hopper):
+    wanted = replace(SERVED, dtypes=(E4M3, E4M3, BF16), page_size=1)
+    assert choose("auto", wanted, 1) == choose("fa3", wanted, 1) == "sm90a"
+    assert (
+        gen_batch_prefill_module("fa3", E4M3, E4M3, BF16, "int32", 128, 128).name
+        == "prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a"
+    )
+    with pytest.raises(ValueError, match="dtype_q: got float8_e4m3fn, wanted one of float16, bfloat16 on cuda"):
+        gen_batch_prefill_module("fa2", E4M3, E4M3, BF16, "int32", 128, 128, device="cuda")
+    with pytest.raises(ValueError, match="got 'fa3' with torch.float8_e5m2 keys beside torch.float8_e4m3fn queries"):
+        gen_batch_prefill_module("fa3", E4M3, torch.float8_e5m2, BF16, "int32", 128, 128, device="cuda")
 
 
 def test_few_rows_stay_with_the_portable_kernels(hopper):
@@ -105,5 +119,5 @@ def test_what_engines_ask():
     assert not is_fa3_backend_supported(1, False, False, BF16, BF16)
     assert not is_fa3_backend_supported(0, False, True, BF16, BF16)
     assert not is_fa3_backend_supported(0, False, False, BF16, E4M3)
-    assert not is_fa3_backend_supported(0, False, False, E4M3, E4M3)
+    assert is_fa3_backend_supported(0, False, False, E4M3, E4M3)
     assert determine_attention_backend(torch.device("cpu"), 0, False, False, BF16, BF16) == "fa2"

@@ -53,8 +53,9 @@ AXES = (
         "attention_form", FORMS[:1], one_of(*FORMS), f"a module of each configuration or one of all: {','.join(FORMS)}"
     ),
 )
+# maybe_head_scales: for queries of 8 bits, what logits of each query head are multiplied by, then what outputs are.
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
-OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double"}
+OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float"}
 OWN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
 TENSOR_TYPES = {
     "float": "float",
@@ -92,13 +93,16 @@ def dtype_name(dtype: object, argument: str = "dtype") -> str:
 
 
 def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: str) -> str:
-    """The value of the axis ``dtypes``; checks that the kernels of a backend have it."""
+    """The value of the axis ``dtypes``; checks that the kernels of a backend (or of its kernels, ``sm90a``) have it."""
     q, kv, o = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv"), dtype_name(dtype_o, "dtype_o")
     queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
-    for argument, name in (("dtype_q", q), ("dtype_o", o)):
-        if name not in queries:
-            raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(queries)} on {backend}")
-    keys = dict.fromkeys([*queries, "float8_e4m3fn", "float8_e5m2"] if backend == "cpu" else [q, *DTYPES[3:]])
+    for argument, name, known in (
+        ("dtype_q", q, (*queries, *(DTYPES[3:] if backend == HOPPER else ()))),
+        ("dtype_o", o, queries),
+    ):
+        if name not in known:
+            raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(known)} on {backend}")
+    keys = dict.fromkeys([*queries, *DTYPES[3:]] if backend == "cpu" else [q] if q in DTYPES[3:] else [q, *DTYPES[3:]])
     if kv not in keys:
         raise ValueError(f"dtype_kv: got {kv}, wanted one of {', '.join(keys)} beside {q} queries on {backend}")
     return f"{q}:{kv}:{o}"
@@ -170,6 +174,11 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
             yield from _in_form(family, HOPPER, coverage, matrix)
+            if matrix["attention_form"] == ("specialised",):
+                eights = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
+                sizes = [value for value in coverage["head_dims"] if ":" not in value]
+                for kv, q, size, variant in product(eights, queries, sizes, coverage["variants"]):
+                    yield attention_spec(family, HOPPER, f"{kv}:{kv}:{q}", size, variant)
 
 
 def _in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:

@@ -76,7 +76,7 @@ def gen_single_prefill_module(
     return attention_spec(
         "prefill",
         kernels,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
+        dtypes_value(dtype_q, dtype_kv, dtype_o, kernels),
         head_dims_value(head_dim_qk, head_dim_vo, where),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
     )
@@ -128,11 +128,11 @@ def gen_customize_single_prefill_module(
     """The prefill module of a user's variant; arguments as for ``gen_customize_single_decode_module``.
 
     Raises:
-        ValueError: names, types or sizes that cannot be, or ``fp8_enabled``, which the kernels do not have.
+        ValueError: names, types or sizes that cannot be, or ``fp8_enabled``: queries of 8 bits have no variants of a user's.
     """
     where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     if fp8_enabled:
-        raise ValueError("fp8_enabled: got True, wanted False: products of fp8 are not computed in fp8")
+        raise ValueError("fp8_enabled: got True, wanted False: queries of 8 bits have the library's own variants")
     return customize_spec(
         "prefill",
         kernels,

@@ -22,7 +22,8 @@ struct AttentionTypes {
   static constexpr bool kFp8 = sizeof(KV) == 1;
   static constexpr int kBytesOfKey = (kHeadDimQK + kHeadDimVO) * sizeof(KV);
   static_assert(kHeadDimQK % 32 == 0 && kHeadDimVO % 16 == 0, "fragments are 16 elements wide, rotations two of them");
-  static_assert(sizeof(Q) == 2 && sizeof(O) == 2, "queries and outputs have 16 bits");
+  static_assert(sizeof(O) == 2, "outputs have 16 bits");
+  static_assert(sizeof(Q) == 2 || __is_same(Q, KV), "queries have 16 bits, or the type of keys");
 };
 
 // kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: tiles in shared memory where

@@ -12,7 +12,10 @@
 
 namespace flashinfer::cuda::ptx {
 
-enum class WgmmaType { kBF16, kF16, kE4M3 };
+// kE4M3E5M2: a is e4m3, b is e5m2.
+enum class WgmmaType { kBF16, kF16, kE4M3, kE5M2, kE4M3E5M2 };
+template <WgmmaType kType>
+constexpr bool kHas16Bits = kType == WgmmaType::kBF16 || kType == WgmmaType::kF16;
 
 // kTransB: rows of b are k, and N is contiguous. Elements of 8 bits do not have it.
 template <int kN>
@@ -74,25 +77,33 @@ struct Wgmma;
   struct Wgmma<n> {                                                                                              \
     template <WgmmaType kType, bool kTransB>                                                                     \
     __device__ __forceinline__ static void ss(float (&d)[r], uint64_t a, uint64_t b, bool accumulate) {          \
-      static_assert(kType != WgmmaType::kE4M3 || !kTransB, "8-bit operands have k contiguous");                  \
+      static_assert(kHas16Bits<kType> || !kTransB, "8-bit operands have k contiguous");                          \
       if constexpr (kType == WgmmaType::kBF16) {                                                                 \
         SS_(n, r, "k16.f32.bf16.bf16", ", 0, %" #n3, r, n1, n2, COMMA_ "n"(static_cast<int>(kTransB)));          \
       } else if constexpr (kType == WgmmaType::kF16) {                                                           \
         SS_(n, r, "k16.f32.f16.f16", ", 0, %" #n3, r, n1, n2, COMMA_ "n"(static_cast<int>(kTransB)));            \
-      } else {                                                                                                   \
+      } else if constexpr (kType == WgmmaType::kE4M3) {                                                          \
         SS_(n, r, "k32.f32.e4m3.e4m3", "", r, n1, n2);                                                           \
+      } else if constexpr (kType == WgmmaType::kE5M2) {                                                          \
+        SS_(n, r, "k32.f32.e5m2.e5m2", "", r, n1, n2);                                                           \
+      } else {                                                                                                   \
+        SS_(n, r, "k32.f32.e4m3.e5m2", "", r, n1, n2);                                                           \
       }                                                                                                          \
     }                                                                                                            \
     template <WgmmaType kType, bool kTransB>                                                                     \
     __device__ __forceinline__ static void rs(float (&d)[r], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, \
                                               uint64_t b, bool accumulate) {                                     \
-      static_assert(kType != WgmmaType::kE4M3 || !kTransB, "8-bit operands have k contiguous");                  \
+      static_assert(kHas16Bits<kType> || !kTransB, "8-bit operands have k contiguous");                          \
       if constexpr (kType == WgmmaType::kBF16) {                                                                 \
         RS_(n, r, "k16.f32.bf16.bf16", ", %" #n6, r, n1, n2, n3, n4, n5, COMMA_ "n"(static_cast<int>(kTransB))); \
       } else if constexpr (kType == WgmmaType::kF16) {                                                           \
         RS_(n, r, "k16.f32.f16.f16", ", %" #n6, r, n1, n2, n3, n4, n5, COMMA_ "n"(static_cast<int>(kTransB)));   \
-      } else {                                                                                                   \
+      } else if constexpr (kType == WgmmaType::kE4M3) {                                                          \
         RS_(n, r, "k32.f32.e4m3.e4m3", "", r, n1, n2, n3, n4, n5);                                               \
+      } else if constexpr (kType == WgmmaType::kE5M2) {                                                          \
+        RS_(n, r, "k32.f32.e5m2.e5m2", "", r, n1, n2, n3, n4, n5);                                               \
+      } else {                                                                                                   \
+        RS_(n, r, "k32.f32.e4m3.e5m2", "", r, n1, n2, n3, n4, n5);                                               \
       }                                                                                                          \
     }                                                                                                            \
   };

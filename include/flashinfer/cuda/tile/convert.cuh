@@ -57,6 +57,20 @@ __device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
   low = to_float(both[0]), high = to_float(both[1]);
 }
 
+// Four floats as a register of four e4m3, the first in the low byte; what is too large becomes 448.
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t result;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(result)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return result;
+#else
+  return 0;  // no kernel for other GPUs makes them
+#endif
+}
+
 // The two numbers of the low 16 bits as a pair of half_t, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t widen_to_half(uint32_t two);

@@ -43,7 +43,8 @@ struct Gatherer {
     for (int round = 0; round < kRounds; ++round) {
       const int32_t row = round * 32 + lane, key = first_key + tile * S::kKeys + row;
       const auto in_page = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
-      if (row < S::kKeys) table[row] = key < end ? 2 * (pages[round] * page_stride + in_page * row_stride) : -1;
+      if (row < S::kKeys)
+        table[row] = key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : -1;
     }
     __syncwarp();
 #pragma unroll 2
@@ -56,8 +57,8 @@ struct Gatherer {
   }
 
   // All tiles of an item, from the last to the first.
-  template <typename F>
-  __device__ __forceinline__ void copy_all(const typename S::KeyRing& ring, int& use, int32_t tiles, F place) const {
+  template <typename R, typename F>
+  __device__ __forceinline__ void copy_all(const R& ring, int& use, int32_t tiles, F place) const {
     int32_t pages[kRounds];
     look_up(pages, tiles - 1);
 #pragma unroll 1

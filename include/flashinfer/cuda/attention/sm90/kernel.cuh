@@ -9,6 +9,7 @@
 #include <flashinfer/cuda/attention/sm90/queries.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/tile.cuh>
+#include <flashinfer/cuda/attention/sm90/transpose.cuh>
 #include <flashinfer/cuda/attention/sm90/work.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 
@@ -31,8 +32,8 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
       query_ring.wait_full(query_use);
       prepare_queries<Variant, S>(params, variant, shared, group, query_use);
     }
-    GroupTile<Variant, S, P> tile{params, shared, work, variant, group, query_use, key_use, {softmax_scale(variant)},
-                                  {}};
+    GroupTile<Variant, S, P> tile{
+        params, shared, work, variant, group, query_use, key_use, softmax_of<S>(params, work, variant), {}};
     tile.attend(tiles_of<S>(params, work, variant, group));
     key_use = tile.use;
     if (work.tiles > 0) ++query_use;
@@ -67,7 +68,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else if (warp == 1) {
       load_values<S>(params, maps, shared);
     } else if (warp == 2) {
-      clear_all<S>(params, shared);
+      if constexpr (S::kFp8) {
+        transpose_all<S>(params, shared);
+      } else {
+        clear_all<S>(params, shared);
+      }
     } else if (ptx::elect_one()) {
       hand_out_work<S>(params, heads_together, shared);
     }

@@ -28,20 +28,22 @@ WorkLimits limits_of(int32_t group, int device) {
 
 template <typename T>
 constexpr CUtensorMapDataType map_type() {
+  if (sizeof(T) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   return __is_same(T, bfloat16_t) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 // Rows of queries or of outputs: a box has `rows` of them.
-template <typename T>
+template <typename T, int kWidth>
 CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,
                         int rows) {
   const auto group = static_cast<int64_t>(params.group.divisor);
-  return tensor_map<128, 4>(map_type<T>(), 2,
-                            {data,
-                             {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(group),
-                              static_cast<uint64_t>(params.num_tokens), static_cast<uint64_t>(params.num_kv_heads)},
-                             {1, head, row, group * head},
-                             {64, static_cast<uint32_t>(group), static_cast<uint32_t>(rows / group), 1}});
+  return tensor_map<kWidth, 4>(
+      map_type<T>(), sizeof(T),
+      {data,
+       {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(group), static_cast<uint64_t>(params.num_tokens),
+        static_cast<uint64_t>(params.num_kv_heads)},
+       {1, head, row, group * head},
+       {kWidth / sizeof(T), static_cast<uint32_t>(group), static_cast<uint32_t>(rows / group), 1}});
 }
 
 template <typename S>
@@ -49,15 +51,16 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
                         int64_t head) {
   const KvCache& kv = params.kv;
   const uint64_t rows = kv.is_paged() ? kv.page_size.divisor : kv.num_pages, pages = kv.is_paged() ? kv.num_pages : 1;
-  return tensor_map<128, 4>(map_type<typename S::DTypeKV>(), 2,
-                            {data,
-                             {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
-                             {1, row, head, kv.is_paged() ? page : row},
-                             {64,
-                              is_gathered(kv) ? 1u
-                              : kv.is_paged() ? kPageKeys
-                                              : static_cast<uint32_t>(S::kKeys),
-                              1, 1}});
+  return tensor_map<S::kWidth, 4>(
+      map_type<typename S::DTypeKV>(), S::kElement,
+      {data,
+       {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
+       {1, row, head, kv.is_paged() ? page : row},
+       {S::kChunkElements,
+        is_gathered(kv) ? 1u
+        : kv.is_paged() ? kPageKeys
+                        : static_cast<uint32_t>(S::kKeys),
+        1, 1}});
 }
 
 template <typename S>
@@ -66,10 +69,11 @@ Maps maps_of(const AttentionParams& params) {
   const KvCache& kv = params.kv;
   // Where 64 rows are no whole tokens, outputs are stored without a map.
   const int output_rows = std::max(64 / group, 1) * group;
-  return {map_of_rows<typename S::DTypeQ>(params, params.q, S::kDQ, params.q_row, params.q_head, tile_rows<S>(group)),
+  return {map_of_rows<typename S::DTypeQ, S::kWidth>(params, params.q, S::kDQ, params.q_row, params.q_head,
+                                                     tile_rows<S>(group)),
           map_of_keys<S>(params, kv.k, S::kDQ, kv.k_page, kv.k_row, kv.k_head),
           map_of_keys<S>(params, kv.v, S::kDV, kv.v_page, kv.v_row, kv.v_head),
-          map_of_rows<typename S::DTypeO>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
+          map_of_rows<typename S::DTypeO, 128>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
 }
 
 // Work goes through the heads together whose keys and values half of an L2 cache's half holds: each half keeps what its
@@ -78,7 +82,7 @@ template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 16 << 20;
   const int64_t keys = params.kv.is_paged() ? params.kv.num_pages * params.kv.page_size.divisor : params.kv.num_pages;
-  const int64_t bytes = keys * (S::kDQ + S::kDV) * 2;
+  const int64_t bytes = keys * (S::kDQ + S::kDV) * S::kElement;
   int heads = params.num_kv_heads;
   while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
   return heads;
@@ -98,8 +102,8 @@ int32_t resident_blocks(int device) {
 
 // What the kernel does not look at would be silently left out.
 inline void require_served(const AttentionParams& params) {
-  if (params.mask_mode != MaskMode::kNone && params.mask_mode != MaskMode::kCausal)
-    throw std::runtime_error("mask_mode: got a custom mask or multi-item scoring, wanted none or causal with fa3");
+  if (params.mask_mode == MaskMode::kCustom)
+    throw std::runtime_error("mask_mode: got a custom mask, wanted none, causal or multi-item scoring with fa3");
 }
 
 template <typename Variant, typename S, typename P>

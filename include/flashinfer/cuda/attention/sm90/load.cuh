@@ -14,7 +14,8 @@
 namespace flashinfer::cuda::sm90 {
 
 // Maps of the tensors. Queries and outputs: elements, heads of a group, tokens, key heads; a box has 64 elements of as
-// many tokens as a tile (outputs: a warpgroup) has. Keys and values: elements, rows (of a page), heads, pages.
+// many tokens as a tile (outputs: a warpgroup) has, or 128 elements of 8 bits. Keys and values: elements, rows (of a
+// page), heads, pages.
 struct Maps {
   CUtensorMap q, k, v, o;
 };
@@ -56,13 +57,14 @@ struct TileLoader {
       const int32_t part = lane % kPages, chunk = lane / kPages, first = key + part * kPageKeys;
       const auto in_page = static_cast<int32_t>(first - params.kv.page_size.div(first) * params.kv.page_size.divisor);
       if (chunk < kChunks)
-        ptx::tma_load(to + chunk * S::Keys::kChunkBytes + part * kPageKeys * 128, map, barrier, chunk * 64, in_page,
-                      work.head, page);
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes + part * kPageKeys * S::kWidth, map, barrier,
+                      chunk * S::kChunkElements, in_page, work.head, page);
       __syncwarp();
     } else if (ptx::elect_one()) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
-        ptx::tma_load(to + chunk * S::Keys::kChunkBytes, map, barrier, chunk * 64, work.first_row + key, work.head, 0);
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes, map, barrier, chunk * S::kChunkElements, work.first_row + key,
+                      work.head, 0);
     }
   }
 
@@ -73,6 +75,12 @@ struct TileLoader {
   }
 
   __device__ __forceinline__ void values(int use, int32_t tile, int32_t page) const {
+    if constexpr (S::kFp8) {
+      const typename S::RawRing raw = shared.raw_ring();
+      raw.wait_empty(use);
+      load<S::kChunksV, S::kVBytes>(&maps.v, shared.raw_values(use), raw.full(use), tile, page);
+      return;
+    }
     const typename S::KeyRing ring = shared.value_ring();
     ring.wait_empty(use);
     const bool clear = tile == work.tiles - 1 && must_clear<S>(params, work);
@@ -85,11 +93,11 @@ struct TileLoader {
     ring.wait_empty(use);
     const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start));
     if (ptx::elect_one()) {
-      ptx::mbarrier_arrive_expect_tx(ring.full(use), params.tile_rows * S::kDQ * 2);
+      ptx::mbarrier_arrive_expect_tx(ring.full(use), params.tile_rows * S::kDQ * S::kElement);
 #pragma unroll
       for (int chunk = 0; chunk < S::kChunksQ; ++chunk)
-        ptx::tma_load(shared.queries(use) + chunk * S::Queries::kChunkBytes, &maps.q, ring.full(use), chunk * 64, 0,
-                      token, work.head);
+        ptx::tma_load(shared.queries(use) + chunk * S::Queries::kChunkBytes, &maps.q, ring.full(use),
+                      chunk * S::kChunkElements, 0, token, work.head);
     }
     __syncwarp();
   }
@@ -123,14 +131,15 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     const TileLoader<S> loader{params, maps, shared, work};
     if (is_gathered(kv)) {
       if (work.tiles > 0) loader.queries(query_use++);
-      const Gatherer<S, S::kDQ / 8> gatherer{kv,
-                                             static_cast<const char*>(kv.k) + work.head * kv.k_head * 2,
-                                             kv.k_page,
-                                             kv.k_row,
-                                             work.first_row,
-                                             work.first_key,
-                                             work.kv_len,
-                                             shared.table(0)};
+      const Gatherer<S, S::kDQ * S::kElement / 16> gatherer{
+          kv,
+          static_cast<const char*>(kv.k) + work.head * kv.k_head * S::kElement,
+          kv.k_page,
+          kv.k_row,
+          work.first_row,
+          work.first_key,
+          work.kv_len,
+          shared.table(0)};
       gatherer.copy_all(shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
     } else {
       for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
@@ -154,15 +163,20 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     if (is_gathered(kv)) {
-      const Gatherer<S, S::kDV / 8> gatherer{kv,
-                                             static_cast<const char*>(kv.v) + work.head * kv.v_head * 2,
-                                             kv.v_page,
-                                             kv.v_row,
-                                             work.first_row,
-                                             work.first_key,
-                                             work.kv_len,
-                                             shared.table(1)};
-      gatherer.copy_all(shared.value_ring(), value_use, work.tiles, [&](int n) { return shared.values(n); });
+      const Gatherer<S, S::kDV * S::kElement / 16> gatherer{
+          kv,
+          static_cast<const char*>(kv.v) + work.head * kv.v_head * S::kElement,
+          kv.v_page,
+          kv.v_row,
+          work.first_row,
+          work.first_key,
+          work.kv_len,
+          shared.table(1)};
+      if constexpr (S::kFp8) {
+        gatherer.copy_all(shared.raw_ring(), value_use, work.tiles, [&](int n) { return shared.raw_values(n); });
+      } else {
+        gatherer.copy_all(shared.value_ring(), value_use, work.tiles, [&](int n) { return shared.values(n); });
+      }
     } else {
       const TileLoader<S> loader{params, maps, shared, work};
       for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });

@@ -32,7 +32,7 @@ struct GroupOutput {
   }
 
   // Sums become outputs; writes the lse.
-  __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax& softmax) const {
+  __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -41,6 +41,7 @@ struct GroupOutput {
       const RowOutput<S> to(params, work, rows, rows.row(0, half));
       if (to.lse && threadIdx.x % 4 == 0) *to.lse = log2_sum(softmax.base(half), sum);
       if (work.slot < 0) share *= params.o_scale;
+      if constexpr (S::kFp8) share *= head_scale<S>(params, rows, half, params.num_qo_heads);
 #pragma unroll
       for (int i = 2 * half; i < S::kDV / 2; i += i % 2 == 0 ? 1 : 3) {
         o[i] *= share;
@@ -100,7 +101,7 @@ struct GroupOutput {
     }
   }
 
-  __device__ __forceinline__ void write(float (&o)[S::kDV / 2], Softmax& softmax) const {
+  __device__ __forceinline__ void write(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     finish(o, softmax);
     if (all_rows()) {
       store_tile(o);

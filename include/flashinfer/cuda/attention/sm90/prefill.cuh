@@ -25,8 +25,25 @@ struct PrefillTile<192, 128> : Is<Tile<3, 64, 2, 1, 128>> {};
 template <>
 struct PrefillTile<256, 256> : Is<Tile<2, 64, 2, 1, 128>> {};
 
+
+// Of 8 bits.
+template <int kHeadDim>
+struct PrefillTile8;
+template <>
+struct PrefillTile8<64> : Is<Tile<3, 128, 3, 2, 64, 2>> {};
+template <>
+struct PrefillTile8<128> : Is<Tile<2, 128, 3, 2, 128, 2>> {};
+template <>
+struct PrefillTile8<256> : Is<Tile<2, 64, 2, 1, 128, 2>> {};
+
+template <typename Types, bool kFp8 = Types::kFp8>
+struct ShapeOf : Is<Shape<Types, typename PrefillTile<Types::HEAD_DIM_QK, Types::HEAD_DIM_VO>::type>> {};
 template <typename Types>
-using PrefillShape = Shape<Types, typename PrefillTile<Types::HEAD_DIM_QK, Types::HEAD_DIM_VO>::type>;
+struct ShapeOf<Types, true> : Is<Shape<Types, typename PrefillTile8<Types::HEAD_DIM_QK>::type>> {
+  static_assert(Types::HEAD_DIM_QK == Types::HEAD_DIM_VO, "values of 8 bits have the head_dim of keys");
+};
+template <typename Types>
+using PrefillShape = typename ShapeOf<Types>::type;
 
 template <typename Types>
 WorkLimits prefill_limits(int32_t group, int32_t tile_rows, int device) {

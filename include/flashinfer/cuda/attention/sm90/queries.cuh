@@ -16,7 +16,7 @@ namespace flashinfer::cuda::sm90 {
 // would raise references by it, and results would differ in their last bits from run to run. By all threads.
 template <typename S, typename P>
 __device__ __forceinline__ void clear_unused_queries(const P& params, const Shared<S>& shared) {
-  const int first = params.tile_rows * 128, bytes = S::Queries::kChunkBytes;
+  const int first = params.tile_rows * S::kWidth, bytes = S::Queries::kChunkBytes;
   if (first == bytes) return;
   for (int chunk = 0; chunk < S::kQueries * S::kChunksQ; ++chunk) {
     for (int at = first + threadIdx.x * 16; at < bytes; at += S::kThreads * 16)
@@ -30,21 +30,28 @@ template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_queries(const P& params, const Variant& variant, const Shared<S>& shared,
                                                 int group, int query_use) {
   using T = typename S::DTypeQ;
+  constexpr int kUnits = 64 * S::kWidth / 16;  // of a chunk
   const float sign = query_sign(variant);
   if (!Variant::transforms_query && sign > 0) return;
-  uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * 128;
+  uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * S::kWidth;
 #pragma unroll 1
-  for (int i = threadIdx.x % 128; i < S::kChunksQ * 64 * 8; i += 128) {
+  for (int i = threadIdx.x % 128; i < S::kChunksQ * kUnits; i += 128) {
     // Elements are transformed each by itself: their order does not matter.
-    auto* unit = reinterpret_cast<uint32_t*>(rows + i / 512 * S::Queries::kChunkBytes + i % 512 * 16);
+    auto* unit = reinterpret_cast<uint32_t*>(rows + i / kUnits * S::Queries::kChunkBytes + i % kUnits * 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      float low, high;
-      unpack<T>(unit[j], low, high);
-      if constexpr (Variant::transforms_query)
-        low = static_cast<float>(variant.QueryTransform(params, low)),
-        high = static_cast<float>(variant.QueryTransform(params, high));
-      unit[j] = pack<T>(low * sign, high * sign);
+      if constexpr (S::kFp8) {
+        static_assert(!Variant::transforms_query, "queries of 8 bits are used as they are");
+        unit[j] ^= 0x80808080;
+        continue;
+      } else {
+        float low, high;
+        unpack<T>(unit[j], low, high);
+        if constexpr (Variant::transforms_query)
+          low = static_cast<float>(variant.QueryTransform(params, low)),
+          high = static_cast<float>(variant.QueryTransform(params, high));
+        unit[j] = pack<T>(low * sign, high * sign);
+      }
     }
   }
   ptx::fence_proxy_async();

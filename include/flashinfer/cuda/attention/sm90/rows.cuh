@@ -7,6 +7,7 @@
 #include <flashinfer/attention/params.h>
 #include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/attention/sm90/softmax.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
 
 namespace flashinfer::cuda::sm90 {
@@ -18,6 +19,42 @@ __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, 
   WarpRows<S> rows(params, variant, work, work.head);
   rows.rows = min(rows.rows, work.row_start + params.tile_rows);
   return rows;
+}
+
+// Scales of 8-bit values: for each query head what its logits are multiplied by, then what its outputs are.
+template <typename P>
+__device__ __forceinline__ auto head_scales_of(const P& params, int) -> decltype(params.maybe_head_scales) {
+  return params.maybe_head_scales;
+}
+template <typename P>
+__device__ __forceinline__ const float* head_scales_of(const P&, long) {  // a user's variant
+  return nullptr;
+}
+
+// Of a row of this thread; `first`: 0 for logits, the number of query heads for outputs.
+template <typename S, typename P>
+__device__ __forceinline__ float head_scale(const P& params, const WarpRows<S>& rows, int half, int32_t first) {
+  const float* scales = head_scales_of(params, 0);
+  if (scales == nullptr) return 1.0f;
+  int32_t qo_idx, qo_head;
+  rows.locate(rows.row(0, half), qo_idx, qo_head);
+  return scales[first + qo_head];
+}
+
+template <typename S, typename Variant, typename P>
+__device__ __forceinline__ Softmax<S::kFp8> softmax_of(const P& params, const Work& work, const Variant& variant) {
+  Softmax<S::kFp8> softmax{};
+  softmax.scales[0] = softmax_scale(variant);
+  if constexpr (S::kFp8) {
+    const WarpRows<S> rows = warp_rows<S>(params, work);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      softmax.logits[half] = head_scale<S>(params, rows, half, 0);
+      softmax.scales[half] =
+          fmaxf(softmax_scale(variant) * (Variant::transforms_logits ? 1.0f : softmax.logits[half]), 1e-30f);
+    }
+  }
+  return softmax;
 }
 
 // Tiles of an item that a warpgroup's rows see: [first, end), and [whole_first, whole_end) of these see all rows whole.
@@ -41,19 +78,44 @@ __device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, con
   const int32_t end = min(mask.end(last), work.kv_end) - work.first_key;
   if (end <= start) return range;
   const int32_t whole_start = max(mask.begin(last), work.kv_start) - work.first_key;
-  const int32_t whole_end = min(mask.end(first), work.kv_end) - work.first_key;
+  int32_t whole_end = min(mask.end(first), work.kv_end) - work.first_key;
+  if (mask.mode == MaskMode::kMultiItem) whole_end = min(whole_end, mask.prefix_len - work.first_key);
   range.first = start / S::kKeys, range.end = (end + S::kKeys - 1) / S::kKeys;
   range.whole_first = (whole_start + S::kKeys - 1) / S::kKeys, range.whole_end = max(whole_end, 0) / S::kKeys;
   return range;
 }
 
+// Multi-item scoring: a query behind the prefix sees the prefix and its own item, and no key between them.
+template <typename S>
+__device__ __forceinline__ void hide_other_items(float (&s)[S::kKeys / 2], const WarpRows<S>& rows, int32_t tile_start,
+                                                 float hidden) {
+  const Mask& mask = rows.mask;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int32_t qo_idx, qo_head;
+    rows.locate(rows.row(0, half), qo_idx, qo_head);
+    const int32_t position = mask.kv_len - mask.qo_len + qo_idx;
+    if (position < mask.prefix_len) continue;
+    const int32_t item = position + 1 - mask.token_pos[position - mask.prefix_len];  // a delimiter: the key behind it
+    const int32_t first = mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
+    const auto between = static_cast<uint32_t>(max(item - mask.prefix_len, 0));
+#pragma unroll
+    for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3)
+      s[i] = static_cast<uint32_t>(i / 4 * 8 + i % 2 - first) < between ? hidden : s[i];
+  }
+}
+
 // kBorder: some row of the warpgroup does not see the whole tile.
 template <bool kBorder, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
-                                               const Work& work, int32_t tile) {
+                                               const Work& work, int32_t tile, const float* factors) {
   if constexpr (!kBorder && !Variant::transforms_logits && !Variant::masks_logits) return;
   const int32_t tile_start = work.first_key + tile * S::kKeys;
   const WarpRows<S> rows = warp_rows<S>(params, work, variant);
+  if constexpr (Variant::transforms_logits && S::kFp8) {
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 2; ++i) s[i] *= factors[i / 2 % 2];
+  }
   if constexpr (Variant::transforms_logits)
     transform_tile<!kBorder>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
   const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
@@ -72,6 +134,7 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
         s[i] = key >= start && key < end ? s[i] : hidden;
       }
     }
+    if (rows.mask.mode == MaskMode::kMultiItem) hide_other_items<S>(s, rows, tile_start, hidden);
   }
 }
 

@@ -16,13 +16,18 @@ constexpr int kPageKeys = 16;  // keys that one copy brings where the cache is p
 
 // kKeys: keys of a tile. kStages: tiles of keys, and of values, in shared memory. kQueries: tiles of queries there.
 // kOutputColumns: how many columns of the outputs wait there at a time to be copied.
-template <int kGroups_, int kKeys_, int kStages_, int kQueries_, int kOutputColumns_>
+// kRawStages: tiles of values of 8 bits there that are still to be transposed.
+template <int kGroups_, int kKeys_, int kStages_, int kQueries_, int kOutputColumns_, int kRawStages_ = 1,
+          int kLoadRegisters_ = kGroups_ == 2 ? 40 : 32>
 struct Tile {
+  static constexpr int kRawStages = kRawStages_;
   static constexpr int kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
   static constexpr int kOutputColumns = kOutputColumns_;
   static constexpr int kRows = 64 * kGroups, kComputeThreads = 128 * kGroups, kThreads = kComputeThreads + 128;
   // ptxas compiles for 65536 registers over all threads; the loading warpgroup gives most of its own away.
-  static constexpr int kLoadRegisters = kGroups == 2 ? 40 : 32, kComputeRegisters = kGroups == 2 ? 232 : 160;
+  static constexpr int kLoadRegisters = kLoadRegisters_;
+  static constexpr int kComputeRegisters = ((kGroups == 2 ? 504 : 512) - kLoadRegisters) / kGroups;
+  static_assert(kLoadRegisters % 8 == 0 && kComputeRegisters % 8 == 0, "registers come by eights");
   static_assert(kGroups == 2 || kGroups == 3, "registers are shared out for two or three warpgroups that compute");
   static_assert(kKeys % 16 == 0, "pages are copied by 16 keys");
 };
@@ -40,31 +45,43 @@ struct Shape : Types_, Tile_ {
   using Types = Types_;
   using Tile = Tile_;
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
-  static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 128 bytes");
-  static_assert(!Types::kFp8 && !Types::kRope, "keys have 16 bits and are used as they are");
+  static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 64 elements");
+  static_assert(sizeof(typename Types::DTypeQ) == sizeof(typename Types::DTypeKV) && !Types::kRope,
+                "keys are used as they are");
+  // Products of 8 bits need values whose keys are contiguous: a warp transposes tiles, from those that were copied.
+  static constexpr bool kFp8 = Types::kFp8;
+  static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of queries, keys, values
 
   // What the pieces shared with other kernels read: fragments of 16 rows and 8 columns.
   static constexpr int kM = 1, kRowWarps = 4 * Tile::kGroups, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
 
-  using Queries = ChunkedTile<Tile::kRows>;
-  using Keys = ChunkedTile<Tile::kKeys>;
-  static constexpr int kChunksQ = kDQ / 64, kChunksV = kDV / 64;
-  static constexpr int kQBytes = Tile::kRows * kDQ * 2, kKBytes = Tile::kKeys * kDQ * 2;
-  static constexpr int kVBytes = Tile::kKeys * kDV * 2, kOBytes = Tile::kRows * Tile::kOutputColumns * 2;
+  static constexpr int kWidth = kDQ * kElement % 128 == 0 && kDV * kElement % 128 == 0 ? 128 : 64;  // of a chunk's row
+  using Queries = ChunkedTile<Tile::kRows, kWidth>;
+  using Keys = ChunkedTile<Tile::kKeys, kWidth>;  // and values as they are copied
+  using Transposed = ChunkedTile<kDV, Tile::kKeys % 128 == 0 ? 128 : Tile::kKeys % 64 == 0 ? 64 : 32>;
+  static constexpr int kChunkElements = kWidth / kElement;
+  static constexpr int kChunksQ = kDQ / kChunkElements, kChunksV = kDV / kChunkElements;
+  static constexpr int kWeightRegisters = Tile::kKeys * kElement / 8;  // of a thread, for a tile
+  static constexpr int kQBytes = Tile::kRows * kDQ * kElement, kKBytes = Tile::kKeys * kDQ * kElement;
+  static constexpr int kVBytes = Tile::kKeys * kDV * kElement, kOBytes = Tile::kRows * Tile::kOutputColumns * 2;
+  static_assert(!kFp8 || (Tile::kKeys % 32 == 0 && kVBytes % 1024 == 0), "steps of products have 32 keys of 8 bits");
   static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0, "outputs leave in whole chunks");
 
   // Shared memory, in this order; the first four start at multiples of 1024.
   static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
   static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
-  static constexpr int kOutputAt = kValuesAt + Tile::kStages * kVBytes, kWorkAt = kOutputAt + kOBytes;
+  static constexpr int kRawStages = kFp8 ? Tile::kRawStages : 0, kRawAt = kValuesAt + Tile::kStages * kVBytes;
+  static constexpr int kOutputAt = kRawAt + kRawStages * kVBytes, kWorkAt = kOutputAt + kOBytes;
   static constexpr int kWorkSlots = 4, kWorkBytes = kWorkSlots * static_cast<int>(sizeof(Work));
   using QueryRing = Ring<Tile::kQueries>;
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
+  using RawRing = Ring<Tile::kRawStages>;
   // Of the two warps that gather: where the rows of a tile are.
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
-  static constexpr int kBarrierBytes = QueryRing::kBytes + 2 * KeyRing::kBytes + WorkRing::kBytes + 8 * Tile::kStages;
+  static constexpr int kBarrierBytes =
+      QueryRing::kBytes + 2 * KeyRing::kBytes + WorkRing::kBytes + 8 * Tile::kStages + RawRing::kBytes;
   static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up
 
   using Outputs = ChunkedTile<64>;  // of a warpgroup
@@ -112,6 +129,12 @@ struct Shared {
   __device__ __forceinline__ typename S::WorkRing work_ring() const {
     return {value_ring().barriers + S::KeyRing::kBytes};
   }
+  __device__ __forceinline__ typename S::RawRing raw_ring() const {
+    return {work_ring().barriers + S::WorkRing::kBytes + 8 * S::kStages};
+  }
+  __device__ __forceinline__ uint32_t raw_values(int use) const {
+    return start + S::kRawAt + S::RawRing::stage(use) * S::kVBytes;
+  }
   // Of the stage of values whose rows behind the request's end are still to be cleared.
   __device__ __forceinline__ uint32_t uncleared(int use) const {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
@@ -123,7 +146,8 @@ struct Shared {
     constexpr int kWarps = 4 * S::kGroups;
     query_ring().init(1, kWarps);
     key_ring().init(tile_arrivals, kWarps);
-    value_ring().init(tile_arrivals, kWarps);
+    value_ring().init(S::kFp8 ? 1 : tile_arrivals, kWarps);
+    raw_ring().init(tile_arrivals, 1);
     work_ring().init(1, kWarps + 3);
     for (int i = 0; i < S::kStages; ++i) ptx::mbarrier_init(uncleared(i), 1);
     ptx::mbarrier_fence_init();

@@ -17,20 +17,25 @@ namespace flashinfer::cuda::sm90 {
 
 template <typename T>
 constexpr ptx::WgmmaType wgmma_type() {
-  return __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  return __is_same(T, bfloat16_t)   ? ptx::WgmmaType::kBF16
+         : __is_same(T, half_t)     ? ptx::WgmmaType::kF16
+         : __is_same(T, fp8_e4m3_t) ? ptx::WgmmaType::kE4M3
+                                    : ptx::WgmmaType::kE5M2;
 }
 
 template <typename Variant, typename S, typename P>
 struct GroupTile {
   using T = typename S::DTypeQ;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
+  // Weights of 8 bits are e4m3, whatever values are.
+  static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
   const P& params;
   const Shared<S>& shared;
   const Work& work;
   const Variant& variant;
   const int group, query_use;
   int use;  // of the next tile of keys and of values
-  Softmax softmax;
+  Softmax<S::kFp8> softmax;
   float o[S::kDV / 2];
 
   // All tiles of the item, from the last to the first. Those that no row sees are waited for, and released.
@@ -42,13 +47,13 @@ struct GroupTile {
     for (; tile >= range.end; --tile) skip();
     if (tile >= range.first) {
       float s[S::kKeys / 2];
-      uint32_t p[S::kKeys / 4];
+      uint32_t p[S::kWeightRegisters];
       wait_for_tile(key_ring, use);
       multiply_keys(s);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
       release(key_ring, use);
-      prepare_logits<true, Variant, S>(s, params, variant, work, tile);
+      prepare_logits<true, Variant, S>(s, params, variant, work, tile, softmax.logits);
       weigh(s);
       pack_weights(p, s);
       --tile;
@@ -96,30 +101,41 @@ struct GroupTile {
 
   // s = q k^T of the tile at `at`
   __device__ __forceinline__ void multiply_keys(float (&s)[S::kKeys / 2], int ahead = 0) const {
-    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * 128);
+    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kWidth);
     const uint64_t b = S::Keys::k_contiguous(shared.keys(use + ahead));
     ptx::warpgroup_fence();
 #pragma unroll
-    for (int i = 0; i < S::kDQ / 16; ++i)
+    for (int i = 0; i < S::kDQ * S::kElement / 32; ++i)
       ptx::Wgmma<S::kKeys>::template ss<kType, false>(s, a + S::Queries::k_contiguous_step(i),
                                                       b + S::Keys::k_contiguous_step(i), i > 0);
     ptx::warpgroup_commit();
   }
 
   // o += p v
-  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[S::kKeys / 4]) {
-    const uint64_t b = S::Keys::n_contiguous(shared.values(use));
+  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[S::kWeightRegisters]) {
+    using V = typename S::Transposed;
+    const uint64_t b = S::kFp8 ? V::k_contiguous(shared.values(use)) : S::Keys::n_contiguous(shared.values(use));
     ptx::warpgroup_fence();
 #pragma unroll
-    for (int i = 0; i < S::kKeys / 16; ++i)
-      ptx::Wgmma<S::kDV>::template rs<kType, true>(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
-                                                   b + S::Keys::n_contiguous_step(i), true);
+    for (int i = 0; i < S::kWeightRegisters / 4; ++i)
+      ptx::Wgmma<S::kDV>::template rs<kWeightType, !S::kFp8>(
+          o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
+          b + (S::kFp8 ? V::k_contiguous_step(i) : S::Keys::n_contiguous_step(i)), true);
     ptx::warpgroup_commit();
   }
 
-  __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kKeys / 4], const float (&s)[S::kKeys / 2]) {
+  __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters],
+                                                      const float (&s)[S::kKeys / 2]) {
 #pragma unroll
-    for (int i = 0; i < S::kKeys / 4; ++i) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < S::kWeightRegisters; ++i) {
+      if constexpr (S::kFp8) {
+        // Four keys of a row, in the order in which transposed values have them.
+        const int at = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
+        p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
+      } else {
+        p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+      }
+    }
   }
 
   // Returns whether outputs are to be rescaled.
@@ -132,7 +148,7 @@ struct GroupTile {
 
   // Keys of `tile` beside values of the tile before, whose weights are in p. All products are waited for within it.
   template <bool kBorder>
-  __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kKeys / 4], int32_t tile) {
+  __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
     wait_for_tile(key_ring, use + 1);
     multiply_keys(s, 1);
@@ -141,7 +157,7 @@ struct GroupTile {
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(s);
     release(key_ring, use + 1);
-    prepare_logits<kBorder, Variant, S>(s, params, variant, work, tile);
+    prepare_logits<kBorder, Variant, S>(s, params, variant, work, tile, softmax.logits);
     const bool raised = weigh(s);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);

@@ -1,0 +1,87 @@
+// Values of 8 bits: a warp turns tiles as they were copied, where elements of a key are next to each other, into tiles
+// where keys are.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/load.cuh>
+#include <flashinfer/cuda/attention/sm90/shape.cuh>
+#include <flashinfer/cuda/ptx/ldmatrix.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Of 16 keys, those at 4 q to 4 q + 3 are {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}: what a thread has of a row's products is
+// then its part of a left operand.
+template <typename S>
+__device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
+  const auto lane = static_cast<int>(threadIdx.x) % 32;
+  // Transposed pairs of elements d, d + 1 of lane 4 g + q are of d = 2 g. A matrix is stored from rows 0, 2, 4, 6, 9,
+  // 11, 13, 15 and another one from the others: eight rows that lie in different banks.
+  const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
+  const int matrix = lane / 8, row = lane % 8, odd = (row < 4) == (matrix % 2 != 0);
+  constexpr int kUnits = S::Transposed::kWidth / 16;
+  uint32_t row_to = to + S::Transposed::unit(2 * row + odd, matrix / 2);
+#pragma unroll 1
+  for (int unit = 0; unit < S::kDV / 16; ++unit, row_to += 16 * S::Transposed::kWidth) {
+    const uint32_t row_from = from + S::Keys::unit(lane, unit);
+#pragma unroll
+    for (int key = 0; key < S::kKeys; key += 32) {
+      // Whole patterns of the swizzle further; in a row, the unit's number is a part of the address.
+      const uint32_t at = (row_to ^ key / 16 % kUnits * 16) + key / 16 / kUnits * S::Transposed::kChunkBytes;
+      uint32_t r[4];
+      ptx::ldmatrix_x4_trans(r, row_from + key * S::kWidth);
+      ptx::stmatrix_x4(at, __byte_perm(r[0], r[1], first), __byte_perm(r[0], r[1], second),
+                       __byte_perm(r[2], r[3], first), __byte_perm(r[2], r[3], second));
+    }
+  }
+}
+
+// Rows [first, kKeys) of a tile become zeros.
+template <typename S>
+__device__ __forceinline__ void clear_rows(uint8_t* values, int32_t first) {
+  constexpr int kUnits = S::kWidth / 16;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < (S::kKeys - first) * kUnits; i += 32) {
+#pragma unroll
+    for (int chunk = 0; chunk < S::kChunksV; ++chunk)
+      *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + first * S::kWidth + i * 16) = uint4{0, 0, 0, 0};
+  }
+}
+
+// One warp: the values of all items.
+template <typename S>
+__device__ __forceinline__ void transpose_all(const AttentionParams& params, const Shared<S>& shared) {
+  const typename S::WorkRing works = shared.work_ring();
+  const typename S::RawRing raw = shared.raw_ring();
+  const typename S::KeyRing values = shared.value_ring();
+  const bool first_lane = threadIdx.x % 32 == 0;
+  int value_use = 0;
+#pragma unroll 1
+  for (int use = 0;; ++use) {
+    works.wait_full(use);
+    const Work& work = shared.work(use);
+    const int32_t tiles = work.tiles, kept = work.kv_len - work.first_key - (tiles - 1) * S::kKeys;
+    const bool clears = tiles > 0 && must_clear<S>(params, work);
+    __syncwarp();
+    if (first_lane) works.release(use);
+    if (tiles < 0) return;
+#pragma unroll 1
+    for (int32_t tile = tiles - 1; tile >= 0; --tile, ++value_use) {
+      raw.wait_full(value_use);
+      if (clears && tile == tiles - 1) {
+        clear_rows<S>(shared.bytes + (shared.raw_values(value_use) - shared.start), kept);
+        ptx::fence_proxy_async();  // the copy engine writes there next
+        __syncwarp();
+      }
+      values.wait_empty(value_use);
+      transpose_tile<S>(shared.raw_values(value_use), shared.values(value_use));
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (first_lane) raw.release(value_use), values.arrive_full(value_use);
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda::sm90
