@@ -15,17 +15,20 @@ namespace flashinfer {
 template <bool use_custom_mask, bool use_sliding_window, bool use_logits_soft_cap, bool use_alibi>
 struct DefaultAttention : AttentionVariantBase {
   uint32_t qo_len, kv_len;
-  float sm_scale, soft_cap, sm_scale_log2, rcp_soft_cap;
+  float sm_scale, sm_scale_log2, rcp_soft_cap;  // rcp_soft_cap: sm_scale is in it, where nothing comes between them
 
   template <typename Params>
   FLASHINFER_HD DefaultAttention(const Params& params, uint32_t batch_idx, uint8_t*)
-      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), soft_cap(0), rcp_soft_cap(0) {
+      : qo_len(params.get_qo_len(batch_idx)), kv_len(params.get_kv_len(batch_idx)), rcp_soft_cap(0) {
     const double* numbers = numbers_of(params, 0);
     sm_scale = numbers ? static_cast<float>(numbers[kSmScale]) : static_cast<float>(params.sm_scale);
-    sm_scale_log2 = use_logits_soft_cap || use_alibi ? math::log2e : sm_scale * math::log2e;
+    sm_scale_log2 = use_alibi ? math::log2e : sm_scale * math::log2e;
     if constexpr (use_logits_soft_cap) {
-      soft_cap = numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : static_cast<float>(params.logits_soft_cap);
-      rcp_soft_cap = 1.0f / soft_cap;
+      // Hyperbolic tangents are what LogitsTransform returns; the cap is a part of their scale.
+      const float soft_cap =
+          numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : static_cast<float>(params.logits_soft_cap);
+      rcp_soft_cap = use_alibi ? 1.0f / soft_cap : sm_scale / soft_cap;
+      sm_scale_log2 = soft_cap * math::log2e;
     }
   }
 
@@ -34,13 +37,13 @@ struct DefaultAttention : AttentionVariantBase {
   template <typename Params, typename T>
   FLASHINFER_HD T LogitsTransform([[maybe_unused]] const Params& params, T logits, uint32_t, uint32_t qo_idx,
                                   uint32_t kv_idx, uint32_t qo_head_idx, uint32_t) const {
-    if constexpr (transforms_logits) logits = logits * sm_scale;
     if constexpr (use_alibi) {
+      logits = logits * sm_scale;
       const float distance =
           static_cast<float>(static_cast<int32_t>(kv_idx + qo_len) - static_cast<int32_t>(kv_len + qo_idx));
       logits = logits + params.maybe_alibi_slopes[qo_head_idx] * distance;
     }
-    if constexpr (use_logits_soft_cap) logits = soft_cap * math::tanh(logits * rcp_soft_cap);
+    if constexpr (use_logits_soft_cap) logits = math::tanh(logits * rcp_soft_cap);
     return logits;
   }
 };

@@ -66,8 +66,9 @@ using Products = Accumulator<16 * S::kM, S::kKeys>;
 template <typename S>
 using Outputs = Accumulator<16 * S::kM, S::kDV>;
 
-// kWhole: all keys of the tile are there. A variant is not asked about rows and keys that are not: it may look them up.
-template <bool kWhole, typename Variant, typename S, typename P>
+// kWhole: all keys of the tile are there. kScale: the scale of softmax is applied as well. A variant is not asked about
+// rows and keys that are not: it may look them up.
+template <bool kWhole, bool kScale = true, typename Variant, typename S, typename P>
 __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, const Variant& variant,
                                                const WarpRows<S>& warp, int32_t tile_start) {
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, 
           const int32_t key = warp.key(tile_start, n, i);
           if (!kWhole && key >= warp.kv_end) continue;
           s[m][n][i] = variant.LogitsTransform(params, s[m][n][i], warp.batch, qo_idx, key, qo_head, warp.head);
-          if constexpr (Variant::use_softmax) s[m][n][i] *= static_cast<float>(variant.sm_scale_log2);
+          if constexpr (kScale && Variant::use_softmax) s[m][n][i] *= static_cast<float>(variant.sm_scale_log2);
         }
       }
     }
@@ -181,10 +182,11 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-template <typename Variant>
+// kApplied: that of transformed logits is a part of them.
+template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
-  if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
-    return 1.0f;  // transform_logits() has applied it
+  if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {
+    return 1.0f;
   } else {
     return fmaxf(fabsf(variant.sm_scale_log2), 1e-30f);  // 0 times -infinity would be NaN
   }

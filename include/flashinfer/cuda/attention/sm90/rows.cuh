@@ -44,14 +44,14 @@ __device__ __forceinline__ float head_scale(const P& params, const WarpRows<S>& 
 template <typename S, typename Variant, typename P>
 __device__ __forceinline__ Softmax<S::kFp8> softmax_of(const P& params, const Work& work, const Variant& variant) {
   Softmax<S::kFp8> softmax{};
-  softmax.scales[0] = softmax_scale(variant);
+  softmax.scales[0] = softmax_scale<false>(variant);
   if constexpr (S::kFp8) {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       softmax.logits[half] = head_scale<S>(params, rows, half, 0);
       softmax.scales[half] =
-          fmaxf(softmax_scale(variant) * (Variant::transforms_logits ? 1.0f : softmax.logits[half]), 1e-30f);
+          fmaxf(softmax_scale<false>(variant) * (Variant::transforms_logits ? 1.0f : softmax.logits[half]), 1e-30f);
     }
   }
   return softmax;
@@ -117,7 +117,13 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
     for (int i = 0; i < S::kKeys / 2; ++i) s[i] *= factors[i / 2 % 2];
   }
   if constexpr (Variant::transforms_logits)
-    transform_tile<!kBorder>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+    transform_tile<!kBorder, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+  if constexpr (Variant::transforms_logits && Variant::use_softmax) {
+    if (variant.sm_scale_log2 < 0) {  // maxima are those of what is multiplied by a positive scale
+#pragma unroll
+      for (int i = 0; i < S::kKeys / 2; ++i) s[i] = -s[i];
+    }
+  }
   const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
   if constexpr (Variant::masks_logits)
     hide_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, hidden);
