@@ -118,17 +118,42 @@ def paged(name: str, requests: list[tuple[int, int]], page_size: int, report: Re
     q, cache = drawn(sum(n for n, _ in requests), qo_heads, qk), drawn(sum(pages), 2, page_size, kv_heads, qk)
     last = torch.tensor([(length - 1) % page_size + 1 for _, length in requests]).int()
     calls: dict[str, Call] = {}
-    for backend in ("auto", "fa2"):
+    for backend in ("auto", "fa2", *(("fa3",) if page_size % 16 else ())):
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend=backend)
         wrapper.plan(
             indptr([n for n, _ in requests]), indptr(pages), torch.randperm(sum(pages)).int(), last, qo_heads,
             kv_heads, qk, page_size, causal=True, q_data_type=torch.bfloat16,
         )  # fmt: skip
-        calls["ours" if backend == "auto" else "fa2"] = lambda w=wrapper: w.run(q, cache)
+        calls["ours" if backend == "auto" else backend] = lambda w=wrapper: w.run(q, cache)
     flops, times = 4 * qk * qo_heads * pairs(requests, True), burst(calls)
     report.add(
         name="paged", requests=name, page_size=page_size, **{f"{n}_TFLOPps": flops / t / 1e12 for n, t in times.items()}
     )
+
+
+def options(heads: tuple[int, int, int, int], length: int, causal: bool, report: Report) -> None:
+    """One plan beside the same one with a soft cap, with the lse, and with queries, keys and values of 8 bits."""
+    qo_heads, kv_heads, dim, _ = heads
+    q, k, v = drawn(TOKENS, qo_heads, dim), drawn(TOKENS, kv_heads, dim), drawn(TOKENS, kv_heads, dim)
+    eight = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    scales = [torch.ones(n, device="cuda") for n in (qo_heads, kv_heads, kv_heads)]
+    table, calls = indptr([length] * (TOKENS // length)), {}
+    for name, planned in (
+        ("plain", {}), ("soft_cap", {"logits_soft_cap": 30.0}), ("e4m3", {"q_data_type": torch.float8_e4m3fn}),
+    ):  # fmt: skip
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+        wrapper.plan(table, table, qo_heads, kv_heads, dim, causal=causal, **{"q_data_type": torch.bfloat16, **planned})
+        inputs = eight if name == "e4m3" else [q, k, v]
+        calls[name] = lambda w=wrapper, x=inputs: w.run(*x)
+        if name == "plain":
+            calls["lse"] = lambda w=wrapper, x=inputs: w.run(*x, return_lse=True)
+        if name == "e4m3":
+            calls["e4m3_scales"] = lambda w=wrapper, x=inputs: w.run(*x, *scales)
+    flops, times = 4 * dim * qo_heads * pairs([(length, length)] * (TOKENS // length), causal), burst(calls)
+    report.add(
+        name="options", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{dim}", length=length, causal=causal,
+        **{f"{n}_TFLOPps": flops / t / 1e12 for n, t in times.items()},
+    )  # fmt: skip
 
 
 def workspace() -> torch.Tensor:
@@ -136,18 +161,20 @@ def workspace() -> torch.Tensor:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", devices=("cuda",))
+    given = arguments(__doc__ or "", devices=("cuda",))
     report = Report("prefill")
     for heads in HEADS:
         for length in LENGTHS:
             for causal in (True, False):
-                if options.only in "ragged":
+                if given.only in "ragged":
                     ragged(heads, length, causal, report)
+                if given.only in "options" and heads[2] == heads[3]:
+                    options(heads, length, causal, report)
     for name, requests in PAGED:
         for page_size in (16, 64, 1):
-            if options.only in "paged":
+            if given.only in "paged":
                 paged(name, requests, page_size, report)
-    report.write(options.json)
+    report.write(given.json)
 
 
 if __name__ == "__main__":

@@ -47,11 +47,25 @@ struct Gatherer {
         table[row] = key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : -1;
     }
     __syncwarp();
-#pragma unroll 2
-    for (int i = lane; i < S::kKeys * kUnits; i += 32) {
-      const int row = i / kUnits, unit = i % kUnits;
-      const int64_t from = table[row];
-      ptx::cp_async_16(to + S::Keys::unit(row, unit), rows + (from < 0 ? 0 : from) + unit * 16, from >= 0);
+    // As many lanes as a row of a chunk has units share a row; four rows' places are read at once.
+    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = S::kKeys / kGroups;
+    static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
+    const int first = lane / kLanes * kRows, unit = lane % kLanes;
+    const char* const from = rows + unit * 16;
+#pragma unroll 1
+    for (int row = first; row < first + kRows; row += 4) {
+      longlong2 places[2];
+      places[0] = reinterpret_cast<const longlong2*>(table + row)[0];
+      places[1] = reinterpret_cast<const longlong2*>(table + row)[1];
+      const int64_t place[4] = {places[0].x, places[0].y, places[1].x, places[1].y};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const char* const row_from = from + (place[i] < 0 ? 0 : place[i]);
+        const uint32_t row_to = to + S::Keys::unit(row + i, unit);
+#pragma unroll
+        for (int chunk = 0; chunk < kUnits / kLanes; ++chunk)
+          ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kWidth, place[i] >= 0);
+      }
     }
     ptx::mbarrier_arrive_after_cp_async(barrier);
   }
