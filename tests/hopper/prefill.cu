@@ -11,15 +11,16 @@ struct Params : AttentionParams {
   float sm_scale, logits_soft_cap;
 };
 
-template <typename T, int kHeadDimQK, int kHeadDimVO, bool kSoftCap, bool kAlibi>
+template <typename T, typename O, int kHeadDimQK, int kHeadDimVO, bool kSoftCap, bool kAlibi>
 constexpr auto kInstance =
     cuda::sm90::prefill<DefaultAttention<false, false, kSoftCap, kAlibi>,
-                        cuda::AttentionTypes<T, T, T, kHeadDimQK, kHeadDimVO, PosEncodingMode::kNone>, Params>;
+                        cuda::AttentionTypes<T, T, O, kHeadDimQK, kHeadDimVO, PosEncodingMode::kNone>, Params>;
 
-// The shape that most requests have, and the one with the most registers.
+// The shape that most requests have, the one with the most registers, and one of 8 bits.
 void (*const instances[])(const Params&, const Launch&) = {
-    kInstance<bfloat16_t, 128, 128, false, false>,
-    kInstance<half_t, 256, 256, true, true>,
+    kInstance<bfloat16_t, bfloat16_t, 128, 128, false, false>,
+    kInstance<half_t, half_t, 256, 256, true, true>,
+    kInstance<fp8_e4m3_t, bfloat16_t, 128, 128, false, false>,
 };
 
 }  // namespace flashinfer

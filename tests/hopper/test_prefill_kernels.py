@@ -16,7 +16,7 @@ from flashinfer.errors import ToolchainError
 from flashinfer.jit.machine.toolchain import find_nvcc
 
 HERE = Path(__file__).parent
-INSTANCES = 2
+INSTANCES = 3
 
 
 def disassembler() -> str | None:
@@ -56,7 +56,7 @@ def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None
 
 
 def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
-    """64 rows by a tile of keys take head_dim / 16 instructions, those by values keys / 16."""
+    """64 rows by a tile of keys take head_dim / 16 instructions, those by values keys / 16 (of 8 bits: / 32)."""
     program = disassembler()
     if program is None:
         pytest.skip("no cuobjdump, which triton brings")
@@ -64,9 +64,11 @@ def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
     functions = dict(re.findall(r"Function : (\w*sm90\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == INSTANCES
     for name, body in functions.items():
-        head_dim, keys = (128, 80) if "Li128ELi128E" in name else (256, 64)
+        eight = "fp8_e4m3" in name
+        head_dim, keys = (128, 96) if eight else (128, 80) if "Li128ELi128E" in name else (256, 64)
         # The first tile, those that need a mask and those that do not; values of each of the latter two and of the last.
-        assert body.count("HGMMA") == 3 * (head_dim // 16) + 3 * (keys // 16), name
+        products, step = ("QGMMA", 32) if eight else ("HGMMA", 16)
+        assert body.count(products) == 3 * (head_dim // step) + 3 * (keys // step), name
         assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
         assert body.count("USETMAXREG") == 2, name
 

@@ -25,14 +25,13 @@ struct PrefillTile<192, 128> : Is<Tile<3, 64, 2, 1, 128>> {};
 template <>
 struct PrefillTile<256, 256> : Is<Tile<2, 64, 2, 1, 128>> {};
 
-
 // Of 8 bits.
 template <int kHeadDim>
 struct PrefillTile8;
 template <>
-struct PrefillTile8<64> : Is<Tile<3, 128, 3, 2, 64, 2>> {};
+struct PrefillTile8<64> : Is<Tile<3, 128, 3, 2, 64, 2, 56>> {};
 template <>
-struct PrefillTile8<128> : Is<Tile<2, 128, 3, 2, 128, 2>> {};
+struct PrefillTile8<128> : Is<Tile<3, 96, 3, 2, 128, 2>> {};
 template <>
 struct PrefillTile8<256> : Is<Tile<2, 64, 2, 1, 128, 2>> {};
 

@@ -22,20 +22,39 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   // 11, 13, 15 and another one from the others: eight rows that lie in different banks.
   const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
   const int matrix = lane / 8, row = lane % 8, odd = (row < 4) == (matrix % 2 != 0);
-  constexpr int kUnits = S::Transposed::kWidth / 16;
+  constexpr int kUnits = S::Transposed::kWidth / 16, kSteps = S::kKeys / 32;
+  constexpr int kBatch = kSteps % 4 == 0 ? 4 : kSteps % 3 == 0 ? 3 : kSteps % 5 == 0 ? 5 : 2;
+  static_assert(kSteps % kBatch == 0, "steps of 32 keys");
+  constexpr int kDown = 16 * S::Transposed::kWidth;
   uint32_t row_to = to + S::Transposed::unit(2 * row + odd, matrix / 2);
+  constexpr int kAcross = kBatch == 2 ? 2 : 1;  // units of 16 elements at a time
 #pragma unroll 1
-  for (int unit = 0; unit < S::kDV / 16; ++unit, row_to += 16 * S::Transposed::kWidth) {
-    const uint32_t row_from = from + S::Keys::unit(lane, unit);
+  for (int unit = 0; unit < S::kDV / 16; unit += kAcross) {
 #pragma unroll
-    for (int key = 0; key < S::kKeys; key += 32) {
-      // Whole patterns of the swizzle further; in a row, the unit's number is a part of the address.
-      const uint32_t at = (row_to ^ key / 16 % kUnits * 16) + key / 16 / kUnits * S::Transposed::kChunkBytes;
-      uint32_t r[4];
-      ptx::ldmatrix_x4_trans(r, row_from + key * S::kWidth);
-      ptx::stmatrix_x4(at, __byte_perm(r[0], r[1], first), __byte_perm(r[0], r[1], second),
-                       __byte_perm(r[2], r[3], first), __byte_perm(r[2], r[3], second));
+    for (int start = 0; start < kSteps; start += kBatch) {
+      uint32_t r[kAcross][kBatch][4];  // all are on their way before the first is used
+#pragma unroll
+      for (int across = 0; across < kAcross; ++across) {
+        const uint32_t row_from = from + S::Keys::unit(lane, unit + across);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) ptx::ldmatrix_x4_trans(r[across][i], row_from + (start + i) * 32 * S::kWidth);
+      }
+#pragma unroll
+      for (int across = 0; across < kAcross; ++across) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          // Whole patterns of the swizzle further; in a row, the unit's number is a part of the address.
+          const int group = 2 * (start + i);
+          const uint32_t (&from_keys)[4] = r[across][i];
+          const uint32_t at =
+              ((row_to + across * kDown) ^ group % kUnits * 16) + group / kUnits * S::Transposed::kChunkBytes;
+          ptx::stmatrix_x4(
+              at, __byte_perm(from_keys[0], from_keys[1], first), __byte_perm(from_keys[0], from_keys[1], second),
+              __byte_perm(from_keys[2], from_keys[3], first), __byte_perm(from_keys[2], from_keys[3], second));
+        }
+      }
     }
+    row_to += kAcross * kDown;
   }
 }
 
