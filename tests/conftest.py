@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -17,9 +19,9 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Inductor's cache is this session's own: in one that other runs share, what is found and who holds a lock is theirs."""
-    folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    folder = tempfile.mkdtemp(prefix="inductor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
 
 
 @pytest.fixture(params=DEVICES)
