@@ -52,7 +52,7 @@ def holders(tmp_path):
     processes = []
 
     def hold(limit: int, expected: int, wait: bool = True) -> subprocess.Popen[str]:
-        process = start(TAKE, tmp_path / "slots", limit, expected, 60)
+        process = start(TAKE, tmp_path / "slots", limit, expected, 600)
         processes.append(process)
         assert not wait or process.stdout.readline().strip().isdigit()
         return process
@@ -110,12 +110,12 @@ def test_jobs_are_the_least_of_what_is_asked_and_what_there_is(machine, monkeypa
 
 def has_slot(process: subprocess.Popen[str]) -> bool:
     """Whether it says so, at last: which slot it has is nobody's concern."""
-    return bool(select.select([process.stdout], [], [], 60)[0]) and process.stdout.readline().strip().isdigit()
+    return bool(select.select([process.stdout], [], [], 300)[0]) and process.stdout.readline().strip().isdigit()
 
 
 def has_turn(folder: Path, process: subprocess.Popen[str]) -> bool:
     """Whether it is the one that waits for a slot, before all that begin to wait from now on."""
-    until(lambda: json.loads((folder / "turn").read_text() or "{}").get("pid") == process.pid, 60)
+    until(lambda: json.loads((folder / "turn").read_text() or "{}").get("pid") == process.pid)
     return True
 
 
@@ -161,7 +161,7 @@ def test_memory_decides(holders, tmp_path, monkeypatch):
 
 
 def test_resident_memory_of_a_group(tmp_path):
-    program = "data = bytearray(64 << 20); print('there', flush=True); import time; time.sleep(60)"
+    program = "data = bytearray(64 << 20); print('there', flush=True); import time; time.sleep(600)"
     process = start(program)
     try:
         assert process.stdout.readline() == "there\n"
@@ -306,12 +306,12 @@ def test_a_unit_keeps_a_record(run_unit, tmp_path):
 
 
 def test_a_unit_ends_with_its_builder(run_unit, tmp_path):
-    process = run_unit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60; true")
+    process = run_unit("sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600; true")
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     os.close(run_unit.builder)
-    end(process, 30)
+    end(process)
     child = int((tmp_path / "pid").read_text())
-    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_text(), 30)
+    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_text())
 
 
 def test_a_unit_that_waits_ends_with_its_builder(run_unit, holders):
@@ -320,7 +320,7 @@ def test_a_unit_that_waits_ends_with_its_builder(run_unit, holders):
     time.sleep(0.2)
     assert process.poll() is None
     os.close(run_unit.builder)
-    end(process, 30)
+    end(process)
 
 
 def test_what_is_made_is_not_made_again(run_unit, tmp_path):

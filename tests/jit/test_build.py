@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -245,7 +244,7 @@ def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
     spec = make_spec("two", files)
     slow = tmp_path / "slow"
     slow.write_text(
-        '#!/bin/sh\necho >> "$0.count"\ncase "$*" in *b.cc*) test -e "$0.waiting" || { touch "$0.waiting"; sleep 60; } ;; esac\nexec "$@"\n'
+        '#!/bin/sh\necho >> "$0.count"\ncase "$*" in *b.cc*) test -e "$0.waiting" || { touch "$0.waiting"; sleep 600; } ;; esac\nexec "$@"\n'
     )
     slow.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(slow))
@@ -254,9 +253,7 @@ def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, start_new_session=True, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 30
-    while not Path(f"{slow}.waiting").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: Path(f"{slow}.waiting").exists())
     os.killpg(process.pid, 9)
     process.wait()
     assert spec.find() is None

@@ -186,7 +186,7 @@ def test_a_file_system_without_locks(code, make_spec, monkeypatch):
     spec = make_spec("tiny", answering(12))
     first, second = try_hold("x", "tiny"), try_hold("x", "tiny")
     assert first is not None and second is not None and first.token != second.token
-    assert answer(spec.build()) == 12 and time.monotonic() - began < 50
+    assert answer(spec.build()) == 12 and time.monotonic() - began < 300
 
 
 def test_many_processes_without_locks(make_spec, workspace):

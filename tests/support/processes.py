@@ -46,7 +46,7 @@ def end(process: subprocess.Popen[str], seconds: float = 180) -> str:
         raise AssertionError(f"hangs: {process.communicate()[0]}") from None
 
 
-def until(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120, what: str = "") -> Any:
     """Wait for something that another process does."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
