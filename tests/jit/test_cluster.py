@@ -15,22 +15,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flashinfer.cli.main import main
-from flashinfer.errors import BuildError
+from flashinfer.errors import ArtifactError, BuildError, ToolchainError
 from flashinfer.jit import build
 from flashinfer.jit.artifact import sealed
 from flashinfer.jit.cluster import address
 from flashinfer.jit.machine.target import Target, native_level
+from flashinfer.jit.machine.toolchain import find_nvcc
+from flashinfer.jit.modules import Matrix, matrix_specs
 from flashinfer.jit.modules.page import gen_page_module
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
 
-from ..support.cluster import Cluster, environment, free_port
+from ..support.cluster import FAKE, Cluster, environment, free_port
 from ..support.processes import ROOT, answer, answering, until
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -46,8 +49,11 @@ def cluster(tmp_path) -> Iterator[Cluster]:
     made.end()
 
 
-def specs_file(path: Path, specs) -> Path:
-    lines = [{"spec": to_json(spec), "key": spec.key, "needs": {}, "archs": [native_level()]} for spec in specs]
+def specs_file(path: Path, specs, *archs: str) -> Path:
+    lines = [
+        {"spec": to_json(spec), "key": spec.key, "needs": {}, "archs": list(archs or [native_level()])}
+        for spec in specs
+    ]
     write_specs(path, lines)
     return path
 
@@ -131,6 +137,43 @@ def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cl
     near = run(tree / "scripts" / "build_aot.py", "near", *options[:4])
     assert far["key"] == near["key"] and far["build_key"] == near["build_key"] and far["sha256"] == near["sha256"]
     assert far["key"] != gen_page_module("cpu").key
+
+
+def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
+    """Every module of it has the keys of a local build, and every unit is compiled once."""
+    for _ in range(4):
+        cluster.worker(compiles=FAKE)
+    arguments = ["--backend", "cpu", "--cluster", cluster.address, "--out-dir", str(tmp_path / "out"), "--json"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment(), timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    specs, target = matrix_specs(Matrix(backends=("cpu",))), Target("cpu", (native_level(),), True)
+    assert sorted(row["name"] for row in json.loads(done.stdout)) == [spec.name for spec in specs] and len(specs) > 20
+    assert all(build.finished(build.make_request(spec, tmp_path / "out" / spec.name, target)) for spec in specs)
+    assert Counter(cluster.compiled()) == {spec.name: len(spec.units()) for spec in specs}
+    used = {line.split()[0] for line in cluster.log.read_text().splitlines() if line[:1].isdigit()}
+    assert used == {"1", "2", "3", "4"}
+
+
+def test_a_cuda_module_has_the_bytes_of_a_local_build(cluster, make_spec, tmp_path):
+    try:
+        find_nvcc()
+    except ToolchainError as err:
+        pytest.skip(str(err))
+    text = "__global__ void fill(int* out) { *out = 3; }\nvoid run(int* out) { fill<<<1, 1>>>(out); }\n"
+    spec = make_spec("filled", {"host.cc": "int host() { return 1; }\n", "unit.cu": text}, backend="cuda")
+    file = specs_file(tmp_path / "specs.jsonl", [spec], "9.0a")
+    cluster.worker()
+    done = aot(cluster, file, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    near, far = (json.loads((one / "manifest.json").read_text()) for one in (
+        build.run([build.make_request(spec, target=Target("cuda", ("9.0a",), True))])[0].artifact.directory,
+        tmp_path / "out" / "filled",
+    ))  # fmt: skip
+    assert near["build_key"] == far["build_key"] and near["sha256"] == far["sha256"], (
+        "no path and no process id is in it"
+    )
 
 
 def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path):
@@ -329,7 +372,6 @@ def test_without_the_extra(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("lie", ["key", "build_key", "library", "archs", "files", "seal"])
 def test_what_comes_back_is_checked(lie, make_spec, tmp_path):
-    from flashinfer.errors import ArtifactError
     from flashinfer.jit.cluster.client import accepted
 
     spec = make_spec("one", answering(7))

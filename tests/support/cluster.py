@@ -10,7 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import ROOT
+from .processes import ROOT, python_path
+
+# In place of a compiler: an object of nothing, whose depfile names its source; links are real, and of nothing too.
+FAKE = """
+for word; do last=$word; case $before in -c) source=$word;; -MF) deps=$word;; esac; before=$word; done
+case "$*" in
+*" -c "*) echo "$last: $source" > "$deps"; exec gcc -c -x c /dev/null -o "$last";;
+esac
+for word; do shift; case $word in -l*) ;; *) set -- "$@" "$word";; esac; done
+exec gcc -nostdlib "$@"
+"""
 
 
 def free_port() -> int:
@@ -20,7 +30,7 @@ def free_port() -> int:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return {**os.environ, "PYTHONPATH": python_path(ROOT), **variables}
 
 
 class Cluster:
@@ -43,9 +53,9 @@ class Cluster:
         return process
 
     def worker(
-        self, version: str = "", seconds: float = 0, threads: int = 1, **variables: str
+        self, version: str = "", seconds: float = 0, compiles: str = 'exec g++ "$@"', **variables: str
     ) -> subprocess.Popen[bytes]:
-        """Start a worker whose compiler says another ``version`` than g++, or takes some ``seconds`` more."""
+        """Start a worker whose compiler says another ``version`` than g++, takes ``seconds`` more, or is a fake."""
         self.count += 1
         place = self.folder / f"worker{self.count}"
         place.mkdir()
@@ -53,12 +63,12 @@ class Cluster:
         says = f"echo 'g++ {version}'; exit" if version else "exec g++ --version"
         compiler.write_text(
             f"#!/bin/sh\ncase $1 in --version) {says};; esac\n"
-            f'case "$*" in *" -c "*) echo "{self.count} $*" >> {self.log};; esac\nsleep {seconds}\nexec g++ "$@"\n'
+            f'case "$*" in *" -c "*) echo "{self.count} $*" >> {self.log};; esac\nsleep {seconds}\n{compiles}\n'
         )
         compiler.chmod(0o755)
         own = {"CXX": str(compiler), "FLASHINFER_WORKSPACE_DIR": str(place / "workspace"), "MAX_JOBS": "1"}
         own |= {"FLASHINFER_RUNTIME_DIR": str(place / "runtime")}
-        options = ["--no-nanny", "--nthreads", str(threads), "--local-directory", str(place / "dask")]
+        options = ["--no-nanny", "--nthreads", "1", "--local-directory", str(place / "dask")]
         return self._start("worker", [self.address, *options], **own | variables)
 
     def compiled(self) -> list[str]:
