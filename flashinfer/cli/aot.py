@@ -4,7 +4,7 @@
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
     python scripts/build_aot.py --dry-run                         # what would be built, and why
     python scripts/build_aot.py --specs specs.jsonl               # exactly what `python -m flashinfer trace` recorded
-    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on the workers of a Dask scheduler: docs/fleet.md
+    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on the workers of a Dask scheduler: docs/cluster.md
 
 Modules that are up to date are left alone; nothing is compiled twice. Does not import torch.
 """
