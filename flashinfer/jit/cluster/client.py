@@ -257,7 +257,7 @@ class _Building:
 
     def _retry(self, request: Request, why: str) -> None:
         if self.attempts[request] < ATTEMPTS:
-            self.waiting.insert(0, request)
+            self.waiting.append(request)  # last: where workers die one after the other, it is not on each of them
         else:
             self._fail(BuildError(request.spec.name, f"tried {ATTEMPTS} times, the last time: {why}"), request)
 
