@@ -125,6 +125,13 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def store_url(text: str) -> str:
+    """The URL of a store, as ``FLASHINFER_STORE`` has several."""
+    if not re.fullmatch(r"(unsigned\+)?(file:///|(?!file:|unsigned\+)[a-z][a-z0-9+.-]*://[^/\s])\S*", text):
+        raise ValueError(f"{text!r} is none")
+    return text
+
+
 def _default_workspace() -> Path:
     return (WORKSPACE_BASE.get() or Path.home()) / ".cache" / "flashinfer"
 
@@ -207,6 +214,40 @@ JIT_EVENTS: Variable[Path | None] = Variable(
 JIT_TRACE: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_TRACE",
     "Existing directory that every module asked for is recorded in; `python -m flashinfer trace` sets it.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "",
+)
+STORE: Variable[tuple[str, ...]] = Variable(
+    "FLASHINFER_STORE",
+    "Stores that a missing module is looked for in before it is built, in order: `s3://bucket/prefix`, `https://host/prefix`,"
+    " `file:///mnt/layer`; `unsigned+` before a URL says that its objects need no signature.",
+    "URLs such as s3://bucket/prefix or unsigned+file:///mnt/layer, separated by commas",
+    lambda text: tuple(store_url(part.strip()) for part in text.split(",")),
+    lambda: (),
+    "",
+)
+STORE_KEYS: Variable[Path | None] = Variable(
+    "FLASHINFER_STORE_KEYS",
+    "File of the public keys whose signatures are trusted, one a line, as `python -m flashinfer store keygen` prints it.",
+    "an absolute path",
+    _path,
+    lambda: None,
+    "",
+)
+STORE_TIMEOUT: Variable[float] = Variable(
+    "FLASHINFER_STORE_TIMEOUT",
+    "Seconds that requests which fail may cost a process, of each store, before it is left alone.",
+    "a positive number of seconds",
+    _seconds,
+    lambda: 5.0,
+    "5",
+)
+STORE_PUBLISH = _flag("FLASHINFER_STORE_PUBLISH", "Write what is built to the first store too.")
+STORE_SIGNING_KEY: Variable[Path | None] = Variable(
+    "FLASHINFER_STORE_SIGNING_KEY",
+    "File of the private key that what is written to a store is signed with.",
     "an absolute path",
     _path,
     lambda: None,

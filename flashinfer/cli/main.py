@@ -25,6 +25,7 @@ COMMANDS = {
     "why": "why",
     "trace": "trace",
     "verify": "verify",
+    "store": "store",
     "export": "export",
     "import": "import_",
     "gc": "gc",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import env
 from ..errors import ArtifactError, BuildError, FlashInferError, JitTimeoutError, ToolchainError
-from . import frozen, store
+from . import frozen, store, store_remote
 from .artifact import Artifact, build_key, read, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
@@ -64,13 +64,16 @@ def find_or_build(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: b
 
 def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
     """Build what was looked for and not found."""
-    requests = []
+    requests, built = [], dict[Spec, Artifact]()
     for spec, lookup in missing.items():
         emit("miss", spec.name, lookup.ms, reason=lookup.reason)
+        lookup = store_remote.without_building(spec, lookup)
+        if lookup.artifact is not None:
+            built[spec] = lookup.artifact
+            continue
         frozen.check(spec.name, lookup.reason)
         refuse_capture(f"module {spec.name!r} is not built, and building it takes seconds", WARM_UP)
         requests.append(make_request(spec, key=lookup.key))
-    built = {}
     for outcome in run(requests, verbose=verbose):
         if outcome.error is not None:
             raise outcome.error
@@ -146,12 +149,14 @@ def run(
         holds: dict[Request, Hold] = {}
         try:
             building.take(holds)
+            building.outcomes |= store_remote.fetched(holds)
             if holds:
                 building.build(holds, verbose or env.JIT_VERBOSE.get(), watch)
         finally:
             for hold in holds.values():
                 hold.abandon()
     outcomes = [building.outcomes[request] for request in requests]
+    store_remote.publish(outcomes)
     if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
         from .gc import in_background  # for this alone: keeping the workspace small is no part of building
 
@@ -186,14 +191,9 @@ class _Building:
 
     def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
         runner = Run(holds, self.root, self.jobs, self.began, self.waits)
+        place = runner.folder / runner.directory(next(iter(holds)))
         try:
-            runner(
-                verbose,
-                watch
-                or Voice(
-                    [request.spec for request in holds], str(self.root / "build" / runner.directory(next(iter(holds))))
-                ),
-            )
+            runner(verbose, watch or Voice([request.spec for request in holds], str(place)))
         except OSError as err:
             for request in holds:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")

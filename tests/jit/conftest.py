@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,8 +18,12 @@ import pytest
 from flashinfer import env
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec, gen_jit_spec
+from flashinfer.jit.store_remote import herd, transport
+from flashinfer.jit.store_remote.signing import keygen
 
-from ..support.processes import python_path
+from ..support.object_store import ObjectStore, serving
+from ..support.processes import answering, python_path
+from ..support.stores import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +127,37 @@ def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.import_module("flashinfer.cli.aot")
     monkeypatch.setattr(module, "main", lambda arguments: main(["aot", *arguments]), raising=False)
     return module
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """An object store; what this process knows of stores is forgotten."""
+    monkeypatch.setattr(herd, "_stores", {})
+    monkeypatch.setattr(transport, "PAUSES", (0.01, 0.02))
+    with serving() as store:
+        yield store
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A signing key, trusted and used."""
+    private, public = tmp_path / "private.pem", tmp_path / "keys"
+    public.write_text(f"# ours\n{keygen(private)} of this test\n")
+    public.chmod(0o644)
+    monkeypatch.setenv("FLASHINFER_STORE_KEYS", str(public))
+    monkeypatch.setenv("FLASHINFER_STORE_SIGNING_KEY", str(private))
+    return public
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def pushed(make_spec: Callable[..., JitSpec], remote: ObjectStore, keys: Path, host: Host) -> JitSpec:
+    """A module, built on host ``a`` and published."""
+    spec = make_spec("tiny", answering(7))
+    host("a", f"{remote.url}/bucket/prefix", publish=True)
+    spec.build()
+    return spec

@@ -1,0 +1,116 @@
+"""``store``: keys, and artifacts to and from a store that other machines read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from .. import env
+from ..errors import WorkspaceError
+from ..jit import store
+from ..jit.artifact import Artifact
+from ..jit.machine import trust
+from ..jit.machine.target import narrowed
+from ..jit.machine.workspace import workspace
+from ..jit.specfile import Asked
+from ..jit.store_remote.herd import fetch, fetch_default, linkable, repair
+from ..jit.store_remote.objects import Wanted
+from ..jit.store_remote.signing import keygen, signer, trusted_keys
+from ..jit.store_remote.transport import Store
+from .display import row
+from .table import Row, show, size
+from .usage import Add, UsageError, asked_in, json_option, named, one_of_a_name
+
+HELP = "Make a signing key; write built modules to a store; read modules from one."
+
+
+def arguments(add: Add) -> None:
+    json_option(add)
+    add("action", choices=("keygen", "push", "pull"), help="what to do")
+    add("place", metavar="FILE|URL", help="keygen: the file of the new private key; else a store's URL")
+    add("names", nargs="*", metavar="NAME", help="a module, as `list` names it")
+    add("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
+    add("--to", type=Path, metavar="DIR", help="pull: a directory for FLASHINFER_AOT_DIR; by default the workspace")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 where a module is not built, or the store does not have it or does not take it."""
+    if options.to is not None and options.action != "pull":
+        raise UsageError(f"--to: {options.action} writes no directory")
+    if options.action == "keygen":
+        return _keygen(options)
+    if bool(options.names) == bool(options.specs):
+        raise UsageError(f"store {options.action}: wanted either names or --specs")
+    try:
+        one = Store(env.store_url(options.place))
+    except ValueError as err:
+        raise UsageError(f"store: URL: {err}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        if options.specs is not None:
+            asked = asked_in(options.specs, Path(folder))
+        else:
+            asked = [Asked(spec, {}, (), spec.key) for spec in named(options.names)]
+        rows = (_push if options.action == "push" else _pull)(one, asked, options.to)
+    show(rows, options.json, {"size": size})
+    missing = [str(one["name"]) for one in rows if one["how"] in ("missing", "failed")]
+    if missing:
+        print(f"error: {len(missing)} of {len(rows)} modules: {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    if options.names or options.specs:
+        raise UsageError("store keygen: wanted one FILE and nothing else")
+    try:
+        print(keygen(Path(options.place)))
+    except OSError as err:
+        raise UsageError(f"store keygen: {options.place}: {err.strerror}") from None
+    return 0
+
+
+def _push(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
+    sign, rows = signer() if one.signed else None, list[Row]()
+    for wish in asked:
+        lookup = store.find(wish.spec, wish.needs)
+        if lookup.artifact is None:
+            rows.append(row(wish.spec.name, "missing", (), None, lookup.reason))
+        else:
+            how = repair(one, lookup.artifact, sign) or "failed"
+            rows.append(row(wish.spec.name, how, lookup.artifact.archs, lookup.artifact))
+    return rows
+
+
+def _pull(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
+    if one.signed:
+        trusted_keys()
+    if to is not None:
+        asked = one_of_a_name(asked)
+        trust.make_directories(to)
+        if (refusal := trust.refusal(to)) is not None:
+            raise WorkspaceError(f"{refusal}: nothing in it would be loaded")
+    return [_pulled(one, wish, to) for wish in asked]
+
+
+def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
+    """For a directory any build for the archs that were wanted will do; for the workspace, what this machine would build."""
+    spec, key, here = asked.spec, asked.spec.key, store.Here(asked.spec)
+    target = (asked.target() if to else None) or here.asked
+    archs = narrowed(target, spec.archs, spec.name).archs if target is not None else asked.archs
+
+    def place(build_key: str) -> Path:
+        return to / spec.name if to else store.workspace_directory(workspace(), spec, key) / build_key[:32]
+
+    def refusal(found: Artifact) -> str | None:
+        return linkable(found) if to else here.refuses(found, False)
+
+    found, build = None, here.build_key(key, "")
+    if to is None and (found := store.find(spec, asked.needs).artifact) is not None:
+        return row(spec.name, "there already", found.archs, found)
+    if build and archs == (here.target and here.target.archs):
+        found = fetch([one], Wanted(spec.name, key, build), place(build), refusal)
+    if found is None and (to is not None or not build):
+        found = fetch_default([one], spec, key, archs, place, refusal)
+    why = "" if found is not None else f"not in {one.url}, or refused: see above"
+    return row(spec.name, "pulled" if found is not None else "missing", archs, found, why)

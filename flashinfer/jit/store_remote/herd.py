@@ -1,0 +1,174 @@
+"""Who of a host asks its stores, and for what: one process, under the module's lock, for one object."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from ... import env
+from ...errors import ArtifactError
+from .. import frozen, store
+from ..artifact import Artifact
+from ..capture import WARM_UP, refuse_capture
+from ..events import emit
+from ..host.lock import Hold, try_hold, wait
+from ..machine.target import why_not_linkable
+from ..machine.workspace import workspace
+from ..run import Outcome, Request
+from ..spec import Spec
+from .objects import Wanted, install, pack, pointer, unpack, wanted_of
+from .signing import Signer, signer, trusted_keys
+from .transport import Store
+
+AT_ONCE = 8  # requests
+Refusal = Callable[[Artifact], str | None]
+_stores: dict[str, Store] = {}
+
+
+def stores() -> list[Store]:
+    """The stores of ``FLASHINFER_STORE``, in their order.
+
+    Raises:
+        EnvironmentValueError, DependencyError: a signed one cannot be checked, or what is built not be signed.
+    """
+    found = [_stores.setdefault(url, Store(url)) for url in env.STORE.get()]
+    if any(one.signed for one in found):
+        trusted_keys()
+    if found and found[0].signed and env.STORE_PUBLISH.get():
+        signer()
+    return found
+
+
+def fetch(
+    among: Iterable[Store], wanted: Wanted, destination: Path, refusal: Refusal, again: bool = False
+) -> Artifact | None:
+    """The first store's object that is right, published at ``destination``."""
+    for one in among:
+        began = time.perf_counter()
+        if (data := one.get(wanted.place, again)) is None:
+            continue
+        try:
+            found = install(data, wanted, destination, trusted_keys() if one.signed else None, refusal)
+        except OSError as err:
+            one.complain(f"{destination} cannot be written: {err}")
+        except (ArtifactError, TypeError, ValueError, AttributeError) as err:  # whatever an unsigned manifest holds
+            one.forget(wanted.place)
+            one.complain(f"{wanted.place} {err}; it is not used")
+        else:
+            ms = (time.perf_counter() - began) * 1e3
+            emit("fetch", wanted.name, ms, url=f"{one.url}/{wanted.place}", bytes=len(data))
+            return found
+    return None
+
+
+def fetch_default(
+    among: Iterable[Store],
+    spec: Spec,
+    key: str,
+    archs: Collection[str],
+    destination: Callable[[str], Path],
+    refusal: Refusal,
+) -> Artifact | None:
+    """As :func:`fetch`, for whoever cannot tell what tools a build would have: any for these archs."""
+    for one in among:
+        text = one.get(place := pointer(spec.name, key, archs))
+        if text is None:
+            continue
+        if not re.fullmatch(b"[0-9a-f]{64}", text):
+            one.complain(f"{place} is no pointer; it is not used")
+            continue
+        wanted = Wanted(spec.name, key, text.decode())
+        if (found := fetch([one], wanted, destination(wanted.build_key), refusal)) is not None:
+            return found
+    return None
+
+
+def linkable(found: Artifact) -> str | None:
+    return why_not_linkable(found.manifest["requires"], found.manifest["torch_abi"])
+
+
+def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
+    """What stores have of modules whose locks this process holds; it is taken out of ``holds``."""
+
+    def one(request: Request) -> Artifact | None:
+        return fetch(among, Wanted(request.spec.name, request.key, request.build_key), request.destination, linkable)
+
+    among, outcomes = stores(), dict[Request, Outcome]()
+    with ThreadPoolExecutor(min(AT_ONCE, len(holds))) as pool:
+        for request, found in zip(tuple(holds), pool.map(one, tuple(holds)), strict=True):
+            if found is not None:
+                outcomes[request] = Outcome(request, "reused", found)
+                holds.pop(request).release()
+    return outcomes
+
+
+def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
+    """Where a miss cannot be built, or may not: what stores have for it, else which of them were asked."""
+    here = store.Here(spec)
+    if here.target is None or (here.identity is not None and frozen.forbidden_by() is None):
+        return lookup  # as any other: asked for when its lock is held, see `fetched`
+    refuse_capture(f"module {spec.name!r} would be fetched", WARM_UP)
+    root, build = workspace(), here.build_key(lookup.key, "")
+    lock = f"{build or lookup.key} {root.resolve()}"  # as of a build
+
+    def place(of: str) -> Path:
+        return store.workspace_directory(root, spec, lookup.key) / of[:32]
+
+    def refusal(one: Artifact) -> str | None:
+        return here.refuses(one, False)
+
+    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: store.find(spec).artifact is not None)
+    try:
+        found = store.find(spec).artifact
+        among = stores()
+        if found is None and build:
+            found = fetch(among, Wanted(spec.name, lookup.key, build), place(build), refusal)
+        elif found is None:
+            found = fetch_default(among, spec, lookup.key, here.target.archs, place, refusal)
+    finally:
+        if hold is not None:
+            hold.release()
+    asked = f"none is in the stores {', '.join(one.url for one in among)}"
+    return replace(lookup, artifact=found, reasons=(lookup.reason, asked))
+
+
+def push(one: Store, found: Artifact, sign: Signer | None) -> str:
+    """Write an artifact, then the pointer to it: ``written``, ``there already``, or ``""`` where it is not taken."""
+    how = one.put(wanted_of(found).place, pack(found, sign))
+    return how and point(one, found, how)
+
+
+def repair(one: Store, found: Artifact, sign: Signer | None) -> str:
+    """As :func:`push`, and an object that is there but that nobody would take is replaced: ``repaired``."""
+    how, wanted = push(one, found, sign), wanted_of(found)
+    if how != "there already":
+        return how
+    try:
+        trusted = {sign(b"")[0]} | (trusted_keys() if env.STORE_KEYS.is_set else set()) if sign else None
+        unpack(one.get(wanted.place, again=True) or b"", wanted, trusted)
+        return how
+    except ArtifactError:
+        how = one.put(wanted.place, pack(found, sign), replace=True)
+        return how and point(one, found, "repaired", replace=True)
+
+
+def point(one: Store, found: Artifact, how: str, replace: bool = False) -> str:
+    """Write the pointer of an object that is there."""
+    wanted = wanted_of(found)
+    one.put(pointer(*wanted[:2], found.archs), wanted.build_key.encode(), replace)
+    return how
+
+
+def publish_built(built: Iterable[Artifact]) -> None:
+    """Write what was built to the first store. One that does not take it is no reason for a build to fail."""
+    first = stores()[0]
+    sign = signer() if first.signed else None
+    for found in built:
+        try:
+            push(first, found, sign)
+        except ArtifactError as err:
+            first.complain(f"{found.name} is not written: {err}")

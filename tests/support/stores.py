@@ -1,0 +1,45 @@
+"""Hosts that share a store, on this machine: the store, keys that sign, and workspaces of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashinfer.jit.host.lock import Hold
+from flashinfer.jit.store_remote import herd
+
+from .object_store import ObjectStore
+
+
+class Host:
+    """Puts the process on another host, by a workspace of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+
+    def __call__(self, name: str, url: str, publish: bool = False) -> Path:
+        place = self.folder / f"host-{name}"
+        self.monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(place))
+        self.monkeypatch.setenv("FLASHINFER_STORE", url)
+        self.monkeypatch.setenv("FLASHINFER_STORE_PUBLISH", str(int(publish)))
+        self.monkeypatch.setattr(herd, "_stores", {})
+        return place
+
+
+def is_object(path: str) -> bool:
+    return "/default-" not in path
+
+
+def place_of(remote: ObjectStore) -> str:
+    (path,) = filter(is_object, remote.objects)
+    return path
+
+
+def taken(*requests) -> list:
+    """What stores give for modules whose locks are ours."""
+    return list(herd.fetched({request: Hold(None, {"token": "x"}) for request in requests}))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
