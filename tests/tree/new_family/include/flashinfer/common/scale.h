@@ -15,6 +15,7 @@ struct ScaleParams {
   DType dtype;
 };
 
+// Each backend defines it in its own file of csrc/, for the configuration of the module that is built.
 struct Launch;
 void scale(const ScaleParams& params, const Launch& launch);
 
