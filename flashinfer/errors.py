@@ -99,6 +99,17 @@ class ClusterError(FlashInferError):
     """A cluster cannot build what it was asked for: there is no scheduler, or no worker that has the tools."""
 
 
+class GroupError(FlashInferError):
+    """Ranks of a process group want different modules, or one of them does not answer.
+
+    Attribute: ``ranks`` that it is about.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class BuildError(FlashInferError):
     """A module did not build.
 

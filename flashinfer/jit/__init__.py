@@ -3,11 +3,13 @@
 ``spec`` (a value; ``module``: what can be done with one) -> ``closure`` -> ``store`` (where to look), ``artifact`` and
 ``machine/trust`` (what may be used) -> ``machine/target``, ``machine/toolchain`` -> ``build`` -> ``host/lock`` -> ``run``
 (``ninja``, and before each compiler ``worker``) -> ``publish`` -> ``load``. ``probe`` answers without doing, ``frozen``
-forbids. ``modules`` has one file per family. Nothing here imports torch until a module is loaded.
+forbids. ``modules`` has one file per family. ``group``: ranks that decide together; ``background``: what is built meanwhile;
+``store_remote``: what other machines have built. Nothing here imports torch until a module is loaded.
 """
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,13 @@ from .machine.workspace import PARTS, workspace_root
 from .module import JitSpec, gen_jit_spec
 
 if TYPE_CHECKING:
-    from .build import build_jit_specs
+    from .background import prefetch as prefetch
+    from .build import build_jit_specs as build_jit_specs
+    from .group import ensure as ensure
 
-__all__ = ["JitSpec", "build_jit_specs", "clear_cache_dir", "env", "freeze", "gen_jit_spec", "stats", "subscribe"]
+# Imported when they are asked for, from these files.
+_LATE = {"build_jit_specs": "build", "ensure": "group", "prefetch": "background"}
+__all__ = ["JitSpec", "clear_cache_dir", "env", "freeze", "gen_jit_spec", "stats", "subscribe", *_LATE]
 
 
 def clear_cache_dir() -> None:
@@ -36,11 +42,9 @@ def clear_cache_dir() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Building is imported when something is built, and each family's gen_*_module is found in its own file.
-    if name == "build_jit_specs":
-        from .build import build_jit_specs
-
-        return build_jit_specs
+    if name in _LATE:
+        return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
+    # Each family's gen_*_module is found in its own file.
     if name.startswith("gen_"):
         for family in modules.families():
             module = modules.family(family)

@@ -1,0 +1,92 @@
+"""``prefetch``: a child of low priority that fetches and builds, and ends with its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from flashinfer.errors import BuildError, JitFrozenError
+from flashinfer.jit import freeze, prefetch
+
+from ..support.processes import Compiler, answer, answering, start, until
+
+
+@pytest.fixture
+def slow(tmp_path, monkeypatch) -> Compiler:
+    compiler = Compiler(tmp_path, 1.0)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    return compiler
+
+
+def test_a_load_waits_for_it(make_spec, slow, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_JIT_EVENTS", str(tmp_path / "events"))
+    spec = make_spec("tiny", answering(7))
+    coming = prefetch([spec])
+    until(lambda: slow.started, 60)
+    assert not coming.done
+    nice = min(os.nice(0) + 10, 19)
+    assert os.getpriority(os.PRIO_PROCESS, coming._child.pid) == nice
+    with pytest.raises(TimeoutError, match="prefetch: 1 modules are not all there"):
+        coming.wait(0.01)
+    assert answer(spec.build()) == 7
+    coming.wait(60)
+    assert coming.done and slow.started == 2, "one compiler, one linker, whoever asked"
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [one["pid"] == coming._child.pid for one in events if one["kind"] == "compile"] == [True]
+    coming.cancel()
+    coming.wait()
+
+
+def test_errors_are_those_of_a_build(make_spec):
+    good, broken = make_spec("good", answering(7)), make_spec("broken", {"unit.cc": "int here = nowhere;\n"})
+    with pytest.raises(BuildError, match="building module 'broken' failed") as caught:
+        prefetch([broken, good]).wait()
+    assert "nowhere" in caught.value.output and answer(good.find()) == 7
+    with freeze(), pytest.raises(JitFrozenError):
+        prefetch([broken]).wait()
+
+
+def test_cancel_ends_the_compilers(make_spec, slow):
+    spec = make_spec("tiny", answering(7))
+    coming = prefetch([spec])
+    until(lambda: slow.started, 60)
+    coming.cancel()
+    assert coming.done
+    with pytest.raises(CancelledError):
+        coming.wait()
+    assert answer(spec.build()) == 7
+
+
+def test_it_ends_with_its_parent(make_spec, slow):
+    spec = make_spec("tiny", answering(7))
+    parent = start(
+        """
+        import sys, time
+        from flashinfer.jit import gen_jit_spec, prefetch
+        coming = prefetch([gen_jit_spec("tiny", [sys.argv[1]])])
+        print(coming._child.pid, flush=True)
+        time.sleep(600)
+        """,
+        spec.source_paths()[0],
+    )
+    child = int(parent.stdout.readline())
+    until(lambda: slow.started, 60)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    def is_gone() -> bool:
+        try:
+            with open(f"/proc/{child}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    until(is_gone, 60)
+    began = time.monotonic()
+    assert answer(spec.build()) == 7 and time.monotonic() - began < 60
