@@ -205,7 +205,7 @@ JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and i
 JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks): different artifacts.")
 JIT_EVENTS: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_EVENTS",
-    "File that every event (hit, miss, wait, compile, load) is added to as a line of JSON; many processes may share it.",
+    "File that every event (hit, miss, fetch, wait, compile, load) is added to as a line of JSON; many processes may share it.",
     "an absolute path",
     _path,
     lambda: None,

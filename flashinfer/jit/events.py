@@ -1,7 +1,7 @@
 """What the build system tells: lines for a person on standard error, events for a program, sums for an engine.
 
-Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``wait`` (``owner``), ``compile`` and ``load`` (``path``). All have
-``ms``: of looking up (hit, miss), of waiting since the last event of the same wait, of compiling, of a whole load.
+Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``fetch`` (``url``, ``bytes``), ``wait`` (``owner``), ``compile`` and ``load``
+(``path``). All have ``ms``: of looking up, of reading a store, of waiting since the last event of the same wait, and so on.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
     """
     import torch.distributed as dist
 
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout: got {timeout!r}, wanted a positive number of seconds")
     if not (dist.is_available() and dist.is_initialized()):
         return build_jit_specs(specs)
     specs, found = list(specs), dict[Spec, store.Lookup]()

@@ -144,6 +144,9 @@ def test_a_host_without_a_compiler(ranks, compilers_started, tmp_path, monkeypat
 
 def test_without_a_group_it_builds(make_spec):
     assert [answer(one) for one in ensure([make_spec("tiny", answering(7))])] == [7]
+    for timeout in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="timeout: got .*, wanted a positive number of seconds"):
+            ensure([], timeout=timeout)
 
 
 def hello(host: str, lacks: dict[str, str], publishes: bool = True, wants: str = "key") -> Hello:
