@@ -15,17 +15,24 @@ from ..support.processes import answer, answering, end, start
 
 # Ranks are forked, so that torch is imported once. A step is code, which may set `specs` and `timeout`, before a call.
 RANKS = """
-    import ctypes, json, os, signal, sys, time
+    import ctypes, faulthandler, json, os, signal, sys, time
     import torch.distributed as dist
     from flashinfer.jit import ensure, gen_jit_spec, group, subscribe
     sources, steps, hosts = json.loads(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reader, writer = os.pipe()
+    if (keeper := os.fork()) == 0:  # of the store: what forks ranks has no threads
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writer, str(server.port).encode())
+        time.sleep(600)
+    port, ranks = int(os.read(reader, 16)), []
     for rank in range(8):
-        if os.fork():
+        if child := os.fork():
+            ranks.append(child)
             continue
+        faulthandler.dump_traceback_later(100, exit=True)
         os.environ.update(hosts[rank // 4])
         specs_of = {name: gen_jit_spec(name, [source]) for name, source in sources.items()}
-        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        client = dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group("gloo", store=client, rank=rank, world_size=8)
         for step, code in steps.items():
             specs, timeout, said = [], 60.0, {"rank": rank, "step": step}
@@ -41,11 +48,9 @@ RANKS = """
             os.write(1, (json.dumps(said) + "\\n").encode())
         time.sleep(0.5)
         os._exit(0)
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            break
+    for child in ranks:
+        os.waitpid(child, 0)
+    os.kill(keeper, signal.SIGKILL)
 """
 
 
