@@ -1,4 +1,5 @@
-// Operators of the scale family; the kernels are in scale_cpu.cc, scale_cuda.cu and scale_sm90a.cu.
+// Checks and binds the operators of the scale family; the kernels are in scale_cpu.cc, scale_cuda.cu and
+// scale_sm90a.cu.
 #include "binding/binding.h"
 
 #include <flashinfer/common/scale.h>
