@@ -311,6 +311,7 @@ def test_a_wait_is_in_the_timeline(slow_build, monkeypatch):
     os.kill(builder.pid, signal.SIGSTOP)
     (outcome,) = run([make_request(spec)])
     kinds = [unit.kind for unit in outcome.timeline.units]
-    assert kinds == ["wait", "compile", "link"]
+    # On a loaded machine its own compilers may wait too, for memory.
+    assert kinds[0] == "wait" and [kind for kind in kinds if kind != "wait"] == ["compile", "link"]
     waited = outcome.timeline.units[0]
     assert waited.module == "slow" and 0.5 < waited.end - waited.start < 300
