@@ -85,7 +85,7 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
     slow = rows <= FEW_ROWS or (wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0)
-    slow = slow and not wanted.eight_bits
+    slow = (slow or wanted.mask_mode > CUSTOM) and not wanted.eight_bits  # multi-item scoring: where it was asked for
     if backend == "fa2" or slow or wanted.device.type != "cuda" or wanted.why_not_hopper() is not None:
         return wanted.device.type
     return HOPPER if _can_be_loaded(wanted) else wanted.device.type

@@ -71,7 +71,8 @@ def multi_item(
         raise ValueError(f"{op}: max_item_len_ptr: got {longest.numel()} elements, wanted {batch_size}")
     given_len = positions.numel()
     if batch_size == 1 and given_len < length:
-        positions = torch.cat([positions, positions.new_zeros(length - given_len)])
+        # As signed numbers, which have all operations on every device.
+        positions = torch.nn.functional.pad(positions.view(torch.int16), (0, length - given_len)).view(torch.uint16)
     elif given_len != batch_size * length:
         raise ValueError(f"{op}: token_pos_in_items_ptr: got {given_len} elements, wanted {batch_size * length}")
     return MultiItem(prefix_len, positions, length, min(given_len, length))

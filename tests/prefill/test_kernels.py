@@ -37,7 +37,7 @@ def hopper(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{}, dict(mask_mode=0), dict(mask_mode=3), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)],
+    [{}, dict(mask_mode=0), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)],
 )
 def test_served(hopper, change):
     wanted = replace(SERVED, **change)
@@ -61,9 +61,9 @@ def test_another_gpu(monkeypatch):
         choose("fa3", SERVED, 1000)
 
 
-@pytest.mark.parametrize("page_size", [1, 8, 40])
-def test_small_pages_are_gathered_where_that_was_asked_for(hopper, page_size):
-    wanted = replace(SERVED, page_size=page_size)
+@pytest.mark.parametrize("change", [dict(page_size=1), dict(page_size=8), dict(page_size=40), dict(mask_mode=3)])
+def test_what_is_served_where_it_was_asked_for(hopper, change):
+    wanted = replace(SERVED, **change)
     assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
 
 

@@ -29,9 +29,9 @@ struct PrefillTile<256, 256> : Is<Tile<2, 64, 2, 1, 128>> {};
 template <int kHeadDim>
 struct PrefillTile8;
 template <>
-struct PrefillTile8<64> : Is<Tile<3, 128, 3, 2, 64, 2, 56>> {};
+struct PrefillTile8<64> : Is<Tile<3, 160, 3, 2, 64, 2>> {};
 template <>
-struct PrefillTile8<128> : Is<Tile<3, 96, 3, 2, 128, 2>> {};
+struct PrefillTile8<128> : Is<Tile<3, 96, 3, 2, 128, 2, 56>> {};
 template <>
 struct PrefillTile8<256> : Is<Tile<2, 64, 2, 1, 128, 2>> {};
 
