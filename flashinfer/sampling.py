@@ -269,7 +269,8 @@ def top_k_top_p_sampling_from_logits(
         logits: ``[batch_size, vocab_size]``.
         top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
         top_p: 1 and more keep all; 0 and less the most probable.
-        filter_apply_order: ``"top_k_first"``: ``top_p`` is relative to what ``top_k`` keeps; ``"joint"``: to the whole row.
+        filter_apply_order: ``"top_k_first"``: the samples of :func:`top_p_sampling_from_probs` after :func:`top_k_mask_logits` and
+            :func:`softmax`, so ``top_p`` is relative to what ``top_k`` keeps; ``"joint"``: to the whole row.
         indices, generator, check_nan, seed, offset, slot: see the module's description.
 
     Returns:

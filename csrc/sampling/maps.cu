@@ -6,8 +6,8 @@ namespace flashinfer::cuda {
 
 void launch_maps(const MapRowsParams& p, const Launch& where) {
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
-  shape.resident ? launch_clusters<map_kernel<true>>(shape, p.num_rows, where, p)
-                 : launch_clusters<map_kernel<false>>(shape, p.num_rows, where, p);
+  if (!shape.resident) return launch_streamed_maps(p, shape, where);
+  launch_clusters<map_kernel<true>>(shape, p.num_rows, where, p);
 }
 
 }  // namespace flashinfer::cuda

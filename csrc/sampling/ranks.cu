@@ -1,19 +1,13 @@
-// Masked logits, and the k largest elements with their places.
+// The k largest elements with their places.
 #include <flashinfer/cuda/sampling/launch.cuh>
 #include <flashinfer/cuda/sampling/ranks.cuh>
 
-namespace flashinfer {
+namespace flashinfer::cuda {
 
-void cuda::launch_masks(const MapRowsParams& p, const Launch& where) {
-  const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
-  shape.resident ? launch_clusters<mask_kernel<true>>(shape, p.num_rows, where, p)
-                 : launch_clusters<mask_kernel<false>>(shape, p.num_rows, where, p);
-}
-
-void cuda::launch_top_k(const TopKParams& p, const Launch& where) {
+void launch_top_k(const TopKParams& p, const Launch& where) {
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
   shape.resident ? launch_clusters<top_k_kernel<true>>(shape, p.num_rows, where, p)
                  : launch_clusters<top_k_kernel<false>>(shape, p.num_rows, where, p);
 }
 
-}  // namespace flashinfer
+}  // namespace flashinfer::cuda

@@ -6,9 +6,9 @@ namespace flashinfer::cuda {
 
 void launch_samples(const SampleParams& p, const Launch& where) {
   const Shape shape = resident_shape(p.num_outputs, p.vocab_size, where.device);
-  const Groups groups = Groups::of(p, shape, 3, where.device);
-  shape.resident ? launch_clusters<sample_kernel<true>>(shape, groups.count, where, p, groups.outputs)
-                 : launch_clusters<sample_kernel<false>>(shape, groups.count, where, p, groups.outputs);
+  const Groups groups = Groups::of(p, shape, 2, where.device);
+  if (!shape.resident) return launch_streamed_samples(p, shape, groups, where);
+  launch_clusters<sample_kernel<true>>(shape, groups.count, where, p, groups.outputs);
 }
 
 }  // namespace flashinfer::cuda

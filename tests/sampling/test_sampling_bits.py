@@ -31,11 +31,17 @@ def draws(vocab_size: int, rows: int, **seeds):
 @pytest.mark.parametrize("vocab_size", VOCABS)
 def test_fused_equals_composed(vocab_size, dtype, device):
     logits = (torch.randn(40, vocab_size, device=device) * 2).to(dtype)
-    probs, k = sampling.softmax(logits), vocab_size // 8
-    for order in ("top_k_first", "joint"):
-        both = dict(top_k=k, top_p=0.6, filter_apply_order=order, **RANDOM)
-        fused = sampling.top_k_top_p_sampling_from_logits(logits, **both)
-        assert fused.equal(sampling.top_k_top_p_sampling_from_probs(probs, **both)), order
+    probs = sampling.softmax(logits)
+    for k in (3, vocab_size // 8):
+        joint = dict(top_k=k, top_p=0.6, filter_apply_order="joint", **RANDOM)
+        fused = sampling.top_k_top_p_sampling_from_logits(logits, **joint)
+        assert fused.equal(sampling.top_k_top_p_sampling_from_probs(probs, **joint))
+        # What is drawn from logits is masked before the softmax: renormalised afterwards it is rounded twice.
+        masked = sampling.softmax(sampling.top_k_mask_logits(logits, k))
+        for top_p in (0.6, 1.0):
+            fused = sampling.top_k_top_p_sampling_from_logits(logits, k, top_p, **RANDOM)
+            assert fused.equal(sampling.top_p_sampling_from_probs(masked, top_p, **RANDOM))
+    k = vocab_size // 8
     rounded = probs.to(dtype)
     composed = sampling.top_p_sampling_from_probs(sampling.top_k_renorm_probs(rounded, k), 0.6, **RANDOM)
     assert composed.equal(sampling.top_k_top_p_sampling_from_probs(rounded, k, 0.6, **RANDOM))

@@ -16,9 +16,9 @@ def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -
     """Sampling, softmax, filters and speculative verification for the element types ``dtypes``."""
     backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
-    # The kernels of a GPU take twenty seconds in one file.
-    parts = [f"csrc/sampling/{part}.cu" for part in ("samples", "maps", "ranks")] if backend == "cuda" else []
-    return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))
+    # What is longest to compile has a file of its own.
+    parts = ("samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks") if backend == "cuda" else ()
+    return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/sampling/{part}.cu" for part in parts), spec.sources[-1]))
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -41,7 +41,7 @@ inline int64_t walk(const float* x, int64_t count, uint64_t share, FixedPoint fi
   return last;
 }
 
-// The threshold of a row's filters. False: a parameter is NaN.
+// The threshold of a row's filters.
 struct Filters {
   TopK top_k;
   bool has_top_p, has_min_p, top_k_first;
@@ -105,6 +105,23 @@ inline void put(void* to, bool wide, int64_t at, int64_t value) {
        : void(static_cast<int32_t*>(to)[at] = static_cast<int32_t>(value));
 }
 
+// The k-th largest of numbers of any sign that are no NaN.
+inline float top_k_threshold_of(const Row& row, int64_t k, std::vector<float>& buffer) {
+  buffer.resize(row.x.size() + kLanes);
+  const int64_t count = gather(row.x.data(), row.n, -INFINITY, INFINITY, buffer.data());
+  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), -INFINITY);
+}
+
+// Logits that are not among the k largest become -inf.
+inline void mask(Row& row, TopK top_k, std::vector<float>& buffer) {
+  if (!top_k.on) return;
+  const float t = top_k_threshold_of(row, top_k.k, buffer);
+  for (size_t i = 0; i < row.x.size(); i += kLanes) {
+    const vfloat x = load(&row.x[i]);
+    store(&row.x[i], select(x < t, splat(-INFINITY), x));
+  }
+}
+
 // Loads a row and makes it ready to be drawn from.
 inline void prepare(const SampleParams& p, const Source& from, double temperature, const Filters& filters,
                     Drawable& d) {
@@ -119,8 +136,19 @@ inline void prepare(const SampleParams& p, const Source& from, double temperatur
     return d.finish(Mass::of(d.sums));
   }
   if (!p.is_logits) load_probs(d.row, from);
-  if (p.is_logits && !load_softmax(d.row, from, temperature)) return void(d.mass = {});
-  apply(filters, p.is_logits ? DType::kFloat32 : from.dtype, d);
+  Filters rest = filters;
+  if (p.is_logits && filters.top_k.on && filters.top_k_first) {
+    // Logits are masked by the first filter before there are probabilities.
+    load_raw(d.row, from);
+    mask(d.row, filters.top_k, d.buffer);
+    const Format floats = Format::of<float>();
+    const std::vector<float> masked = d.row.x;
+    rest.top_k = {};
+    if (!load_softmax(d.row, {masked.data(), DType::kFloat32, &floats, from.n}, temperature)) return void(d.mass = {});
+  } else if (p.is_logits && !load_softmax(d.row, from, temperature)) {
+    return void(d.mass = {});
+  }
+  apply(rest, p.is_logits ? DType::kFloat32 : from.dtype, d);
 }
 
 inline int64_t draw(const SampleParams& p, int64_t output, const Source& from, const Drawable& d) {
@@ -188,22 +216,9 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
   from.format->write(p.output, r * p.vocab_size, p.vocab_size, d.row.x.data());
 }
 
-// The k-th largest of numbers of any sign that are no NaN.
-inline float top_k_threshold_of(const Row& row, int64_t k, std::vector<float>& buffer) {
-  buffer.resize(row.x.size() + kLanes);
-  const int64_t count = gather(row.x.data(), row.n, -INFINITY, INFINITY, buffer.data());
-  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), -INFINITY);
-}
-
 inline void mask(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
-  d.row.resize(from.n);
-  from.format->read(from.data, 0, from.n, d.row.x.data());
-  const TopK top_k = top_k_of(p.number.get_integer(r, r), p.vocab_size);
-  const float t = top_k.on ? top_k_threshold_of(d.row, top_k.k, d.buffer) : -INFINITY;
-  for (size_t i = 0; i < d.row.x.size(); i += kLanes) {
-    const vfloat x = load(&d.row.x[i]);
-    store(&d.row.x[i], select(x < t, splat(-INFINITY), x));
-  }
+  load_raw(d.row, from);
+  mask(d.row, top_k_of(p.number.get_integer(r, r), p.vocab_size), d.buffer);
   from.format->write(p.output, r * p.vocab_size, p.vocab_size, d.row.x.data());
 }
 

@@ -130,6 +130,12 @@ inline void for_chunks(const Source& from, float padding, const Body& body) {
   for (int64_t c = 0; c * kSumChunk < from.n; ++c) body(c, from.chunk(c, padding, buffer));
 }
 
+// Elements as they are, without sums.
+inline void load_raw(Row& row, const Source& from) {
+  row.resize(from.n);
+  from.format->read(from.data, 0, from.n, row.x.data());
+}
+
 // Probabilities: what is negative counts as 0, NaN stays.
 inline void load_probs(Row& row, const Source& from) {
   row.resize(from.n);

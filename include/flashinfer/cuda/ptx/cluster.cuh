@@ -46,6 +46,13 @@ __device__ __forceinline__ void cluster_sync_reads() {
 #endif
 }
 
+// Of the launch.
+__device__ __forceinline__ int dynamic_shared_bytes() {
+  int bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+
 // Where an object of this block lies in the shared memory of another one of the cluster.
 __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
   const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(object));

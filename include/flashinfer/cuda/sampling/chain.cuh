@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   const int64_t request = blockIdx.x / e.size, n = p.num_draft;
   e.start();
   wait_for_inputs();
+  let_next_start();
   const auto draft = [&](int64_t j) {
     return Source::of(p.draft, request * p.draft_batch_stride + j * p.draft.stride, p.vocab_size);
   };
@@ -87,8 +88,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
       add_count(p.emitted, p.wide_emitted, request, emitted);
     }
   }
-  ptx::cluster_sync_reads();
-  let_next_start();
+  e.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include <flashinfer/common/sampling.h>
+#include <flashinfer/cuda/ptx/policy.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
@@ -121,11 +122,12 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
 // Of the types that rows have.
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// From global memory, which is to be told from shared memory where a pointer comes a long way. Rows are read once.
+// From global memory, which is to be told from shared memory where a pointer comes a long way. What is read again stays
+// in the L2 cache before what is not.
 template <typename T>
-__device__ __forceinline__ Vec<T, 4> read4(const T* from) {
+__device__ __forceinline__ Vec<T, 4> read4(const T* from, bool again) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;
-  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(from));
+  const Raw raw = ptx::load_global(reinterpret_cast<const Raw*>(from), again);
   Vec<T, 4> vec;
   memcpy(&vec, &raw, sizeof(raw));
   return vec;
@@ -153,27 +155,36 @@ struct Source {
   }
 
   template <typename T>
-  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding) const {
+  __device__ __forceinline__ void load_whole(Chunk& x, int64_t start, bool again) const {
     const T* from = reinterpret_cast<const T*>(data) + start;
-    if (wide && start + kSumChunk <= n) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j)).to_floats(x.at[j]);
-      return;
-    }
-    const int count = static_cast<int>(n - start < kSumChunk ? n - start : kSumChunk);
+    for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j), again).to_floats(x.at[j]);
+  }
+
+  // Chunks at the end of a row, and those of rows that are not aligned.
+  __device__ __noinline__ static void load_by_elements(Chunk& x, Source source, int64_t start, float padding) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int i = part_start(j) + c;
-        x.at[j][c] = i < count ? to_float(read1<T>(from + i)) : padding;
+        const int64_t i = start + part_start(j) + c;
+        x.at[j][c] = i < source.n ? source.at(i) : padding;
       }
     }
   }
 
-  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding) const {
-    if (dtype == DType::kFloat32) return load<float>(x, start, padding);
-    return dtype == DType::kFloat16 ? load<half_t>(x, start, padding) : load<bfloat16_t>(x, start, padding);
+  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding, bool again = false) const {
+    if (!wide || start + kSumChunk > n) {
+      Chunk some;  // not x: what a call is given the address of lives in memory
+      load_by_elements(some, Source(*this), start, padding);
+      x = some;
+    } else if (dtype == DType::kFloat32) {
+      load_whole<float>(x, start, again);
+    } else if (dtype == DType::kFloat16) {
+      load_whole<half_t>(x, start, again);
+    } else {
+      load_whole<bfloat16_t>(x, start, again);
+    }
   }
 
   __device__ __forceinline__ float at(int64_t i) const {
@@ -197,28 +208,35 @@ struct Source {
 };
 
 template <typename T>
-__device__ __forceinline__ void store_chunk(T* to, const Chunk& x, int64_t start, int64_t n) {
-  to += start;
-  if (reinterpret_cast<uintptr_t>(to) % (4 * sizeof(T)) == 0 && start + kSumChunk <= n) {
+__device__ __forceinline__ void store_whole(T* to, const Chunk& x) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) store_vec(to + part_start(j), Vec<T, 4>::from_floats(x.at[j]));
-    return;
-  }
-#pragma unroll
+  for (int j = 0; j < 4; ++j) store_vec(to + part_start(j), Vec<T, 4>::from_floats(x.at[j]));
+}
+
+template <typename T>
+__device__ __noinline__ void store_by_elements(T* to, const Chunk& x, int64_t count) {
   for (int j = 0; j < 4; ++j) {
-#pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int i = part_start(j) + c;
-      if (start + i < n) to[i] = from_float<T>(x.at[j][c]);
+      if (i < count) to[i] = from_float<T>(x.at[j][c]);
     }
   }
 }
 
+template <typename T>
+__device__ __forceinline__ void store_chunk(T* to, const Chunk& x, int64_t left) {
+  if (reinterpret_cast<uintptr_t>(to) % (4 * sizeof(T)) == 0 && left >= kSumChunk) return store_whole(to, x);
+  const Chunk some = x;
+  store_by_elements(to, some, left);
+}
+
+// To a matrix with rows of n elements.
 __device__ __forceinline__ void store_chunk(void* to, DType dtype, int64_t row, const Chunk& x, int64_t start,
                                             int64_t n) {
-  if (dtype == DType::kFloat32) return store_chunk(static_cast<float*>(to) + row * n, x, start, n);
-  if (dtype == DType::kFloat16) return store_chunk(static_cast<half_t*>(to) + row * n, x, start, n);
-  store_chunk(static_cast<bfloat16_t*>(to) + row * n, x, start, n);
+  const int64_t at = row * n + start, left = n - start;
+  if (dtype == DType::kFloat32) return store_chunk(static_cast<float*>(to) + at, x, left);
+  if (dtype == DType::kFloat16) return store_chunk(static_cast<half_t*>(to) + at, x, left);
+  store_chunk(static_cast<bfloat16_t*>(to) + at, x, left);
 }
 
 __device__ __forceinline__ float rounded(float x, DType dtype) {

@@ -54,9 +54,10 @@ struct Draw {
   // Elements lane * kEach and on.
   __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
     const int from = lane_id() * kEach;
-    if constexpr (kResident) {
-      const int most = Engine<true>::own_chunks(e.chunks, e.size), owner = c / most;
-      const uint32_t at = ptx::of_rank(e.x() + (c - owner * most) * kSumChunk + from, owner);
+    const int most = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / most;
+    const int kept_at = c - owner * most - e.skipped_of(e.own_of(owner));
+    if (kResident && kept_at >= 0) {
+      const uint32_t at = ptx::of_rank(e.x() + kept_at * kSumChunk + from, owner);
 #pragma unroll
       for (int i = 0; i < kEach; i += 4) {
         const uint4 four = ptx::load4_of_rank(at + 4 * i);

@@ -1,6 +1,7 @@
-// A cluster of blocks at work on one row: each block owns a part of its chunks, in shared memory (resident) or read
-// again in each pass. Sums and maxima of all chunks are written into the shared memory of every block, so that each
-// knows the whole row after one barrier and comes to the same decisions.
+// A cluster of blocks at work on one row: each block owns a part of its chunks, keeps in shared memory as many of them
+// as there is room for, the last ones, and reads the others again in each pass, from the L2 cache. Sums and maxima of
+// all chunks are written into the shared memory of every block, so that each knows the whole row after one barrier and
+// comes to the same decisions. Rows too long for that (not resident) are read again in each pass, without maxima.
 //
 // An engine is a few integers, passed by value: an object whose address is taken would live in local memory, and what
 // it points to would be read as if it could be anywhere.
@@ -15,26 +16,52 @@
 namespace flashinfer::cuda {
 
 constexpr int kMaxCluster = 8, kMaxWarps = 32;
-constexpr int kBins = 1024;  // of counts, or 512 of sums in two words; the memory of kCandidates keys at other times
-constexpr int kCandidates = kBins;
-constexpr int kLocalBins = 256;  // of sums in two words
+constexpr int kBins = 1024;        // of counts, or 512 of sums in two words
+constexpr int kCandidates = 6144;  // keys of each block, at other times than bins, in the same memory
+constexpr int kLocalBins = 512;    // of sums in two words
+constexpr int kSearchWords = kCandidates + 2 * kLocalBins;
 
 // From what is read to x, where x is not kept in shared memory.
 struct Stage {
-  bool is_exponential, is_normalized, is_filtered, is_signed;
+  bool is_raw, is_exponential, is_normalized, is_filtered;
+  float least;               // smaller logits count as -inf
   float top, scale;          // of exponentials
   Normalizer first, second;  // of softmax; of what the first filter keeps
   float cut;                 // of the first filter
   DType dtype;               // that its result is rounded to
 
-  __device__ __forceinline__ float exponential(float x) const { return ptx::ex2_approx((x - top) * scale); }
+  __device__ __forceinline__ float exponential(float x) const {
+    return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
+  }
   __device__ __forceinline__ float filtered(float x) const { return x >= cut ? rounded(second(x), dtype) : 0.0f; }
+
   __device__ __forceinline__ float operator()(float x) const {
-    if (is_signed) return x;
+    if (is_raw) return x;
     x = is_exponential ? exponential(x) : max_nan(x, 0.0f);
     if (is_normalized) x = first(x);
     if (is_filtered) x = filtered(x);
     return x;
+  }
+  __device__ __forceinline__ void apply(Chunk& chunk) const {
+    if (is_raw) return;
+    if (is_exponential) {
+      const Stage own = *this;
+      chunk.each([&](float& x) { x = own.exponential(x); });
+    } else {
+      chunk.each([](float& x) { x = max_nan(x, 0.0f); });
+    }
+    if (is_normalized) {
+      const Normalizer by = first;
+      chunk.each([&](float& x) { x = by(x); });
+    }
+    if (is_filtered) {
+      Chunk some = chunk;
+      filter(some, *this);
+      chunk = some;
+    }
+  }
+  __device__ __noinline__ static void filter(Chunk& chunk, const Stage& stage) {
+    chunk.each([&](float& x) { x = stage.filtered(x); });
   }
 };
 
@@ -42,7 +69,7 @@ struct Stage {
 struct Scratch {
   uint64_t barriers[2];  // of what all blocks are told in even and odd passes
   uint64_t warp_totals[kMaxWarps];
-  uint64_t found_above;
+  uint64_t found_above, found_value;
   uint32_t found_position;
   uint32_t counter, counts[kMaxCluster];  // candidates of this block, and of each
   Source source, minus;                   // the row, and what a draw takes from it
@@ -75,18 +102,24 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   return value;
 }
 
+struct NoChunk {
+  __device__ __forceinline__ bool operator()(int) const { return false; }
+};
+
 template <bool kResident>
 struct Engine {
   int n, chunks, first, own, rank, size, sums_at, maxima_at;
+  int room;       // chunks that a block can keep
+  int skip;       // own ones that are not kept
   int pass;       // how many there were in which something was told
+  float summed;   // sums are those of what is at least this; negative: of something else
   uint32_t peer;  // distance from this block's shared memory to that of the block whom the lane tells
 
   FLASHINFER_HD static int own_chunks(int chunks, int size) { return (chunks + size - 1) / size; }
 
-  // Bytes of shared memory of a block.
-  static int64_t bytes(int64_t chunks, int size, bool maxima) {
-    const int64_t most = (chunks + size - 1) / size;
-    return (kResident ? most * kSumChunk * 4 : 0) + (kBins + 2 * kLocalBins) * 4 + chunks * (maxima ? 16 : 8);
+  // Bytes of shared memory of a block that keeps `room` chunks.
+  static int64_t bytes(int64_t chunks, int64_t room, bool maxima) {
+    return (room * kSumChunk + kSearchWords) * 4 + chunks * (maxima ? 16 : 8);
   }
 
   __device__ static Engine of(int64_t n) {
@@ -94,11 +127,19 @@ struct Engine {
     e.n = static_cast<int>(n), e.chunks = static_cast<int>(num_chunks(n));
     e.rank = ptx::cluster_rank(), e.size = ptx::cluster_size();
     const int most = own_chunks(e.chunks, e.size);
-    e.first = min(e.rank * most, e.chunks), e.own = min(e.first + most, e.chunks) - e.first;
-    e.sums_at = e.maxima_at = e.pass = 0;
+    e.first = min(e.rank * most, e.chunks), e.own = e.own_of(e.rank);
+    e.room = kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - e.chunks * 16) / (kSumChunk * 4) : 0;
+    e.skip = e.skipped_of(e.own);
+    e.sums_at = e.maxima_at = e.pass = 0, e.summed = -1;
     e.peer = ptx::of_rank(shared_bytes(), min(lane_id() & 15, e.size - 1)) - ptx::shared_address(shared_bytes());
     return e;
   }
+  __device__ __forceinline__ int own_of(int of_rank) const {
+    const int most = own_chunks(chunks, size), from = min(of_rank * most, chunks);
+    return min(from + most, chunks) - from;
+  }
+  __device__ __forceinline__ int skipped_of(int own_ones) const { return max(own_ones - room, 0); }
+  __device__ __forceinline__ bool keeps(int c) const { return kResident && c - first >= skip; }
 
   // Once for each block, before the first pass: all blocks have started, and their barriers are there.
   __device__ __forceinline__ void start() const {
@@ -106,8 +147,12 @@ struct Engine {
       for (uint64_t& barrier : scratch().barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
       ptx::mbarrier_fence_init();
     }
-    ptx::cluster_sync();
+    sync();
   }
+
+  // All threads of the cluster; and for reads alone.
+  __device__ __forceinline__ void sync() const { is_cluster() ? ptx::cluster_sync() : __syncthreads(); }
+  __device__ __forceinline__ void sync_reads() const { is_cluster() ? ptx::cluster_sync_reads() : __syncthreads(); }
 
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
 
@@ -132,10 +177,9 @@ struct Engine {
 
   __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(shared_bytes()); }
   __device__ __forceinline__ uint32_t* bins() const {
-    const int elements = kResident ? own_chunks(chunks, size) * kSumChunk : 0;
-    return reinterpret_cast<uint32_t*>(shared_bytes()) + elements;
+    return reinterpret_cast<uint32_t*>(shared_bytes()) + room * kSumChunk;
   }
-  __device__ __forceinline__ uint32_t* local_bins() const { return bins() + kBins; }
+  __device__ __forceinline__ uint32_t* local_bins() const { return bins() + kCandidates; }
   __device__ __forceinline__ float* sums(int which) const {
     return reinterpret_cast<float*>(local_bins() + 2 * kLocalBins) + which * chunks;
   }
@@ -186,80 +230,93 @@ struct Engine {
   __device__ __forceinline__ int left(int c) const { return n - c * kSumChunk; }
 
   __device__ __forceinline__ void load(Chunk& chunk, int c) const {
-    if constexpr (kResident) {
-      const float* from = x() + (c - first) * kSumChunk;
+    if (!keeps(c)) return load_again(chunk, c);
+    const float* from = x() + (c - first - skip) * kSumChunk;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 four = *reinterpret_cast<const float4*>(from + part_start(j));
-        chunk.at[j][0] = four.x, chunk.at[j][1] = four.y, chunk.at[j][2] = four.z, chunk.at[j][3] = four.w;
-      }
-    } else {
-      load_again(chunk, c);
+    for (int j = 0; j < 4; ++j) {
+      const float4 four = *reinterpret_cast<const float4*>(from + part_start(j));
+      chunk.at[j][0] = four.x, chunk.at[j][1] = four.y, chunk.at[j][2] = four.z, chunk.at[j][3] = four.w;
     }
   }
 
-  // Not for speed: rows that fit nowhere.
-  __device__ __noinline__ static void load_again(Chunk& chunk, int c) {
+  __device__ __forceinline__ static void load_again(Chunk& chunk, int c) {
     const Stage& stage = scratch().stage;
     const float padding = stage.is_exponential ? -INFINITY : 0.0f;
-    scratch().source.load(chunk, int64_t{c} * kSumChunk, padding);
-    chunk.each([&](float& value) { value = stage(value); });
+    scratch().source.load(chunk, int64_t{c} * kSumChunk, padding, true);
+    stage.apply(chunk);
+  }
+
+  __device__ __forceinline__ void read(const Source& source, Chunk& chunk, int c, float padding) const {
+    source.load(chunk, int64_t{c} * kSumChunk, padding, !keeps(c));
   }
 
   __device__ __forceinline__ void store(const Chunk& chunk, int c) const {
-    if constexpr (kResident) {
-      float* to = x() + (c - first) * kSumChunk;
+    if (!keeps(c)) return;
+    float* to = x() + (c - first - skip) * kSumChunk;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        *reinterpret_cast<float4*>(to + part_start(j)) =
-            make_float4(chunk.at[j][0], chunk.at[j][1], chunk.at[j][2], chunk.at[j][3]);
-      }
+    for (int j = 0; j < 4; ++j) {
+      *reinterpret_cast<float4*>(to + part_start(j)) =
+          make_float4(chunk.at[j][0], chunk.at[j][1], chunk.at[j][2], chunk.at[j][3]);
     }
   }
 
-  // Raw elements: kept where x is resident; the largest of each chunk to the maxima, or to the sums where those are
-  // not there.
+  // Raw elements: kept where there is room; the largest of each chunk to the maxima, or to the sums where those are not
+  // there.
   template <bool kNaN>
-  __device__ __forceinline__ void read_maxima(const Source& source) {
-    (kResident ? maxima_at : sums_at) ^= 1;
-    float* to = kResident ? maxima() : sums();
-    begin(chunks);
-    each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
-              [&](Chunk& one, Chunk& other, int c, bool two) {
-                store(one, c);
-                if (two) store(other, c + warps());
-                tell_pair(to, c, two, pair_max<kNaN>(one, other));
-              });
-    meet(), ++pass;
+  __device__ __forceinline__ void read_maxima() {
+    (kResident ? maxima_at : sums_at) ^= 1, summed = -1;
+    maxima_to<kNaN>(*this);
+    ++pass;
+  }
+  // Passes are functions of their own, as what they need in registers is all that there are.
+  template <bool kNaN>
+  __device__ __noinline__ static void maxima_to(Engine e) {
+    const Source source = scratch().source;
+    float* to = kResident ? e.maxima() : e.sums();
+    e.begin(e.chunks);
+    e.each_pair([&](Chunk& chunk, int c) { e.read(source, chunk, c, -INFINITY); },
+                [&](Chunk& one, Chunk& other, int c, bool two) {
+                  e.store(one, c);
+                  if (two) e.store(other, c + e.warps());
+                  e.tell_pair(to, c, two, pair_max<kNaN>(one, other));
+                });
+    e.meet();
   }
 
-  // f(x) of each element where x is resident, with sums. Elsewhere the stage has f in it.
-  template <bool kMaxima, typename F>
-  __device__ __forceinline__ void transform(const F& f, const Source* source = nullptr) {
-    sums_at ^= 1;
+  // f(x) of each element, with sums. With kRead of what is read from the row; else of what is kept in shared memory, as
+  // the stage has f in it already. Of a chunk that is_zero names nothing is read: all of it becomes 0.
+  template <bool kMaxima, bool kRead, typename F, typename Z>
+  __device__ __forceinline__ void transform(const F& f, const Z& is_zero) {
+    sums_at ^= 1, summed = -1;
     if constexpr (kResident && kMaxima) maxima_at ^= 1;
-    begin(kResident && kMaxima ? 2 * chunks : chunks);
-    each_pair(
+    transform_to<kMaxima, kRead>(*this, f, is_zero);
+    ++pass;
+  }
+  template <bool kMaxima, bool kRead, typename F, typename Z>
+  __device__ __noinline__ static void transform_to(Engine e, F f, Z is_zero) {
+    const Source source = scratch().source;
+    e.begin(kResident && kMaxima ? 2 * e.chunks : e.chunks);
+    const auto change = [&](Chunk& chunk, int c) {
+      if ((kRead || e.keeps(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
+      e.store(chunk, c);
+    };
+    e.each_pair(
         [&](Chunk& chunk, int c) {
-          if (kResident && source) {
-            source->load(chunk, int64_t{c} * kSumChunk, 0.0f);
+          if (is_zero(c)) {
+            chunk.each([](float& value) { value = 0; });
+          } else if (kRead) {
+            e.read(source, chunk, c, 0.0f);
           } else {
-            load(chunk, c);
+            e.load(chunk, c);
           }
         },
         [&](Chunk& one, Chunk& other, int c, bool two) {
-          if constexpr (kResident) {
-            one.each([&](float& value) { value = f(value); });
-            store(one, c);
-            if (two) {
-              other.each([&](float& value) { value = f(value); });
-              store(other, c + warps());
-            }
-            if constexpr (kMaxima) tell_pair(maxima(), c, two, pair_max<true>(one, other));
-          }
-          tell_pair(sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
+          change(one, c);
+          if (two) change(other, c + e.warps());
+          if constexpr (kResident && kMaxima) e.tell_pair(e.maxima(), c, two, pair_max<true>(one, other));
+          e.tell_pair(e.sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
         });
-    meet(), ++pass;
+    e.meet();
   }
 
   // Sums of what is at least t, to the other half of the sums.
@@ -277,9 +334,10 @@ struct Engine {
     e.meet();
   }
   __device__ __forceinline__ void sum_kept(float t) {
+    if (summed == t) return;
     sums_at ^= 1;
     sum_kept_to(*this, t);
-    ++pass;
+    ++pass, summed = t;
   }
 
   // The largest of numbers >= 0, or a NaN's bits, which are larger than all.
@@ -312,7 +370,7 @@ struct Engine {
   // The largest x >= 0. Where nothing is resident the chunks have told no maxima, and their sums are lost here.
   __device__ __forceinline__ float largest() {
     if constexpr (kResident) return __uint_as_float(largest_bits(maxima(), chunks));
-    sums_at ^= 1;
+    sums_at ^= 1, summed = -1;
     begin(chunks);
     each_own([&](int c) {
       Chunk chunk;

@@ -8,6 +8,7 @@ namespace flashinfer::cuda {
 struct Found {
   uint32_t position;  // from the top
   uint64_t above;     // the sum over what lies above it
+  uint64_t value;     // its own
 };
 
 // The thread's positions are threadIdx.x * kN and on, for all threads of the block. `last` is the answer where all is
@@ -25,27 +26,25 @@ __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t nee
     if (lane >= apart) end += other;
   }
   if (lane == 31) scratch().warp_totals[warp] = end;
-  if (threadIdx.x == 0) scratch().found_above = 0, scratch().found_position = last;
+  if (threadIdx.x == 0) scratch().found_above = scratch().found_value = 0, scratch().found_position = last;
   __syncthreads();
-  uint64_t total = 0, before = 0;
-  for (int w = 0; w < blockDim.x / 32; ++w) {
-    if (w == warp) before = total;
-    total += scratch().warp_totals[w];
-  }
+  const uint64_t one = lane < blockDim.x / 32 ? scratch().warp_totals[lane] : 0;
+  const uint64_t total = warp_sum(one), before = warp_sum(lane < warp ? one : 0);
   need = need > total ? total : need;
   need = need < 1 ? 1 : need;
   uint64_t above = before + end - own;
   if (above < need && need <= above + own) {
     for (int i = 0; i < kN; ++i) {
       if (need <= above + values[i]) {
-        scratch().found_above = above, scratch().found_position = threadIdx.x * kN + i;
+        scratch().found_above = above, scratch().found_value = values[i];
+        scratch().found_position = threadIdx.x * kN + i;
         break;
       }
       above += values[i];
     }
   }
   __syncthreads();
-  return {scratch().found_position, scratch().found_above};
+  return {scratch().found_position, scratch().found_above, scratch().found_value};
 }
 
 // Keys from low to high in at most kCount bins of equal width.

@@ -22,19 +22,21 @@ inline int64_t shared_memory(int device) {
   return bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
-// Three blocks to an SM: one loads while others select. Few rows are parted further, as far as there are SMs.
+// A block to an SM where rows are long: those in flight, but for what is kept in shared memory, fit into the L2 cache.
+// Rows are parted as far as there are SMs for all of them at once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
-  constexpr int64_t kSlice = 66 * 1024;
   const DeviceInfo& info = device_info(device);
   const int most = info.major >= 9 ? kMaxCluster : 1;
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
-  while (size < most && Engine<true>::own_chunks(static_cast<int>(chunks), size) * int64_t{kSumChunk} * 4 > kSlice)
-    size *= 2;
   while (size < most && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
-  Shape shape{size, size * rows <= info.num_sms ? 512 : 256, Engine<true>::bytes(chunks, size, true), true};
-  if (shape.bytes > shared_memory(device)) shape = {1, 512, Engine<false>::bytes(chunks, 1, false), false};
-  return shape;
+  const int64_t own = Engine<true>::own_chunks(static_cast<int>(chunks), size);
+  const bool is_long = own > 96 || size * rows <= info.num_sms;
+  const int64_t memory = is_long ? shared_memory(device) : shared_memory(device) / 2 - 2048;
+  const int64_t room = (memory - Engine<true>::bytes(chunks, 0, true)) / (kSumChunk * 4);
+  if (room < 1) return {1, 512, Engine<false>::bytes(chunks, 0, false), false};
+  const int threads = own <= 16 ? 256 : is_long ? 768 : 384;
+  return {size, threads, Engine<true>::bytes(chunks, room < own ? room : own, true), true};
 }
 
 inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
@@ -42,7 +44,7 @@ inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
   while (info.major >= 9 && size < kMaxCluster && size * rows < info.num_sms && chunks >= 16 * size) size *= 2;
-  return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, size, true), false};
+  return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
 }
 
 template <auto kKernel, typename... Args>
@@ -94,5 +96,7 @@ void launch_samples(const SampleParams& p, const Launch& where);
 void launch_maps(const MapRowsParams& p, const Launch& where);
 void launch_masks(const MapRowsParams& p, const Launch& where);
 void launch_top_k(const TopKParams& p, const Launch& where);
+void launch_streamed_samples(const SampleParams& p, const Shape& shape, const Groups& groups, const Launch& where);
+void launch_streamed_maps(const MapRowsParams& p, const Shape& shape, const Launch& where);
 
 }  // namespace flashinfer::cuda

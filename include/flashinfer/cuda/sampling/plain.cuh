@@ -5,24 +5,26 @@
 
 namespace flashinfer::cuda {
 
-__device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
+__device__ inline __noinline__ void sum_probs(Engine<false> e) {
   const Source source = scratch().source;
-  e.sums_at ^= 1;
   e.begin(e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, 0.0f); },
               [&](const Chunk& one, const Chunk& other, int c, bool two) {
                 e.tell_pair(e.sums(), c, two, pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
               });
-  e.meet(), ++e.pass;
+  e.meet();
+}
+
+__device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
+  e.sums_at ^= 1;
+  sum_probs(e);
+  ++e.pass;
   return e.totals();
 }
 
-// Sums of exp((l - max of the chunk) / T), and those maxima; then all relative to the row's.
-__device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, double temperature) {
+// Sums of exp((l - max of the chunk) / T), and those maxima.
+__device__ inline __noinline__ void sum_exponentials(Engine<false> e, float scale) {
   const Source source = scratch().source;
-  const float scale = exponent_scale(temperature);
-  e.sums_at ^= 1, e.maxima_at ^= 1;
-  float *sums = e.sums(), *maxima = e.maxima();
   e.begin(2 * e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
               [&](Chunk& one, Chunk& other, int c, bool two) {
@@ -31,12 +33,23 @@ __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, doubl
                 one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
                 other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
                 const float sum = pair_sum(one, other, [](float x) { return x; });
-                e.tell_pair(maxima, c, two, mine);
-                e.tell_pair(sums, c, two, mine == -INFINITY ? 0.0f : sum);
+                e.tell_pair(e.maxima(), c, two, mine);
+                e.tell_pair(e.sums(), c, two, mine == -INFINITY ? 0.0f : sum);
               });
-  e.meet(), ++e.pass;
+  e.meet();
+}
+
+// Then all relative to the row's.
+__device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, double temperature) {
+  const float scale = exponent_scale(temperature);
+  e.sums_at ^= 1, e.maxima_at ^= 1;
+  sum_exponentials(e, scale);
+  ++e.pass;
+  float *sums = e.sums(), *maxima = e.maxima();
   const float top = largest_of(maxima, e.chunks);
-  set_scratch([&](Scratch& s) { s.stage.is_exponential = true, s.stage.scale = scale, s.stage.top = top; });
+  set_scratch([&](Scratch& s) {
+    s.stage.is_exponential = true, s.stage.least = -INFINITY, s.stage.scale = scale, s.stage.top = top;
+  });
   for (int c = threadIdx.x; c < e.chunks; c += blockDim.x)
     if (sums[c] != 0) sums[c] *= ptx::ex2_approx((maxima[c] - top) * scale);
   __syncthreads();

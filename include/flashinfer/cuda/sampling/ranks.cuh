@@ -9,26 +9,27 @@ namespace flashinfer::cuda {
 template <bool kResident>
 __device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
   const Source source = Source::of(rows, row * rows.stride, e.n);
-  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.stage.is_signed = true; });
-  if constexpr (kResident) e.template read_maxima<false>(source);
-  return top_k.on ? top_k_key<Signed>(e, top_k.k, 0xffffffffu) : 0;
+  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.stage.is_raw = true; });
+  if constexpr (kResident) e.template read_maxima<false>();
+  return top_k.on ? top_k_key<Signed>(e, top_k.k) : 0;
 }
 
 template <bool kResident>
-__global__ void __launch_bounds__(512) mask_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(768, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();
   wait_for_inputs();
-  const uint32_t least = key_of_rank(e, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size));
+  let_next_start();
+  const float least =
+      Signed::real(key_of_rank(e, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
   e.each_own([&](int c) {
     Chunk chunk;
     e.load(chunk, c);
-    chunk.each([&](float& x) { x = Signed::key(x) >= least || x != x ? x : -INFINITY; });
+    chunk.each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  ptx::cluster_sync_reads();
-  let_next_start();
+  e.sync_reads();
 }
 
 // How many elements of a chunk lie above the threshold, and how many at it, in one word each half.
@@ -48,11 +49,12 @@ __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, 
 }
 
 template <bool kResident>
-__global__ void __launch_bounds__(512) top_k_kernel(const __grid_constant__ TopKParams p) {
+__global__ void __launch_bounds__(768, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();
   wait_for_inputs();
+  let_next_start();
   const uint32_t key = key_of_rank(e, p.input, row, {p.k < p.vocab_size, p.k});
   e.sums_at ^= 1;
   e.begin(e.chunks);
@@ -104,8 +106,7 @@ __global__ void __launch_bounds__(512) top_k_kernel(const __grid_constant__ TopK
       higher += all >> 16, equal += all & 0xffff;
     }
   });
-  ptx::cluster_sync_reads();
-  let_next_start();
+  e.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

@@ -7,38 +7,46 @@
 
 namespace flashinfer::cuda {
 
-// Stages are set where x is not resident alone: there each pass computes x anew.
-template <bool kResident, typename F>
+// How chunks that are not kept are read from now on.
+template <typename F>
 __device__ __forceinline__ void set_stage(const F& f) {
-  if constexpr (!kResident) set_scratch([&](Scratch& s) { f(s.stage); });
+  set_scratch([&](Scratch& s) { f(s.stage); });
 }
 
 template <bool kResident>
 __device__ __forceinline__ Totals load_probs(Engine<kResident>& e) {
-  const Source source = scratch().source;
-  e.template transform<true>([](float x) { return max_nan(x, 0.0f); }, &source);
+  e.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
   return e.totals();
 }
 
-// exp((l - max l) / T), with sums.
+// exp((l - max l) / T), with sums; logits that are not among the k largest count as -inf.
 template <bool kResident>
-__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature) {
-  const Source source = scratch().source;
-  e.template read_maxima<true>(source);
+__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature, TopK top_k = {}) {
+  set_stage([](Stage& stage) { stage.is_raw = true; });
+  e.template read_maxima<true>();
   const float top = largest_of(kResident ? e.maxima() : e.sums(), e.chunks), scale = exponent_scale(temperature);
-  set_stage<kResident>([&](Stage& stage) { stage.top = top, stage.scale = scale, stage.is_exponential = true; });
-  e.template transform<false>([&](float x) { return ptx::ex2_approx((x - top) * scale); });
+  if (top != top) return {{1, 1}, 0, false};
+  const float least = top_k.on ? Signed::real(top_k_key<Signed>(e, top_k.k)) : -INFINITY;
+  set_stage([&](Stage& stage) {
+    stage = {}, stage.is_exponential = true;
+    stage.least = least, stage.top = top, stage.scale = scale;
+  });
+  const Stage stage = scratch().stage;
+  const float* maxima = e.maxima();
+  e.template transform<false, false>([stage](float x) { return stage.exponential(x); },
+                                     [maxima, least](int c) { return kResident && maxima[c] < least; });
   return e.totals();
 }
 
 // softmax(l / T) in float, with sums.
 template <bool kResident>
-__device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temperature) {
-  const Totals totals = load_exponentials(e, temperature);
+__device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temperature, TopK top_k) {
+  const Totals totals = load_exponentials(e, temperature, top_k);
   if (!totals.valid) return totals;
   const Normalizer by = Normalizer::of(totals.real());
-  set_stage<kResident>([&](Stage& stage) { stage.first = by, stage.is_normalized = true; });
-  e.template transform<true>([&](float x) { return by(x); });
+  set_stage([&](Stage& stage) { stage.first = by, stage.is_normalized = true; });
+  const float* sums = e.sums();
+  e.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
   return e.totals();
 }
 
@@ -75,14 +83,15 @@ __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first,
   if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
   float most = e.largest();
   if (f.has_min_p) t = f.min_p >= 1 ? most : static_cast<float>(f.min_p) * most;
-  if (f.top_k.on) t = fmaxf(t, top_k_threshold(e, f.top_k.k, most));
+  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(e, f.top_k.k)));
   if (f.has_top_p) {
     if (f.top_k.on && top_k_first) {
       e.sum_kept(t);
       const Normalizer by = Normalizer::of(e.totals(row.fixed).real());
-      set_stage<kResident>(
-          [&](Stage& stage) { stage.second = by, stage.cut = t, stage.dtype = dtype, stage.is_filtered = true; });
-      e.template transform<true>([&](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; });
+      set_stage([&](Stage& stage) { stage.second = by, stage.cut = t, stage.dtype = dtype, stage.is_filtered = true; });
+      const float* sums = e.sums();
+      e.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
+                                        [sums](int c) { return sums[c] == 0; });
       row = e.totals();
       most = e.largest(), t = 0;
     }
@@ -148,6 +157,7 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   const int64_t begin = blockIdx.x / e.size * group, end = min(begin + group, p.num_outputs);
   e.start();
   wait_for_inputs();
+  let_next_start();
   for (int64_t output = begin; output < end;) {
     const int64_t row = Run::row_of(p, output);
     const bool exists = row >= 0 && row < p.num_rows;
@@ -162,30 +172,38 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
         s.stage = {}, s.has_minus = false;
       });
       t = prepare(e, filters, totals);
-      if constexpr (kResident) ptx::cluster_sync();  // draws read what other blocks have written
+      if constexpr (kResident) e.sync();  // draws read what other blocks have written
     }
     draw_run(p, e, output, next, totals, t);
     output = next;
-    ptx::cluster_sync_reads();  // others may draw from this block's memory
+    e.sync_reads();  // others may draw from this block's memory
   }
-  let_next_start();
 }
 
 template <bool kResident>
-__global__ void __launch_bounds__(768) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+__global__ void __launch_bounds__(768, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
-    totals = p.is_logits ? load_softmax(e, f.temperature) : load_probs(e);
-    return apply(e, f, p.top_k_first, p.is_logits ? DType::kFloat32 : p.input.dtype, totals);
+    if (!p.is_logits) {
+      totals = load_probs(e);
+      return apply(e, f, p.top_k_first, p.input.dtype, totals);
+    }
+    // Logits are masked by the first filter before there are probabilities.
+    const bool masked = p.top_k_first && f.top_k.on;
+    Filters rest = f;
+    if (masked) rest.top_k = {};
+    totals = load_softmax(e, f.temperature, masked ? f.top_k : TopK{});
+    return apply(e, rest, false, DType::kFloat32, totals);
   });
 }
 
 // softmax and renormalised rows, a cluster each.
 template <bool kResident>
-__global__ void __launch_bounds__(768) map_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(768, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();
   wait_for_inputs();
+  let_next_start();
   set_scratch([&](Scratch& s) {
     s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
     s.stage = {};
@@ -212,8 +230,7 @@ __global__ void __launch_bounds__(768) map_kernel(const __grid_constant__ MapRow
     chunk.each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
     store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  ptx::cluster_sync_reads();  // others may read this block's bins
-  let_next_start();
+  e.sync_reads();  // others may read this block's bins
 }
 
 }  // namespace flashinfer::cuda

@@ -21,6 +21,10 @@ struct Signed {
     const uint32_t bits = __float_as_uint(x);
     return x != x ? 0u : bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
   }
+  // -inf for 0, which all reach.
+  __device__ __forceinline__ static float real(uint32_t key) {
+    return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+  }
 };
 
 // Exponent and five bits of the mantissa, of the 32 octaves up to the largest number: bins for the first look.
@@ -91,13 +95,20 @@ __device__ __noinline__ Found find_mass(Engine<kResident> e, uint64_t need, Weig
   return find(values, need, kBins / 2 - 1);
 }
 
+// A threshold's key, and what the elements that have it are together.
+struct Edge {
+  uint32_t key;
+  uint64_t value;
+};
+
 // Passes over the row until one key is left.
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ uint32_t by_passes(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
-                                           Weights weights) {
+__device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
+                                       Weights weights) {
   constexpr int kCount = kMass ? 512 : 1024;
-  while (low < high) {
-    ptx::cluster_sync_reads();
+  uint64_t value;
+  do {
+    e.sync_reads();
     Bins<kCount> bins(low, high);
     uint32_t* words = e.bins();
     clear(words, kBins);
@@ -107,78 +118,78 @@ __device__ __noinline__ uint32_t by_passes(Engine<kResident> e, uint32_t low, ui
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), x);
       if constexpr (!kMass) atomicAdd(words + bins.of(key), 1u);
     });
-    ptx::cluster_sync();
+    e.sync();
     const Found found = kMass ? find_mass(e, need, weights) : find_count(e, need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kCount - 1 - found.position);
-    low = bins.low, high = bins.high;
-  }
-  ptx::cluster_sync_reads();
-  return low;
+    low = bins.low, high = bins.high, value = found.value;
+  } while (low < high);
+  e.sync_reads();
+  return {low, value};
 }
 
-__device__ __forceinline__ uint32_t* take_room(uint32_t* bins, uint32_t count, uint32_t& at) {
+// Which elements of a chunk have a key in [low, high], as bits.
+template <typename Key, bool kResident>
+__device__ __forceinline__ uint32_t found_in(const Engine<kResident>& e, const Chunk& chunk, int c, uint32_t low,
+                                             uint32_t high) {
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    if (Key::key(chunk.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
+  if (e.left(c) < kSumChunk) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (part_start(i / 4) + i % 4 >= e.left(c)) found &= ~(1u << i);
+  }
+  return found;
+}
+
+// The keys of the elements that the bits name, one after the other, where there is room for those of the whole warp.
+template <typename Key>
+__device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
+  if (!__any_sync(kWarp, found)) return;
   const int lane = lane_id();
-  uint32_t end = count;
+  uint32_t end = __popc(found);
 #pragma unroll
   for (int apart = 1; apart < 32; apart *= 2) {
-    const uint32_t other = __shfl_up_sync(kWarp, end, apart);
-    if (lane >= apart) end += other;
+    const uint32_t before = __shfl_up_sync(kWarp, end, apart);
+    if (lane >= apart) end += before;
   }
   uint32_t base = 0;
   if (lane == 31) base = atomicAdd(&scratch().counter, end);
-  at = __shfl_sync(kWarp, base, 31) + end - count;
-  return bins;
+  base = __shfl_sync(kWarp, base, 31);
+  if (base + __shfl_sync(kWarp, end, 31) > kCandidates) return;
+  keys += base + end - __popc(found);
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    if (found >> i & 1) *keys++ = Key::key(one.at[i / 4][i % 4]);
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    if (found >> (16 + i) & 1) *keys++ = Key::key(other.at[i / 4][i % 4]);
 }
 
-// Elements of [low, high] into the memory of the bins; with kMass also sums of what lies above, to the engine's sums.
-// The bins are nobody's when this begins, and read by all until the next barrier after it. Whether there was room.
-template <typename Key, bool kMass, bool kResident>
+// Elements of [low, high] into the memory of the bins. The bins are nobody's when this begins, and read by all until
+// the next barrier after it. Whether there was room.
+template <typename Key, bool kResident>
 __device__ __noinline__ bool gather(Engine<kResident> e, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
-  e.begin(kMass ? e.chunks + e.size : e.size);
+  e.begin(e.size);
   const float* maxima = e.maxima();
-  float* sums = e.sums();
-  uint32_t* bins = e.bins();
-  e.each_own([&](int c) {
-    float sum = 0;
-    if (!kResident || Key::key(maxima[c]) >= low) {
-      Chunk chunk;
-      e.load(chunk, c);
-      const int left = e.left(c);
-      uint32_t found = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t key = Key::key(chunk.at[j][i]);
-          if (key - low <= high - low && part_start(j) + i < left) found |= 1u << (4 * j + i);
-        }
-      }
-      if (__any_sync(kWarp, found)) {
-        uint32_t at;
-        take_room(bins, __popc(found), at);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if (found >> (4 * j + i) & 1) {
-              if (at < kCandidates) bins[at] = Key::key(chunk.at[j][i]);
-              ++at;
-            }
-          }
-        }
-      }
-      if constexpr (kMass) {
-        if (!kResident || Key::key(maxima[c]) > high)
-          sum = chunk_sum(chunk, [&](float value) { return Key::key(value) > high ? value : 0.0f; });
-      }
-    }
-    if constexpr (kMass) e.tell_all(sums + c, sum);
-  });
+  const auto reaches = [&](int c) { return !kResident || Key::key(maxima[c]) >= low; };
+  e.each_pair(
+      [&](Chunk& chunk, int c) {
+        if (reaches(c)) return e.load(chunk, c);
+        chunk.each([](float& value) { value = 0; });
+      },
+      [&](const Chunk& one, const Chunk& other, int c, bool two) {
+        const int next = c + e.warps();
+        uint32_t found = reaches(c) ? found_in<Key>(e, one, c, low, high) : 0;
+        if (two && reaches(next)) found |= found_in<Key>(e, other, next, low, high) << 16;
+        put_found<Key>(e.bins(), one, other, found);
+      });
   __syncthreads();
   if (e.warp() == 0) e.tell_all_bits(&scratch().counts[e.rank], scratch().counter, lane_id() < 16);
-  ptx::cluster_sync();  // the candidates of all blocks are there
+  e.sync();  // the candidates of all blocks are there
   e.meet();
   bool room = true;
   for (int r = 0; r < e.size; ++r) room &= scratch().counts[r] <= kCandidates;
@@ -193,11 +204,24 @@ __device__ __forceinline__ void each_candidate(const Engine<kResident>& e, const
   }
 }
 
+// value(bin), from the top bin down.
+template <typename F>
+__device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
+  uint64_t values[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int bin = kLocalBins - 1 - (2 * static_cast<int>(threadIdx.x) + i);
+    values[i] = bin >= 0 ? value(bin) : 0;
+  }
+  return find(values, need, kLocalBins - 1);
+}
+
 // Levels of bins over what was gathered, in each block for itself, until one key is left.
 template <bool kMass, bool kResident>
-__device__ __noinline__ uint32_t by_candidates(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
-                                               Weights weights) {
-  while (low < high) {
+__device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
+                                           Weights weights) {
+  uint64_t value;
+  do {
     Bins<kLocalBins> bins(low, high);
     uint32_t* words = e.local_bins();
     __syncthreads();
@@ -208,108 +232,94 @@ __device__ __noinline__ uint32_t by_candidates(Engine<kResident> e, uint32_t low
       if constexpr (!kMass) atomicAdd(words + 2 * bins.of(key), 1u);
     });
     __syncthreads();
-    uint64_t value[1] = {0};
-    if (threadIdx.x < kLocalBins) {
-      const uint32_t* pair = words + 2 * (kLocalBins - 1 - threadIdx.x);
-      value[0] = kMass ? weights.sum(pair[0], pair[1]) : pair[0];
-    }
-    const Found found = find(value, need, kLocalBins - 1);
+    const Found found = find_local(
+        [&](int bin) -> uint64_t { return kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[2 * bin]; },
+        need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kLocalBins - 1 - found.position);
-    low = bins.low, high = bins.high;
-  }
-  return low;
+    low = bins.low, high = bins.high, value = found.value;
+  } while (low < high);
+  return {low, value};
 }
 
-// A key that at least k elements reach: the k-th largest of the chunks' maxima, rounded down to a bin. `most` becomes
-// the largest key.
+// The keys that the largest elements of chunks have.
+struct Range {
+  uint32_t least, most;
+};
+
 template <typename Key>
-__device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
+__device__ __forceinline__ Range maxima_keys(const Engine<true>& e) {
   const float* maxima = e.maxima();
   uint32_t least = 0xffffffffu, most = 0;
   for (int c = lane_id(); c < e.chunks; c += 32) {
     const uint32_t key = Key::key(maxima[c]);
     least = min(least, key), most = max(most, key);
   }
-  least = __reduce_min_sync(kWarp, least), most = __reduce_max_sync(kWarp, most);
-  Bins<kLocalBins> bins(least, most);
+  return {__reduce_min_sync(kWarp, least), __reduce_max_sync(kWarp, most)};
+}
+
+// A key that at least k elements reach: the k-th largest of the chunks' maxima, rounded down to a bin.
+template <typename Key>
+__device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
+  const float* maxima = e.maxima();
+  const Range range = maxima_keys<Key>(e);
+  Bins<kLocalBins> bins(range.least, range.most);
   uint32_t* words = e.local_bins();
   __syncthreads();
   clear(words, kLocalBins);
   for (int c = threadIdx.x; c < e.chunks; c += blockDim.x) atomicAdd(words + bins.of(Key::key(maxima[c])), 1u);
   __syncthreads();
-  const uint64_t value[1] = {threadIdx.x < kLocalBins ? words[kLocalBins - 1 - threadIdx.x] : 0u};
-  bins.narrow(kLocalBins - 1 - find(value, k, kLocalBins - 1).position);
+  bins.narrow(kLocalBins - 1 - find_local([&](int bin) -> uint64_t { return words[bin]; }, k).position);
   return bins.low;
 }
 
-// The key of the k-th largest element, 1 <= k < n; 0 where fewer have a key above 0. Keys are at most `most`.
-template <typename Key, bool kResident>
-__device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k, uint32_t most) {
-  const Weights none{};
-  if constexpr (kResident) {
-    if (2 * k <= e.chunks) {
-      const uint32_t low = reached_by<Key>(e, static_cast<uint32_t>(k));
-      const bool room = gather<Key, false>(e, low, most);
-      ++e.pass;
-      if (room) return by_candidates<false>(e, low, most, k, none);
-      return by_passes<Key, false>(e, low, most, k, none);
-    }
-  }
-  return by_passes<Key, false>(e, 0, most, k, none);
-}
-
 // Counts of the row in octaves' bins, or the rounded share of each element in a sum of 2^30.
-template <bool kMass, bool kResident>
+template <typename Key, bool kMass, bool kResident>
 __device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, uint32_t least, Normalizer share,
                                          uint64_t need) {
   uint32_t* words = e.bins();
   clear(words, kBins);
-  each_element<Unsigned>(e, least, [&](float x, bool there) {
-    const uint32_t key = __float_as_uint(x);
+  each_element<Key>(e, least, [&](float x, bool there) {
+    const uint32_t key = Key::key(x);
     if (kMass ? key < least : !there) return;
-    atomicAdd(words + octaves.of(key), kMass ? __float2uint_rn(share(x)) : 1u);
+    uint32_t weight = 1;
+    if constexpr (kMass) {
+      // Rounded by an addition, unless the integer takes more than 23 bits.
+      const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
+      weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
+    }
+    atomicAdd(words + octaves.of(key), weight);
   });
-  ptx::cluster_sync();
+  e.sync();
   const Found found = find_count(e, need);
-  ptx::cluster_sync_reads();
+  e.sync_reads();
   return found;
 }
 
-// The k-th largest of x >= 0, 1 <= k < n.
-template <bool kResident>
-__device__ __forceinline__ float top_k_threshold(Engine<kResident>& e, uint64_t k, float largest) {
-  const uint32_t most = __float_as_uint(largest);
-  if (kResident && 2 * k <= e.chunks) {
-    const uint32_t key = top_k_key<Unsigned>(e, k, most);
-    ptx::cluster_sync_reads();
-    return __uint_as_float(key);
-  }
-  const Octaves octaves = Octaves::up_to(most);
-  const Found found = first_look<false>(e, octaves, 0, {}, k);
-  const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
+// The key of the k-th largest element, 1 <= k < n; 0 where fewer have a key above 0.
+template <typename Key, bool kResident>
+__device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) {
   const Weights none{};
-  const bool room = gather<Unsigned, false>(e, low, high);
-  ++e.pass;
-  const uint64_t need = k - found.above;
-  const uint32_t key =
-      room ? by_candidates<false>(e, low, high, need, none) : by_passes<Unsigned, false>(e, low, high, need, none);
-  ptx::cluster_sync_reads();
-  return __uint_as_float(key);
-}
-
-// The sum of the candidates as weights have it.
-template <bool kResident>
-__device__ __noinline__ uint64_t candidates_weight(Engine<kResident> e, Weights weights) {
-  uint64_t own = 0;
-  each_candidate(e, [&](uint32_t key) { own += weights(__uint_as_float(key)); });
-  own = warp_sum(own);
-  __syncthreads();
-  if (lane_id() == 0) scratch().warp_totals[e.warp()] = own;
-  __syncthreads();
-  uint64_t all = 0;
-  for (int w = 0; w < e.warps(); ++w) all += scratch().warp_totals[w];
-  return all;
+  if constexpr (kResident) {
+    uint32_t low, high = maxima_keys<Key>(e).most;
+    uint64_t need = k;
+    if (2 * k <= e.chunks) {
+      low = reached_by<Key>(e, static_cast<uint32_t>(k));
+    } else {
+      const Octaves octaves = Octaves::up_to(high);
+      const Found found = first_look<Key, false>(e, octaves, 0, {}, k);
+      const uint32_t bin = kBins - 1 - found.position;
+      low = octaves.low(bin), high = min(octaves.high(bin), high), need = k > found.above ? k - found.above : 1;
+    }
+    const bool room = gather<Key>(e, low, high);
+    ++e.pass;
+    const Edge edge =
+        room ? by_candidates<false>(e, low, high, need, none) : by_passes<Key, false>(e, low, high, need, none);
+    e.sync_reads();
+    return edge.key;
+  } else {
+    return by_passes<Key, false>(e, 0, 0xffffffffu, k, none).key;
+  }
 }
 
 // The largest v with sum(x >= v) >= p * S, where S is what `row` says.
@@ -321,30 +331,42 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
   const double mass = row.real(), wanted = p * mass;
   // Smaller elements have less than what may be missing, all together.
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
-  const Found found =
-      first_look<true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), static_cast<uint64_t>(p * 0x1p30));
-  // Sums of bins are rounded: the exact sum above the bin tells whether it is the right one.
+  const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
+  const Found found = first_look<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
   uint32_t bin = kBins - 1 - found.position;
-  for (bool went_down = false;;) {
+  // Sums of bins are rounded. The exact sum of what is kept tells whether the threshold they lead to is the right one;
+  // where it is not, the exact sum above the bin leads to the one that is.
+  for (bool is_guess = true, went_down = false;; is_guess = false) {
     const uint32_t low = octaves.low(bin), high = min(octaves.high(bin), most);
-    e.sums_at ^= 1;
-    const bool room = gather<Unsigned, true>(e, low, high);
-    ++e.pass;
-    const double missing = wanted - e.totals(row.fixed).real();
     const Weights weights = Weights::of(high, e.n);
+    double missing = static_cast<double>(share > found.above ? share - found.above : 1) * (mass * 0x1p-30);
+    bool enough = true;
+    if (!is_guess) {
+      e.sum_kept(__uint_as_float(low));
+      enough = e.totals(row.fixed).real() >= wanted;
+      e.sum_kept(__uint_as_float(high + 1));
+      missing = wanted - e.totals(row.fixed).real();
+    }
+    const bool room = gather<Unsigned>(e, low, high);
+    ++e.pass;
     const uint64_t need = missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1;
-    uint32_t key = 0;
+    Edge edge{};
     bool again = false;
     if (!(missing > 0) && high < most) {
-      again = !went_down, key = high + 1, ++bin;
-    } else if (room && low > least && candidates_weight(e, weights) < need) {
+      again = !went_down, edge.key = high + 1, ++bin;
+    } else if (!enough && low > least) {
       again = went_down = true, --bin;
     } else {
-      key = room ? by_candidates<true>(e, low, high, need, weights)
-                 : by_passes<Unsigned, true>(e, low, high, need, weights);
+      edge = room ? by_candidates<true>(e, low, high, need, weights)
+                  : by_passes<Unsigned, true>(e, low, high, need, weights);
     }
-    ptx::cluster_sync_reads();
-    if (!again) return __uint_as_float(key);
+    e.sync_reads();
+    if (is_guess) {
+      e.sum_kept(__uint_as_float(edge.key));
+      const double kept = e.totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
+      again = !(kept >= wanted && kept - edges < wanted);
+    }
+    if (!again) return __uint_as_float(edge.key);
   }
 }
 

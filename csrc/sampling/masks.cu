@@ -1,0 +1,13 @@
+// Masked logits.
+#include <flashinfer/cuda/sampling/launch.cuh>
+#include <flashinfer/cuda/sampling/ranks.cuh>
+
+namespace flashinfer::cuda {
+
+void launch_masks(const MapRowsParams& p, const Launch& where) {
+  const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
+  if (!shape.resident) return launch_streamed_maps(p, shape, where);
+  launch_clusters<mask_kernel<true>>(shape, p.num_rows, where, p);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,12 @@
+// softmax, renormalised and masked rows that are too long to be resident.
+#include <flashinfer/cuda/sampling/launch.cuh>
+#include <flashinfer/cuda/sampling/ranks.cuh>
+
+namespace flashinfer::cuda {
+
+void launch_streamed_maps(const MapRowsParams& p, const Shape& shape, const Launch& where) {
+  p.map == RowMap::kTopKMask ? launch_clusters<mask_kernel<false>>(shape, p.num_rows, where, p)
+                             : launch_clusters<map_kernel<false>>(shape, p.num_rows, where, p);
+}
+
+}  // namespace flashinfer::cuda
