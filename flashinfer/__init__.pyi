@@ -134,6 +134,8 @@ from .sampling import sampling_from_probs as sampling_from_probs
 from .sampling import softmax as softmax
 from .sampling import top_k as top_k
 from .sampling import top_k_mask_logits as top_k_mask_logits
+from .sampling import top_k_page_table_transform as top_k_page_table_transform
+from .sampling import top_k_ragged_transform as top_k_ragged_transform
 from .sampling import top_k_renorm_prob as top_k_renorm_prob
 from .sampling import top_k_renorm_probs as top_k_renorm_probs
 from .sampling import top_k_sampling_from_probs as top_k_sampling_from_probs

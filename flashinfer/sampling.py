@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import torch
 
-from ._sampling import operators
+from ._sampling.draws import Draws, Samples, draw
 from ._sampling.filters import softmax, top_k, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs
-from ._sampling.parameters import Integer, Real, check_rows, integer_of, real_of, refuse_nan, traced
-from ._sampling.random import Word, random_of
+from ._sampling.parameters import Integer, Real
+from ._sampling.random import Word
 from ._sampling.speculation import chain_speculative_sampling
+from ._sampling.transforms import top_k_page_table_transform, top_k_ragged_transform
 from .jit.modules.sampling import gen_sampling_module
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "softmax",
     "top_k",
     "top_k_mask_logits",
+    "top_k_page_table_transform",
+    "top_k_ragged_transform",
     "top_k_renorm_prob",
     "top_k_renorm_probs",
     "top_k_sampling_from_probs",
@@ -46,46 +49,6 @@ __all__ = [
     "top_p_renorm_probs",
     "top_p_sampling_from_probs",
 ]
-
-Samples = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-
-def _draw(
-    op: str,
-    input: torch.Tensor,
-    is_logits: bool,
-    indices: torch.Tensor | None,
-    generator: torch.Generator | None,
-    check_nan: bool,
-    seed: Word,
-    offset: Word,
-    slot: Word,
-    return_valid: bool,
-    *,
-    temperature: Real = 1.0,
-    top_k: Integer = -1,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    top_k_first: bool = False,
-) -> Samples:
-    name = "logits" if is_logits else "probs"
-    check_rows(op, name, input)
-    rows = input.shape[0]
-    outputs = rows if indices is None else indices.shape[0]
-    if check_nan:
-        refuse_nan(name, input)
-    samples, valid = operators.sample_from_rows(
-        input,
-        is_logits,
-        *traced(real_of("temperature", temperature, rows, outputs), input.device),
-        *integer_of("top_k", top_k, rows, outputs),
-        *traced(real_of("top_p", top_p, rows, outputs), input.device),
-        *traced(real_of("min_p", min_p, rows, outputs), input.device),
-        top_k_first,
-        indices,
-        *random_of(input.device, outputs, generator, seed, offset, slot),
-    )
-    return (samples, valid) if return_valid else samples
 
 
 def _is_top_k_first(filter_apply_order: str) -> bool:
@@ -113,7 +76,8 @@ def sampling_from_logits(
     Returns:
         samples ``[num_outputs]``.
     """
-    return _draw("sampling_from_logits", logits, True, indices, generator, check_nan, seed, offset, slot, False)  # type: ignore[return-value]
+    draws = Draws(indices, generator, check_nan, seed, offset, slot)
+    return draw("sampling_from_logits", "logits", logits, draws)  # type: ignore[return-value]
 
 
 def sampling_from_probs(
@@ -136,7 +100,8 @@ def sampling_from_probs(
     Returns:
         samples ``[num_outputs]``, or ``(samples, valid)`` with ``valid`` ``[num_outputs]`` bool.
     """
-    return _draw("sampling_from_probs", probs, False, indices, generator, check_nan, seed, offset, slot, return_valid)
+    draws = Draws(indices, generator, check_nan, seed, offset, slot, return_valid)
+    return draw("sampling_from_probs", "probs", probs, draws)
 
 
 def top_p_sampling_from_probs(
@@ -161,19 +126,8 @@ def top_p_sampling_from_probs(
     Returns:
         samples ``[num_outputs]``, or ``(samples, valid)`` with ``valid`` ``[num_outputs]`` bool.
     """
-    return _draw(
-        "top_p_sampling_from_probs",
-        probs,
-        False,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        slot,
-        return_valid,
-        top_p=top_p,
-    )
+    draws = Draws(indices, generator, check_nan, seed, offset, slot, return_valid)
+    return draw("top_p_sampling_from_probs", "probs", probs, draws, top_p=top_p)
 
 
 def top_k_sampling_from_probs(
@@ -198,19 +152,8 @@ def top_k_sampling_from_probs(
     Returns:
         samples ``[num_outputs]``, or ``(samples, valid)`` with ``valid`` ``[num_outputs]`` bool.
     """
-    return _draw(
-        "top_k_sampling_from_probs",
-        probs,
-        False,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        slot,
-        return_valid,
-        top_k=top_k,
-    )
+    draws = Draws(indices, generator, check_nan, seed, offset, slot, return_valid)
+    return draw("top_k_sampling_from_probs", "probs", probs, draws, top_k=top_k)
 
 
 def min_p_sampling_from_probs(
@@ -235,19 +178,8 @@ def min_p_sampling_from_probs(
     Returns:
         samples ``[num_outputs]``, or ``(samples, valid)`` with ``valid`` ``[num_outputs]`` bool.
     """
-    return _draw(
-        "min_p_sampling_from_probs",
-        probs,
-        False,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        slot,
-        return_valid,
-        min_p=min_p,
-    )
+    draws = Draws(indices, generator, check_nan, seed, offset, slot, return_valid)
+    return draw("min_p_sampling_from_probs", "probs", probs, draws, min_p=min_p)
 
 
 def top_k_top_p_sampling_from_logits(
@@ -276,17 +208,12 @@ def top_k_top_p_sampling_from_logits(
     Returns:
         samples ``[num_outputs]``.
     """
-    return _draw(
+    draws = Draws(indices, generator, check_nan, seed, offset, slot)
+    return draw(
         "top_k_top_p_sampling_from_logits",
+        "logits",
         logits,
-        True,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        slot,
-        False,
+        draws,
         top_k=top_k,
         top_p=top_p,
         top_k_first=_is_top_k_first(filter_apply_order),
@@ -319,17 +246,12 @@ def top_k_top_p_sampling_from_probs(
     Returns:
         samples ``[num_outputs]``, or ``(samples, valid)`` with ``valid`` ``[num_outputs]`` bool.
     """
-    return _draw(
+    draws = Draws(indices, generator, check_nan, seed, offset, slot, return_valid)
+    return draw(
         "top_k_top_p_sampling_from_probs",
+        "probs",
         probs,
-        False,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        slot,
-        return_valid,
+        draws,
         top_k=top_k,
         top_p=top_p,
         top_k_first=_is_top_k_first(filter_apply_order),

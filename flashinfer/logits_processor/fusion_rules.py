@@ -11,7 +11,9 @@ from .operators import (
     FusedProbsTopKSampleOp,
     FusedProbsTopKTopPSampleOp,
     FusedProbsTopPSampleOp,
+    FusedSoftmaxFilterSampleOp,
     FusedTemperatureSoftmaxOp,
+    LogitsTopKOp,
     MinPOp,
     ProbsSampleOp,
     ProbsTopKOp,
@@ -57,6 +59,34 @@ def _is_joint(ops: Sequence[Op]) -> bool:
     return bool(ops[0].params.get("joint_topk_topp", False))
 
 
+# Steps that draw from probabilities, and the filters that they apply.
+_FILTERS: dict[type[Op], tuple[str, ...]] = {
+    FusedProbsTopKSampleOp: ("top_k",),
+    FusedProbsTopPSampleOp: ("top_p",),
+    FusedProbsMinPSampleOp: ("min_p",),
+    FusedProbsTopKTopPSampleOp: ("top_k", "top_p"),
+}
+
+
+def _from_logits(ops: Sequence[Op]) -> Op:
+    """A softmax and a draw as one step."""
+    softmax, sample = ops
+    temperature = ("temperature",) if isinstance(softmax, FusedTemperatureSoftmaxOp) else ()
+    filters = (*temperature, *_FILTERS[type(sample)])
+    return FusedSoftmaxFilterSampleOp(**(softmax.params | sample.params), filters=filters)
+
+
+def _masks_alone(ops: Sequence[Op]) -> bool:
+    return "top_k" not in ops[1].params["filters"]
+
+
+def _masked(ops: Sequence[Op]) -> Op:
+    """A mask before the softmax as part of the step."""
+    mask, sample = ops
+    filters = ("top_k", *sample.params["filters"])
+    return FusedSoftmaxFilterSampleOp(**(mask.params | sample.params | dict(filters=filters, masks=True)))
+
+
 def fusion_rules() -> list[FusionRule]:
     """Those that every pipeline is compiled with."""
     pairs: list[tuple[type[Op], type[Op]]] = [
@@ -68,4 +98,10 @@ def fusion_rules() -> list[FusionRule]:
         FusionRule((TemperatureOp, SoftmaxOp), _always, _fused(FusedTemperatureSoftmaxOp), 100),
         FusionRule((ProbsTopKOp, TopPOp, ProbsSampleOp), _is_joint, _fused(FusedProbsTopKTopPSampleOp), 100),
         *(FusionRule((kind, ProbsSampleOp), _always, _fused(fused), 10) for kind, fused in pairs),
+        *(
+            FusionRule((softmax, sample), _always, _from_logits, 5)
+            for softmax in (SoftmaxOp, FusedTemperatureSoftmaxOp)
+            for sample in _FILTERS
+        ),
+        FusionRule((LogitsTopKOp, FusedSoftmaxFilterSampleOp), _masks_alone, _masked, 5),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .. import sampling
+from .._sampling.draws import Draws, draw
 from .op import Op, ParameterizedOp
 from .types import TensorType
 
@@ -144,4 +145,29 @@ class FusedProbsTopKTopPSampleOp(ParameterizedOp):
         top_k, top_p = self.parameter("top_k", runtime), self.parameter("top_p", runtime)
         return sampling.top_k_top_p_sampling_from_probs(  # type: ignore[return-value]
             tensor, top_k, top_p, filter_apply_order="joint", **_draws(self, runtime)
+        )
+
+
+class FusedSoftmaxFilterSampleOp(ParameterizedOp):
+    """Softmax, with a temperature or without, filters named by ``filters``, and a draw: one read of the logits.
+
+    With ``masks`` the logits are masked by ``top_k`` before the softmax, as :class:`LogitsTopKOp` does it.
+    """
+
+    IN, OUT = TensorType.LOGITS, TensorType.INDICES
+
+    def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
+        masks = self.params.get("masks", False)
+        numbers = {name: self.parameter(name, runtime) for name in self.params["filters"]}
+        given = _draws(self, runtime)
+        if given["indices"] is not None:
+            # What is done before the draw is done by rows, also where there are as many draws as rows.
+            rows = given["indices"].long().clamp(0, tensor.shape[0] - 1)
+            for name in ("temperature", "top_k") if masks else ("temperature",):
+                if isinstance(numbers.get(name), torch.Tensor):
+                    numbers[name] = numbers[name][rows]
+        del given["deterministic"]
+        draws = Draws(check_nan=False, **given)
+        return draw(  # type: ignore[return-value]
+            self.name, "logits", tensor, draws, top_k_first=masks, **numbers
         )

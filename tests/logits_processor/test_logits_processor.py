@@ -44,8 +44,20 @@ PIPES = [
      sampling.top_k_top_p_sampling_from_probs),
     ([TopK(joint_topk_topp=True), TopP(), Sample()], PROBS, ["FusedProbsTopKTopPSampleOp"], dict(top_k=9, top_p=0.4),
      lambda x, **more: sampling.top_k_top_p_sampling_from_probs(x, **JOINT, **more)),
-    ([Softmax(), TopK(joint_topk_topp=True), TopP(), Sample()], LOGITS, ["SoftmaxOp", "FusedProbsTopKTopPSampleOp"],
+    ([Softmax(), TopK(joint_topk_topp=True), TopP(), Sample()], LOGITS, ["FusedSoftmaxFilterSampleOp"],
      dict(top_k=9, top_p=0.4), lambda x, **more: sampling.top_k_top_p_sampling_from_logits(x, **JOINT, **more)),
+    ([TopK(), Softmax(), TopP(), Sample()], LOGITS, ["FusedSoftmaxFilterSampleOp"], dict(top_k=9, top_p=0.4),
+     sampling.top_k_top_p_sampling_from_logits),
+    ([Temperature(), Softmax(), MinP(), Sample()], LOGITS, ["FusedSoftmaxFilterSampleOp"],
+     dict(temperature=0.7, min_p=0.3), lambda x, temperature, min_p, **more: sampling.min_p_sampling_from_probs(
+         sampling.softmax(x, temperature), min_p, **more)),
+    ([TopK(), Temperature(), Softmax(), TopP(), Sample()], LOGITS, ["FusedSoftmaxFilterSampleOp"],
+     dict(temperature=0.7, top_k=9, top_p=0.6), lambda x, temperature, top_k, top_p, **more:
+     sampling.top_p_sampling_from_probs(
+         sampling.softmax(sampling.top_k_mask_logits(x, top_k), temperature), top_p, **more)),
+    ([TopK(), Softmax(), TopK(), Sample()], LOGITS, ["LogitsTopKOp", "FusedSoftmaxFilterSampleOp"], dict(top_k=9),
+     lambda x, top_k, **more: sampling.top_k_sampling_from_probs(
+         sampling.softmax(sampling.top_k_mask_logits(x, top_k)), top_k, **more)),
 ]  # fmt: skip
 
 

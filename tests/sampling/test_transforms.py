@@ -1,0 +1,70 @@
+"""top_k_page_table_transform and top_k_ragged_transform, row by row against sorting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+
+
+def places_of(scores: torch.Tensor, length: int, k: int) -> list[int]:
+    """The places of the k largest of the first scores, smallest places first where they tie."""
+    numbers = [-float("inf") if score != score else score for score in scores[:length].tolist()]
+    return sorted(sorted(range(length), key=lambda i: (-numbers[i], i))[:k])
+
+
+@pytest.mark.parametrize("width, k", [(1, 1), (40, 7), (700, 64), (700, 900), (3000, 2048)])
+@pytest.mark.parametrize("starts", [False, True])
+def test_places_of_rows_of_different_lengths(width, k, starts, dtype, device):
+    rows = 6
+    scores = torch.randn(rows, width).to(dtype)
+    scores[1] = scores[1, 0].clone()
+    scores[2, ::2] = -float("inf")
+    scores[3, width // 2] = float("nan")
+    lengths = torch.tensor([width, width, max(width // 2, 1), width, 0, 1], dtype=torch.int32)
+    first = torch.randint(width, (rows,)) if starts else torch.zeros(rows, dtype=torch.int64)
+    lengths = torch.minimum(lengths, width - first).int()
+    table = torch.randint(2**31 - 1, (4, width), dtype=torch.int32)
+    batch = torch.tensor([3, 0, 0, 1, 2, 3], dtype=torch.int32)
+    offsets = torch.randint(10**6, (rows,), dtype=torch.int32)
+    more = dict(deterministic=True, tie_break=1, dsa_graph_safe=True)
+    more["row_starts"] = first.to(device) if starts else None
+    given = scores.to(device), lengths.to(device)
+    ragged = flashinfer.top_k_ragged_transform(given[0], offsets.to(device), given[1], k, **more)
+    paged = flashinfer.top_k_page_table_transform(
+        given[0], table.to(device), given[1], k, row_to_batch=batch.to(device), **more
+    )
+    assert ragged.dtype == paged.dtype == torch.int32 and ragged.shape == paged.shape == (rows, k)
+    for row in range(rows):
+        want = places_of(scores[row, first[row] :].float(), int(lengths[row]), k)
+        none = [-1] * (k - len(want))
+        assert ragged[row].tolist() == [place + int(offsets[row]) for place in want] + none
+        assert paged[row].tolist() == table[batch[row]][want].tolist() + none
+
+
+def test_the_tables_rows_are_the_scores_rows(device):
+    scores, table = torch.randn(3, 50, device=device), torch.arange(150, dtype=torch.int32, device=device).view(3, 50)
+    lengths = torch.full((3,), 50, device=device)
+    paged = flashinfer.top_k_page_table_transform(scores, table, lengths, 8)
+    assert paged.equal(flashinfer.top_k_ragged_transform(scores, torch.arange(3, device=device) * 50, lengths, 8))
+
+
+def test_mistakes():
+    scores, table = torch.randn(3, 50), torch.zeros(3, 50, dtype=torch.int32)
+    lengths = torch.full((3,), 50, dtype=torch.int32)
+    paged, ragged = flashinfer.top_k_page_table_transform, flashinfer.top_k_ragged_transform
+    for error, call, text in (
+        (ValueError, lambda: paged(scores, table, lengths, 0), "k: got 0, wanted 1 or more"),
+        (ValueError, lambda: paged(scores[0], table, lengths, 3), "input: got 1 dimensions"),
+        (ValueError, lambda: paged(scores, table, lengths[:2], 3), r"lengths: got shape \[2\], wanted \[3\]"),
+        (TypeError, lambda: paged(scores, table, lengths.float(), 3), "lengths: got torch.float32"),
+        (TypeError, lambda: paged(scores, table.long(), lengths, 3), "src_page_table: got torch.int64"),
+        (ValueError, lambda: paged(scores, table[:2], lengths, 3), "src_page_table: got 2 rows, wanted 3"),
+        (ValueError, lambda: paged(scores, table, lengths, 3, lengths[:2]), r"row_to_batch: got shape \[2\]"),
+        (ValueError, lambda: paged(scores, table.to("meta"), lengths, 3), "src_page_table: got one on meta"),
+        (TypeError, lambda: ragged(scores, lengths.half(), lengths, 3), "offsets: got torch.float16"),
+        (ValueError, lambda: ragged(scores, lengths, lengths, 3, row_starts=lengths[:1]), "row_starts: got shape"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
