@@ -87,7 +87,7 @@ inline void apply(const Filters& f, DType dtype, Drawable& d) {
   Mass mass = Mass::of(d.row.sums);
   if (!mass.valid || !f.valid()) return void(d.mass = {});
   float t = f.has_min_p ? min_p_threshold(d.row, f.min_p) : 0.0f;
-  if (f.top_k.on) t = std::max(t, top_k_threshold(d.row, f.top_k.k, d.buffer));
+  if (f.top_k.on) t = std::max(t, top_k_threshold(d.row, f.top_k.k, d.buffer, 0));
   if (f.has_top_p) {
     if (f.top_k.on && f.top_k_first) {
       renormalize(d.row, t, mass, d.sums, dtype);
@@ -105,17 +105,10 @@ inline void put(void* to, bool wide, int64_t at, int64_t value) {
        : void(static_cast<int32_t*>(to)[at] = static_cast<int32_t>(value));
 }
 
-// The k-th largest of numbers of any sign that are no NaN.
-inline float top_k_threshold_of(const Row& row, int64_t k, std::vector<float>& buffer) {
-  buffer.resize(row.x.size() + kLanes);
-  const int64_t count = gather(row.x.data(), row.n, -INFINITY, INFINITY, buffer.data());
-  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), -INFINITY);
-}
-
 // Logits that are not among the k largest become -inf.
 inline void mask(Row& row, TopK top_k, std::vector<float>& buffer) {
   if (!top_k.on) return;
-  const float t = top_k_threshold_of(row, top_k.k, buffer);
+  const float t = top_k_threshold(row, top_k.k, buffer, -INFINITY);
   for (size_t i = 0; i < row.x.size(); i += kLanes) {
     const vfloat x = load(&row.x[i]);
     store(&row.x[i], select(x < t, splat(-INFINITY), x));
@@ -139,12 +132,11 @@ inline void prepare(const SampleParams& p, const Source& from, double temperatur
   Filters rest = filters;
   if (p.is_logits && filters.top_k.on && filters.top_k_first) {
     // Logits are masked by the first filter before there are probabilities.
-    load_raw(d.row, from);
+    load_elements(d.row, from);
     mask(d.row, filters.top_k, d.buffer);
     const Format floats = Format::of<float>();
-    const std::vector<float> masked = d.row.x;
     rest.top_k = {};
-    if (!load_softmax(d.row, {masked.data(), DType::kFloat32, &floats, from.n}, temperature)) return void(d.mass = {});
+    if (!load_softmax(d.row, {d.row.x.data(), DType::kFloat32, &floats, from.n}, temperature)) return void(d.mass = {});
   } else if (p.is_logits && !load_softmax(d.row, from, temperature)) {
     return void(d.mass = {});
   }
@@ -204,7 +196,7 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
     std::fill(d.row.x.begin(), d.row.x.end(), zeros ? 0.0f : NAN);
   } else {
     float t = 0;
-    if (top_k.on) t = top_k_threshold(d.row, top_k.k, d.buffer);
+    if (top_k.on) t = top_k_threshold(d.row, top_k.k, d.buffer, 0);
     if (!(top_p >= 1)) t = top_p_threshold(d.row, mass, top_p, d.buffer);
     sum_kept(d.row, t, d.sums);
     const Normalizer by = Normalizer::of(Mass::of(d.sums, mass.fixed).real());
@@ -217,7 +209,7 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
 }
 
 inline void mask(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
-  load_raw(d.row, from);
+  load_elements(d.row, from);
   mask(d.row, top_k_of(p.number.get_integer(r, r), p.vocab_size), d.buffer);
   from.format->write(p.output, r * p.vocab_size, p.vocab_size, d.row.x.data());
 }

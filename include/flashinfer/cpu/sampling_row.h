@@ -130,10 +130,19 @@ inline void for_chunks(const Source& from, float padding, const Body& body) {
   for (int64_t c = 0; c * kSumChunk < from.n; ++c) body(c, from.chunk(c, padding, buffer));
 }
 
-// Elements as they are, without sums.
-inline void load_raw(Row& row, const Source& from) {
+// Elements as they are, without sums; maxima are those of numbers.
+inline void load_elements(Row& row, const Source& from) {
   row.resize(from.n);
-  from.format->read(from.data, 0, from.n, row.x.data());
+  for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
+    float* to = row.chunk(c);
+    vfloat most = splat(-INFINITY);
+    for (int i = 0; i < kSumChunk; i += kLanes) {
+      const vfloat x = load(at + i);
+      store(to + i, x);
+      most = select(x > most, x, most);
+    }
+    row.maxima[c] = largest(most);
+  });
 }
 
 // Probabilities: what is negative counts as 0, NaN stays.

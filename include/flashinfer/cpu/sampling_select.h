@@ -112,10 +112,10 @@ float select_threshold(float* x, int64_t n, double wanted, double all, float non
   return select_sorted<kMass>(x, n, wanted, have, none);
 }
 
-// The k-th largest of a row; 0 where fewer than k elements are not 0.
-inline float top_k_threshold(const Row& row, int64_t k, std::vector<float>& buffer) {
+// The k-th largest number of a row without those below `least`, which it is where there are fewer than k.
+inline float top_k_threshold(const Row& row, int64_t k, std::vector<float>& buffer, float least) {
   buffer.resize(row.x.size() + kLanes);
-  float low = 0;
+  float low = least;
   if (2 * k <= row.chunks()) {  // k chunks have an element as large as the k-th largest of their maxima
     std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
     std::nth_element(buffer.begin(), buffer.begin() + (k - 1), buffer.begin() + row.chunks(), std::greater<float>());
@@ -128,7 +128,7 @@ inline float top_k_threshold(const Row& row, int64_t k, std::vector<float>& buff
       count += gather(row.chunk(c), size, low, INFINITY, &buffer[count]);
     }
   }
-  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), 0.0f);
+  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), least);
 }
 
 // The largest v with sum(x >= v) >= p * S.

@@ -22,9 +22,8 @@ inline void top_k_rows(const TopKParams& p, const Format& format) {
     Row row;
     for (int64_t r = first; r < last; ++r) {
       const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
-      row.resize(from.n);
-      format.read(from.data, 0, from.n, row.x.data());
-      const float t = p.k < p.vocab_size ? top_k_threshold_of(row, p.k, buffer) : -INFINITY;
+      load_elements(row, from);
+      const float t = p.k < p.vocab_size ? top_k_threshold(row, p.k, buffer, -INFINITY) : -INFINITY;
       pick_top_k(row, t, p.k, values.data(), p.indices + r * p.k);
       format.write(p.values, r * p.k, p.k, values.data());
     }
