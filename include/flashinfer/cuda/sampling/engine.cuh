@@ -7,11 +7,10 @@
 // it points to would be read as if it could be anywhere.
 #pragma once
 
-#include <flashinfer/cuda/ptx/approx.cuh>
 #include <flashinfer/cuda/ptx/cluster.cuh>
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
-#include <flashinfer/cuda/sampling/chunk.cuh>
+#include <flashinfer/cuda/sampling/stage.cuh>
 
 namespace flashinfer::cuda {
 
@@ -20,50 +19,6 @@ constexpr int kBins = 1024;        // of counts, or 512 of sums in two words
 constexpr int kCandidates = 6144;  // keys of each block, at other times than bins, in the same memory
 constexpr int kLocalBins = 512;    // of sums in two words
 constexpr int kSearchWords = kCandidates + 2 * kLocalBins;
-
-// From what is read to x, where x is not kept in shared memory.
-struct Stage {
-  bool is_raw, is_exponential, is_normalized, is_filtered;
-  float least;               // smaller logits count as -inf
-  float top, scale;          // of exponentials
-  Normalizer first, second;  // of softmax; of what the first filter keeps
-  float cut;                 // of the first filter
-  DType dtype;               // that its result is rounded to
-
-  __device__ __forceinline__ float exponential(float x) const {
-    return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
-  }
-  __device__ __forceinline__ float filtered(float x) const { return x >= cut ? rounded(second(x), dtype) : 0.0f; }
-
-  __device__ __forceinline__ float operator()(float x) const {
-    if (is_raw) return x;
-    x = is_exponential ? exponential(x) : max_nan(x, 0.0f);
-    if (is_normalized) x = first(x);
-    if (is_filtered) x = filtered(x);
-    return x;
-  }
-  __device__ __forceinline__ void apply(Chunk& chunk) const {
-    if (is_raw) return;
-    if (is_exponential) {
-      const Stage own = *this;
-      chunk.each([&](float& x) { x = own.exponential(x); });
-    } else {
-      chunk.each([](float& x) { x = max_nan(x, 0.0f); });
-    }
-    if (is_normalized) {
-      const Normalizer by = first;
-      chunk.each([&](float& x) { x = by(x); });
-    }
-    if (is_filtered) {
-      Chunk some = chunk;
-      filter(some, *this);
-      chunk = some;
-    }
-  }
-  __device__ __noinline__ static void filter(Chunk& chunk, const Stage& stage) {
-    chunk.each([&](float& x) { x = stage.filtered(x); });
-  }
-};
 
 // What the threads of a block share beside the row.
 struct Scratch {

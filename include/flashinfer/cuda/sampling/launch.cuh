@@ -35,7 +35,7 @@ inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t memory = is_long ? shared_memory(device) : shared_memory(device) / 2 - 2048;
   const int64_t room = (memory - Engine<true>::bytes(chunks, 0, true)) / (kSumChunk * 4);
   if (room < 1) return {1, 512, Engine<false>::bytes(chunks, 0, false), false};
-  const int threads = own <= 16 ? 256 : is_long ? 768 : 384;
+  const int threads = own > 16 && is_long ? 512 : 256;
   return {size, threads, Engine<true>::bytes(chunks, room < own ? room : own, true), true};
 }
 

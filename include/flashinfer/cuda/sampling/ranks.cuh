@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const Rows
 }
 
 template <bool kResident>
-__global__ void __launch_bounds__(768, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, 
 }
 
 template <bool kResident>
-__global__ void __launch_bounds__(768, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
+__global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();

@@ -180,8 +180,9 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   }
 }
 
+// All registers that 512 threads can have: what is spilled by a whole SM's threads is more than its L1 cache holds.
 template <bool kResident>
-__global__ void __launch_bounds__(768, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+__global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
     if (!p.is_logits) {
       totals = load_probs(e);
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(768, 1) sample_kernel(const __grid_constant__ 
 
 // softmax and renormalised rows, a cluster each.
 template <bool kResident>
-__global__ void __launch_bounds__(768, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t row = blockIdx.x / e.size;
   e.start();

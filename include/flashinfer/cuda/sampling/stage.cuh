@@ -1,0 +1,53 @@
+// From what is read of a row to x >= 0, for elements that are not kept in shared memory.
+#pragma once
+
+#include <flashinfer/cuda/ptx/approx.cuh>
+#include <flashinfer/cuda/sampling/chunk.cuh>
+
+namespace flashinfer::cuda {
+
+// What passes have done so far.
+struct Stage {
+  bool is_raw, is_exponential, is_normalized, is_filtered;
+  float least;               // smaller logits count as -inf
+  float top, scale;          // of exponentials
+  Normalizer first, second;  // of softmax; of what the first filter keeps
+  float cut;                 // of the first filter
+  DType dtype;               // that its result is rounded to
+
+  __device__ __forceinline__ float exponential(float x) const {
+    return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
+  }
+  __device__ __forceinline__ float filtered(float x) const { return x >= cut ? rounded(second(x), dtype) : 0.0f; }
+
+  __device__ __forceinline__ float operator()(float x) const {
+    if (is_raw) return x;
+    x = is_exponential ? exponential(x) : max_nan(x, 0.0f);
+    if (is_normalized) x = first(x);
+    if (is_filtered) x = filtered(x);
+    return x;
+  }
+  __device__ __forceinline__ void apply(Chunk& chunk) const {
+    if (is_raw) return;
+    if (is_exponential) {
+      const Stage own = *this;
+      chunk.each([&](float& x) { x = own.exponential(x); });
+    } else {
+      chunk.each([](float& x) { x = max_nan(x, 0.0f); });
+    }
+    if (is_normalized) {
+      const Normalizer by = first;
+      chunk.each([&](float& x) { x = by(x); });
+    }
+    if (is_filtered) {
+      Chunk some = chunk;
+      filter(some, *this);
+      chunk = some;
+    }
+  }
+  __device__ __noinline__ static void filter(Chunk& chunk, const Stage& stage) {
+    chunk.each([&](float& x) { x = stage.filtered(x); });
+  }
+};
+
+}  // namespace flashinfer::cuda
