@@ -21,6 +21,7 @@ from . import logits_processor as logits_processor
 from . import mla as mla
 from . import norm as norm
 from . import norm_backward as norm_backward
+from . import norm_quant as norm_quant
 from . import page as page
 from . import pod as pod
 from . import prefill as prefill
@@ -94,6 +95,9 @@ from .norm import rmsnorm as rmsnorm
 from .norm_backward import gen_norm_backward_module as gen_norm_backward_module
 from .norm_backward import layernorm_backward as layernorm_backward
 from .norm_backward import rmsnorm_backward as rmsnorm_backward
+from .norm_quant import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
+from .norm_quant import gen_norm_quant_module as gen_norm_quant_module
+from .norm_quant import rmsnorm_quant as rmsnorm_quant
 from .page import append_paged_kv_cache as append_paged_kv_cache
 from .page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
 from .page import block_sparse_indices_to_vector_sparse_offsets as block_sparse_indices_to_vector_sparse_offsets

@@ -18,6 +18,10 @@ from ._ops.scalars import scalar
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
 
+# Callers find these beside the others, as in FlashInfer.
+from .norm_quant import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
+from .norm_quant import rmsnorm_quant as rmsnorm_quant
+
 __all__ = [
     "fused_add_rmsnorm",
     "gemma_fused_add_rmsnorm",

@@ -30,6 +30,12 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     calls["layernorm"] = [(x, w, w, EPS)]
     calls["layernorm_out"] = [(x.clone(), x, w, w, EPS)]
     calls["layernorm_autograd"] = [(xg, wg, bg, EPS, None), (xg, wg, bg, 0.0, tensor)]
+    eight, scale = torch.empty(6, 64, dtype=torch.float8_e4m3fn, device=device), torch.full((1,), 0.5, device=device)
+    for number, given in ((0.5, None), (1.0, scale)):
+        calls.setdefault("rmsnorm_quant", []).append((eight.clone(), x, w, number, given, EPS, None))
+        calls.setdefault("fused_add_rmsnorm_quant", []).append(
+            (eight.clone(), x, x.clone(), w, number, given, EPS, None)
+        )
     calls["rmsnorm_backward"] = [(x, x, w, None, EPS, None, 1.0), (x, x, w, x, 0.0, tensor, 0.0)]
     calls["layernorm_backward"] = [(x, x, w, EPS, None), (x, x, w.float(), 0.0, tensor)]
     return calls

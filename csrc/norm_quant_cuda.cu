@@ -1,0 +1,12 @@
+// The norm_quant family's CUDA kernels for the element types of this module.
+#include <flashinfer/cuda/norm_quant.cuh>
+
+#include "norm_quant_config.h"
+
+namespace flashinfer {
+
+void rms_norm_quant(const RmsNormQuantParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::rms_norm_quant<T>(params, where))
+}
+
+}  // namespace flashinfer

@@ -1,0 +1,102 @@
+"""RMSNorm whose result is quantised: the layer behind it takes numbers of eight bits and one scale.
+
+Source of the formats: Micikevicius et al.: FP8 Formats for Deep Learning, 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._ops.declare import define
+from ._ops.route import without_gradient
+from ._ops.scalars import scalar
+from .jit.modules.norm_quant import gen_norm_quant_module
+
+__all__ = ["fused_add_rmsnorm_quant", "gen_norm_quant_module", "rmsnorm_quant"]
+
+Number = float | torch.Tensor
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+_rmsnorm_quant = define(
+    "rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, float scale, Tensor? scale_tensor, float eps,"
+    " bool? enable_pdl) -> ()",
+    gen_norm_quant_module,
+    _nothing,
+    general=without_gradient("rmsnorm_quant", "input", "weight"),
+)
+_fused_add_rmsnorm_quant = define(
+    "fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, float scale,"
+    " Tensor? scale_tensor, float eps, bool? enable_pdl) -> ()",
+    gen_norm_quant_module,
+    _nothing,
+    general=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
+)
+
+
+def rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: Number,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """RMSNorm, then quantisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale`` in eight bits.
+
+    Args:
+        out: float8_e4m3fn or float8_e5m2 of ``input``'s shape, to be written: rounded to nearest, ties to even, and clamped to
+            the finite numbers of its dtype; NaN stays NaN.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
+            dimensions can express.
+        weight: ``[hidden_size]``, same dtype.
+        scale: what ``out`` is to be multiplied by to get the normalised values: a positive number, or a tensor of one element
+            (float32, float64) on the device of ``input``, which is never read on the host.
+        eps: added to the mean of the squares.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default where the GPU has it.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: shapes, strides, devices or a scale that do not fit, or arguments that overlap.
+        TypeError: dtypes that do not fit.
+        GradientError: a tensor wants a gradient; there is none.
+    """
+    _rmsnorm_quant(out, input, weight, *_scale(scale, input), eps, enable_pdl)
+    return out
+
+
+def fused_add_rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: Number,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """Add, normalise and quantise: ``residual += input``, then ``out = rmsnorm_quant(residual, weight, scale)``.
+
+    The sum is normalised as computed, in float32; ``residual`` gets it rounded to its dtype.
+
+    Args:
+        residual: shape and dtype of ``input``, overwritten with the sum.
+        out, input, weight, scale, eps, enable_pdl: as for :func:`rmsnorm_quant`; ``input`` stays as it is.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`rmsnorm_quant`.
+    """
+    _fused_add_rmsnorm_quant(out, input, residual, weight, *_scale(scale, input), eps, enable_pdl)
+
+
+def _scale(scale: Number, input: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
+    """The operator's two arguments; what is no number, and an ``input`` that is no tensor, are the operator's errors."""
+    if isinstance(scale, torch.Tensor):
+        return 1.0, scale
+    return scalar(scale, input.device) if isinstance(input, torch.Tensor) else (1.0, None)
