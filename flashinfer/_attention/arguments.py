@@ -87,6 +87,19 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.device, custom: bool) -> None:
+    """``sinks`` of a run: see the wrappers."""
+    check_tensor(op, "sinks", sinks)
+    if custom:
+        raise ValueError(f"{op}: sinks: got some with jit_args, wanted None: a variant of your own has its parameters")
+    if sinks.shape != (num_qo_heads,) or not sinks.is_contiguous():
+        raise ValueError(f"{op}: sinks: got shape {list(sinks.shape)}, wanted [{num_qo_heads}], contiguous")
+    if sinks.dtype != torch.float32:
+        raise TypeError(f"{op}: sinks: got {sinks.dtype}, wanted {torch.float32}")
+    if sinks.device != device:
+        raise ValueError(f"{op}: sinks: got some on {sinks.device}, wanted {device} as the plan's tables are")
+
+
 class Logits(NamedTuple):
     """How a product of a query and a key becomes a logit."""
 
@@ -167,4 +180,4 @@ def parameters_of(
 ) -> Parameters:  # fmt: skip
     """The parameters of the library's own variants; ``factor`` is one of ``sm_scale``."""
     slopes = slopes_of(logits, num_qo_heads, device)
-    return Parameters(slopes, numbers, scales, logits.sm_scale * factor, logits.logits_soft_cap)
+    return Parameters(slopes, numbers, scales, None, logits.sm_scale * factor, logits.logits_soft_cap)

@@ -56,9 +56,9 @@ def attend_one(
     slopes = slopes_of(logits, q.shape[1], q.device)
     if is_compiling():  # by torch.export without Dynamo, too
         numbers = numbers_of(logits[2:], factor, q.device)
-        parameters = Parameters(slopes, numbers, by_head, 1.0, 1.0)
+        parameters = Parameters(slopes, numbers, by_head, None, 1.0, 1.0)
         if numbers is None:
-            parameters = Parameters(slopes, None, by_head, logits.sm_scale * factor, logits.logits_soft_cap)
+            parameters = Parameters(slopes, None, by_head, None, logits.sm_scale * factor, logits.logits_soft_cap)
         else:
             setting = setting._replace(rope_scale=1.0, rope_theta=1.0)
         torch.ops.flashinfer.attend(family, op, backend, q, k, v, out, lse, *setting, *parameters)
@@ -76,6 +76,7 @@ def attend_one(
             slopes,
             None,
             by_head,
+            None,
             logits.sm_scale * factor,
             logits.logits_soft_cap,
         )

@@ -46,12 +46,14 @@ class Setting(NamedTuple):
 class Parameters(NamedTuple):
     """The parameters of the library's own variants; a user's variant has its own in their place.
 
-    ``maybe_numbers``: see :func:`flashinfer._ops.route.numbers_of`; ``maybe_head_scales``: see :mod:`.scales`.
+    ``maybe_numbers``: see :func:`flashinfer._ops.scalars.numbers_of`; ``maybe_head_scales``: see :mod:`.scales`;
+    ``maybe_sinks``: ``[num_qo_heads]`` float32, see ``sinks`` of the wrappers' ``run()``.
     """
 
     maybe_alibi_slopes: Tensor | None = None
     maybe_numbers: Tensor | None = None
     maybe_head_scales: Tensor | None = None
+    maybe_sinks: Tensor | None = None
     sm_scale: float = 1.0
     logits_soft_cap: float = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -16,6 +16,7 @@ from .arguments import (
     Logits,
     PagedCache,
     caches_of,
+    check_sinks,
     check_tensor,
     layout_of,
     logits_of,
@@ -248,8 +249,9 @@ class BatchWrapper:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
+        sinks: torch.Tensor | None = None,
     ) -> Result:
-        if not is_compiling() and not args and (bound := self._bound) is not None:
+        if not is_compiling() and not args and sinks is None and (bound := self._bound) is not None:
             k, v = paged_kv_cache, None
             # To ask an instance takes a tensor longer than its type does.
             if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
@@ -258,7 +260,7 @@ class BatchWrapper:
             if result is not None:
                 return result
         k, v = caches_of(f"{self._name}.run", paged_kv_cache, self._layout)
-        return self._run(q, k, v, args, scales, out, lse, return_lse)
+        return self._run(q, k, v, args, scales, out, lse, return_lse, sinks)
 
     def _run(
         self,
@@ -270,13 +272,16 @@ class BatchWrapper:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
+        sinks: torch.Tensor | None = None,
     ) -> Result:
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")
-        no_gradient(self._name, (q, k, v, *args), ".run")
+        no_gradient(self._name, (q, k, v, sinks, *args), ".run")
+        if sinks is not None:
+            check_sinks(f"{self._name}.run", sinks, planned.shape.num_qo_heads, self.device, planned.operators.custom)
         if is_dynamo_compiling() and not planned.operators.custom:
-            return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse)
+            return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse, sinks)
         # Layer after layer brings the same shapes: what was found right once is not looked at again.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
@@ -290,6 +295,8 @@ class BatchWrapper:
         parameters, finish = planned.parameters, None
         if args or planned.operators.custom or scales != NO_SCALES:
             q, setting, parameters, finish = self._scaled(planned, q, args, scales)
+        if sinks is not None:
+            parameters = cast(Parameters, parameters)._replace(maybe_sinks=sinks)
         out, lse = results_of(f"{self._name}.run", planned.shape, q, out, lse, return_lse)
         self._last_run.note(self.device)
         call(self._name, planned.operators.run, q, k, v, out, lse, *setting, *parameters)
@@ -308,6 +315,7 @@ class BatchWrapper:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """:meth:`_run` under ``torch.compile``: one graph for all plans."""
         op = f"{self._name}.run"
@@ -327,9 +335,9 @@ class BatchWrapper:
         cap, scale, rope_scale, rope_theta = logits[2:]
         slopes = planned.parameters[0]  # type: ignore[misc]
         if numbers is None:
-            parameters = Parameters(slopes, None, by_head, scale * factor, cap)
+            parameters = Parameters(slopes, None, by_head, sinks, scale * factor, cap)
         else:
-            rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, by_head, 1.0, 1.0)
+            rope_scale, rope_theta, parameters = 1.0, 1.0, Parameters(slopes, numbers, by_head, sinks, 1.0, 1.0)
         batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[3:]
         torch.ops.flashinfer.attend_planned(
             self._family, op, q, k, v, out, lse, *sizes[:3],

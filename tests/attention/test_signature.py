@@ -31,7 +31,8 @@ def test_python_has_the_lists_of_the_modules(family, device):
 
 def test_schemas_in_python():
     assert schema_of(Parameters, "SymInt") == (
-        "Tensor? maybe_alibi_slopes, Tensor? maybe_numbers, Tensor? maybe_head_scales, float sm_scale, float logits_soft_cap"
+        "Tensor? maybe_alibi_slopes, Tensor? maybe_numbers, Tensor? maybe_head_scales, Tensor? maybe_sinks, float sm_scale,"
+        " float logits_soft_cap"
     )
     assert "SymInt batch_size" in schema_of(Setting, "SymInt")
     # What defaults say is one request: the operator needs no table for it.

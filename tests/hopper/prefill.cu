@@ -8,6 +8,7 @@ struct Params : AttentionParams {
   float* maybe_alibi_slopes;
   double* maybe_numbers;
   float* maybe_head_scales;
+  float* maybe_sinks;
   float sm_scale, logits_soft_cap;
 };
 

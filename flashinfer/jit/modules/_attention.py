@@ -55,7 +55,10 @@ AXES = (
 )
 # maybe_head_scales: for queries of 8 bits, what logits of each query head are multiplied by, then what outputs are.
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
-OWN_TENSORS = {"maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float"}
+# maybe_sinks: logits that join the softmax, see sinks.h.
+OWN_TENSORS = {
+    "maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float", "maybe_sinks": "float",
+}  # fmt: skip
 OWN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
 TENSOR_TYPES = {
     "float": "float",
@@ -77,7 +80,7 @@ RESERVED_NAMES = frozenset({
     "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
     "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
     "partial_lse", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size", "variant",
-    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge",
+    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge", "maybe_sinks",
 })  # fmt: skip
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _HEADERS = (".h", ".hpp", ".cuh")

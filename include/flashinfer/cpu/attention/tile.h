@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/attention/variant.h>
 #include <flashinfer/cpu/attention/cache.h>
 #include <flashinfer/cpu/attention/range.h>
@@ -164,8 +165,9 @@ struct Tile {
 
   // Writes a finished row: to the output, or where pieces wait to be merged.
   void finish(int row, float* sums, float m, float l) const {
+    const float rescale = item.slot < 0 ? add_sink<Variant>(params, head(row), m, l) : 1.0f;
     const float lse = l == 0 ? -math::inf : m + math::ptx_log2(l);
-    const float scale = !Variant::use_softmax ? 1.0f : l == 0 ? 0.0f : 1.0f / l;
+    const float scale = !Variant::use_softmax ? 1.0f : l == 0 ? 0.0f : rescale / l;
     if (item.slot < 0) {
       write_row(params, variant, item.batch, item.qo_start, query(row), head(row), sums, scale * common.o_scale, lse);
       return;

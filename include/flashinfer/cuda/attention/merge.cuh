@@ -9,6 +9,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
@@ -97,7 +98,7 @@ __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, 
   if (turn != 0) return;
 #pragma unroll
   for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
-  float share = params.o_scale;
+  float share = params.o_scale * add_sink<Variant>(params, row.qo_head, all.top, all.total);
   if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
   float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
   if constexpr (Variant::transforms_output) {

@@ -5,6 +5,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/cuda/attention/fragments.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
@@ -71,8 +72,9 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const RowOutput<S> row(params, item, warp, warp.row(m, half));
-      const float sum = Variant::use_softmax ? quad_sum(softmax.sum[m][half]) : 0;
-      const float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : 1.0f / sum;
+      float base = softmax.base(m, half), sum = Variant::use_softmax ? quad_sum(softmax.sum[m][half]) : 0;
+      const float rescale = row.o ? add_sink<Variant>(params, row.qo_head, base, sum) : 1.0f;
+      const float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : rescale / sum;
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
 #pragma unroll
@@ -82,7 +84,7 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
           row.template put<Variant>(params, variant, item.batch, column, values, share);
         }
       }
-      if (row.lse && threadIdx.x % 4 == 0) *row.lse = log2_sum(softmax.base(m, half), sum);
+      if (row.lse && threadIdx.x % 4 == 0) *row.lse = log2_sum(base, sum);
     }
   }
 }
@@ -143,7 +145,8 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
       values[0] += share * part.x, values[1] += share * part.y, values[2] += share * part.z,
           values[3] += share * part.w;
     }
-    const float mean = !Variant::use_softmax ? 1.0f : total == 0 ? 0.0f : 1.0f / total;
+    const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, top, total) : 1.0f;
+    const float mean = !Variant::use_softmax ? 1.0f : total == 0 ? 0.0f : rescale / total;
     to.template put<Variant>(params, variant, item.batch, column, values, mean);
     if (to.lse && column == 0) *to.lse = log2_sum(top, total);
   }

@@ -5,6 +5,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/cuda/attention/output.cuh>
 #include <flashinfer/cuda/attention/sm90/load.cuh>
 #include <flashinfer/cuda/attention/sm90/rows.cuh>
@@ -36,10 +37,11 @@ struct GroupOutput {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = Variant::use_softmax ? quad_sum(softmax.sum[half]) : 0;
-      float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : math::ptx_rcp(sum);
+      float base = softmax.base(half), sum = Variant::use_softmax ? quad_sum(softmax.sum[half]) : 0;
       const RowOutput<S> to(params, work, rows, rows.row(0, half));
-      if (to.lse && threadIdx.x % 4 == 0) *to.lse = log2_sum(softmax.base(half), sum);
+      const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, base, sum) : 1.0f;
+      float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : rescale * math::ptx_rcp(sum);
+      if (to.lse && threadIdx.x % 4 == 0) *to.lse = log2_sum(base, sum);
       if (work.slot < 0) share *= params.o_scale;
       if constexpr (S::kFp8) share *= head_scale<S>(params, rows, half, params.num_qo_heads);
 #pragma unroll
