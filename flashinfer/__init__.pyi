@@ -43,6 +43,7 @@ from .activation_backward import gelu_tanh_and_mul_backward as gelu_tanh_and_mul
 from .activation_backward import gen_act_and_mul_backward_module as gen_act_and_mul_backward_module
 from .activation_backward import silu_and_mul_backward as silu_and_mul_backward
 from .attention import BatchAttention as BatchAttention
+from .attention import BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper
 from .autotuner import AutoTuner as AutoTuner
 from .autotuner import autotune as autotune
 from .autotuner import get_autotune_process_group as get_autotune_process_group

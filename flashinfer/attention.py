@@ -8,11 +8,12 @@ from ._attention.arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
 from ._attention.masks import MaskTensors
 from ._attention.scales import NO_SCALES
 from ._attention.schedule import Shape
+from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
 
-__all__ = ["BatchAttention"]
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
 
 FLOAT_WORKSPACE = 128 << 20  # bytes
 

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from . import _unsupported
+from ._attention.accepted import check_backend, check_hints, check_run, cut_of
 from ._attention.arguments import NON_CAUSAL, PagedCache, check_dims, layout_of, logits_of
 from ._attention.bound import BoundCalls
+from ._attention.engines import fast_decode_plan as fast_decode_plan
 from ._attention.masks import MaskTensors
 from ._attention.one_request import attend_one, run_one
 from ._attention.operators import operators_of_module
@@ -161,6 +163,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         paged_kv_last_page_len_buffer: ``[batch_size]`` int32, for ``last_page_len``.
         jit_args: the arguments of :func:`gen_customize_batch_decode_module` less ``backend``: a variant of your own, which is
             built here. ``run()`` then takes its additional tensors and scalars.
+        backend: ``"auto"`` or ``"fa2"``: decode's kernels are the portable ones.
 
     Raises:
         ValueError, TypeError: buffers or a layout that do not fit.
@@ -178,7 +181,10 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         paged_kv_indices_buffer: torch.Tensor | None = None,
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
         jit_args: tuple[Any, ...] | None = None,
+        backend: str = "auto",
     ) -> None:
+        check_backend(type(self).__name__, backend, ("auto", "fa2"))
+        self._backend = backend
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, gen_customize_batch_decode_module, jit_args)
         self._use_tensor_cores = bool(use_tensor_cores)
         self._paged_buffers = self._paged_graph_buffers(
@@ -211,6 +217,11 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
         non_blocking: bool = True,
+        block_tables: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        o_data_type: str | torch.dtype | None = None,
     ) -> None:
         """Balance the work of a batch; to be called whenever lengths change.
 
@@ -228,6 +239,13 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             data_type: stands for those of the two that are ``None``.
             non_blocking: whether tables in pinned memory are copied without waiting: they must then stay as they are until
                 the copies are done. All others may change once this returns.
+            block_tables: ``None``: pages are named by ``indices``.
+            seq_lens: ``[batch_size]``, lengths of keys, which the tables say too: not read.
+            fixed_split_size: keys are cut at multiples of so many pages, whatever the batch: a request's result is then the
+                same, bit for bit, alone and in every batch. ``None`` and -1: cut as balances the work. A CUDA graph may have
+                no room for the pieces of longer requests, which is an error of ``plan()``.
+            disable_split_kv: never cut keys; goes before ``fixed_split_size``, with the same effect on results.
+            o_data_type: of the output, ``q_data_type`` by default.
 
         Raises:
             ValueError: tables, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a plan
@@ -239,15 +257,20 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """
         op = f"{self._name}.plan"
         q_data_type, kv_data_type = q_data_type or data_type or "float16", kv_data_type or data_type
-        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, self._dtype_o)
+        o_data_type = self._dtype_o or o_data_type
+        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)
         logits = logits_of(
             op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
         tables = Tables(op, self.device, non_blocking)
         given = index_tables(op, indptr=indptr, indices=indices, last_page_len=last_page_len)
+        check_hints(op, given["indptr"].numel() - 1, seq_lens, block_tables)
         near = on_host(given["indptr"], given["last_page_len"])
         batch = paged_batch(tables, self._paged_buffers, None, page_size, near, **given)
+        self._cut = cut_of(op, fixed_split_size, disable_split_kv, page_size)
         self._plan(batch, shape, logits, NON_CAUSAL, MaskTensors(), page_size, tables)
+        if not self._use_cuda_graph:
+            self._paged_kv_last_page_len_buf = given["last_page_len"]
 
     begin_forward = plan
 
@@ -263,6 +286,10 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
         enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: torch.Tensor | None = None,
+        q_len_per_req: int | None = 1,
+        kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of the planned batch.
 
@@ -278,12 +305,19 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             lse: ``[batch_size, num_qo_heads]`` float32, contiguous, to be written where it is given.
             return_lse: return ``(out, lse)``.
             enable_pdl: accepted.
+            window_left: ``None``, or what was planned.
+            sinks: ``[num_qo_heads]`` float32, a logit of each query head that joins the softmax of its rows, behind scale and
+                cap, and has no value: weights of keys then add up to less than 1, and the lse has it too.
+            q_len_per_req: 1, queries of each request.
+            kv_cache_sf: ``None``: there are no caches of 4 bits.
 
         Raises:
             ValueError: no plan, or shapes, strides or devices other than those planned for.
             TypeError: dtypes other than those planned for.
         """
-        return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
+        if not (window_left is None and kv_cache_sf is None and q_len_per_req == 1):
+            check_run(f"{self._name}.run", self._window_left, window_left, q_len_per_req, kv_cache_sf)
+        return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse, sinks)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

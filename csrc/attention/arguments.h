@@ -95,6 +95,7 @@ struct VariantArguments {
   X(int64_t, max_merges)             \
   X(int64_t, tile_rows)              \
   X(bool, split)                     \
+  X(int64_t, kv_chunk)               \
   X(int64_t, variant)
 FLASHINFER_ARGUMENTS(PlanArguments, FLASHINFER_ATTENTION_PLAN)
 

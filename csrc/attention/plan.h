@@ -25,6 +25,7 @@ struct PlanInput {
     request.mask_mode = mask_mode_of(check, given.mask_mode);
     request.window_left = check.int32("window_left", given.window_left);
     request.split = given.split;
+    request.kv_chunk = check.int32("kv_chunk", given.kv_chunk);
     config = {static_cast<DType>(given.dtype_q),
               static_cast<DType>(given.dtype_kv),
               static_cast<DType>(given.dtype_o),

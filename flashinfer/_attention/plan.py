@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, check_dims, check_tensor, parameters_of
 from .bound import Bound, bind_plan
 from .masks import MaskTensors
@@ -51,6 +52,7 @@ class Requests:
     page_size: int | None  # None: ragged keys
     kv_layout: int
     given: Shape | None = None  # what is run where kernels do not have its dtypes: float64, to check gradients in
+    cut: Cut = BALANCED
 
     def mask_mode(self, options: Options) -> int:
         return options.causal if self.masks.mode is None else self.masks.mode

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table, index_tables
+from .accepted import check_hints, check_run, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
@@ -90,6 +91,13 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         token_pos_in_items_ptr: torch.Tensor | None = None,
         token_pos_in_items_len: int = 0,
         max_item_len_ptr: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        block_tables: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        o_data_type: str | torch.dtype | None = None,
     ) -> None:
         """Balance the work of a batch; to be called whenever lengths change.
 
@@ -117,6 +125,14 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 it is from the delimiter before its item, 0 at a delimiter.
             token_pos_in_items_len: entries of each request there; unused ones are 0.
             max_item_len_ptr: ``[batch_size]`` uint16, the longest item of each request.
+            block_tables: ``None``: pages are named by ``paged_kv_indices``.
+            seq_lens: ``[batch_size]``, lengths of keys, which the tables say too: not read.
+            fixed_split_size: keys are cut at multiples of so many pages, whatever the batch: a request's result is then the
+                same, bit for bit, alone and in every batch. ``None`` and -1: cut as balances the work. A CUDA graph may have
+                no room for the pieces of longer requests, which is an error of ``plan()``.
+            disable_split_kv: never cut keys; goes before ``fixed_split_size``, with the same effect on results.
+            o_data_type: of the output, ``q_data_type`` by default.
+            max_token_per_sequence, max_sequence_kv: accepted.
 
         Raises:
             ValueError: tables, masks, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a
@@ -128,8 +144,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         """
         op = f"{self._name}.plan"
         shape = Shape.of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, self._dtype_o
-        )
+            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type,
+            self._dtype_o or o_data_type,
+        )  # fmt: skip
         logits = logits_of(
             op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
@@ -139,10 +156,16 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             "paged_kv_last_page_len": paged_kv_last_page_len,
         }
         items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        pages = index_tables(op, **given)
+        check_hints(
+            op, pages["paged_kv_indptr"].numel() - 1, seq_lens, block_tables, max_token_per_sequence=max_token_per_sequence,
+            max_sequence_kv=max_sequence_kv,
+        )  # fmt: skip
+        self._cut = cut_of(op, fixed_split_size, disable_split_kv, page_size)
         self._plan_paged(
             Tables(op, self.device, non_blocking),
             index_table(op, "qo_indptr", qo_indptr),
-            index_tables(op, **given),
+            pages,
             page_size,
             shape,
             logits,
@@ -157,12 +180,16 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         q: torch.Tensor,
         paged_kv_cache: PagedCache,
         *args: Any,
+        q_scale: Scale = None,
         k_scale: Scale = None,
         v_scale: Scale = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
         enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: torch.Tensor | None = None,
+        kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of the planned batch.
 
@@ -173,17 +200,23 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 dimension of 2. Strides are free but for the last dimension, which is contiguous; on CUDA rows start at
                 multiples of 16 bytes. What lies in places that no request owns has no influence, whatever it is.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
-            k_scale, v_scale: as ``scale_k`` and ``scale_v`` of :func:`flashinfer.single_prefill_with_kv_cache`.
+            q_scale, k_scale, v_scale: as ``scale_q``, ``scale_k`` and ``scale_v`` of :func:`flashinfer.single_prefill_with_kv_cache`.
             out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]``, to be written; made by default.
             lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to be written where it is given.
             return_lse: return ``(out, lse)``.
             enable_pdl: accepted.
+            window_left: ``None``, or what was planned.
+            sinks: ``[num_qo_heads]`` float32, a logit of each query head that joins the softmax of its rows, behind scale and
+                cap, and has no value: weights of keys then add up to less than 1, and the lse has it too.
+            kv_cache_sf: ``None``: there are no caches of 4 bits.
 
         Raises:
             ValueError: no plan, or shapes, strides or devices other than those planned for.
             TypeError: dtypes other than those planned for.
         """
-        return self._run_paged(q, paged_kv_cache, args, (None, k_scale, v_scale), out, lse, return_lse)
+        if not (window_left is None and kv_cache_sf is None):
+            check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf=kv_cache_sf)
+        return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse, sinks)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

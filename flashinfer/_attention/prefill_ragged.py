@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table
+from .accepted import check_hints, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
@@ -70,11 +71,18 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         token_pos_in_items_ptr: torch.Tensor | None = None,
         token_pos_in_items_len: int = 0,
         max_item_len_ptr: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        o_data_type: str | torch.dtype | None = None,
     ) -> None:
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
             kv_indptr: ``[batch_size + 1]`` int32, where each request's keys begin in ``k`` and ``v``.
+            fixed_split_size: as there, in keys.
             qo_indptr, num_qo_heads, ...: all others as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
 
         Raises:
@@ -82,16 +90,23 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         """
         op = f"{self._name}.plan"
         shape = Shape.of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, self._dtype_o
-        )
+            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type,
+            self._dtype_o or o_data_type,
+        )  # fmt: skip
         logits = logits_of(
             op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
         items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        queries, keys = index_table(op, "qo_indptr", qo_indptr), index_table(op, "kv_indptr", kv_indptr)
+        check_hints(
+            op, keys.numel() - 1, seq_lens, None, max_token_per_sequence=max_token_per_sequence,
+            max_sequence_kv=max_sequence_kv,
+        )  # fmt: skip
+        self._cut = cut_of(op, fixed_split_size, disable_split_kv, 1)
         self._plan_ragged(
             Tables(op, self.device, non_blocking),
-            index_table(op, "qo_indptr", qo_indptr),
-            index_table(op, "kv_indptr", kv_indptr),
+            queries,
+            keys,
             self._kv_indptr_buf,
             shape,
             logits,

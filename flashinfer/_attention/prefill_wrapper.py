@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ..jit.modules.prefill import check_kernels, gen_customize_batch_prefill_module
+from ..jit.modules.prefill import KERNELS, gen_customize_batch_prefill_module
+from .accepted import check_backend
 from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
@@ -35,7 +36,7 @@ class BatchPrefill(BatchWrapper):
         backend: str,
         jit_args: tuple[Any, ...] | None,
     ) -> None:
-        check_kernels(backend)
+        check_backend(type(self).__name__, backend, KERNELS)
         self._backend = backend
         generate = partial(gen_customize_batch_prefill_module, backend)
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, generate, jit_args)
@@ -52,7 +53,7 @@ class BatchPrefill(BatchWrapper):
             mask = self._graph_buffer("custom_mask_buf", mask, torch.uint8)
         if indptr is not None:
             indptr = self._graph_buffer("mask_indptr_buf", indptr)
-        self._mask_buffers = (mask, indptr)
+        self._mask_buffers = self._custom_mask_buf, self._mask_indptr_buf = (mask, indptr)
 
     def _queries(self, tables: Tables, given: torch.Tensor, near: torch.Tensor) -> None:
         """Check ``qo_indptr`` and keep it for a graph."""
@@ -77,6 +78,8 @@ class BatchPrefill(BatchWrapper):
         self._queries(tables, qo_indptr, near)
         batch = paged_batch(tables, self._paged_buffers, near, page_size, near_kv, **given)
         self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, page_size)
+        if not self._use_cuda_graph:
+            self._paged_kv_last_page_len_buf = last
 
     def _plan_ragged(
         self,

@@ -148,7 +148,7 @@ class Scheduler:
             ValueError: a buffer that is too small, or a plan that does not fit what a graph was captured with.
         """
         refuse_graph()
-        problem = problem._replace(device=self.device.index or 0, split=self.split)
+        problem = problem._replace(device=self.device.index or 0, split=self.split and problem.split)
         bounds = self._bounds_for(plan, problem) if self.use_cuda_graph else None
         if bounds is not None:
             problem = problem._replace(
@@ -169,6 +169,10 @@ class Scheduler:
         lists.copy_(host[:needed], non_blocking=True)
         self.bounds, self.header = bounds, header
         return Lists(lists, self.float_workspace, problem.batch_size, *sizes)
+
+    def kv_lens_of(self, lists: Lists) -> torch.Tensor:
+        """The lengths of keys that a plan's lists hold, ``[batch_size]``."""
+        return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:
         """Whether the kernels of another variant, whose operator is ``plan``, take lists made of tiles of as many rows."""

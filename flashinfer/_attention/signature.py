@@ -80,6 +80,7 @@ class Problem(NamedTuple):
     max_merges: int = 0
     tile_rows: int = 0
     split: bool = True
+    kv_chunk: int = 0  # pieces of keys end at its multiples; 0: they are as long as balances the work
     variant: int = 0
 
     @property

@@ -113,7 +113,8 @@ class Tables:
             raise ValueError(
                 f"{self.op}: {name}: got {x.numel()} elements, and the buffer given for it holds {buffer.numel()}"
             )
-        self.pending.append((buffer[: x.numel()], x))
+        if x.device != buffer.device or x.data_ptr() != buffer.data_ptr():  # engines write into the buffer themselves
+            self.pending.append((buffer[: x.numel()], x))
         return buffer
 
     def commit(self) -> None:

@@ -12,6 +12,7 @@ from .._ops.scalars import numbers_of
 from ..jit.capture import refuse_capture
 from ..jit.module import JitSpec
 from ..utils import canonicalize_torch_dtype
+from .accepted import BALANCED
 from .arguments import (
     Logits,
     PagedCache,
@@ -25,6 +26,7 @@ from .arguments import (
     rows_of,
 )
 from .bound import Bound, Result
+from .engines import EngineContract
 from .kernels import Wanted, choose
 from .masks import MaskTensors
 from .operators import Operators, builtin_operators, call, custom_operators
@@ -36,12 +38,16 @@ from .streams import LastRun
 from .tables import Batch, Tables, check_buffer, refuse_graph
 from .traced import from_shape
 
+FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles
 
-class BatchWrapper:
+
+class BatchWrapper(EngineContract):
     """A batch of requests with one plan; see the public wrappers."""
 
     _family, _backend = "prefill", "auto"
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
+    _cut = BALANCED  # of the plan that is being made
+    _plan_options: Options  # of the last plan(), whatever forward() was given since
 
     def __init__(
         self,
@@ -109,12 +115,14 @@ class BatchWrapper:
     def _paged_graph_buffers(self, **buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The buffers of indptr, indices and last_page_len, by the constructor's names of them."""
         checked = tuple(self._graph_buffer(name, buffer) for name, buffer in buffers.items())
+        self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = checked
         (indptr_name, _, last_name), (indptr, _, last) = buffers, checked
         if indptr is not None and last is not None and last.numel() != indptr.numel() - 1:
             raise ValueError(
                 f"{self._name}: {last_name}: got {last.numel()} elements, wanted {indptr.numel() - 1}, one less than"
                 f" {indptr_name}"
             )
+        self._fixed_batch_size = 0 if indptr is None else indptr.numel() - 1
         return checked
 
     def end_forward(self) -> None:
@@ -137,7 +145,8 @@ class BatchWrapper:
             if self._backend == "fa3":
                 choose("fa3", wanted, 0)
             return self._custom
-        kernels = choose(self._backend, wanted, batch.rows * group // max(batch.kv_lens.numel(), 1))
+        backend = "fa2" if requests.cut.is_fixed and self._backend == "auto" else self._backend
+        kernels = choose(backend, wanted, batch.rows * group // max(batch.kv_lens.numel(), 1))
         planned, bounds = self._planned, self._scheduler.bounds
         if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
             # What a graph was captured with serves the plans after the first, where it can.
@@ -152,13 +161,16 @@ class BatchWrapper:
         tables: Tables | None = None, given: Shape | None = None,
     ) -> None:  # fmt: skip
         """Make a plan and keep it; then, when nothing can fail any more, write the caller's buffers."""
-        requests = Requests(batch, shape, masks, page_size, self._layout, given)
-        options = Options(logits, causal)
-        planned = self._make(requests, options, requests.extent(options))
-        self._plans = {options: planned}
-        self._take(planned)
+        requests = Requests(batch, shape, masks, page_size, self._layout, given, self._cut)
+        self._make_and_take(requests, Options(logits, causal))
         if tables is not None:
             tables.commit()
+
+    def _make_and_take(self, requests: Requests, options: Options) -> None:
+        planned = self._make(requests, options, requests.extent(options))
+        self._plans, self._plan_options = {options: planned}, options
+        self._take(planned)
+        self._say_plan(planned)
 
     def _make(self, requests: Requests, options: Options, extent: Extent) -> Plan:
         """New lists, for options that see what is in ``extent``."""
@@ -168,10 +180,16 @@ class BatchWrapper:
             self._scheduler.bounds = None  # those of other kernels
         self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
         problem = requests.shape.problem(requests.batch.qo_indptr, requests.batch.kv_lens)._replace(
-            mask_mode=int(extent.causal), window_left=extent.window_left, variant=operators.variant
-        )
+            mask_mode=int(extent.causal), window_left=extent.window_left, variant=operators.variant,
+            split=requests.cut.split, kv_chunk=requests.cut.kv_chunk, tile_rows=self._tile_rows(requests, operators),
+        )  # fmt: skip
         lists = self._scheduler.make(operators.plan, problem)
         return self._with(requests, lists, extent, options, operators)
+
+    def _tile_rows(self, requests: Requests, operators: Operators) -> int:
+        """Rows of a tile where they must not depend on the batch; 0 where kernels choose, or have one size alone."""
+        portable = operators.kernels in ("cpu", "cuda") and self._family == "prefill"
+        return FIXED_TILE_ROWS if requests.cut.is_fixed and portable else 0
 
     def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
         bounds = self._scheduler.bounds
@@ -184,6 +202,7 @@ class BatchWrapper:
 
     def _take(self, planned: Plan) -> None:
         self._planned, self._bound, self._seen = planned, planned.bound, None
+        self._say_options(planned)
 
     def _use_options(
         self,

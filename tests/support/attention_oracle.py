@@ -76,10 +76,12 @@ def attention(
     rope_scale: float | None = None,
     rope_theta: float | None = None,
     weights: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``q`` is ``[qo_len, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[kv_len, num_kv_heads, head_dim]``: (out, lse).
 
-    ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``.
+    ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``. ``sinks``: one key more
+    for each head, of this logit and without a value.
     """
     device = q.device  # a GPU is the faster calculator in float64, too
     q, k, v = (x.to(device).double() for x in (q, k, v))
@@ -101,11 +103,18 @@ def attention(
     if logits_soft_cap:
         logits = logits_soft_cap * torch.tanh(logits / logits_soft_cap)
     logits = logits.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.to(device).double()[:, None, None].expand(heads, qo_len, 1)], -1)
+        v, kv_len = torch.cat([v, v.new_zeros(1, *v.shape[1:])]), kv_len + 1
     highest = logits.amax(-1, keepdim=True).clamp(min=-1e300) if kv_len else logits.new_zeros(heads, qo_len, 1)
     exp = (logits - highest).exp()
     total = exp.sum(-1, keepdim=True)
     out = torch.einsum("hqk,khd->qhd", exp / total.clamp(min=1e-300), v)
-    lse = ((highest + total.clamp(min=1e-300).log()) / math.log(2)).squeeze(-1).masked_fill(~seen.any(-1), -math.inf)
+    lse = (
+        ((highest + total.clamp(min=1e-300).log()) / math.log(2))
+        .squeeze(-1)
+        .masked_fill(logits.isneginf().all(-1), -math.inf)
+    )
     return out.cpu(), lse.t().cpu()
 
 

@@ -28,6 +28,9 @@ struct PlanRequest {
   int32_t min_chunk;  // no piece of keys is shorter than this: merging must pay
   int32_t kv_step;    // pieces are multiples of this
   bool split;         // whether keys may be cut at all
+  // Pieces of keys end at multiples of this, whatever the batch, so that a request's result is its own alone; 0: they
+  // are as long as balances the work.
+  int32_t kv_chunk = 0;
 
   int32_t qo_start(int32_t b) const { return qo_indptr ? qo_indptr[b] : b; }
   int32_t qo_len(int32_t b) const { return qo_indptr ? qo_indptr[b + 1] - qo_indptr[b] : 1; }
@@ -104,6 +107,16 @@ inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>&
   return best;
 }
 
+// How long the pieces of a tile's keys are, 0 where it is not cut; `chunk` is what balances the work.
+inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t chunk) {
+  const int32_t length = tile.kv_end - tile.kv_start;
+  if (!request.split || length == 0) return 0;
+  if (request.kv_chunk > 0)
+    return tile.kv_start / request.kv_chunk == (tile.kv_end - 1) / request.kv_chunk ? 0 : request.kv_chunk;
+  const int32_t pieces = pieces_of(length, chunk);
+  return pieces <= 1 ? 0 : round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
+}
+
 }  // namespace schedule
 
 inline Plan plan(const PlanRequest& request) {
@@ -117,19 +130,19 @@ inline Plan plan(const PlanRequest& request) {
   Plan result;
   result.items.reserve(tiles.size() + places);
   for (const WorkItem& tile : tiles) {
-    const int32_t length = tile.kv_end - tile.kv_start;
-    const int32_t pieces = request.split ? schedule::pieces_of(length, chunk) : 1;
-    if (pieces <= 1) {
+    const int32_t step = schedule::step_of(request, tile, chunk);
+    if (step == 0) {
       result.items.push_back(tile);
       continue;
     }
     const int32_t rows = std::min(request.tile_rows, tile.qo_len * request.group - tile.row_start);
     result.merges.push_back({tile.batch, tile.qo_start, tile.qo_len, tile.row_start, result.num_slots, 0, {0, 0}});
     result.slot_rows = std::max(result.slot_rows, rows);
-    const int32_t step = schedule::round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
-    for (int32_t start = tile.kv_start; start < tile.kv_end; start += step) {
+    for (int32_t start = tile.kv_start, end; start < tile.kv_end; start = end) {
+      const int64_t next = request.kv_chunk > 0 ? (int64_t{start} / step + 1) * step : int64_t{start} + step;
+      end = static_cast<int32_t>(std::min<int64_t>(next, tile.kv_end));
       WorkItem piece = tile;
-      piece.kv_start = start, piece.kv_end = std::min(start + step, tile.kv_end), piece.slot = result.num_slots++;
+      piece.kv_start = start, piece.kv_end = end, piece.slot = result.num_slots++;
       result.items.push_back(piece);
       ++result.merges.back().num_slots;
     }

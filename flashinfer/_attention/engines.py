@@ -1,0 +1,277 @@
+"""What serving engines read, set and call of the wrappers beside their public methods: a contract, by name.
+
+SGLang, vLLM, TensorRT-LLM and mini-sglang use these names of FlashInfer's wrappers; tests/integrations/test_contract.py
+holds them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from .accepted import cut_of
+from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
+from .plan import Options, Plan
+from .schedule import Scheduler
+from .tables import Batch, check_indices, check_indptr, on_host, paged_kv_lens
+
+Wrapper = Any  # a BatchWrapper, whose base is defined here
+_MODES = tuple(POS_ENCODINGS)
+
+
+class EngineContract:
+    """Names of the wrappers that engines rely on.
+
+    =================================== ============================================================================
+    ``_window_left``,                   options of the last ``plan()`` or ``forward()``, to be read: the window, the
+    ``_logits_soft_cap``,               cap (0.0: none) and the scale of logits; of prefill, whether the mask is
+    ``_sm_scale``, ``_causal``,         causal; the mode's name, and the scale and theta of RoPE. To set one changes
+    ``_pos_encoding_mode``,             nothing until the next plan, which sets it anew.
+    ``_rope_scale``, ``_rope_theta``
+    ``_paged_kv_indptr_buf``,           the buffers of a CUDA graph, into which engines write between replays; else the
+    ``_paged_kv_indices_buf``,          tables of the last plan, which may be replaced before ``_cached_module.plan``
+    ``_paged_kv_last_page_len_buf``
+    ``_qo_indptr_buf``,                 buffers of a CUDA graph, ``None`` without
+    ``_custom_mask_buf``,
+    ``_mask_indptr_buf``
+    ``_float_workspace_buffer``,        the workspaces; ``_int_workspace_buffer`` may be set before a plan. Wrappers may
+    ``_int_workspace_buffer``           share one: plan again before a run, if another wrapper has planned since
+    ``_pin_memory_int_workspace_buffer`` empty: each plan has pinned memory of its own
+    ``_fixed_batch_size``               requests of a CUDA graph; 0 without
+    ``_max_total_num_rows``             queries that a CUDA graph was captured for at most, ``None`` before
+    ``_kv_lens_buffer``                 the lengths of keys of the last plan, on the device
+    ``_backend``                        ``"auto"``, ``"fa2"`` or ``"fa3"``; may be set before a plan
+    ``_jit_module``                     the operators of ``jit_args``, else ``None``
+    ``_plan_info``                      numbers of the last plan; their meaning is the library's own
+    ``_cached_module``                  ``None`` before the first plan; then it has ``plan()``, :class:`CachedModule`
+    =================================== ============================================================================
+    """
+
+    _window_left: int = -1
+    _logits_soft_cap: float = 0.0
+    _sm_scale: float | None = None
+    _causal: bool = False
+    _pos_encoding_mode: str = "NONE"
+    _rope_scale: float | None = None
+    _rope_theta: float | None = None
+    _paged_kv_indptr_buf: torch.Tensor | None = None
+    _paged_kv_indices_buf: torch.Tensor | None = None
+    _paged_kv_last_page_len_buf: torch.Tensor | None = None
+    _qo_indptr_buf: torch.Tensor | None = None
+    _custom_mask_buf: torch.Tensor | None = None
+    _mask_indptr_buf: torch.Tensor | None = None
+    _fixed_batch_size: int = 0
+    _plan_info: list[int] | None = None
+    _cached_module: CachedModule | None = None
+
+    _scheduler: Scheduler
+    _planned: Plan | None
+
+    @property
+    def _float_workspace_buffer(self) -> torch.Tensor:
+        return self._scheduler.float_workspace
+
+    @property
+    def _int_workspace_buffer(self) -> torch.Tensor:
+        return self._scheduler.int_workspace
+
+    @_int_workspace_buffer.setter
+    def _int_workspace_buffer(self, buffer: torch.Tensor) -> None:
+        self._scheduler.reset(self._scheduler.float_workspace, buffer)
+
+    @property
+    def _pin_memory_int_workspace_buffer(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def _max_total_num_rows(self) -> int | None:
+        bounds = self._scheduler.bounds
+        return None if bounds is None else bounds.num_queries
+
+    @property
+    def _kv_lens_buffer(self) -> torch.Tensor | None:
+        if self._planned is None:
+            return None
+        return self._scheduler.kv_lens_of(self._planned.lists)
+
+    @property
+    def _jit_module(self) -> Any:
+        custom = getattr(self, "_custom", None)
+        return None if custom is None else custom.namespace
+
+    def _say_options(self, planned: Plan) -> None:
+        logits = planned.logits
+        self._window_left, self._logits_soft_cap, self._sm_scale = logits[1:4]
+        self._rope_scale, self._rope_theta = logits[4:]
+        self._pos_encoding_mode, self._causal = _MODES[logits.pos_encoding_mode], planned.options.causal == CAUSAL
+
+    def _say_plan(self, planned: Plan) -> None:
+        self._plan_info = list(self._scheduler.header)
+        if planned.batch.kv_indices is not None:
+            self._paged_kv_indptr_buf = planned.batch.kv_indptr
+            self._paged_kv_indices_buf = planned.batch.kv_indices
+        if self._cached_module is None:
+            self._cached_module = CachedModule(self)
+
+
+class HostPlan(NamedTuple):
+    """What ``_cached_module.plan`` is told; tables are on the host."""
+
+    qo_indptr: torch.Tensor | None
+    kv_indptr: torch.Tensor
+    kv_lens: torch.Tensor | None
+    batch_size: int
+    num_qo_heads: int
+    num_kv_heads: int
+    page_size: int
+    head_dims: tuple[int, int]
+    causal: bool | None = None
+    window_left: int | None = None
+    logits_soft_cap: float | None = None
+    fixed_split_size: int | None = None
+    disable_split_kv: bool = False
+
+
+class CachedModule:
+    """``_cached_module`` of a wrapper: ``plan()`` balances new lengths, for tables that are on the device already.
+
+    Engines call it in the place of the wrapper's ``plan()`` once that has been called: with CUDA graphs they have written
+    the wrapper's buffers, and without they have put other tables there. Options are those of the wrapper's ``plan()``.
+    """
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self._wrapper = weakref.ref(wrapper)
+
+    def plan(self, *args: Any) -> list[int]:
+        """Plan by position, in one of FlashInfer's forms; the first three arguments are workspaces: the wrapper's are used.
+
+        - 15 to 20, for tensor cores: qo_indptr, kv_indptr, kv_lens, rows, batch_size, num_qo_heads, num_kv_heads, page_size,
+          graph, head_dim_qk, head_dim_vo, causal; then window_left, fixed_split_size, disable_split_kv and two more,
+        - 15, for other cores: indptr, batch_size, num_qo_heads, num_kv_heads, page_size, graph, window_left,
+          logits_soft_cap, head_dim_qk, head_dim_vo, and two empty tensors of the dtypes.
+
+        Returns:
+            the wrapper's ``_plan_info``.
+
+        Raises:
+            TypeError: another number of arguments.
+            ValueError: sizes other than those of the wrapper's plan, or tables that do not fit each other.
+        """
+        wrapper = self._wrapper()
+        op = "_cached_module.plan"
+        if wrapper is None:
+            raise ValueError(f"{op}: got a wrapper that is gone, wanted one that lives")
+        op = f"{wrapper._name}.{op}"
+        return replan(op, wrapper, _host_plan(op, args))
+
+
+def _host_plan(op: str, args: tuple[Any, ...]) -> HostPlan:
+    rest = args[3:]
+    if len(args) == 15 and not isinstance(rest[1], torch.Tensor):
+        indptr, batch_size, heads, kv_heads, page_size, _, window, cap, dim_qk, dim_vo, *_ = rest
+        return HostPlan(None, indptr, None, batch_size, heads, kv_heads, page_size, (dim_qk, dim_vo), None, window, cap)
+    if 15 <= len(args) <= 20:
+        qo_indptr, indptr, kv_lens, _, batch_size, heads, kv_heads, page_size, _, dim_qk, dim_vo, causal = rest[:12]
+        window, size, disable = (*rest[12:15], None, None, False)[:3] if len(rest) < 15 else rest[12:15]
+        return HostPlan(
+            qo_indptr, indptr, kv_lens, batch_size, heads, kv_heads, page_size, (dim_qk, dim_vo), causal, window, None,
+            size, bool(disable),
+        )  # fmt: skip
+    raise TypeError(f"{op}: got {len(args)} arguments, wanted 15 to 20")
+
+
+def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
+    """New lists for tables that the wrapper's buffers hold; see :class:`CachedModule`."""
+    planned = wrapper._planned_or_fail("_cached_module.plan")
+    requests, shape = planned.requests, planned.requests.shape
+    sizes = (shape.num_qo_heads, shape.num_kv_heads, requests.page_size, (shape.head_dim_qk, shape.head_dim_vo))
+    got = (given.num_qo_heads, given.num_kv_heads, given.page_size, given.head_dims)
+    if got != sizes:
+        raise ValueError(f"{op}: got heads, page_size and head_dims {got}, and plan() was called for {sizes}")
+    batch = _batch_of(op, wrapper, given)
+    options = wrapper._plan_options
+    logits = options.logits
+    if given.window_left is not None:
+        logits = logits._replace(window_left=int(given.window_left))
+    causal = options.causal if given.causal is None else CAUSAL if given.causal else NON_CAUSAL
+    if wrapper._family == "decode":
+        causal = NON_CAUSAL
+    cut = requests.cut
+    if given.fixed_split_size is not None or given.disable_split_kv:
+        cut = cut_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
+    wrapper._make_and_take(replace(requests, batch=batch, cut=cut), Options(logits, causal))
+    return wrapper._plan_info or []
+
+
+def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
+    indptr, indices = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf
+    if indptr is None or indices is None:
+        raise ValueError(f"{op}: got no tables of pages, wanted a wrapper of a paged cache")
+    near_indptr = given.kv_indptr
+    check_indptr(op, "kv_indptr", near_indptr, given.batch_size)
+    if wrapper._fixed_batch_size not in (0, given.batch_size):
+        raise ValueError(
+            f"{op}: batch_size: got {given.batch_size}, and the buffers for CUDA graphs are for {wrapper._fixed_batch_size}"
+        )
+    if given.kv_lens is not None:
+        kv_lens = given.kv_lens.to(torch.int32)
+    elif given.page_size == 1:
+        kv_lens = near_indptr.diff()
+    else:
+        (last,) = on_host(wrapper._paged_kv_last_page_len_buf)
+        kv_lens = paged_kv_lens(op, "last_page_len", near_indptr, last, given.page_size)
+    qo_indptr = None
+    if wrapper._family != "decode" and given.qo_indptr is not None:
+        qo_indptr = given.qo_indptr.clone()
+        check_indptr(op, "qo_indptr", qo_indptr, given.batch_size)
+    rows = given.batch_size if qo_indptr is None else int(qo_indptr[-1])
+    pages = check_indices(op, "indices", indices, "kv_indptr", int(near_indptr[-1]))
+    near = wrapper.device
+    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near))
+
+
+def fast_decode_plan(
+    self: Any,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    q_data_type: str | torch.dtype | None = None,
+    kv_data_type: str | torch.dtype | None = None,
+    data_type: str | torch.dtype | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    non_blocking: bool = True,
+    fixed_split_size: int | None = None,
+    disable_split_kv: bool = False,
+    global_override_indptr_cpu: torch.Tensor | None = None,
+) -> None:
+    """:meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` without a read of the device.
+
+    Args:
+        self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
+        global_override_indptr_cpu: ``indptr`` on the host, where ``indptr`` is on the device.
+        indptr, ...: all others as for ``plan()``. With pages of one entry ``last_page_len`` is not read. ``indices`` that
+            already are in the wrapper's buffer are not copied.
+
+    Raises:
+        ValueError, TypeError: as ``plan()``.
+    """
+    near = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
+    if page_size == 1 and last_page_len.device.type != "cpu":
+        last_page_len = torch.ones(len(last_page_len), dtype=torch.int32)
+    self.plan(
+        near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
+        logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
+        fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv,
+    )  # fmt: skip
