@@ -1,0 +1,208 @@
+"""What engines read, set and call of the wrappers beside their public methods, by name."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer.decode import fast_decode_plan
+
+from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+DTYPE = torch.float16
+
+
+def batch(device: str, lens: list[int], page_size: int = 1) -> tuple[Paged, torch.Tensor]:
+    return Paged(lens, page_size, KV_HEADS, DIM, DTYPE, device), drawn((len(lens), HEADS, DIM), DTYPE, device)
+
+
+def wanted(q: torch.Tensor, paged: Paged, **options: Any) -> torch.Tensor:
+    requests = [paged.request(b) for b in range(len(paged.kv_lens))]
+    return batch_attention(q, [1] * len(q), requests, **options)[0]
+
+
+def decode(device: str, page_size: int = 1, graph: int = 0, **options: Any) -> Any:
+    """A wrapper; with ``graph`` requests its buffers are for CUDA graphs, which need none on the CPU."""
+    buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (graph + 1, 500, graph)] if graph else []
+    return flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", bool(graph), True, *buffers)
+
+
+def test_options_of_the_last_plan(device):
+    paged, q = batch(device, [5, 9])
+    wrapper = decode(device)
+    options: dict[str, Any] = dict(window_left=3, logits_soft_cap=20.0, sm_scale=0.17)
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE, **options)
+    assert (wrapper._window_left, wrapper._logits_soft_cap, wrapper._sm_scale) == (3, 20.0, 0.17)
+    assert wrapper._pos_encoding_mode == "NONE"
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE)
+    assert (wrapper._window_left, wrapper._logits_soft_cap, wrapper._causal) == (-1, 0.0, False)
+    wrapper.forward(q, paged.cache, sm_scale=0.25, window_left=2)
+    assert (wrapper._window_left, wrapper._sm_scale) == (2, 0.25)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    ragged.plan(int32([0, 2]), int32([0, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE, sm_scale=0.5)
+    assert (ragged._causal, ragged._sm_scale, ragged._window_left, ragged._logits_soft_cap) == (True, 0.5, -1, 0.0)
+
+
+def test_names_before_and_after_a_plan(device):
+    wrapper = decode(device)
+    assert wrapper._cached_module is None and wrapper._plan_info is None and wrapper._kv_lens_buffer is None
+    assert wrapper._fixed_batch_size == 0 and wrapper._jit_module is None and wrapper._backend == "auto"
+    assert wrapper._float_workspace_buffer.device.type == wrapper._int_workspace_buffer.device.type == device
+    assert wrapper._pin_memory_int_workspace_buffer.device.type == "cpu"
+    paged, _ = batch(device, [5, 9], 4)
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 4, q_data_type=DTYPE)
+    assert wrapper._paged_kv_indptr_buf.tolist() == paged.indptr.tolist()
+    assert wrapper._paged_kv_indices_buf.tolist() == paged.indices.tolist()
+    assert wrapper._paged_kv_last_page_len_buf.tolist() == paged.last_page_len.tolist()
+    assert wrapper._kv_lens_buffer.tolist() == [5, 9] and isinstance(wrapper._plan_info, list)
+    assert callable(wrapper._cached_module.plan)
+    wrapper.engines_may_add_their_own = True
+
+
+def test_names_of_graphs(device):
+    wrapper = decode(device, graph=2)
+    assert wrapper._fixed_batch_size == 2 and wrapper._max_total_num_rows is None
+    buffers = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf, wrapper._paged_kv_last_page_len_buf
+    paged, _ = batch(device, [5, 9])
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE)
+    after = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf, wrapper._paged_kv_last_page_len_buf
+    assert all(one is other for one, other in zip(buffers, after, strict=True)) and wrapper._max_total_num_rows == 2
+    sizes = dict(qo_indptr_buf=3, paged_kv_indptr_buf=3, paged_kv_indices_buf=99, paged_kv_last_page_len_buf=2)
+    tables = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in sizes.items()}
+    masks = dict(
+        custom_mask_buf=torch.zeros(64, dtype=torch.uint8, device=device),
+        mask_indptr_buf=torch.zeros(3, dtype=torch.int32, device=device),
+    )
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        workspace(device), use_cuda_graph=True, backend="fa2", **tables, **masks
+    )
+    for name, buffer in (tables | masks).items():
+        assert getattr(prefill, f"_{name}") is buffer
+    assert prefill._backend == "fa2" and prefill._fixed_batch_size == 2
+
+
+@pytest.mark.parametrize("form", ["tensor cores", "other cores", "20 arguments"])
+@pytest.mark.parametrize(("graph", "page_size"), [(0, 1), (3, 1), (0, 4), (3, 4)])
+def test_planning_by_the_cached_module(form, graph, page_size, device):
+    """SGLang plans once by begin_forward(), then by its own function: tables are put where the wrapper reads them."""
+    wrapper = decode(device, page_size, graph)
+    first, _ = batch(device, [4, 8, 30], page_size)
+    wrapper.begin_forward(*first.tables_on("cpu"), HEADS, KV_HEADS, DIM, page_size, data_type=DTYPE, q_data_type=DTYPE)
+    for _ in range(3):
+        paged, q = batch(device, [random.randint(1, 100) for _ in range(3)], page_size)
+        indptr, indices, last = paged.tables_on(device)
+        if graph:
+            wrapper._paged_kv_indptr_buf.copy_(indptr)
+            wrapper._paged_kv_indices_buf[: len(indices)] = indices
+            wrapper._paged_kv_last_page_len_buf.copy_(last)
+        else:
+            wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf = indptr, indices
+            wrapper._paged_kv_last_page_len_buf = last
+        spaces = (
+            wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer,
+        )  # fmt: skip
+        sizes = 3, HEADS, KV_HEADS, page_size, wrapper.is_cuda_graph_enabled
+        if form == "other cores":
+            empty = torch.empty(0, dtype=DTYPE, device=device)
+            more = (paged.indptr, *sizes, -1, 0.0, DIM, DIM, empty, empty)
+        else:
+            more = (int32(range(4)), paged.indptr, int32(paged.kv_lens), 3, *sizes, DIM, DIM, False)
+            more += (-1, -1, False, 0, 0) if form == "20 arguments" else ()
+        wrapper._plan_info = wrapper._cached_module.plan(*spaces, *more)
+        for options in (dict(sm_scale=0.2), dict(sm_scale=0.1, logits_soft_cap=30.0, window_left=5)):
+            assert_near(wrapper.forward(q, paged.cache, **options), wanted(q, paged, **options))
+
+
+def test_what_the_cached_module_refuses(device):
+    wrapper = decode(device)
+    paged, _ = batch(device, [5, 9])
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE)
+    spaces = (None, None, None)
+    good = (int32([0, 1, 2]), paged.indptr, int32([5, 9]), 2, 2, HEADS, KV_HEADS, 1, False, DIM, DIM, False)
+    wrapper._cached_module.plan(*spaces, *good)
+    for error, message, args in (
+        (TypeError, "_cached_module.plan: got 9 arguments, wanted 15 to 20", good[:6]),
+        (ValueError, "got heads, page_size and head_dims", (*good[:5], 8, *good[6:])),
+        (ValueError, "kv_indptr: got 2 elements, wanted 3", (good[0], int32([0, 3]), *good[2:])),
+    ):
+        with pytest.raises(error, match=message):
+            wrapper._cached_module.plan(*spaces, *args)
+
+
+@pytest.mark.parametrize("graph", [0, 3])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_fast_decode_plan(graph, page_size, device):
+    """Engines install it in the place of begin_forward(), with tables on the device and indptr on the host."""
+    wrapper = decode(device, page_size, graph)
+    first, _ = batch(device, [4, 8, 30], page_size)
+    wrapper.plan(*first.tables_on("cpu"), HEADS, KV_HEADS, DIM, page_size, q_data_type=DTYPE)
+    wrapper.begin_forward = partial(fast_decode_plan, wrapper)
+    assert wrapper.begin_forward.func is fast_decode_plan
+    for _ in range(2):
+        paged, q = batch(device, [random.randint(1, 100) for _ in range(3)], page_size)
+        indptr, indices, last = paged.tables_on(device)
+        if graph:  # what an engine's kernel wrote into the buffer is given as indices, with what lies behind
+            wrapper._paged_kv_indices_buf[: len(indices)] = indices
+            indices = wrapper._paged_kv_indices_buf
+        wrapper.begin_forward(
+            indptr, indices, last, HEADS, KV_HEADS, DIM, page_size, data_type=DTYPE, q_data_type=DTYPE,
+            non_blocking=True, fixed_split_size=None, disable_split_kv=False,
+            global_override_indptr_cpu=paged.indptr.clone(),
+        )  # fmt: skip
+        assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+
+
+def test_wrappers_may_share_the_workspace_of_plans(device):
+    one, other = decode(device), decode(device)
+    other._int_workspace_buffer = one._int_workspace_buffer
+    assert other._int_workspace_buffer.data_ptr() == one._int_workspace_buffer.data_ptr()
+    for wrapper in (one, other, one):
+        paged, q = batch(device, [random.randint(1, 60) for _ in range(3)])
+        wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE)
+        assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+
+
+# A request's result is its own
+
+
+@pytest.mark.parametrize("cut", [dict(fixed_split_size=4), dict(disable_split_kv=True)], ids=str)
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_results_do_not_depend_on_the_batch(kind, cut, device):
+    page_size, kv_len, qo_len = 16, 1500, 1 if kind == "decode" else 37
+    q = drawn((qo_len, HEADS, DIM), DTYPE, device)
+    k, v = (torch.randn(kv_len, KV_HEADS, DIM) for _ in range(2))
+    results = []
+    for others in ([], [3], [700, 40, 2000], [900] * 20):
+        place = random.randint(0, len(others))
+        lens = [*others[:place], kv_len, *others[place:]]
+        qo_lens = [1 if kind == "decode" else random.randint(1, min(n, 300)) for n in lens]
+        qo_lens[place] = qo_len
+        paged = Paged(lens, page_size, KV_HEADS, DIM, DTYPE, device)
+        cache = paged.cache
+        for x, rows in ((0, k), (1, v)):
+            pages = torch.tensor(paged.tables[place])
+            padded = torch.zeros(len(pages) * page_size, KV_HEADS, DIM)
+            padded[:kv_len] = rows
+            cache[pages.to(device), x] = padded.view(-1, page_size, KV_HEADS, DIM).to(DTYPE).to(device)
+        queries = drawn((sum(qo_lens), HEADS, DIM), DTYPE, device)
+        start = sum(qo_lens[:place])
+        queries[start : start + qo_len] = q
+        common = dict(q_data_type=DTYPE, seq_lens=int32(lens), **cut)
+        if kind == "decode":
+            wrapper: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+            wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, page_size, **common)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+            tables = indptr_of(qo_lens), *paged.tables_on("cpu")
+            wrapper.plan(*tables, HEADS, KV_HEADS, DIM, page_size, causal=True, **common)
+        results.append(wrapper.run(queries, cache)[start : start + qo_len])
+    want, _ = batch_attention(q, [qo_len], [(k.to(DTYPE), v.to(DTYPE))], causal=kind == "prefill")
+    assert_near(results[0], want)
+    for one in results[1:]:
+        assert torch.equal(one, results[0])
