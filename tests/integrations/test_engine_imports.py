@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 import flashinfer
 from flashinfer.errors import FlashInferError, UnsupportedError
 
+ROOT = Path(__file__).resolve().parents[2]
 # Engine -> "module: names", as its sources import them at the top of a file without a guard, or with none but a look for
 # the package itself.
 IMPORTS = {
@@ -47,14 +49,14 @@ IMPORTS = {
         flashinfer.prefill: BatchPrefillWithPagedKVCacheWrapper
     """,
     "vLLM 0.32.0": """
-        flashinfer: BatchDecodeWithPagedKVCacheWrapper BatchPrefillWithPagedKVCacheWrapper
+        flashinfer: BatchAttentionWithAttentionSinkWrapper BatchDecodeWithPagedKVCacheWrapper BatchPrefillWithPagedKVCacheWrapper
             BatchPrefillWithRaggedKVCacheWrapper get_seq_lens nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
         flashinfer.autotuner: AutoTuner set_autotune_process_group
         flashinfer.comm: Mapping
         flashinfer.comm.mnnvl: CommBackend MnnvlConfig TorchDistBackend
         flashinfer.comm.trtllm_alltoall: MnnvlMoe
         flashinfer.comm.trtllm_moe_alltoall: MoeAlltoAll moe_a2a_get_workspace_size_per_rank
-        flashinfer.decode: trtllm_batch_decode_with_kv_cache trtllm_batch_decode_with_kv_cache_mla
+        flashinfer.decode: fast_decode_plan trtllm_batch_decode_with_kv_cache trtllm_batch_decode_with_kv_cache_mla
         flashinfer.fused_moe.core: ActivationType
         flashinfer.jit.core: check_cuda_arch
         flashinfer.prefill: trtllm_batch_context_with_kv_cache
@@ -190,3 +192,16 @@ def test_levels_of_the_log(caplog):
             flashinfer.utils.set_log_level("loud")
     finally:
         logger.setLevel(before)
+
+
+def test_the_page_says_what_the_code_does():
+    """Of every name that engines use; ``python scripts/engines_table.py`` writes it anew."""
+    spec = importlib.util.spec_from_file_location("engines_table", ROOT / "scripts" / "engines_table.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.main(["--check"]) == 0, "run python scripts/engines_table.py and commit docs/engines.md"
+    assert (
+        script.state("norm", "rmsnorm(weight, eps)") == "computes" and script.state("norm", "rmsnorm(x)") == "missing"
+    )
+    assert script.state("comm", "vllm_meta_size") == "raises" and script.state("norm", "no_such_norm") == "missing"
