@@ -20,9 +20,9 @@ SOURCE = """
 #include <flashinfer/attention/schedule.h>
 using namespace flashinfer;
 extern "C" int make(int batch, const int* qo_indptr, const int* kv_lens, int heads, int group, int causal, int window,
-                    int tile_rows, int places, int split, int room, int* items, int* merges, int* counts) {
+                    int tile_rows, int places, int split, int chunk, int room, int* items, int* merges, int* counts) {
   const Plan made = plan({batch, qo_indptr, kv_lens, heads, group, causal ? MaskMode::kCausal : MaskMode::kNone, window,
-                          tile_rows, places, MIN_CHUNK, KV_STEP, split != 0});
+                          tile_rows, places, MIN_CHUNK, KV_STEP, split != 0, chunk});
   counts[0] = made.items.size(), counts[1] = made.merges.size();
   counts[2] = made.num_slots, counts[3] = made.slot_rows;
   if (counts[0] > room || counts[1] > room) return 1;
@@ -45,15 +45,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def make(
     library: ctypes.CDLL, qo: list[int], kv: list[int], heads: int = 1, group: int = 1, causal: bool = False,
-    window: int = -1, tile_rows: int = 16, places: int = 33, split: bool = True,
+    window: int = -1, tile_rows: int = 16, places: int = 33, split: bool = True, chunk: int = 0,
 ) -> tuple[list[Any], list[Any], list[int]]:  # fmt: skip
     """Items and merges as tuples of 8 numbers, and {items, merges, slots, slot_rows}."""
-    room = sum(q * group // tile_rows + 1 for q in qo) + places + 1
+    tiles = sum(q * group // tile_rows + 1 for q in qo)
+    room = tiles + places + 1 if chunk == 0 else tiles * (max(kv) // chunk + 2)
     starts = [sum(qo[:b]) for b in range(len(qo) + 1)]
     items, merges, counts = (ctypes.c_int * (8 * room))(), (ctypes.c_int * (8 * room))(), (ctypes.c_int * 4)()
     arrays = [(ctypes.c_int * max(len(x), 1))(*x) for x in (starts, kv)]
-    failed = library.make(len(kv), *arrays, heads, group, causal, window, tile_rows, places, split, room, items,
-                          merges, counts)  # fmt: skip
+    failed = library.make(len(kv), *arrays, heads, group, causal, window, tile_rows, places, split, chunk, room,
+                          items, merges, counts)  # fmt: skip
     assert not failed, f"{list(counts)} items and merges, more than the {room} that there is room for"
     return (
         [tuple(items[8 * i : 8 * i + 8]) for i in range(counts[0])],
@@ -135,3 +136,24 @@ def test_one_long_request_among_short_ones_is_cut(library):
 def test_short_requests_are_not_cut(library):
     items, merges, counts = make(library, [1] * 4, [MIN_CHUNK] * 4, places=264)
     assert (len(items), merges, counts[2]) == (4, [], 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [-1, 300])
+@pytest.mark.parametrize("chunk", [1, 100, 4096])
+def test_fixed_pieces_are_the_same_in_every_batch(chunk, window, causal, library):
+    """They end at multiples of the chunk, whatever the other requests and the machine."""
+
+    def pieces(qo: list[int], kv: list[int], batch: int, places: int) -> set[tuple[int, int, int]]:
+        items, merges, counts = make(library, qo, kv, 2, 4, causal, window, 64, places, chunk=chunk)
+        assert counts[2] == sum(merge[5] for merge in merges) == sum(item[7] >= 0 for item in items)
+        own = [item for item in items if item[0] == batch]
+        for _, _, _, _, row, start, end, _ in own:
+            limits = [other[5:7] for other in own if other[4] == row]
+            assert end % chunk == 0 or end == max(last for _, last in limits)
+            assert start // chunk == (end - 1) // chunk
+        return {(row, start, end) for _, _, _, _, row, start, end, _ in own}
+
+    alone = pieces([70], [1000], 0, 264)
+    assert pieces([1, 70, 200], [5000, 1000, 200], 1, 33) == alone
+    assert pieces([70, *[1] * 50], [1000, *[900] * 50], 0, 8) == alone

@@ -122,3 +122,15 @@ def test_mistakes(device):
     ):
         with pytest.raises(error, match=message):
             served.wrapper.run(served.q, served.paged.cache, sinks=sinks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_one_graph(kind, device, cold_dynamo):
+    served = Served(kind, device)
+    compiled = torch.compile(
+        lambda q, cache, sinks: served.wrapper.run(q, cache, sinks=sinks), backend="eager", fullgraph=True
+    )
+    for _ in range(2):
+        sinks = torch.randn(HEADS, device=device)
+        want = served.wrapper.run(served.q, served.paged.cache, sinks=sinks)
+        assert torch.equal(compiled(served.q, served.paged.cache, sinks), want)
