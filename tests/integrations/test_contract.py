@@ -206,3 +206,33 @@ def test_results_do_not_depend_on_the_batch(kind, cut, device):
     assert_near(results[0], want)
     for one in results[1:]:
         assert torch.equal(one, results[0])
+
+
+def test_planning_prefill_by_the_cached_module(device):
+    """SGLang 0.5.23 verifies drafts so: a graph's buffers are written, then the lists are made, of 20 arguments."""
+    sizes = dict(qo_indptr_buf=3, paged_kv_indptr_buf=3, paged_kv_indices_buf=300, paged_kv_last_page_len_buf=2)
+    tables = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in sizes.items()}
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        workspace(device), "NHD", use_cuda_graph=True, backend="fa2", **tables
+    )
+    for step in range(3):
+        kv_lens, qo_lens = [random.randint(4, 120) for _ in range(2)], [4, 4]
+        paged = Paged(kv_lens, 1, KV_HEADS, DIM, DTYPE, device)
+        q = drawn((8, HEADS, DIM), DTYPE, device)
+        if step == 0:
+            wrapper.begin_forward(
+                indptr_of(qo_lens), *paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, causal=True, q_data_type=DTYPE
+            )
+        else:
+            indptr, indices, last = paged.tables_on(device)
+            wrapper._qo_indptr_buf.copy_(indptr_of(qo_lens))
+            wrapper._paged_kv_indptr_buf.copy_(indptr)
+            wrapper._paged_kv_last_page_len_buf.copy_(last)
+            wrapper._paged_kv_indices_buf[: len(indices)].copy_(indices)
+            wrapper._plan_info = wrapper._cached_module.plan(
+                wrapper._float_workspace_buffer, wrapper._int_workspace_buffer,
+                wrapper._pin_memory_int_workspace_buffer, indptr_of(qo_lens), paged.indptr, int32(kv_lens),
+                wrapper._max_total_num_rows or 8, 2, HEADS, KV_HEADS, 1, True, DIM, DIM, True, -1, -1, False, 0, 0,
+            )  # fmt: skip
+        want, _ = batch_attention(q, qo_lens, [paged.request(b) for b in range(2)], causal=True, sm_scale=0.2)
+        assert_near(wrapper.forward(q, paged.cache, causal=True, sm_scale=0.2), want)
