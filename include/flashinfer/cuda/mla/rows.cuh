@@ -1,4 +1,5 @@
-// The rows of a tile of multi-head latent attention: heads of query tokens, packed; what they see, where they go.
+// The rows of a tile of multi-head latent attention: heads of query tokens,
+// packed; what they see, where they go.
 #pragma once
 
 #include <cstdint>

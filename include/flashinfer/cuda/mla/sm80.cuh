@@ -1,5 +1,6 @@
-// Multi-head latent attention by mma.sync: a block has a tile of rows and walks through the keys of its item. Rows of
-// the cache lie in shared memory once, as keys and as values. Logits are computed by warps that share the keys, outputs
+// Multi-head latent attention by mma.sync: a block has a tile of rows and walks
+// through the keys of its item. Rows of the cache lie in shared memory once, as
+// keys and as values. Logits are computed by warps that share the keys, outputs
 // by warps that share the columns.
 #pragma once
 
@@ -7,8 +8,8 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/mla.h>
-#include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/mla/merge.cuh>
 #include <flashinfer/cuda/mla/rows.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
@@ -21,8 +22,10 @@ namespace flashinfer::cuda::sm80 {
 template <int kRows_, int kStages_>
 struct MlaShape {
   static constexpr int kRows = kRows_, kStages = kStages_, kKeys = 32, kThreads = 256;
-  static constexpr int kBytes = 2 * (kMlaCkv + kMlaKpe), kUnits = kBytes / 16;  // of a row of queries or keys
-  // Logits: groups of 16 rows times halves of the keys. Outputs: groups of 32 rows times groups of columns.
+  static constexpr int kBytes = 2 * (kMlaCkv + kMlaKpe),
+                       kUnits = kBytes / 16;  // of a row of queries or keys
+  // Logits: groups of 16 rows times halves of the keys. Outputs: groups of 32
+  // rows times groups of columns.
   static constexpr int kLogitWarps = kRows / 16 * 2, kColumns = kMlaCkv * (kRows / 32) / 8;
   static constexpr int kQueryBytes = kRows * kBytes, kStageBytes = kKeys * kBytes, kWeightBytes = 2 * kKeys;
   static constexpr int kWeightsAt = kQueryBytes + kStages * kStageBytes;
@@ -31,8 +34,8 @@ struct MlaShape {
   static_assert(kRows == 32 || kRows == 64, "eight warps cover 32 rows or twice as many");
 };
 
-// State of rows in shared memory: maxima of the halves of the keys (sums, at the end), and the factor of what was
-// summed before.
+// State of rows in shared memory: maxima of the halves of the keys (sums, at
+// the end), and the factor of what was summed before.
 template <typename S>
 struct MlaState {
   float half[2][S::kRows], rescale[S::kRows];
@@ -136,7 +139,8 @@ struct MlaTile {
     __syncthreads();
   }
 
-  // Rows 32 (warp's group) + 16 m, columns of the warp: o = o * rescale + weights * values.
+  // Rows 32 (warp's group) + 16 m, columns of the warp: o = o * rescale +
+  // weights * values.
   __device__ __forceinline__ void multiply_values(int tile, Accumulator<32, S::kColumns>& o, int row0,
                                                   int column) const {
     bool raised = false;
@@ -259,12 +263,6 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
   tile.attend();
 }
 
-template <typename T>
-struct MlaMergeTypes {
-  using DTypeO = T;
-  static constexpr int HEAD_DIM_VO = kMlaCkv;
-};
-
 // Rows of a tile: 64 where a block can have the shared memory for them.
 inline int32_t mla_rows(int device) {
   static PerDevice<int32_t> found;
@@ -285,7 +283,7 @@ void launch_mla(const MlaParams& params, const Launch& where) {
   });
   launch(mla_kernel<T, S>, dim3(static_cast<unsigned>(params.max_items)), dim3(S::kThreads), S::kSharedBytes, where,
          params);
-  launch_merges<MlaVariant, MlaMergeTypes<T>>(params, where);
+  launch_mla_merges<T>(params, where);
 }
 
 template <typename T>

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <flashinfer/cuda/host/tensor_map.h>
-#include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/mla/merge.cuh>
+#include <flashinfer/cuda/mla/sm90_early.cuh>
 #include <flashinfer/cuda/mla/sm90_load.cuh>
 #include <flashinfer/cuda/mla/sm90_tile.cuh>
 
@@ -44,11 +46,10 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   if (group == 2) {
     ptx::setmaxnreg_dec<kMlaLoadRegisters<kGather>>();
     const int32_t first_page = params.kv.indptr[item.batch];
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) - 8;
     if constexpr (kGather) {
-      mla_load_all(pairs,
-                   [&](int block, int side) { mla_gather_side<T>(params, shared, item, first_page, block, side); });
-      ptx::cp_async_wait<0>();
-    } else if (threadIdx.x / 32 == 8) {
+      MlaGatherer<T>{params, shared, item, first_page}.copy_all(pairs);
+    } else if (warp == 0) {
       mla_load_all(pairs,
                    [&](int block, int side) { mla_load_side(params, maps, shared, item, first_page, block, side); });
     }
@@ -59,10 +60,12 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async();
     ptx::named_barrier<256>(kMlaMaximaA);
+    using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0>, MlaGroup<T, 0, false>>;
+    using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1>, MlaGroup<T, 1, false>>;
     if (group == 0) {
-      MlaGroup<T, 0, kGather>(params, shared, item, rows, zero).attend(pairs);
+      Left(params, shared, item, rows, zero).attend(pairs);
     } else {
-      MlaGroup<T, 1, kGather>(params, shared, item, rows, zero).attend(pairs);
+      Right(params, shared, item, rows, zero).attend(pairs);
     }
   }
 #endif
@@ -93,12 +96,6 @@ MlaMaps mla_maps(const MlaParams& params) {
   return maps;
 }
 
-template <typename T>
-struct MlaMergeTypes {
-  using DTypeO = T;
-  static constexpr int HEAD_DIM_VO = kMlaCkv;
-};
-
 template <typename T, bool kGather>
 void launch_mla(const MlaParams& params, const Launch& where) {
   static PerDevice<bool> prepared;
@@ -109,7 +106,7 @@ void launch_mla(const MlaParams& params, const Launch& where) {
   });
   launch(mla_kernel<T, kGather>, dim3(static_cast<unsigned>(params.max_items)), dim3(kMlaThreads), MlaShared::kBytes,
          where, params, mla_maps<T>(params), 0);
-  launch_merges<MlaVariant, MlaMergeTypes<T>>(params, where);
+  launch_mla_merges<T>(params, where);
 }
 
 template <typename T>

@@ -1,4 +1,5 @@
-// What fills the blocks of keys: a warp that starts boxes of the copy engine, or a warpgroup that gathers rows.
+// What fills the blocks of keys: warps that start boxes of the copy engine, one
+// for each side, or a warpgroup that gathers rows.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +14,8 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Maps of the caches: elements, tokens of a page, pages. A box has 64 elements of `rows` tokens.
+// Maps of the caches: elements, tokens of a page, pages. A box has 64 elements
+// of `rows` tokens.
 struct MlaMaps {
   CUtensorMap ckv, kpe;
   int32_t rows;
@@ -43,36 +45,6 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   __syncwarp();
 }
 
-// One side of a block, row by row, by a warpgroup: eight lanes for a row of a chunk.
-template <typename T>
-__device__ __forceinline__ void mla_gather_side(const MlaParams& params, const MlaShared& shared, const WorkItem& item,
-                                                int32_t first_page, int block, int side) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, buffer = block % 2;
-  const int unit = thread % 8, row0 = thread / 8;
-  const int first = side ? kMlaLeft : 0, last = side ? kMlaChunks : kMlaLeft;
-  int64_t ckv[kMlaKeys / 16], kpe[kMlaKeys / 16];
-  bool there[kMlaKeys / 16];
-#pragma unroll
-  for (int i = 0; i < kMlaKeys / 16; ++i) {
-    const int32_t key = item.kv_start + block * kMlaKeys + row0 + 16 * i;
-    there[i] = key < item.kv_end;
-    int64_t page = 0, row = 0;
-    if (there[i]) params.kv.locate(first_page, key, page, row);
-    ckv[i] = params.kv.k_offset(page, row), kpe[i] = params.kv.v_offset(page, row);
-  }
-  ptx::mbarrier_wait(shared.empty(buffer, side), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
-#pragma unroll 1
-  for (int chunk = first; chunk < last; ++chunk) {
-    const bool latent = chunk < kMlaChunks - 1;
-    const T* base = static_cast<const T*>(latent ? params.kv.k : params.kv.v) + (latent ? chunk * 64 : 0) + unit * 8;
-    const uint32_t to = shared.keys(buffer) + chunk * MlaShared::kChunk;
-#pragma unroll
-    for (int i = 0; i < kMlaKeys / 16; ++i)
-      ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), base + (latent ? ckv[i] : kpe[i]), there[i]);
-    ptx::mbarrier_arrive_after_cp_async(shared.full(buffer, chunk));
-  }
-}
-
 // All sides of all blocks in the order in which they become free.
 template <typename Load>
 __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
@@ -88,5 +60,68 @@ __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
     load(2 * pair + 1, 0);
   }
 }
+
+// Rows of a pair of blocks, gathered by a warpgroup: eight lanes for a row of a chunk. A thread looks up the page of
+// one row of the pair, a pair ahead.
+template <typename T>
+struct MlaGatherer {
+  static constexpr int kTurns = kMlaKeys / 16;
+  const MlaParams& params;
+  const MlaShared& shared;
+  const WorkItem& item;
+  const int32_t first_page;
+  const int thread = static_cast<int>(threadIdx.x) % 128, unit = thread % 8, row0 = thread / 8;
+
+  __device__ __forceinline__ int32_t page_of(int pair) const {
+    const int32_t key = item.kv_start + pair * 2 * kMlaKeys + thread;
+    return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
+  }
+
+  // Zeros behind the item's end, where nothing is read.
+  template <int kSide>
+  __device__ __forceinline__ void copy(int block) const {
+    const int buffer = block % 2;
+    const KvCache& kv = params.kv;
+    const T* rows[kTurns];
+    bool there[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int32_t page = shared.pages()[buffer * kMlaKeys + row0 + 16 * i];
+      const int32_t key = item.kv_start + block * kMlaKeys + row0 + 16 * i;
+      const auto row = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
+      there[i] = page >= 0;
+      const int64_t offset = kSide == 2 ? kv.v_offset(page, row) : kv.k_offset(page, row);
+      rows[i] = static_cast<const T*>(kSide == 2 ? kv.v : kv.k) + (there[i] ? offset : 0) + unit * 8;
+    }
+    ptx::mbarrier_wait(shared.empty(buffer, kSide), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
+#pragma unroll 1
+    for (int chunk = mla_first_chunk(kSide); chunk < mla_first_chunk(kSide + 1); ++chunk) {
+      const uint32_t to = shared.keys(buffer) + chunk * MlaShared::kChunk;
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i)
+        ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), rows[i] + (kSide == 2 ? 0 : chunk * 64), there[i]);
+      ptx::mbarrier_arrive_after_cp_async(shared.full(buffer, chunk));
+    }
+  }
+
+  __device__ __forceinline__ void copy_all(int pairs) const {
+    int32_t page = page_of(0);
+#pragma unroll 1
+    for (int pair = 0; pair < pairs; ++pair) {
+      ptx::named_barrier<128>(kMlaGathered);
+      shared.pages()[thread] = page;
+      ptx::named_barrier<128>(kMlaGathered);
+      page = page_of(pair + 1);
+      const int a = 2 * pair, b = a + 1;
+      copy<2>(a);
+      copy<2>(b);
+      copy<0>(a);
+      copy<1>(pair == 0 ? a : b);
+      copy<1>(pair == 0 ? b : a);
+      copy<0>(b);
+    }
+    ptx::cp_async_wait<0>();
+  }
+};
 
 }  // namespace flashinfer::cuda::sm90

@@ -14,7 +14,11 @@
 namespace flashinfer::cuda::sm90 {
 
 constexpr int kMlaRows = 64, kMlaKeys = 64, kMlaThreads = 384;
-constexpr int kMlaChunks = (kMlaCkv + kMlaKpe) / 64, kMlaLeft = 4;  // chunks; those of warpgroup 0's columns
+constexpr int kMlaChunks = (kMlaCkv + kMlaKpe) / 64, kMlaSides = 3;
+constexpr int kMlaLeft = 4;  // chunks of a warpgroup's columns
+// Sides of a block become free at different times: 0, columns of warpgroup 0; 1, those of warpgroup 1; 2, the rotary
+// chunk, which the copy engine brings with side 1. Their first chunks; of side kMlaSides, the number of all.
+FLASHINFER_HD constexpr int mla_first_chunk(int side) { return side < kMlaSides ? side * kMlaLeft : kMlaChunks; }
 // Of a thread: what lanes that gather need is more than what one that starts copies does.
 template <bool kGather>
 constexpr int kMlaLoadRegisters = kGather ? 56 : 40;
@@ -22,12 +26,17 @@ template <bool kGather>
 constexpr int kMlaComputeRegisters = kGather ? 224 : 232;
 using MlaChunk = ChunkedTile<64>;
 
+// Named barriers: what one computing warpgroup has done for the other, by 256 threads; those of one by itself; and that
+// of the one that gathers.
+enum MlaBarrier { kMlaMaximaA = 1, kMlaMaximaB, kMlaWeightsA, kMlaWeightsB, kMlaOwn, kMlaGathered = kMlaOwn + 2 };
+
 struct MlaShared {
   static constexpr uint32_t kChunk = MlaChunk::kChunkBytes, kBlock = kMlaChunks * kChunk;
   static constexpr uint32_t kKeysAt = kMlaCkv / 64 * kChunk;  // behind the queries' chunks but the rotary one
   static constexpr uint32_t kWeightsAt = kKeysAt + 2 * kBlock, kBarriersAt = kWeightsAt + 2 * kChunk;
-  static constexpr uint32_t kStateAt = kBarriersAt + 8 * (2 * kMlaChunks + 4);
-  static constexpr uint32_t kBytes = kStateAt + 4 * (3 * kMlaRows + 8) + 1024;  // and what aligning takes
+  static constexpr uint32_t kStateAt = kBarriersAt + 8 * (2 * kMlaChunks + 2 * kMlaSides);
+  static constexpr uint32_t kPagesAt = kStateAt + 4 * (3 * kMlaRows + 8);
+  static constexpr uint32_t kBytes = kPagesAt + 4 * 2 * kMlaKeys + 1024;  // and what aligning takes
 
   uint32_t start;
   uint8_t* memory;
@@ -38,9 +47,8 @@ struct MlaShared {
   __device__ __forceinline__ uint32_t full(int buffer, int chunk) const {
     return start + kBarriersAt + 8 * (buffer * kMlaChunks + chunk);
   }
-  // `side` 0: chunks of warpgroup 0's columns; 1: the others.
   __device__ __forceinline__ uint32_t empty(int buffer, int side) const {
-    return start + kBarriersAt + 8 * (2 * kMlaChunks + 2 * buffer + side);
+    return start + kBarriersAt + 8 * (2 * kMlaChunks + kMlaSides * buffer + side);
   }
   // What a warpgroup tells the other of its maxima: factors of what was summed before, by row, and whether there are
   // any, by warp; and the rows' references, which both have.
@@ -52,6 +60,9 @@ struct MlaShared {
     return reinterpret_cast<volatile int*>(factors(3)) + 4 * group;
   }
 
+  // Of the rows of a pair of blocks, where rows are gathered; -1 behind the end.
+  __device__ __forceinline__ int32_t* pages() const { return reinterpret_cast<int32_t*>(memory + kPagesAt); }
+
   __device__ __forceinline__ explicit MlaShared(uint8_t* raw) {
     const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
     start = (at + 1023) & ~1023u;
@@ -61,7 +72,7 @@ struct MlaShared {
   // By one thread.
   __device__ __forceinline__ void init(uint32_t full_arrivals) const {
     for (int i = 0; i < 2 * kMlaChunks; ++i) ptx::mbarrier_init(full(0, i), full_arrivals);
-    for (int i = 0; i < 4; ++i) ptx::mbarrier_init(empty(0, i), 4);
+    for (int i = 0; i < 2 * kMlaSides; ++i) ptx::mbarrier_init(empty(0, i), 4);
     ptx::mbarrier_fence_init();
   }
 };

@@ -24,9 +24,6 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Named barriers: what one warpgroup has done for the other, by 256 threads; and those of a warpgroup by itself.
-enum MlaBarrier { kMlaMaximaA = 1, kMlaMaximaB, kMlaWeightsA, kMlaWeightsB, kMlaOwn };
-
 template <typename T, int kGroup, bool kGather>
 struct MlaGroup {
   static constexpr ptx::WgmmaType kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
@@ -138,8 +135,8 @@ struct MlaGroup {
   }
 
   // Frees one side of a block, of which this warp's products are done.
-  __device__ __forceinline__ void release(int buffer) const {
-    if (lane == 0) ptx::mbarrier_arrive(shared.empty(buffer, kGroup));
+  __device__ __forceinline__ void release(int buffer, int side = kGroup) const {
+    if (lane == 0) ptx::mbarrier_arrive(shared.empty(buffer, side));
   }
 
   __device__ __forceinline__ void hide(int block) {
@@ -151,6 +148,7 @@ struct MlaGroup {
 
   // Logits become weights. Returns whether references were raised; `factor` is multiplied by what for.
   __device__ __forceinline__ bool weigh(int block, uint32_t (&p)[16], float (&factor)[2]) {
+    if constexpr (kGather) release(kGroup, 2);
     if (block >= border) hide(block);
     const float scale = params.sm_scale_log2;
     float top[2] = {-math::inf, -math::inf};
@@ -169,7 +167,7 @@ struct MlaGroup {
       }
     }
     if (lane == 0) shared.raised(kGroup)[warp] = raise;
-    ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaximaA : kMlaMaximaB);
+    if constexpr (kGroup == 0 || !kGather) ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaximaA : kMlaMaximaB);
     const float base[2] = {reference[0] == -math::inf ? 0.0f : reference[0] * scale,
                            reference[1] == -math::inf ? 0.0f : reference[1] * scale};
     sum[0] *= factor[0], sum[1] *= factor[1];
