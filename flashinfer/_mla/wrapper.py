@@ -118,18 +118,21 @@ class MlaWrapper:
             for name, x in zip(names, (qo_indptr, kv_indptr, kv_indices, kv_lens), strict=True)
         }
         near_qo, near_kv, near_lens = on_host(*(given[name] for name in (names[0], names[1], names[3])))
+        batch_size = near_lens.numel()
+        if near_kv.numel() <= batch_size:
+            raise ValueError(
+                f"{op}: {names[1]}: got {near_kv.numel()} elements, wanted {batch_size + 1}, one more than {names[3]} has"
+            )
+        near_kv = near_kv[: batch_size + 1]  # FlashInfer looks at no more either, and callers rely on it
         check_indptr(op, names[1], near_kv)
-        batch_size = near_kv.numel() - 1
         if near_qo is not None:
             check_indptr(op, names[0], near_qo, batch_size)
         check_batch_size(op, names[1], batch_size, self._buffers.get(names[1]))
-        if near_lens.numel() != batch_size:
-            raise ValueError(f"{op}: {names[3]}: got {near_lens.numel()} elements, wanted {batch_size}")
         lens = _lengths(op, names[3], near_kv, near_lens, page_size, last_page)
-        used, indices = int(near_kv[-1]), given[names[2]]
-        assert indices is not None
+        used, indices, indptr = int(near_kv[-1]), given[names[2]], given[names[1]]
+        assert indices is not None and indptr is not None
         pages = check_indices(op, names[2], indices, names[1], used)
-        given[names[2]] = indices[:used]
+        given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         self._last_run.wait(self.device, ())
         operators = operators_for(op, self.device, self._backend)
         tables = Tables(op, self.device, non_blocking=True)
@@ -139,10 +142,10 @@ class MlaWrapper:
             lambda buffer, *fields: operators.fill(self._scheduler.float_workspace, buffer, *fields), cast(Any, problem)
         )
         tables.commit()
-        indptr, indices = taken[names[1]], taken[names[2]]
-        assert indptr is not None and indices is not None
+        taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
+        assert taken_indptr is not None and taken_indices is not None
         self._planned = Plan(
-            operators, indptr, indices, self._scheduler.int_workspace, torch.tensor(lists[3:], dtype=torch.int64),
+            operators, taken_indptr, taken_indices, self._scheduler.int_workspace, torch.tensor(lists[3:], dtype=torch.int64),
             num_heads, page_size, bool(causal), float(sm_scale), dtype,
             torch.empty(problem.num_queries, 0), pages,
         )  # fmt: skip

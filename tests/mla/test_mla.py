@@ -104,6 +104,13 @@ def test_lengths_shorter_than_pages(device):
         batch.check(wrapper.run(*batch.inputs))
 
 
+def test_what_is_behind_the_last_request_is_not_looked_at(device):
+    batch = Batch([1, 1], [100, 33], 16, 16, torch.float16, device)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
+    batch.plan(wrapper, kv_indptr=torch.cat([batch.tables[1], int32([99, 7]).to(device)]))
+    batch.check(wrapper.run(*batch.inputs))
+
+
 def test_page_table(device):
     """The form without a plan: a row of pages for each request."""
     batch = Batch([1, 1], [128, 50], 128, 64, torch.bfloat16, device)
@@ -204,7 +211,7 @@ def test_decode_wrapper(device):
         (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted one of"),
         (dict(kv_data_type=torch.float8_e4m3fn), r"kv_data_type: got torch.float8_e4m3fn, wanted torch.float16"),
         (dict(use_profiler=True), r"use_profiler: got True, wanted False"),
-        (dict(kv_len_arr=[100, 33, 1]), r"kv_len_arr: got 3 elements, wanted 2"),
+        (dict(kv_len_arr=[100, 33, 1]), r"kv_indptr: got 3 elements, wanted 4, one more than kv_len_arr has"),
         (dict(kv_len_arr=[100, 49]), r"kv_len_arr: got 49 keys of request 1, which has 3 pages of 16"),
         (dict(kv_len_arr=[100, -1]), r"kv_len_arr: got -1 keys of request 1"),
         (dict(qo_indptr=[0, 2, 1]), r"qo_indptr: got 1 at 2 after 2, wanted numbers that never fall"),
