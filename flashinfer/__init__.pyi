@@ -10,10 +10,14 @@ from . import cascade as cascade
 from . import cli as cli
 from . import comm as comm
 from . import decode as decode
+from . import delta_rule as delta_rule
+from . import delta_rule_backward as delta_rule_backward
 from . import env as env
 from . import errors as errors
 from . import fp4_quantization as fp4_quantization
 from . import fused_moe as fused_moe
+from . import gdn_decode as gdn_decode
+from . import gdn_prefill as gdn_prefill
 from . import gemm as gemm
 from . import integrations as integrations
 from . import jit as jit
@@ -63,7 +67,11 @@ from .decode import gen_customize_single_decode_module as gen_customize_single_d
 from .decode import gen_single_decode_module as gen_single_decode_module
 from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
+from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rule_backward_module
 from .fp4_quantization import SfLayout as SfLayout
+from .gdn_decode import gated_delta_rule_decode as gated_delta_rule_decode
+from .gdn_decode import gated_delta_rule_decode_pretranspose as gated_delta_rule_decode_pretranspose
+from .gdn_prefill import chunk_gated_delta_rule as chunk_gated_delta_rule
 from .logits_processor import CompileError as CompileError
 from .logits_processor import Compiler as Compiler
 from .logits_processor import FusionRule as FusionRule

@@ -112,6 +112,9 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
         try:
             if general and wanted and any(getattr(args[one], "requires_grad", False) for one in differentiable):
                 return general.call(*args)
+            symbolic = is_dynamo_compiling() and len(args) == len(names)
+            if general and symbolic and any(is_symbolic(args[one]) for one in scalars):
+                return general.call(*args)
             return operator(*args)
         except RuntimeError as err:
             raise_as_callers_mistake(err)

@@ -1,0 +1,400 @@
+"""The delta rule: DeltaNet and Gated DeltaNet, a linear attention whose state is corrected by each token.
+
+Of a sequence and a value head, with a state ``S`` of ``[K, V]``, decays ``a = exp(g)`` and ``scale`` s::
+
+    S = a S;  r = v - S^T k;  u = beta r;  S = S + k u^T;  o = s S^T q
+
+Names, shapes and defaults are those of flash-linear-attention: q, k ``[B, T, H, K]``, v ``[B, T, HV, V]``, **g is the
+natural logarithm of the decay**, and **states are** ``[N, HV, K, V]`` (``state_v_first=True`` reads and writes
+``[N, HV, V, K]``, which is what FlashInfer's functions have; where K = V nothing can tell them apart).
+
+Each function is one operator with a gradient: it saves its inputs, works in float32 (float64 for float64) whatever the
+length, sums in fixed orders, and is one node of a ``torch.compile`` graph for all shapes and scales.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._ops.declare import define
+from ._ops.errors import check_dense
+from ._ops.route import General, without_gradient
+from ._ops.scalars import scalar
+from .delta_rule_backward import INPUTS, delta_rule_gradient, new_states, state_dtype
+from .jit.modules.delta_rule import gen_delta_rule_module
+
+__all__ = [
+    "chunk_delta_rule",
+    "chunk_gated_delta_rule",
+    "chunk_gdn",
+    "delta_rule_step",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gdn",
+    "gen_delta_rule_module",
+]
+
+CHUNK_SIZES = (16, 32, 64)
+
+
+def _outputs(
+    q: torch.Tensor, k: Any, v: torch.Tensor, g: Any, gk: Any, beta: Any, initial_state: Any,
+    cu_seqlens: torch.Tensor | None, scale: float, final_state: bool, l2norm: bool, v_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return v.new_empty(v.shape), new_states(q, v, cu_seqlens, final_state, v_first)
+
+
+def _outputs_of_autograd(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _outputs(*args[:9], *args[10:])
+
+
+_delta_rule_autograd = define(
+    f"delta_rule_autograd({INPUTS}, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first)"
+    " -> (Tensor, Tensor)",
+    gen_delta_rule_module,
+    _outputs_of_autograd,
+    gradient=delta_rule_gradient(),
+)
+
+
+def _general(*args: Any) -> Any:
+    return _delta_rule_autograd(*args[:8], *scalar(args[8], args[0].device), *args[9:])
+
+
+_delta_rule = define(
+    f"delta_rule({INPUTS}, float scale, bool final_state, bool l2norm, bool v_first) -> (Tensor, Tensor)",
+    gen_delta_rule_module,
+    _outputs,
+    general=General(_general, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),
+)
+
+_STEP = "Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots"
+_delta_rule_step = define(
+    "delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log,"
+    f" Tensor? dt_bias, {_STEP}, float scale, Tensor? scale_tensor, int beta_sigmoid, bool l2norm, bool v_first,"
+    " bool update_state) -> Tensor",
+    gen_delta_rule_module,
+    lambda q, k, v, *_: v.new_empty(v.shape),
+    general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta"),
+)
+
+
+def _fail(function: str, argument: str, text: str) -> ValueError:
+    return ValueError(f"{function}: {argument}: {text}")
+
+
+def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
+    """``elsewhere`` says who takes tensors of the other layout."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
+        check_dense(function, [name], [tensor])
+        if tensor.dim() != rank:
+            raise _fail(function, name, f"got {tensor.dim()} dimensions, wanted {rank}{elsewhere}")
+
+
+def _checked(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
+    """The scale, of tensors that have four dimensions."""
+    check_rank(function, 4, ", or three in flashinfer.chunk_gated_delta_rule, whose layout is packed", q=q, k=k, v=v)
+    if scale is None:
+        return max(q.shape[-1], 1) ** -0.5
+    if isinstance(scale, torch.Tensor):
+        raise TypeError(f"{function}: scale: got a Tensor, wanted a number")
+    return scale
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _number(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(dtype).contiguous()
+
+
+def _gate(
+    function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:  # fmt: skip
+    """g in ``dtype``: small beside q and k, so torch computes it, with the gradients of A_log and dt_bias."""
+    if not use_gate:
+        if A_log is not None or dt_bias is not None:
+            raise _fail(function, "use_gate_in_kernel", "got False, wanted True beside A_log or dt_bias")
+        return _number(g, dtype)
+    if A_log is None or g is None:
+        raise _fail(function, "A_log" if A_log is None else "g", "got None, wanted it for use_gate_in_kernel")
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
+    return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
+
+
+def _beta(
+    function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
+) -> torch.Tensor | None:
+    if negative and not sigmoid:
+        raise _fail(function, "allow_neg_eigval", "got True, wanted use_beta_sigmoid_in_kernel beside it")
+    if not sigmoid:
+        return _number(beta, dtype)
+    if beta is None:
+        raise _fail(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
+    return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
+
+
+def _check_log(function: str, name: str, gate: torch.Tensor | None) -> None:
+    """On the CPU, where values can be looked at: a decay given as such, not as its logarithm."""
+    if gate is None or gate.device.type != "cpu" or torch.compiler.is_compiling() or not gate.numel():
+        return
+    if type(gate) is torch.Tensor and bool((gate > 0).any()):
+        raise _fail(function, name, "got numbers above 0, wanted natural logarithms of decays, which are not")
+
+
+def _run(
+    function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, gk: torch.Tensor | None,
+    beta: torch.Tensor | None, scale: float | None, initial_state: torch.Tensor | None, output_final_state: bool,
+    l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    number = _checked(function, q, k, v, scale)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
+    _check_log(function, "g", g)
+    _check_log(function, "gk", gk)
+    state = _number(initial_state, state_dtype(q))
+    o, final = _delta_rule(
+        _dense(q), _dense(k), _dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first
+    )
+    return o, final if output_final_state else None
+
+
+def _check_chunk(function: str, chunk_size: int) -> None:
+    if chunk_size not in CHUNK_SIZES:
+        raise _fail(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, CHUNK_SIZES))}")
+
+
+def fused_recurrent_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    state_v_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """DeltaNet's recurrence, token by token, in float32.
+
+    Args:
+        q, k: ``[B, T, H, K]`` (float32, float16, bfloat16; on the CPU float64), K at most 256, any strides with a
+            contiguous last dimension; others are copied.
+        v: ``[B, T, HV, V]``, same dtype, HV a multiple of H: value head h reads head ``h // (HV // H)``.
+        beta: ``[B, T, HV]``, or ``[B, T, HV, V]``, of any float dtype. ``None``: 1.
+        scale: of q; ``None``: ``K ** -0.5``.
+        initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of sequences.
+        output_final_state: whether to return the last states.
+        use_qk_l2norm_in_kernel: divide q and k by ``sqrt(sum(x ** 2) + 1e-6)`` first.
+        cu_seqlens: ``[N + 1]``, int32 or int64: offsets of N sequences that lie behind each other in a batch of 1. On
+            CUDA its values are never read on the host.
+        state_v_first: states are ``[N, HV, V, K]``.
+
+    Returns:
+        ``(o, final_state)``: ``[B, T, HV, V]`` of q's dtype, and float32 (float64 for float64) or ``None``.
+
+    Raises:
+        ValueError: shapes, devices or offsets that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    name = "fused_recurrent_delta_rule"
+    return _run(
+        name, q, k, v, None, None, _number(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+def chunk_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    *,
+    chunk_size: int = 64,
+    state_v_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """DeltaNet over chunks of tokens. Arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
+
+    Args:
+        beta: ``[B, T, HV]``.
+        cu_seqlens_cpu: accepted and not needed.
+        chunk_size: 16, 32 or 64, a hint.
+    """
+    name = "chunk_delta_rule"
+    _check_chunk(name, chunk_size)
+    if beta.dim() != 3:
+        raise _fail(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+    return _run(
+        name, q, k, v, None, None, _number(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+def fused_recurrent_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    gk: torch.Tensor | None = None,
+    gv: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated DeltaNet's recurrence, token by token, in float32, with a gradient.
+
+    What is not named here is as in :func:`fused_recurrent_delta_rule`, errors too.
+
+    Args:
+        g: ``[B, T, HV]``, any float dtype, **natural logarithms** of decays, at most 0, ``-inf`` among them.
+        gk: ``[B, T, HV, K]``: one for each row of the state; g and gk together add.
+        gv: has no kernel.
+        beta: as there; logits with ``use_beta_sigmoid_in_kernel``.
+        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log and dt_bias
+            ``[HV]``.
+        allow_neg_eigval: twice the sigmoid of beta.
+    """
+    name = "fused_recurrent_gated_delta_rule"
+    if gv is not None:
+        raise _fail(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
+    dtype = state_dtype(q)
+    return _run(
+        name, q, k, v, _gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), _number(gk, dtype),
+        _beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated DeltaNet over chunks of tokens. Arguments are those of :func:`fused_recurrent_gated_delta_rule`.
+
+    Args:
+        beta: ``[B, T, HV]``.
+        cu_seqlens_cpu, chunk_indices: accepted and not needed.
+        chunk_size: 16, 32 or 64, a hint.
+
+    flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states ``[N, HV, V, K]``.
+    """
+    name = "chunk_gated_delta_rule"
+    _check_chunk(name, chunk_size)
+    if beta.dim() != 3:
+        raise _fail(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+    dtype = state_dtype(q)
+    return _run(
+        name, q, k, v, _gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
+        _beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule
+
+
+def delta_rule_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    g: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    *,
+    gk: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    beta_is_logit: bool = False,
+    allow_neg_eigval: bool = False,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    state_indices: torch.Tensor | None = None,
+    output_indices: torch.Tensor | None = None,
+    snapshots: torch.Tensor | None = None,
+    update_state: bool = True,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One token of each sequence, or a few, on a pool of states that is changed in place: a step of decoding.
+
+    Args:
+        q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, T being small.
+        state: ``[slots, HV, K, V]`` (``state_v_first``: ``[slots, HV, V, K]``), float32, float16 or bfloat16,
+            contiguous. Computed in float32 and rounded once, when it is stored.
+        g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too.
+        gk: ``[B, T, HV, K]``.
+        A_log: ``[HV]``: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, computed in the kernel.
+        dt_bias: ``[HV]``.
+        beta_is_logit: beta is its sigmoid, twice that with ``allow_neg_eigval``.
+        state_indices: ``[B]``, int32 or int64, the slot that a sequence reads and writes; of one that is negative o is 0
+            and no slot is touched. ``None``: slot b.
+        output_indices: ``[B]``, the slot that is written in its place.
+        snapshots: ``[B, at least T, HV, ...]`` of state's dtype, receives the state after each token.
+        update_state: ``False`` leaves the pool as it was.
+        out: ``[B, T, HV, V]`` of q's dtype.
+
+    Returns:
+        ``[B, T, HV, V]``.
+
+    Raises:
+        ValueError: shapes or devices that do not fit.
+        TypeError: dtypes that do not fit.
+        GradientError: a tensor wants a gradient.
+    """
+    name = "delta_rule_step"
+    number, dtype = _checked(name, q, k, v, scale), state_dtype(q)
+    if allow_neg_eigval and not beta_is_logit:
+        raise _fail(name, "allow_neg_eigval", "got True, wanted beta_is_logit beside it")
+    result = _delta_rule_step(
+        _dense(q), _dense(k), _dense(v), state, _number(g, dtype), _number(gk, dtype), _number(beta, dtype),
+        _number(A_log, torch.float32), _number(dt_bias, torch.float32), state_indices, output_indices, snapshots,
+        *scalar(number, q.device), (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel,
+        state_v_first, update_state,
+    )  # fmt: skip
+    if out is None:
+        return result  # type: ignore[no-any-return]
+    if out.shape != result.shape or out.dtype != result.dtype or out.device != result.device:
+        raise _fail(name, "out", f"got {list(out.shape)} {out.dtype}, wanted {list(result.shape)} {result.dtype}")
+    return out.copy_(result)

@@ -1,0 +1,103 @@
+"""Steps of Gated DeltaNet's decoding under FlashInfer's names: :func:`flashinfer.delta_rule.delta_rule_step` with raw
+gates, ``g = -exp(A_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, computed in the kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from .delta_rule import check_rank, delta_rule_step
+
+__all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose"]
+
+
+def _step(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log: torch.Tensor,
+    a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, scale: float | None, output: torch.Tensor | None,
+    use_qk_l2norm: bool, v_first: bool, backend: str, indices: torch.Tensor | None = None,
+    output_indices: torch.Tensor | None = None, snapshots: torch.Tensor | None = None, update: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    check_rank(name, 4, "", q=q, k=k, v=v)
+    if backend not in ("auto", "flashinfer"):
+        raise ValueError(f"{name}: backend: got {backend!r}, wanted 'auto' or 'flashinfer'")
+    if state is None:
+        raise TypeError(f"{name}: state: got None, wanted Tensor")
+    o = delta_rule_step(
+        q, k, v, state, a, b, A_log=A_log, dt_bias=dt_bias, beta_is_logit=True, scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm, state_v_first=v_first, state_indices=indices,
+        output_indices=output_indices, snapshots=snapshots, update_state=update, out=output,
+    )  # fmt: skip
+    return o, state
+
+
+def gated_delta_rule_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor,
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    scale: float | None = None,
+    output: torch.Tensor | None = None,
+    use_qk_l2norm: bool = True,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each sequence, states ``[B, HV, K, V]`` changed in place.
+
+    Args:
+        q, k: ``[B, 1, H, K]`` (float16, bfloat16, float32).
+        v: ``[B, 1, HV, V]``, same dtype.
+        state: float32.
+        A_log, dt_bias: ``[HV]``.
+        a, b: ``[B, 1, HV]``: the decay and beta before their activations.
+        output: ``[B, 1, HV, V]``.
+        use_qk_l2norm: q and k are normalised, by default.
+
+    Returns:
+        ``(output, state)``.
+
+    Raises:
+        ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
+    """
+    name = "gated_delta_rule_decode"
+    return _step(name, q, k, v, state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm, False, backend)
+
+
+def gated_delta_rule_decode_pretranspose(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    scale: float | None = None,
+    output: torch.Tensor | None = None,
+    use_qk_l2norm: bool = True,
+    initial_state: torch.Tensor | None = None,
+    initial_state_indices: torch.Tensor | None = None,
+    output_state_indices: torch.Tensor | None = None,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    disable_state_update: bool = False,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with states ``[B, HV, V, K]``, or a pool of them.
+
+    Args:
+        state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` beside ``initial_state``.
+        initial_state: ``[slots, HV, V, K]``, the pool.
+        initial_state_indices: ``[B]``, slots that are read and written; negative: o is 0 and no slot is touched.
+        output_state_indices: ``[B]``, slots that are written in their place.
+        intermediate_states_buffer: ``[B, at least T, HV, V, K]``, receives the state after each token.
+        disable_state_update: leaves the states as they were.
+        others: as in :func:`gated_delta_rule_decode`, results and errors too; T may be larger than 1.
+    """
+    name = "gated_delta_rule_decode_pretranspose"
+    if state is not None and initial_state is not None:
+        raise ValueError(f"{name}: initial_state: got both, wanted it or state")
+    return _step(
+        name, q, k, v, initial_state if state is None else state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
+        True, backend, initial_state_indices, output_state_indices, intermediate_states_buffer, not disable_state_update,
+    )  # fmt: skip

@@ -1,0 +1,21 @@
+"""Modules of the delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..module import JitSpec, family_spec
+from ..spec import DTYPES
+from . import DTYPE_AXIS, Matrix, device_of, subset
+
+AXES = (DTYPE_AXIS,)
+
+
+def gen_delta_rule_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """The delta rule, gated and not, for the element types ``dtypes``."""
+    return family_spec("delta_rule", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix["backends"]:
+        yield gen_delta_rule_module(backend, matrix["dtypes"])

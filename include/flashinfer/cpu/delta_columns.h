@@ -1,0 +1,266 @@
+// What the delta rule's kernels on the CPU share: 32 columns of a head's state, rows of tokens, factors of a token.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <flashinfer/common/delta_rule.h>
+#include <flashinfer/cpu/simd/lanes.h>
+#include <flashinfer/cpu/simd/transpose.h>
+
+namespace flashinfer::cpu {
+
+// Columns of V are independent of each other. 32 of them, with 128 rows, are 16 KB: they stay in the L1 cache.
+constexpr int kDeltaColumns = 32;
+
+// Vectors of what states are computed in: float, and double for double.
+template <typename S>
+struct StateLanes {
+  using V = vfloat;
+  static constexpr int kCount = kLanes;
+  static V splat(float value) { return V{} + value; }
+};
+template <>
+struct StateLanes<double> {
+  using V = vdouble;
+  static constexpr int kCount = kWideLanes;
+  static V splat(double value) { return V{} + value; }
+};
+template <typename T>
+using StateOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename S>
+struct alignas(64) Columns {
+  using V = typename StateLanes<S>::V;
+  static constexpr int kLane = StateLanes<S>::kCount, kParts = kDeltaColumns / kLane;
+  V part[kParts];
+
+  void clear() {
+    for (V& one : part) one = V{};
+  }
+  S sum() const {
+    V total = part[0];
+    for (int i = 1; i < kParts; ++i) total += part[i];
+    S result = 0;
+    for (int lane = 0; lane < kLane; ++lane) result += total[lane];
+    return result;
+  }
+  // this += other * factor
+  void add(const Columns& other, S factor) {
+    for (int i = 0; i < kParts; ++i) part[i] += other.part[i] * factor;
+  }
+  void scale(S factor) {
+    for (V& one : part) one *= factor;
+  }
+};
+
+template <typename S>
+Columns<S> product(const Columns<S>& a, const Columns<S>& b) {
+  Columns<S> result;
+  for (int i = 0; i < Columns<S>::kParts; ++i) result.part[i] = a.part[i] * b.part[i];
+  return result;
+}
+
+// Sums of the elements of each of `count` rows: S x for a matrix S of rows. `at(d)` are a row's products in one vector.
+template <typename S, typename Row>
+void row_sums_into(int64_t count, S* sums, const Row& at) {
+  int64_t d = 0;
+  if constexpr (std::is_same_v<S, float>) {
+    for (; d + kLanes <= count; d += kLanes) {
+      vfloat rows[kLanes];
+      for (int i = 0; i < kLanes; ++i) rows[i] = at(d + i);
+      store(sums + d, load_raw<vfloat>(sums + d) + sums_of(rows));
+    }
+  }
+  for (; d < count; ++d) {
+    const auto row = at(d);
+    S total = 0;
+    for (int lane = 0; lane < Columns<S>::kLane; ++lane) total += row[lane];
+    sums[d] += total;
+  }
+}
+
+template <typename S>
+auto in_one(const Columns<S>& a, const Columns<S>& b) {
+  auto total = a.part[0] * b.part[0];
+  for (int i = 1; i < Columns<S>::kParts; ++i) total += a.part[i] * b.part[i];
+  return total;
+}
+
+// ---- rows of tokens ----------------------------------------------------------------------------------------------
+
+template <typename S, typename T>
+void load_row(const T* from, int64_t count, S* to) {
+  if constexpr (std::is_same_v<S, T>) {
+    std::memcpy(to, from, count * sizeof(S));
+  } else {
+    for_lanes(count, [&](int64_t i, int n) { store(to + i, load(from + i, n), n); });
+  }
+}
+
+template <typename S, typename T>
+void store_row(T* to, const S* from, int64_t count) {
+  if constexpr (std::is_same_v<S, T>) {
+    std::memcpy(to, from, count * sizeof(S));
+  } else {
+    for_lanes(count, [&](int64_t i, int n) { store(to + i, load(from + i, n), n); });
+  }
+}
+
+// Elements beyond `count` are zeros.
+template <typename S, typename T>
+Columns<S> load_columns(const T* from, int64_t count) {
+  alignas(64) S row[kDeltaColumns] = {};
+  load_row(from, std::min<int64_t>(count, kDeltaColumns), row);
+  Columns<S> result;
+  std::memcpy(&result, row, sizeof(row));
+  return result;
+}
+
+template <typename S, typename T>
+void store_columns(T* to, const Columns<S>& columns, int64_t count) {
+  alignas(64) S row[kDeltaColumns];
+  std::memcpy(row, &columns, sizeof(row));
+  store_row(to, row, std::min<int64_t>(count, kDeltaColumns));
+}
+
+// 1 / sqrt(sum x^2 + 1e-6).
+template <typename S>
+S l2_factor(const S* row, int64_t count) {
+  S total = 0;
+  for (int64_t i = 0; i < count; ++i) total += row[i] * row[i];
+  return 1 / std::sqrt(total + static_cast<S>(1e-6));
+}
+
+// ---- states ------------------------------------------------------------------------------------------------------
+
+template <typename S>
+S load_number(const void* from, DType dtype, int64_t i) {
+  if constexpr (std::is_same_v<S, double>) {
+    return static_cast<const double*>(from)[i];
+  } else {
+    if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
+    if (dtype == DType::kFloat16) return to_float(static_cast<const half_t*>(from)[i]);
+    return to_float(static_cast<const bfloat16_t*>(from)[i]);
+  }
+}
+
+template <typename S>
+void store_number(void* to, DType dtype, int64_t i, S value) {
+  if constexpr (std::is_same_v<S, double>) {
+    static_cast<double*>(to)[i] = value;
+  } else {
+    if (dtype == DType::kFloat32) {
+      static_cast<float*>(to)[i] = value;
+    } else if (dtype == DType::kFloat16) {
+      static_cast<half_t*>(to)[i] = from_float<half_t>(value);
+    } else {
+      static_cast<bfloat16_t*>(to)[i] = from_float<bfloat16_t>(value);
+    }
+  }
+}
+
+// Calls body(pointer of the state's type).
+template <typename S, typename Body>
+void with_state_type(DType dtype, const Body& body) {
+  if constexpr (std::is_same_v<S, double>) {
+    body(static_cast<double*>(nullptr));
+  } else {
+    if (dtype == DType::kFloat32) return body(static_cast<float*>(nullptr));
+    if (dtype == DType::kFloat16) return body(static_cast<half_t*>(nullptr));
+    body(static_cast<bfloat16_t*>(nullptr));
+  }
+}
+
+// Columns [first, first + count) of head number `head` (of all slots) from or to a tensor of states; null: zeros.
+template <typename S>
+void load_state(const DeltaRuleInputs& in, const void* states, DType dtype, int64_t head, int64_t first, int64_t count,
+                Columns<S>* rows) {
+  for (int64_t d = 0; d < in.key_dim; ++d) rows[d].clear();
+  if (!states) return;
+  const int64_t start = head * in.state_size() + first * in.column_stride();
+  with_state_type<S>(dtype, [&](auto* type) {
+    const auto* from = static_cast<decltype(type)>(const_cast<void*>(states)) + start;
+    if (!in.v_first) {
+      for (int64_t d = 0; d < in.key_dim; ++d) rows[d] = load_columns<S>(from + d * in.value_dim, count);
+      return;
+    }
+    for (int64_t c = 0; c < count; ++c)
+      for (int64_t d = 0; d < in.key_dim; ++d)
+        reinterpret_cast<S*>(rows + d)[c] = load_number<S>(from, dtype, c * in.key_dim + d);
+  });
+}
+
+template <typename S>
+void store_state(const DeltaRuleInputs& in, void* states, DType dtype, int64_t head, int64_t first, int64_t count,
+                 const Columns<S>* rows) {
+  const int64_t start = head * in.state_size() + first * in.column_stride();
+  with_state_type<S>(dtype, [&](auto* type) {
+    auto* to = static_cast<decltype(type)>(states) + start;
+    if (!in.v_first) {
+      for (int64_t d = 0; d < in.key_dim; ++d) store_columns(to + d * in.value_dim, rows[d], count);
+      return;
+    }
+    for (int64_t c = 0; c < count; ++c)
+      for (int64_t d = 0; d < in.key_dim; ++d)
+        store_number<S>(to, dtype, c * in.key_dim + d, reinterpret_cast<const S*>(rows + d)[c]);
+  });
+}
+
+// ---- a token -----------------------------------------------------------------------------------------------------
+
+// The rows of a token that a value head reads, as numbers of the state.
+template <typename T>
+class TokenRows {
+ public:
+  using S = StateOf<T>;
+
+  TokenRows(const DeltaRuleInputs& in, int64_t value_head)
+      : in_(in), value_head_(value_head), head_(value_head / in.group()) {}
+
+  void query(int64_t b, int64_t t, S* to) const { normed(in_.q, in_.q_strides, b, t, to); }
+  void key(int64_t b, int64_t t, S* to) const { normed(in_.k, in_.k_strides, b, t, to); }
+  const T* value(int64_t b, int64_t t) const {
+    return static_cast<const T*>(in_.v) + in_.v_strides.at(b, t, value_head_);
+  }
+  // Number of the token and value head in contiguous tensors [B, T, HV, ...].
+  int64_t number(int64_t b, int64_t t) const { return (b * in_.num_tokens + t) * in_.num_value_heads + value_head_; }
+  // exp(g + gk) of each row, with `g` in place of the token's own.
+  void decays(int64_t b, int64_t t, S g, S* to) const {
+    const S* gk = static_cast<const S*>(in_.gk);
+    if (!gk) {
+      std::fill_n(to, in_.key_dim, std::exp(g));
+    } else {
+      gk += number(b, t) * in_.key_dim;
+      for (int64_t d = 0; d < in_.key_dim; ++d) to[d] = std::exp(g + gk[d]);
+    }
+  }
+  S gate(int64_t b, int64_t t) const { return in_.g ? static_cast<const S*>(in_.g)[number(b, t)] : S(0); }
+  S scalar_beta(int64_t b, int64_t t) const {
+    return in_.beta && !in_.beta_is_vector ? static_cast<const S*>(in_.beta)[number(b, t)] : S(1);
+  }
+  // beta of some columns; `scalar` where it is one number.
+  Columns<S> beta(int64_t b, int64_t t, int64_t first, int64_t count, S scalar) const {
+    if (in_.beta_is_vector)
+      return load_columns<S>(static_cast<const S*>(in_.beta) + number(b, t) * in_.value_dim + first, count);
+    Columns<S> result;
+    for (auto& part : result.part) part = StateLanes<S>::splat(scalar);
+    return result;
+  }
+
+ private:
+  void normed(const void* rows, const TokenStrides& strides, int64_t b, int64_t t, S* to) const {
+    load_row(static_cast<const T*>(rows) + strides.at(b, t, head_), in_.key_dim, to);
+    if (!in_.l2norm) return;
+    const S factor = l2_factor(to, in_.key_dim);
+    for (int64_t d = 0; d < in_.key_dim; ++d) to[d] *= factor;
+  }
+
+  const DeltaRuleInputs& in_;
+  int64_t value_head_, head_;
+};
+
+}  // namespace flashinfer::cpu

@@ -1,0 +1,243 @@
+// What the delta rule's kernels share on CUDA: tokens in shared memory as floats, and the threads of a state.
+//
+// Four threads have a column of the state, in registers: part p of them rows 16 j + 4 p to 16 j + 4 p + 3 for each j,
+// so that a warp reads a token's row from shared memory in words of 16 bytes that all of its columns share.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/common/delta_rule.h>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+
+namespace flashinfer::cuda {
+
+// A block's part of the work: some columns of a value head of a sequence.
+struct DeltaBlock {
+  int64_t sequence, value_head, slice;
+  Sequence tokens;
+
+  __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns) {
+    const int64_t slices = (in.value_dim + columns - 1) / columns, block = blockIdx.x;
+    slice = block % slices, value_head = block / slices % in.num_value_heads;
+    sequence = block / slices / in.num_value_heads;
+    tokens = sequence_of(in, sequence);
+  }
+  // Of the value head among all sequences' or slots'.
+  __device__ __forceinline__ int64_t head(const DeltaRuleInputs& in) const {
+    return sequence * in.num_value_heads + value_head;
+  }
+  // Of a token and value head in contiguous tensors [B, T, HV, ...].
+  __device__ __forceinline__ int64_t number(const DeltaRuleInputs& in, int64_t t) const {
+    return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head;
+  }
+};
+
+inline int64_t delta_blocks(const DeltaRuleInputs& in, int columns) {
+  return in.num_sequences * in.num_value_heads * ((in.value_dim + columns - 1) / columns);
+}
+
+template <typename T>
+__device__ __forceinline__ float load_float(const void* from, int64_t i) {
+  return to_float(static_cast<const T*>(from)[i]);
+}
+
+// Of q, k or v of a value head's token: 0 beyond the row.
+template <typename T>
+__device__ __forceinline__ float load_token(const void* rows, const TokenStrides& strides, int64_t batch, int64_t t,
+                                            int64_t head, int64_t i, int64_t size, bool there) {
+  return there && i < size ? load_float<T>(rows, strides.at(batch, t, head) + i) : 0.f;
+}
+
+// A gate as it is: what a step does instead is in delta_rule.cuh.
+struct GivenGate {
+  __device__ __forceinline__ float gate(float g) const { return g; }
+  __device__ __forceinline__ float beta(float beta) const { return beta; }
+};
+
+// Some tokens of a head. Those behind the sequence's end are zeros that decay nothing.
+template <int kRows_, int kColumns_, int kTokens_, bool kRowGate>
+struct DeltaTokens {
+  static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
+  static constexpr int kThreads = 4 * kColumns;
+
+  float q[kTokens][kKeys], k[kTokens][kKeys];
+  float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
+  float v[kTokens][kColumns], beta[kTokens][kColumns];
+
+  template <typename T, typename Gate>
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
+                                       const Gate& gate) {
+    const int64_t batch = block.tokens.batch, head = block.value_head / in.group();
+    for (int i = threadIdx.x; i < kTokens * kKeys; i += kThreads) {
+      const int row = i / kKeys, d = i % kKeys;
+      const int64_t t = first + row;
+      const bool there = t < block.tokens.end;
+      q[row][d] = load_token<T>(in.q, in.q_strides, batch, t, head, d, in.key_dim, there);
+      k[row][d] = load_token<T>(in.k, in.k_strides, batch, t, head, d, in.key_dim, there);
+      if (!kRowGate && d != 0) continue;
+      const int64_t number = block.number(in, t);
+      float g = there && in.g ? gate.gate(load_float<float>(in.g, number)) : 0.f;
+      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, number * in.key_dim + d);
+      decay[row][d] = __expf(g);
+    }
+    for (int i = threadIdx.x; i < kTokens * kColumns; i += kThreads) {
+      const int row = i / kColumns;
+      const int64_t t = first + row, column = block.slice * kColumns + i % kColumns, number = block.number(in, t);
+      const bool there = t < block.tokens.end && column < in.value_dim;
+      v[row][i % kColumns] = load_token<T>(in.v, in.v_strides, batch, t, block.value_head, column, in.value_dim, there);
+      const int64_t at = in.beta_is_vector ? number * in.value_dim + column : number;
+      beta[row][i % kColumns] = !there ? 0.f : in.beta ? gate.beta(load_float<float>(in.beta, at)) : 1.f;
+    }
+    if (in.l2norm) normalise();
+    __syncthreads();
+  }
+
+ private:
+  __device__ __forceinline__ void normalise() {
+    __syncthreads();
+    for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
+      float* x = row < kTokens ? q[row] : k[row - kTokens];
+      float total = 0;
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total += x[d] * x[d];
+      const float factor = rsqrtf(lanes_sum<32>(total) + 1e-6f);
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) x[d] *= factor;
+    }
+  }
+};
+
+// Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
+struct DeltaPlace {
+  int64_t start, row_stride, column_stride;
+  int rows, columns;
+  bool v_first;
+
+  // `head` counts the value heads of all states.
+  __device__ __forceinline__ DeltaPlace(const DeltaRuleInputs& in, int64_t head, int64_t first)
+      : start(head * in.state_size() + first * in.column_stride()),
+        row_stride(in.row_stride()),
+        column_stride(in.column_stride()),
+        rows(static_cast<int>(in.key_dim)),
+        columns(static_cast<int>(in.value_dim - first)),
+        v_first(in.v_first) {}
+};
+
+// Columns of a state on their way from or to memory, where a row's or a column's elements lie behind each other.
+template <int kKeys, int kColumns>
+struct DeltaColumns {
+  static constexpr int kThreads = 4 * kColumns;
+
+  float at[kKeys][kColumns + 1];
+
+  // All threads call these. Zeros beyond the state, and for null.
+  __device__ __noinline__ void load(const void* states, DType dtype, DeltaPlace place) {
+    for_elements(place, [&](int d, int c, int64_t i, bool there) {
+      at[d][c] = !there || !states          ? 0.f
+                 : dtype == DType::kFloat32 ? load_float<float>(states, i)
+                 : dtype == DType::kFloat16 ? load_float<half_t>(states, i)
+                                            : load_float<bfloat16_t>(states, i);
+    });
+    __syncthreads();
+  }
+  __device__ __noinline__ void store(void* states, DType dtype, DeltaPlace place) const {
+    __syncthreads();
+    for_elements(place, [&](int d, int c, int64_t i, bool there) {
+      if (!there) return;
+      if (dtype == DType::kFloat32) {
+        static_cast<float*>(states)[i] = at[d][c];
+      } else if (dtype == DType::kFloat16) {
+        static_cast<half_t*>(states)[i] = from_float<half_t>(at[d][c]);
+      } else {
+        static_cast<bfloat16_t*>(states)[i] = from_float<bfloat16_t>(at[d][c]);
+      }
+    });
+  }
+
+ private:
+  template <typename Body>
+  static __device__ __forceinline__ void for_elements(const DeltaPlace& place, const Body& body) {
+#pragma unroll 8
+    for (int e = threadIdx.x; e < kKeys * kColumns; e += kThreads) {
+      const int d = place.v_first ? e % kKeys : e / kColumns, c = place.v_first ? e / kKeys : e % kColumns;
+      const bool there = d < place.rows && c < place.columns;
+      body(d, c, place.start + d * place.row_stride + c * place.column_stride, there);
+    }
+  }
+};
+
+// A thread's rows of a column of a state.
+template <int kRows>
+struct DeltaState {
+  float at[kRows];
+
+  static __device__ __forceinline__ int part() { return threadIdx.x % 4; }
+  static __device__ __forceinline__ int column() { return threadIdx.x / 4; }
+  // The state's row of element i.
+  static __device__ __forceinline__ int row(int i) { return i / 4 * 16 + part() * 4 + i % 4; }
+
+  // This thread's elements of a row in shared memory.
+  static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + row(i));
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& one : at) one = 0;
+  }
+
+  template <bool kRowGate>
+  __device__ __forceinline__ void decay(const float* factors) {
+    if constexpr (kRowGate) {
+      float each[kRows];
+      load_row(factors, each);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) at[i] *= each[i];
+    } else {
+      const float factor = factors[0];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) at[i] *= factor;
+    }
+  }
+
+  // at += row * factor
+  __device__ __forceinline__ void add(const float (&row)[kRows], float factor) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) at[i] = fmaf(row[i], factor, at[i]);
+  }
+
+  // The column's product with a row; the four threads all get it.
+  __device__ __forceinline__ float dot(const float (&row)[kRows]) const {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sums[i % 4] = fmaf(at[i], row[i], sums[i % 4]);
+    return lanes_sum<4>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+
+  // From or to a block's columns in shared memory.
+  template <typename Columns>
+  __device__ __forceinline__ void take(const Columns& from) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) at[i] = from.at[row(i)][column()];
+  }
+  template <typename Columns>
+  __device__ __forceinline__ void give(Columns& to) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) to.at[row(i)][column()] = at[i];
+  }
+};
+
+// How many rows a thread has, and whether they decay apart.
+template <typename Body>
+void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
+  const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };
+  if (in.key_dim <= 64) return with_gate(std::integral_constant<int, 16>{});
+  if (in.key_dim <= 128) return with_gate(std::integral_constant<int, 32>{});
+  with_gate(std::integral_constant<int, 64>{});
+}
+
+}  // namespace flashinfer::cuda

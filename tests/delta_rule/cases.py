@@ -1,0 +1,103 @@
+"""Calls of the delta rule for tests of what holds for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flashinfer
+from flashinfer import delta_rule
+
+from ..support.cases import Case, Cases
+
+
+def arguments(device: str, tokens: int, grad: bool = False) -> dict[str, Any]:
+    q, k = (torch.randn(2, tokens, 3, 20, device=device) for _ in range(2))
+    given = dict(
+        q=q,
+        k=k / k.norm(dim=-1, keepdim=True),
+        v=torch.randn(2, tokens, 6, 24, device=device),
+        g=-torch.rand(2, tokens, 6, device=device),
+        beta=torch.rand(2, tokens, 6, device=device),
+    )
+    return {name: one.detach().requires_grad_(grad) for name, one in given.items()}
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    def leaf(*shape: int, grad: bool = False) -> torch.Tensor:
+        return torch.randn(shape, device=device, requires_grad=grad)
+
+    def inputs(grad: bool = False, tokens: int = 7) -> tuple[Any, ...]:
+        one = arguments(device, tokens, grad)
+        return one["q"], one["k"], one["v"], one["g"], None, one["beta"], leaf(2, 6, 20, 24, grad=grad), None
+
+    def packed() -> tuple[Any, ...]:
+        q, k, v, g, _, beta = (None if one is None else one[:1].contiguous() for one in inputs()[:6])
+        return q, k, v, g, None, beta, None, torch.tensor([0, 3, 3, 7], device=device)
+
+    scale = torch.tensor(0.3, dtype=torch.float64, device=device)
+    pool, snapshots = leaf(5, 6, 20, 24), leaf(2, 9, 6, 20, 24)
+    slots = torch.tensor([3, 1], device=device)
+    step = inputs()
+    return {
+        "delta_rule": [(*inputs(), 0.3, True, True, False), (*packed(), 0.3, False, False, False)],
+        "delta_rule_autograd": [
+            (*inputs(True), 0.3, None, True, True, False),
+            (*packed(), 0.0, scale, True, False, False),
+        ],
+        "delta_rule_backward": [
+            (leaf(2, 7, 6, 24), leaf(2, 6, 20, 24), *inputs(), 0.3, None, True, False),
+            (leaf(1, 7, 6, 24), None, *packed(), 0.0, scale, False, False),
+        ],
+        "delta_rule_step": [
+            (
+                *step[:3],
+                pool,
+                step[3],
+                None,
+                step[5],
+                None,
+                None,
+                slots,
+                None,
+                snapshots,
+                0.3,
+                None,
+                1,
+                True,
+                False,
+                True,
+            )
+        ],
+    }
+
+
+def output(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float | None = None) -> torch.Tensor:
+    return delta_rule.chunk_gated_delta_rule(q, k, v, g, beta, scale)[0]
+
+
+def functions(device: str) -> dict[str, Case]:
+    def step(tokens: int, *rows: int) -> dict[str, Any]:
+        q, k, v, *_ = (one.transpose(0, 1)[:, :1] for one in arguments(device, tokens).values())
+        heads = {name: torch.randn(6, device=device) for name in ("A_log", "dt_bias")}
+        raw = {name: torch.randn(tokens, 1, 6, device=device) for name in ("a", "b")}
+        return dict(q=q, k=k, v=v, state=torch.randn(tokens, 6, *rows, device=device)) | heads | raw
+
+    def columns_first(**given: Any) -> torch.Tensor:
+        return flashinfer.gated_delta_rule_decode_pretranspose(**given)[0]
+
+    def rows_first(**given: Any) -> torch.Tensor:
+        return flashinfer.gated_delta_rule_decode(**given)[0]
+
+    given = ("q", "k", "v", "g", "beta")
+    return {
+        "chunk_gated_delta_rule": Case(output, lambda tokens: arguments(device, tokens), ("scale",), given),
+        "gated_delta_rule_decode": Case(rows_first, lambda n: step(n, 20, 24), ("scale",), (), ("state",)),
+        "gated_delta_rule_decode_pretranspose": Case(
+            columns_first, lambda n: step(n, 24, 20), ("scale",), (), ("state",)
+        ),
+    }
+
+
+CASES = Cases(operators, functions)

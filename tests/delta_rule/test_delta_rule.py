@@ -1,0 +1,301 @@
+"""The delta rule against float64: outputs, states, steps of decoding, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import delta_rule
+from flashinfer.errors import GradientError
+
+from .oracle import delta_rule as oracle
+from .oracle import error, inputs
+
+# Relative errors of an output and of a state.
+BOUNDS = {
+    torch.float64: (1e-12, 1e-12),
+    torch.float32: (1e-5, 1e-5),
+    torch.bfloat16: (2.5e-3, 1e-5),
+    torch.float16: (3.2e-4, 1e-5),
+}
+
+
+def wide(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one.detach().cpu().double() for name, one in given.items()}
+
+
+def check(result, expected, dtype) -> None:
+    for got, want, bound in zip(result, expected, BOUNDS[dtype], strict=True):
+        assert want.square().mean() > 1e-6
+        assert error(got, want) < bound
+
+
+def dtypes_of(device: str) -> list[torch.dtype]:
+    return [torch.float32, torch.bfloat16, torch.float16, *([torch.float64] if device == "cpu" else [])]
+
+
+SHAPES = [
+    dict(),
+    dict(batch=1, tokens=1, heads=1, value_heads=1, key_dim=1, value_dim=40),
+    dict(batch=3, tokens=17, heads=3, value_heads=3, key_dim=64, value_dim=33),
+    dict(batch=1, tokens=70, heads=1, value_heads=2, key_dim=128, value_dim=128),
+    dict(batch=1, tokens=20, heads=2, value_heads=2, key_dim=256, value_dim=100, alike=True),
+    dict(batch=2, tokens=40, heads=1, value_heads=3, key_dim=60, value_dim=100, alike=True),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.values())) or "default")
+def test_recurrent_and_chunk(shape, device):
+    for dtype in dtypes_of(device):
+        given = inputs(dtype, device, **shape)
+        want = oracle(**wide(given), scale=0.3)
+        result = delta_rule.fused_recurrent_gated_delta_rule(**given, scale=0.3, output_final_state=True)
+        check(result, want, dtype)
+        state = given.pop("initial_state")
+        again = delta_rule.chunk_gated_delta_rule(**given, scale=0.3, initial_state=state, output_final_state=True)
+        check(again, want, dtype)
+        o, none = delta_rule.chunk_gated_delta_rule(**given, scale=0.3, initial_state=state)
+        assert none is None and o.equal(again[0])
+
+
+def test_the_state_matters():
+    """What a check of outputs can see: most of them comes from tokens long before."""
+    given = wide(inputs(torch.float64, "cpu", gate=False))
+    whole, _ = oracle(**given)
+    given = {name: one if name == "initial_state" else one[:, 64:] for name, one in given.items()}
+    given["initial_state"] = torch.zeros_like(given["initial_state"])
+    alone, _ = oracle(**given)
+    assert (whole[:, 64:] - alone).norm() > 0.5 * whole[:, 64:].norm()
+
+
+@pytest.mark.parametrize("l2norm", [False, True])
+def test_ungated(l2norm, device, dtype):
+    given = inputs(dtype, device, gate=False)
+    want = oracle(**wide(given), scale=48**-0.5, l2norm=l2norm)
+    for function in (delta_rule.fused_recurrent_delta_rule, delta_rule.chunk_delta_rule):
+        check(function(**given, output_final_state=True, use_qk_l2norm_in_kernel=l2norm), want, dtype)
+
+
+def test_beta_of_columns_and_gates_of_rows(device, dtype):
+    vector = inputs(dtype, device, gate=False, vector=True)
+    check(
+        delta_rule.fused_recurrent_delta_rule(**vector, scale=-1.0, output_final_state=True),
+        oracle(**wide(vector), scale=-1.0),
+        dtype,
+    )
+    rows = inputs(dtype, device, row_gate=True)
+    result = delta_rule.fused_recurrent_gated_delta_rule(**rows, scale=1.0, output_final_state=True)
+    check(result, oracle(**wide(rows)), dtype)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_sequences_behind_each_other(index, device):
+    lengths = [0, 5, 1, 70, 0, 20, 3]
+    given = inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths))
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0).to(index)
+    result = delta_rule.chunk_gated_delta_rule(
+        **given, scale=0.3, output_final_state=True, cu_seqlens=offsets, use_qk_l2norm_in_kernel=True
+    )
+    check(result, oracle(**wide(given), scale=0.3, l2norm=True, lengths=lengths), torch.float32)
+    assert result[1][0].equal(given["initial_state"][0])  # a sequence of no tokens
+
+
+def test_a_neighbour_that_is_not_a_number(device):
+    lengths = [9, 20, 13]
+    given = inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=3)
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
+    good, state = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True, cu_seqlens=offsets)
+    for name in ("q", "k", "v", "g", "beta"):
+        given[name][:, 9:29] = float("nan")
+    given["g"][:, 9:29] = -float("inf")
+    o, last = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True, cu_seqlens=offsets)
+    for got, want in ((o[:, :9], good[:, :9]), (o[:, 29:], good[:, 29:]), (last[0], state[0]), (last[2], state[2])):
+        assert got.equal(want)
+
+
+def test_layouts(device):
+    """Transposed views, states that have columns first, gates of half types: the same numbers."""
+    given = inputs(torch.float32, device)
+    want = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True)
+    views = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
+    views["v"] = given["v"].transpose(1, 3).contiguous().transpose(1, 3)
+    state = given["initial_state"].mT.contiguous()
+    o, last = delta_rule.chunk_gated_delta_rule(
+        **(given | views | {"initial_state": state}), output_final_state=True, state_v_first=True
+    )
+    assert o.equal(want[0]) and last.mT.equal(want[1])
+
+
+def test_gates_in_the_kernel(device):
+    given = inputs(torch.float32, device, gate=False)
+    raw, logits = (torch.randn_like(given["beta"]) for _ in range(2))
+    a_log, dt_bias = torch.randn(6, device=device) - 3, torch.randn(6, device=device)
+    plain = given | {"g": -a_log.exp() * torch.nn.functional.softplus(raw + dt_bias), "beta": 2 * logits.sigmoid()}
+    result = delta_rule.fused_recurrent_gated_delta_rule(
+        **(given | {"g": raw, "beta": logits}), output_final_state=True, use_gate_in_kernel=True, A_log=a_log,
+        dt_bias=dt_bias, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, scale=1.0,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    check(result, oracle(**wide(plain), l2norm=True), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_no_tokens_and_no_sequences(tokens, device):
+    given = inputs(torch.float32, device, tokens=1)
+    empty = {name: one if name == "initial_state" else one[:, :tokens] for name, one in given.items()}
+    o, state = delta_rule.chunk_gated_delta_rule(**empty, output_final_state=True)
+    assert o.shape == empty["v"].shape and state.shape == given["initial_state"].shape
+    if tokens == 0:
+        assert state.equal(given["initial_state"]) and state.data_ptr() != given["initial_state"].data_ptr()
+    none = {name: one[:0] for name, one in given.items()}
+    o, state = delta_rule.chunk_gated_delta_rule(**none, output_final_state=True)
+    assert o.shape[0] == state.shape[0] == 0
+
+
+def test_the_same_bits(device, dtype):
+    given = inputs(dtype, device)
+    first = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True)
+    again = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True)
+    assert all(one.equal(other) for one, other in zip(first, again, strict=True))
+    alone = delta_rule.chunk_gated_delta_rule(**{n: one[1:] for n, one in given.items()}, output_final_state=True)
+    assert alone[0].equal(first[0][1:])
+
+
+# ---- a step of decoding --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("v_first", [False, True], ids=["k_first", "v_first"])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_step(v_first, state_dtype, device):
+    slots, indices = 9, torch.tensor([4, -1, 0, 7], device=device)
+    given = inputs(torch.bfloat16, device, batch=4, tokens=3)
+    pool = torch.randn(slots, 6, 48, 80, device=device).to(state_dtype)
+    pool = pool.mT.contiguous() if v_first else pool
+    before, snapshots = pool.clone(), torch.full((4, 5, *pool.shape[1:]), 7.0, device=device, dtype=state_dtype)
+    args = {name: given[name] for name in ("q", "k", "v", "g", "beta")}
+    states = (before.mT if v_first else before)[indices].cpu().double()
+    want, last = oracle(**wide(args), initial_state=states, scale=0.5, l2norm=True)
+    kept = delta_rule.delta_rule_step(
+        **args, state=pool, scale=0.5, use_qk_l2norm_in_kernel=True, state_v_first=v_first, state_indices=indices,
+        update_state=False,
+    )  # fmt: skip
+    assert pool.equal(before)
+    out = torch.full_like(args["v"], float("nan"))
+    got = delta_rule.delta_rule_step(
+        **args, state=pool, scale=0.5, use_qk_l2norm_in_kernel=True, state_v_first=v_first, state_indices=indices,
+        snapshots=snapshots, out=out,
+    )  # fmt: skip
+    assert got is out and got.equal(kept) and got[1].eq(0).all()
+    own = [0, 2, 3]
+    assert error(got[own], want[own]) < 2.5e-3
+    read = (lambda x: x.mT) if v_first else (lambda x: x)
+    bound = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 4e-4}[state_dtype]
+    assert error(read(pool)[indices[own]], last[own]) < bound
+    assert snapshots[own, 2].equal(pool[indices[own]]) and snapshots[:, 3:].eq(7).all() and snapshots[1].eq(7).all()
+    others = [i for i in range(slots) if i not in indices[own].tolist()]
+    assert pool[others].equal(before[others])
+
+
+def test_a_step_into_other_slots(device):
+    given = inputs(torch.float32, device, batch=2, tokens=1)
+    args = {name: given[name] for name in ("q", "k", "v", "g", "beta")}
+    pool = torch.randn(5, 6, 48, 80, device=device)
+    before = pool.clone()
+    read, written = torch.tensor([1, 3], device=device), torch.tensor([4, -1], dtype=torch.int32, device=device)
+    o = delta_rule.delta_rule_step(**args, state=pool, state_indices=read, output_indices=written)
+    want, last = oracle(**wide(args), initial_state=before[read].cpu().double(), scale=48**-0.5)
+    assert error(o, want) < 1e-5 and error(pool[4:], last[:1]) < 1e-5 and pool[:4].equal(before[:4])
+
+
+def test_a_step_of_raw_gates(device):
+    given = inputs(torch.float32, device, batch=3, tokens=2, gate=False)
+    raw, logits = (torch.randn_like(given["beta"]) for _ in range(2))
+    a_log, dt_bias = torch.randn(6, device=device) - 3, torch.randn(6, device=device)
+    state = given["initial_state"].clone()
+    args = {name: given[name] for name in "qkv"}
+    got = delta_rule.delta_rule_step(
+        **args, state=state, g=raw, beta=logits, A_log=a_log, dt_bias=dt_bias, beta_is_logit=True, scale=1.0
+    )
+    plain = given | {"g": -a_log.exp() * torch.nn.functional.softplus(raw + dt_bias), "beta": logits.sigmoid()}
+    want, last = oracle(**wide(plain))
+    assert error(got, want) < 1e-5 and error(state, last) < 1e-5
+
+
+def test_steps_are_the_whole(device):
+    given = inputs(torch.float32, device, tokens=12)
+    want, last = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True)
+    state, rows = given.pop("initial_state").clone(), []
+    for t in range(12):
+        rows.append(delta_rule.delta_rule_step(**{n: one[:, t : t + 1] for n, one in given.items()}, state=state))
+    torch.testing.assert_close(torch.cat(rows, 1), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-5)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    (
+        ValueError,
+        "q: got 3 dimensions, wanted 4, or three in flashinfer.chunk_gated_delta_rule",
+        lambda x: dict(q=x["q"][0]),
+    ),
+    (ValueError, "k: got shape", lambda x: dict(k=x["k"][..., :-1])),
+    (ValueError, "v: got shape", lambda x: dict(v=x["v"][:, :-1])),
+    (ValueError, "v: got 5 heads, wanted a multiple", lambda x: dict(v=x["v"][:, :, :5])),
+    (TypeError, "k: got float32, wanted float16", lambda x: dict(q=x["q"].half(), v=x["v"].half())),
+    (TypeError, "q: got int32", lambda x: dict(q=x["q"].int())),
+    (ValueError, "g: got shape", lambda x: dict(g=x["g"][:, :-1])),
+    (ValueError, "beta: got shape", lambda x: dict(beta=x["beta"][:, :, :-1])),
+    (ValueError, "initial_state: got shape", lambda x: dict(initial_state=x["initial_state"].mT)),
+    (ValueError, "one device|another device|on meta", lambda x: dict(k=x["k"].to("meta"))),
+    (ValueError, "wanted 1 beside cu_seqlens", lambda x: dict(cu_seqlens=torch.tensor([0, 9], device=x["q"].device))),
+    (TypeError, "cu_seqlens: got float32", lambda x: dict(cu_seqlens=torch.zeros(2, device=x["q"].device))),
+    (TypeError, "scale: got a Tensor", lambda x: dict(scale=torch.tensor(1.0))),
+    (ValueError, "allow_neg_eigval: got True", lambda x: dict(allow_neg_eigval=True)),
+    (ValueError, "A_log: got None", lambda x: dict(use_gate_in_kernel=True)),
+    (ValueError, "wanted True beside A_log", lambda x: dict(A_log=x["g"][0, 0])),
+    (TypeError, "head_first", lambda x: dict(head_first=True)),
+    (ValueError, "chunk_size: got 48", lambda x: dict(chunk_size=48)),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[1])
+def test_refused(mistake, device):
+    kind, text, change = mistake
+    given = inputs(torch.float32, device, tokens=9)
+    with pytest.raises(kind, match=text):
+        delta_rule.chunk_gated_delta_rule(**(given | change(given)))
+
+
+@pytest.mark.parametrize("offsets", [[1, 9], [0, 5, 3, 9], [0, 8], [0, 12]], ids=str)
+def test_offsets_are_looked_at_on_the_cpu(offsets):
+    given = inputs(torch.float32, "cpu", batch=1, tokens=9, sequences=len(offsets) - 1)
+    with pytest.raises(ValueError, match="cu_seqlens: got .* that do not decrease"):
+        delta_rule.chunk_gated_delta_rule(**given, cu_seqlens=torch.tensor(offsets))
+
+
+def test_decays_themselves_are_no_logarithms_of_them():
+    given = inputs(torch.float32, "cpu", tokens=9)
+    with pytest.raises(ValueError, match="g: got numbers above 0"):
+        delta_rule.chunk_gated_delta_rule(**(given | {"g": given["g"].exp()}))
+    with pytest.raises(ValueError, match="gv: got a Tensor"):
+        delta_rule.fused_recurrent_gated_delta_rule(**given, gv=given["v"])
+
+
+def test_a_step_has_no_gradient(device):
+    given = inputs(torch.float32, device, tokens=1)
+    state = given.pop("initial_state")
+    with pytest.raises(GradientError, match="delta_rule_step"):
+        delta_rule.delta_rule_step(**(given | {"q": given["q"].requires_grad_()}), state=state)
+    given["q"] = given["q"].detach()
+    for change, text in (
+        (dict(state=state[:1]), "state: got shape"),
+        (dict(state=state.mT), "state: got shape"),
+        (dict(state=state.int()), "state: got int32"),
+        (dict(A_log=state[0, :, 0, 0], g=None), "g: got None, wanted the raw gate"),
+        (dict(beta_is_logit=True, beta=None), "beta: got None, wanted logits"),
+        (dict(state_indices=torch.zeros(3, dtype=torch.int64, device=device)), "state_indices: got shape"),
+        (dict(snapshots=state[:, None, :, :, :-1]), "snapshots: got shape"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=text):
+            delta_rule.delta_rule_step(**(dict(given, state=state) | change))

@@ -1,0 +1,131 @@
+"""Gradients of the delta rule against autograd in float64, and against differences of the kernels themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import delta_rule
+from flashinfer.errors import GradientError
+
+from .oracle import delta_rule as oracle
+from .oracle import error, inputs
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 3.2e-3, torch.float16: 4e-4, torch.float64: 1e-12}
+
+
+def run(given, **options):
+    names = set(given) - {"q", "k", "v", "initial_state"}
+    if names == {"beta"}:
+        return delta_rule.fused_recurrent_delta_rule(**given, output_final_state=True, **options)
+    return delta_rule.fused_recurrent_gated_delta_rule(**given, output_final_state=True, **options)
+
+
+def check(given, scale=0.3, l2norm=False, lengths=None, of=("o", "state")) -> None:
+    """Every gradient, each part of a tensor held against its own size."""
+    device, dtype = given["q"].device, given["q"].dtype
+    leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
+    exact = {name: one.detach().cpu().double().requires_grad_() for name, one in given.items()}
+    options = {} if lengths is None else {"cu_seqlens": torch.tensor([0, *lengths], device=device).cumsum(0)}
+    result = dict(zip(("o", "state"), run(leaves, scale=scale, use_qk_l2norm_in_kernel=l2norm, **options), strict=True))
+    want = dict(zip(("o", "state"), oracle(**exact, scale=scale, l2norm=l2norm, lengths=lengths), strict=True))
+    grads = [torch.randn_like(result[name]) for name in of]
+    used = [one for name, one in leaves.items() if of != ("state",) or name != "q"]
+    used_exact = [one for name, one in exact.items() if of != ("state",) or name != "q"]
+    got = torch.autograd.grad([result[name] for name in of], used, grads)
+    right = torch.autograd.grad([want[name] for name in of], used_exact, [one.cpu().double() for one in grads])
+    for one, other, leaf in zip(got, right, used, strict=True):
+        assert other.square().mean() > 1e-8 or not other.numel()
+        assert one.dtype == leaf.dtype
+        assert error(one, other) < (BOUNDS[dtype] if leaf.dtype == dtype else 1e-5 if dtype != torch.float64 else 1e-12)
+
+
+SHAPES = [
+    dict(tokens=67),
+    dict(batch=1, tokens=3, heads=1, value_heads=1, key_dim=40, value_dim=33),
+    dict(batch=1, tokens=33, heads=3, value_heads=3, key_dim=128, value_dim=128),
+    dict(batch=1, tokens=21, heads=2, value_heads=4, key_dim=256, value_dim=150),
+    dict(batch=2, tokens=40, heads=1, value_heads=3, key_dim=60, value_dim=140, alike=True),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.values())) or "default")
+@pytest.mark.parametrize("l2norm", [False, True], ids=["plain", "l2norm"])
+def test_gated(shape, l2norm, dtype, device):
+    check(inputs(dtype, device, **shape), l2norm=l2norm)
+
+
+@pytest.mark.parametrize("of", [("o",), ("state",)], ids=str)
+def test_one_result_alone(of, device):
+    check(inputs(torch.float32, device, tokens=33), of=of)
+
+
+def test_ungated_with_beta_of_columns(device):
+    check(inputs(torch.float32, device, tokens=70, gate=False))
+    check(inputs(torch.bfloat16, device, tokens=40, gate=False, vector=True), l2norm=True)
+
+
+def test_gates_of_rows(device):
+    check(inputs(torch.float32, device, tokens=40, row_gate=True))
+    check(inputs(torch.float16, device, tokens=20, row_gate=True, key_dim=128, value_dim=150), l2norm=True)
+
+
+def test_sequences_behind_each_other(device):
+    lengths = [0, 5, 1, 33, 0, 20, 3]
+    check(inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths)), lengths=lengths)
+
+
+def test_each_argument_alone(device):
+    given = inputs(torch.float32, device, tokens=9)
+    for name in given:
+        leaves = {n: one.clone().requires_grad_(n == name) for n, one in given.items()}
+        o, state = run(leaves)
+        (grad,) = torch.autograd.grad((o * torch.randn_like(o)).sum() + state.square().sum(), [leaves[name]])
+        assert grad.abs().max() > 0
+
+
+def test_the_same_bits(device, dtype):
+    given = {name: one.requires_grad_() for name, one in inputs(dtype, device).items()}
+    o, state = run(given)
+    grads = torch.randn_like(o), torch.randn_like(state)
+    first, again = (torch.autograd.grad((o, state), list(given.values()), grads, retain_graph=True) for _ in range(2))
+    assert all(one.equal(other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("form", ["scalar", "rows", "columns"])
+def test_differences_of_the_kernels(form):
+    """In float64, through the same text as every other type."""
+    shape = dict(batch=1, tokens=7, heads=1, value_heads=2, key_dim=3, value_dim=5)
+    given = inputs(
+        torch.float64, "cpu", **shape, gate=form == "scalar", row_gate=form == "rows", vector=form == "columns"
+    )
+    leaves = [one.requires_grad_() for one in given.values()]
+    offsets = torch.tensor([0, 2, 2, 7])
+    given["initial_state"] = torch.randn(3, 2, 3, 5, dtype=torch.float64, requires_grad=True)
+    leaves[list(given).index("initial_state")] = given["initial_state"]
+
+    def function(*tensors):
+        return run(dict(zip(given, tensors, strict=True)), scale=0.7, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)
+
+    if form == "scalar":  # resets are differences that nothing can be read of
+        with torch.no_grad():
+            given["g"].clamp_(min=-0.5)
+    assert torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-8, rtol=1e-6, nondet_tol=0)
+
+
+def test_no_second_derivative(device):
+    given = {name: one.requires_grad_() for name, one in inputs(torch.float32, device, tokens=3).items()}
+    o, _ = run(given)
+    (grad,) = torch.autograd.grad(o.sum(), [given["q"]], create_graph=True)
+    with pytest.raises(GradientError, match="second derivatives"):
+        grad.sum().backward()
+
+
+def test_gates_in_torch_have_gradients(device):
+    given = inputs(torch.float32, device, tokens=9, gate=False)
+    a_log = torch.zeros(6, device=device, requires_grad=True)
+    dt_bias = torch.zeros(6, device=device, requires_grad=True)
+    o, _ = delta_rule.fused_recurrent_gated_delta_rule(
+        **given, g=torch.randn_like(given["beta"]), use_gate_in_kernel=True, A_log=a_log, dt_bias=dt_bias
+    )
+    assert all(one.abs().min() > 0 for one in torch.autograd.grad(o.square().sum(), (a_log, dt_bias)))

@@ -1,0 +1,93 @@
+"""FlashInfer's names for the gated delta rule: its conventions, and what keeps the two apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import delta_rule
+
+from .oracle import delta_rule as oracle
+from .oracle import error, inputs
+
+
+def packed(device: str, lengths: list[int]):
+    given = inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths))
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
+    mine = {name: one[0] for name, one in given.items() if name != "initial_state"}
+    mine |= {"g": mine["g"].exp(), "initial_state": given["initial_state"].mT.contiguous(), "cu_seqlens": offsets}
+    return given, mine
+
+
+def test_prefill(device):
+    lengths = [5, 0, 33]
+    given, mine = packed(device, lengths)
+    want, last = oracle(**{n: one.cpu().double() for n, one in given.items()}, scale=0.3, l2norm=True, lengths=lengths)
+    out, state = torch.full_like(mine["v"], float("nan")), torch.full_like(mine["initial_state"], float("nan"))
+    options = dict(scale=0.3, use_qk_l2norm_in_kernel=True)
+    result = flashinfer.chunk_gated_delta_rule(
+        **mine, **options, output=out, output_state=state, output_final_state=True
+    )
+    assert result[0] is out and result[1] is state
+    assert error(out[None], want) < 1e-5 and error(state.mT, last) < 1e-5
+    assert flashinfer.chunk_gated_delta_rule(**mine, **options).equal(out)
+
+
+def test_more_heads_of_queries_than_of_values(device):
+    _, mine = packed(device, [7])
+    mine["q"] = torch.randn(7, 12, 48, device=device)
+    mine["g"], mine["beta"] = (one.repeat_interleave(2, 1) for one in (mine["g"], mine["beta"]))
+    mine["initial_state"] = mine["initial_state"].repeat_interleave(2, 1)
+    got = flashinfer.chunk_gated_delta_rule(**mine)
+    spread = mine | {n: mine[n].repeat_interleave(12 // mine[n].shape[1], 1) for n in "kv"}
+    assert got.shape == (7, 12, 80) and got.equal(flashinfer.chunk_gated_delta_rule(**spread))
+
+
+def test_prefill_refuses(device):
+    _, mine = packed(device, [5])
+    for change, text in (
+        (dict(q=mine["q"][None]), "q: got 4 dimensions, wanted 3, or four in flashinfer.delta_rule"),
+        (dict(cu_seqlens=None), "cu_seqlens: got None"),
+        (dict(output_final_state=True), "output_state: got None"),
+        (dict(backend="cutlass"), "backend: got 'cutlass'"),
+        (dict(v=mine["v"][:, :5]), "q: got 2 heads|k: got 2 heads"),
+        (dict(output=mine["v"][:2]), "output: got shape"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flashinfer.chunk_gated_delta_rule(**(mine | change))
+    if device == "cpu":
+        with pytest.raises(ValueError, match="g: got numbers outside"):
+            flashinfer.chunk_gated_delta_rule(**(mine | {"g": mine["g"].log() - 1}))
+
+
+def test_decode(device):
+    given = inputs(torch.float32, device, batch=3, tokens=1)
+    args = {n: given[n] for n in "qkv"}
+    gates = dict(
+        A_log=torch.randn(6, device=device) - 3, dt_bias=torch.randn(6, device=device),
+        a=torch.randn(3, 1, 6, device=device), b=torch.randn(3, 1, 6, device=device),
+    )  # fmt: skip
+    g = -gates["A_log"].exp() * torch.nn.functional.softplus(gates["a"] + gates["dt_bias"])
+    plain = {n: one.cpu().double() for n, one in (args | {"g": g, "beta": gates["b"].sigmoid()}).items()}
+    states = given["initial_state"]
+    want, last = oracle(**plain, initial_state=states.cpu().double(), scale=48**-0.5, l2norm=True)
+    k_first = states.clone()
+    o, state = flashinfer.gated_delta_rule_decode(**args, **gates, state=k_first)
+    assert state is k_first and error(o, want) < 1e-5 and error(k_first, last) < 1e-5
+    pool = torch.randn(7, 6, 80, 48, device=device)
+    slots = torch.tensor([5, 0, 2], device=device)
+    pool[slots] = states.mT
+    o, state = flashinfer.gated_delta_rule_decode_pretranspose(
+        **args, **gates, state=None, initial_state=pool, initial_state_indices=slots
+    )
+    assert state is pool and error(o, want) < 1e-5 and error(pool[slots].mT, last) < 1e-5
+    with pytest.raises(ValueError, match="initial_state: got both"):
+        flashinfer.gated_delta_rule_decode_pretranspose(**args, **gates, state=pool, initial_state=pool)
+    with pytest.raises(ValueError, match="backend: got 'x'"):
+        flashinfer.gated_delta_rule_decode(**args, **gates, state=k_first, backend="x")
+
+
+def test_no_name_is_in_two_modules():
+    assert flashinfer.chunk_gated_delta_rule is not delta_rule.chunk_gated_delta_rule
+    assert not hasattr(flashinfer, "fused_recurrent_delta_rule")
