@@ -14,15 +14,22 @@ length, sums in fixed orders, and is one node of a ``torch.compile`` graph for a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ._ops.declare import define
-from ._ops.errors import check_dense
-from ._ops.route import General, without_gradient
+from ._delta_rule.arguments import (
+    check_chunk,
+    check_logarithms,
+    checked_scale,
+    dense,
+    gate,
+    mistake,
+    numbers,
+    sigmoid_of,
+)
+from ._delta_rule.operators import delta_rule as delta_rule_operator
+from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
 from ._ops.scalars import scalar
-from .delta_rule_backward import INPUTS, delta_rule_gradient, new_states, state_dtype
+from .delta_rule_backward import state_dtype
 from .jit.modules.delta_rule import gen_delta_rule_module
 
 __all__ = [
@@ -36,138 +43,22 @@ __all__ = [
     "gen_delta_rule_module",
 ]
 
-CHUNK_SIZES = (16, 32, 64)
-
-
-def _outputs(
-    q: torch.Tensor, k: Any, v: torch.Tensor, g: Any, gk: Any, beta: Any, initial_state: Any,
-    cu_seqlens: torch.Tensor | None, scale: float, final_state: bool, l2norm: bool, v_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return v.new_empty(v.shape), new_states(q, v, cu_seqlens, final_state, v_first)
-
-
-def _outputs_of_autograd(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _outputs(*args[:9], *args[10:])
-
-
-_delta_rule_autograd = define(
-    f"delta_rule_autograd({INPUTS}, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first)"
-    " -> (Tensor, Tensor)",
-    gen_delta_rule_module,
-    _outputs_of_autograd,
-    gradient=delta_rule_gradient(),
-)
-
-
-def _general(*args: Any) -> Any:
-    return _delta_rule_autograd(*args[:8], *scalar(args[8], args[0].device), *args[9:])
-
-
-_delta_rule = define(
-    f"delta_rule({INPUTS}, float scale, bool final_state, bool l2norm, bool v_first) -> (Tensor, Tensor)",
-    gen_delta_rule_module,
-    _outputs,
-    general=General(_general, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),
-)
-
-_STEP = "Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots"
-_delta_rule_step = define(
-    "delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log,"
-    f" Tensor? dt_bias, {_STEP}, float scale, Tensor? scale_tensor, int beta_sigmoid, bool l2norm, bool v_first,"
-    " bool update_state) -> Tensor",
-    gen_delta_rule_module,
-    lambda q, k, v, *_: v.new_empty(v.shape),
-    general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta"),
-)
-
-
-def _fail(function: str, argument: str, text: str) -> ValueError:
-    return ValueError(f"{function}: {argument}: {text}")
-
-
-def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
-    """``elsewhere`` says who takes tensors of the other layout."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
-        check_dense(function, [name], [tensor])
-        if tensor.dim() != rank:
-            raise _fail(function, name, f"got {tensor.dim()} dimensions, wanted {rank}{elsewhere}")
-
-
-def _checked(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
-    """The scale, of tensors that have four dimensions."""
-    check_rank(function, 4, ", or three in flashinfer.chunk_gated_delta_rule, whose layout is packed", q=q, k=k, v=v)
-    if scale is None:
-        return max(q.shape[-1], 1) ** -0.5
-    if isinstance(scale, torch.Tensor):
-        raise TypeError(f"{function}: scale: got a Tensor, wanted a number")
-    return scale
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-
-
-def _number(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(dtype).contiguous()
-
-
-def _gate(
-    function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor | None:  # fmt: skip
-    """g in ``dtype``: small beside q and k, so torch computes it, with the gradients of A_log and dt_bias."""
-    if not use_gate:
-        if A_log is not None or dt_bias is not None:
-            raise _fail(function, "use_gate_in_kernel", "got False, wanted True beside A_log or dt_bias")
-        return _number(g, dtype)
-    if A_log is None or g is None:
-        raise _fail(function, "A_log" if A_log is None else "g", "got None, wanted it for use_gate_in_kernel")
-    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
-    return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
-
-
-def _beta(
-    function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
-) -> torch.Tensor | None:
-    if negative and not sigmoid:
-        raise _fail(function, "allow_neg_eigval", "got True, wanted use_beta_sigmoid_in_kernel beside it")
-    if not sigmoid:
-        return _number(beta, dtype)
-    if beta is None:
-        raise _fail(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
-    return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
-
-
-def _check_log(function: str, name: str, gate: torch.Tensor | None) -> None:
-    """On the CPU, where values can be looked at: a decay given as such, not as its logarithm."""
-    if gate is None or gate.device.type != "cpu" or torch.compiler.is_compiling() or not gate.numel():
-        return
-    if type(gate) is torch.Tensor and bool((gate > 0).any()):
-        raise _fail(function, name, "got numbers above 0, wanted natural logarithms of decays, which are not")
-
 
 def _run(
     function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, gk: torch.Tensor | None,
     beta: torch.Tensor | None, scale: float | None, initial_state: torch.Tensor | None, output_final_state: bool,
     l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    number = _checked(function, q, k, v, scale)
+    number = checked_scale(function, q, k, v, scale)
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
-    _check_log(function, "g", g)
-    _check_log(function, "gk", gk)
-    state = _number(initial_state, state_dtype(q))
-    o, final = _delta_rule(
-        _dense(q), _dense(k), _dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first
+    check_logarithms(function, "g", g)
+    check_logarithms(function, "gk", gk)
+    state = numbers(initial_state, state_dtype(q))
+    o, final = delta_rule_operator(
+        dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first
     )
     return o, final if output_final_state else None
-
-
-def _check_chunk(function: str, chunk_size: int) -> None:
-    if chunk_size not in CHUNK_SIZES:
-        raise _fail(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, CHUNK_SIZES))}")
 
 
 def fused_recurrent_delta_rule(
@@ -207,7 +98,7 @@ def fused_recurrent_delta_rule(
     """
     name = "fused_recurrent_delta_rule"
     return _run(
-        name, q, k, v, None, None, _number(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
     )  # fmt: skip
 
@@ -235,11 +126,11 @@ def chunk_delta_rule(
         chunk_size: 16, 32 or 64, a hint.
     """
     name = "chunk_delta_rule"
-    _check_chunk(name, chunk_size)
+    check_chunk(name, chunk_size)
     if beta.dim() != 3:
-        raise _fail(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+        raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
     return _run(
-        name, q, k, v, None, None, _number(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
     )  # fmt: skip
 
@@ -279,11 +170,11 @@ def fused_recurrent_gated_delta_rule(
     """
     name = "fused_recurrent_gated_delta_rule"
     if gv is not None:
-        raise _fail(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
+        raise mistake(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
     dtype = state_dtype(q)
     return _run(
-        name, q, k, v, _gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), _number(gk, dtype),
-        _beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(gk, dtype),
+        sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
     )  # fmt: skip
 
@@ -320,13 +211,13 @@ def chunk_gated_delta_rule(
     flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states ``[N, HV, V, K]``.
     """
     name = "chunk_gated_delta_rule"
-    _check_chunk(name, chunk_size)
+    check_chunk(name, chunk_size)
     if beta.dim() != 3:
-        raise _fail(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+        raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
     dtype = state_dtype(q)
     return _run(
-        name, q, k, v, _gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
-        _beta(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
+        sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
     )  # fmt: skip
 
@@ -384,17 +275,17 @@ def delta_rule_step(
         GradientError: a tensor wants a gradient.
     """
     name = "delta_rule_step"
-    number, dtype = _checked(name, q, k, v, scale), state_dtype(q)
+    number, dtype = checked_scale(name, q, k, v, scale), state_dtype(q)
     if allow_neg_eigval and not beta_is_logit:
-        raise _fail(name, "allow_neg_eigval", "got True, wanted beta_is_logit beside it")
-    result = _delta_rule_step(
-        _dense(q), _dense(k), _dense(v), state, _number(g, dtype), _number(gk, dtype), _number(beta, dtype),
-        _number(A_log, torch.float32), _number(dt_bias, torch.float32), state_indices, output_indices, snapshots,
+        raise mistake(name, "allow_neg_eigval", "got True, wanted beta_is_logit beside it")
+    result = delta_rule_step_operator(
+        dense(q), dense(k), dense(v), state, numbers(g, dtype), numbers(gk, dtype), numbers(beta, dtype),
+        numbers(A_log, torch.float32), numbers(dt_bias, torch.float32), state_indices, output_indices, snapshots,
         *scalar(number, q.device), (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel,
         state_v_first, update_state,
     )  # fmt: skip
     if out is None:
         return result  # type: ignore[no-any-return]
     if out.shape != result.shape or out.dtype != result.dtype or out.device != result.device:
-        raise _fail(name, "out", f"got {list(out.shape)} {out.dtype}, wanted {list(result.shape)} {result.dtype}")
+        raise mistake(name, "out", f"got {list(out.shape)} {out.dtype}, wanted {list(result.shape)} {result.dtype}")
     return out.copy_(result)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from .delta_rule import check_rank, delta_rule_step
+from ._delta_rule.arguments import check_rank
+from .delta_rule import delta_rule_step
 
 __all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose"]
 

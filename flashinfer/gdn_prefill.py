@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .delta_rule import check_rank
+from ._delta_rule.arguments import check_rank
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 
 __all__ = ["chunk_gated_delta_rule"]

@@ -70,25 +70,33 @@ struct DeltaTokens {
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
     const int64_t batch = block.tokens.batch, head = block.value_head / in.group();
-    for (int i = threadIdx.x; i < kTokens * kKeys; i += kThreads) {
-      const int row = i / kKeys, d = i % kKeys;
-      const int64_t t = first + row;
-      const bool there = t < block.tokens.end;
-      q[row][d] = load_token<T>(in.q, in.q_strides, batch, t, head, d, in.key_dim, there);
-      k[row][d] = load_token<T>(in.k, in.k_strides, batch, t, head, d, in.key_dim, there);
-      if (!kRowGate && d != 0) continue;
-      const int64_t number = block.number(in, t);
-      float g = there && in.g ? gate.gate(load_float<float>(in.g, number)) : 0.f;
-      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, number * in.key_dim + d);
-      decay[row][d] = __expf(g);
+    // Several loads are on their way at once; more of them would not leave registers for the state.
+#pragma unroll 4
+    for (int n = 0; n < kTokens * kKeys / kThreads; ++n) {
+      const int i = threadIdx.x + n * kThreads, row = i / kKeys, d = i % kKeys;
+      const bool there = first + row < block.tokens.end;
+      q[row][d] = load_token<T>(in.q, in.q_strides, batch, first + row, head, d, in.key_dim, there);
+      k[row][d] = load_token<T>(in.k, in.k_strides, batch, first + row, head, d, in.key_dim, there);
     }
-    for (int i = threadIdx.x; i < kTokens * kColumns; i += kThreads) {
-      const int row = i / kColumns;
+#pragma unroll
+    for (int n = 0; n < kTokens * kColumns / kThreads; ++n) {
+      const int i = threadIdx.x + n * kThreads, row = i / kColumns;
       const int64_t t = first + row, column = block.slice * kColumns + i % kColumns, number = block.number(in, t);
       const bool there = t < block.tokens.end && column < in.value_dim;
       v[row][i % kColumns] = load_token<T>(in.v, in.v_strides, batch, t, block.value_head, column, in.value_dim, there);
       const int64_t at = in.beta_is_vector ? number * in.value_dim + column : number;
       beta[row][i % kColumns] = !there ? 0.f : in.beta ? gate.beta(load_float<float>(in.beta, at)) : 1.f;
+    }
+    constexpr int kDecays = kRowGate ? kKeys : 1;
+#pragma unroll
+    for (int n = 0; n < (kTokens * kDecays + kThreads - 1) / kThreads; ++n) {
+      const int i = threadIdx.x + n * kThreads, row = i / kDecays, d = i % kDecays;
+      if (row >= kTokens) break;
+      const int64_t t = first + row, number = block.number(in, t);
+      const bool there = t < block.tokens.end;
+      float g = there && in.g ? gate.gate(load_float<float>(in.g, number)) : 0.f;
+      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, number * in.key_dim + d);
+      decay[row][d] = __expf(g);
     }
     if (in.l2norm) normalise();
     __syncthreads();

@@ -1,0 +1,82 @@
+"""Arguments of the delta rule's functions: what is refused, and gates and beta as numbers of the state."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ops.errors import check_dense
+
+CHUNK_SIZES = (16, 32, 64)
+
+
+def mistake(function: str, argument: str, text: str) -> ValueError:
+    return ValueError(f"{function}: {argument}: {text}")
+
+
+def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
+    """``elsewhere`` says who takes tensors of the other layout."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
+        check_dense(function, [name], [tensor])
+        if tensor.dim() != rank:
+            raise mistake(function, name, f"got {tensor.dim()} dimensions, wanted {rank}{elsewhere}")
+
+
+def checked_scale(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> float:
+    """The scale, of tensors that have four dimensions."""
+    check_rank(function, 4, ", or three in flashinfer.chunk_gated_delta_rule, whose layout is packed", q=q, k=k, v=v)
+    if scale is None:
+        number: float = max(q.shape[-1], 1) ** -0.5
+        return number
+    if isinstance(scale, torch.Tensor):
+        raise TypeError(f"{function}: scale: got a Tensor, wanted a number")
+    return scale
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def numbers(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(dtype).contiguous()
+
+
+def gate(
+    function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:  # fmt: skip
+    """g in ``dtype``: small beside q and k, so torch computes it, with the gradients of A_log and dt_bias."""
+    if not use_gate:
+        if A_log is not None or dt_bias is not None:
+            raise mistake(function, "use_gate_in_kernel", "got False, wanted True beside A_log or dt_bias")
+        return numbers(g, dtype)
+    if A_log is None or g is None:
+        raise mistake(function, "A_log" if A_log is None else "g", "got None, wanted it for use_gate_in_kernel")
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
+    return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
+
+
+def sigmoid_of(
+    function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
+) -> torch.Tensor | None:
+    if negative and not sigmoid:
+        raise mistake(function, "allow_neg_eigval", "got True, wanted use_beta_sigmoid_in_kernel beside it")
+    if not sigmoid:
+        return numbers(beta, dtype)
+    if beta is None:
+        raise mistake(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
+    return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
+
+
+def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
+    """On the CPU, where values can be looked at: a decay given as such, not as its logarithm."""
+    if gate is None or gate.device.type != "cpu" or torch.compiler.is_compiling() or not gate.numel():
+        return
+    if type(gate) is torch.Tensor and bool((gate > 0).any()):
+        raise mistake(function, name, "got numbers above 0, wanted natural logarithms of decays, which are not")
+
+
+def check_chunk(function: str, chunk_size: int) -> None:
+    if chunk_size not in CHUNK_SIZES:
+        raise mistake(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, CHUNK_SIZES))}")
