@@ -53,6 +53,9 @@ def make_venv(folder: Path) -> Path:
     (site,) = folder.glob("lib/python3*/site-packages")
     # A path in a .pth file is searched last, and .pth files in it (editable installs) are not read.
     (site / "zz_host.pth").write_text("\n".join(sorted(seen)) + "\n")
+    ninja = Path(sysconfig.get_path("scripts"), "ninja")
+    if ninja.exists():  # where the package ninja would have put it, which needs no PATH
+        (folder / "bin" / "ninja").symlink_to(ninja)
     return folder / "bin" / "python"
 
 
