@@ -15,7 +15,7 @@ import torch
 from ._ops.declare import define
 from ._ops.route import General, write
 from .activation_backward import act_and_mul_gradient
-from .jit.modules.activation import ACTIVATIONS, gen_act_and_mul_module
+from .jit.modules.activation import gen_act_and_mul_module
 
 __all__ = [
     "gelu_and_mul",
@@ -52,15 +52,9 @@ def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
 
-_OPERATORS = {name: _define(name) for name in ACTIVATIONS}
-
-
-def _act_and_mul(name: str, input: torch.Tensor, out: torch.Tensor | None, enable_pdl: bool | None) -> torch.Tensor:
-    new, into = _OPERATORS[name]
-    if out is None:
-        return new(input, enable_pdl)  # type: ignore[no-any-return]
-    into(out, input, enable_pdl)
-    return out
+_silu, _silu_out = _define("silu")
+_gelu_tanh, _gelu_tanh_out = _define("gelu_tanh")
+_gelu, _gelu_out = _define("gelu")
 
 
 def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
@@ -82,7 +76,10 @@ def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pd
 
     Source: Shazeer: GLU Variants Improve Transformer, 2020. The product is rounded once; no ``x`` overflows.
     """
-    return _act_and_mul("silu", input, out, enable_pdl)
+    if out is None:
+        return _silu(input, enable_pdl)  # type: ignore[no-any-return]
+    _silu_out(out, input, enable_pdl)
+    return out
 
 
 def gelu_tanh_and_mul(
@@ -95,7 +92,10 @@ def gelu_tanh_and_mul(
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """
-    return _act_and_mul("gelu_tanh", input, out, enable_pdl)
+    if out is None:
+        return _gelu_tanh(input, enable_pdl)  # type: ignore[no-any-return]
+    _gelu_tanh_out(out, input, enable_pdl)
+    return out
 
 
 def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
@@ -106,7 +106,10 @@ def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pd
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """
-    return _act_and_mul("gelu", input, out, enable_pdl)
+    if out is None:
+        return _gelu(input, enable_pdl)  # type: ignore[no-any-return]
+    _gelu_out(out, input, enable_pdl)
+    return out
 
 
 def get_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> Any:
