@@ -41,16 +41,10 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
         BuildError: a module did not build (the first of them; the others are built all the same).
         JitFrozenError, ToolchainError: something is missing and nothing may, or can, build it.
     """
-    for spec in specs:
-        record(spec)
-    return find_or_build(specs, verbose, skip_prebuilt)
-
-
-def find_or_build(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
-    """What :func:`build_jit_specs` does once it is known that somebody asks."""
     found: dict[Spec, Artifact] = {}
     missing: dict[Spec, Lookup] = {}
     for spec in dict.fromkeys(specs):
+        record(spec)
         lookup = store.find(spec)
         is_prebuilt = lookup.artifact is not None and any(map(lookup.artifact.path.is_relative_to, env.aot_dirs()))
         if lookup.artifact is not None and (skip_prebuilt or not is_prebuilt):

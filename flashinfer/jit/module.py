@@ -143,7 +143,8 @@ def family_spec(
     Raises:
         ValueError: the family has no such kernels.
     """
-    source = next(filter(_is_in_tree, (f"csrc/{family}_{kernels}.{suffix}" for suffix in ("cc", "cu"))), None)
+    names = (f"csrc/{family}_{kernels}.{suffix}" for suffix in ("cc", "cu"))
+    source = next((name for name in names if os.path.isfile(f"{env.data_root()}/{name}")), None)
     if source is None:
         raise ValueError(f"backend: got {kernels!r}, wanted one of {', '.join(kernels_of(family))}")
     arch, binding = _ARCH.fullmatch(kernels), f"csrc/{family}.cc"
@@ -167,7 +168,3 @@ def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ..
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
     return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _ARCH.fullmatch(end))))
-
-
-def _is_in_tree(source: str) -> bool:
-    return os.path.isfile(f"{env.data_root()}/{source}")

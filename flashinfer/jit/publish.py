@@ -7,16 +7,13 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .artifact import MANIFEST, Artifact, build_key, sealed
+from .artifact import MANIFEST, Artifact, sealed
 from .machine import trust
-from .machine.identity import Identity
-from .machine.target import Target
 
 
 def elf_requirements(path: Path) -> dict[str, str]:
@@ -38,27 +35,6 @@ def elf_requirements(path: Path) -> dict[str, str]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-def make_manifest(
-    fields: Mapping[str, Any], key: str, target: Target, identity: Identity, so: Path, sha256: str, seconds: float
-) -> dict[str, Any]:
-    """What an artifact that has just been built says of itself: the ``fields`` of its spec, and how it was made.
-
-    ``seconds``: what compiling took.
-    """
-    return {
-        **fields,
-        "key": key,
-        "build_key": build_key(key, target, identity),
-        "archs": list(target.archs),
-        "toolchain": identity,
-        "requires": elf_requirements(so),
-        "sha256": sha256,
-        "size": so.stat().st_size,
-        "built": round(time.time()),
-        "seconds": round(seconds, 3),
-    }
 
 
 def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:

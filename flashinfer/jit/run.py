@@ -30,7 +30,7 @@ from .machine.target import Target
 from .machine.toolchain import Toolchain, find_python
 from .machine.workspace import write_atomically
 from .ninja import objects, render_graph, render_spec
-from .publish import make_manifest, publish
+from .publish import elf_requirements, publish
 from .spec import Spec, digest
 from .template import render_config
 from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_record
@@ -229,8 +229,18 @@ class Run:
                 raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
             if sha256 != read_record(str(library)).get("object"):
                 raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
-            identity = request.toolchain.identity
-            manifest = make_manifest(fields, request.key, request.target, identity, library, sha256, seconds)
+            manifest = {
+                **fields,
+                "key": request.key,
+                "build_key": request.build_key,
+                "archs": list(request.target.archs),
+                "toolchain": request.toolchain.identity,
+                "requires": elf_requirements(library),
+                "sha256": sha256,
+                "size": library.stat().st_size,
+                "built": round(time.time()),
+                "seconds": seconds,
+            }
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
             return Outcome(request, "failed", error=err, timeline=self.timeline)

@@ -21,7 +21,7 @@ CUDA = Target("cuda", ("8.0+PTX", "9.0a"), True)
 
 def tools(backend: str, torch: Path, launcher: tuple[str, ...] = ()) -> Toolchain:
     nvcc = "/cuda/bin/nvcc" if backend == "cuda" else None
-    return Toolchain(backend, "/usr/bin/g++", nvcc, "/bin/ninja", torch, launcher, launcher)
+    return Toolchain("/usr/bin/g++", nvcc, "/bin/ninja", torch, launcher, launcher)
 
 
 @pytest.fixture

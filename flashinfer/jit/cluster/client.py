@@ -116,7 +116,7 @@ class Fleet:
             most = described(self.wanted[backend])
             say(f"{backend} modules are built by what most workers have, {most}: here {mine}")
         identity = {name: value for name, value in self.wanted[backend].items() if name != "torch"}
-        return Elsewhere(backend, "c++", None, "ninja", find_torch(), of_workers=tuple(identity.items()))
+        return Elsewhere("c++", None, "ninja", find_torch(), of_workers=tuple(identity.items()))
 
     def _of_most(self, backend: str, mine: str) -> Tools:
         deadline, offers = time.monotonic() + self.wait, dict[str, Any]()

@@ -79,9 +79,8 @@ class Hold:
     def release(self) -> None:
         """It is done: let the next one in, with a lock and a directory of its own."""
         if self.lock is not None and self.lock.is_locked:
-            with suppress(OSError):
-                os.unlink(_beside(self.lock.lock_file))
-            _remove(self.lock)
+            _remove(_beside(self.lock.lock_file))
+            _remove(self.lock.lock_file)
         self.abandon()
 
     def abandon(self) -> None:
@@ -121,14 +120,14 @@ def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
         yield is_ours
     finally:
         if lock is not None:
-            _remove(lock)
+            _remove(lock.lock_file)
             lock.release()
 
 
-def _remove(lock: FileLock) -> None:
-    """Remove the file of a lock that is ours. Who has it open already sees that, and opens another one."""
+def _remove(path: str) -> None:
+    """Remove the file of a lock that is ours, or its note. Who has it open already sees that, and opens another one."""
     with suppress(OSError):
-        os.unlink(lock.lock_file)
+        os.unlink(path)
 
 
 def _try_lock(path: Path) -> FileLock | None:
@@ -183,21 +182,6 @@ def _place() -> str:
     return ""
 
 
-class Owner:
-    """Who holds a lock, as far as its note says."""
-
-    def __init__(self, name: str, generation: int) -> None:
-        self.note = _read(_path(name, generation))
-
-    @property
-    def trouble(self) -> str:
-        """``stopped``, ``gone`` or nothing. Of a process in another container nothing is known."""
-        return trouble(self.note.get("pid")) if _place() and self.note.get("place") == _place() else ""
-
-    def __str__(self) -> str:
-        return f"pid {self.note['pid']} on {self.note['host']}" if "pid" in self.note else "another process"
-
-
 def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     """Wait for somebody else's build, and say so. ``None``: its artifact is there; a hold: now it is ours to build.
 
@@ -210,21 +194,24 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     started = heard = trouble_since = time.monotonic()
     looked = started - LOOK
     next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get()
-    owner = Owner(name, generation)
+    note = dict[str, Any]()
     while True:
-        seen = Owner(name, generation)
-        owner = seen if seen.note else owner
+        seen = _read(_path(name, generation))
+        note = seen or note
+        owner = f"pid {note['pid']} on {note['host']}" if "pid" in note else "another process"
+        # Of a process in another container nothing is known.
+        problem = trouble(seen.get("pid")) if _place() and seen.get("place") == _place() else ""
         hold, now = try_hold(name, module, generation), time.monotonic()
         is_time = hold is None and now - looked >= LOOK
         if hold is not None or (is_time and published()):
-            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner))
+            emit("wait", module, ms=(now - heard) * 1e3, owner=owner)
             return hold
-        waited, problem = now - started, seen.trouble
+        waited = now - started
         looked, trouble_since = now if is_time else looked, trouble_since if problem else now
         late = deadline is not None and waited >= deadline
         if waited >= next_word or late:
-            steps = {key: owner.note[key] for key in ("done", "total") if key in owner.note}
-            emit("wait", module, ms=(now - heard) * 1e3, owner=str(owner), trouble=problem, **steps)
+            steps = {key: note[key] for key in ("done", "total") if key in note}
+            emit("wait", module, ms=(now - heard) * 1e3, owner=owner, trouble=problem, **steps)
             at = f", {steps['done']} of {steps['total']} steps done" if len(steps) == 2 else ""
             is_so = f" and is {problem}" if problem else ""
             text = f"{module}, which {owner} is building{is_so}: {waited:.0f} s{at}"

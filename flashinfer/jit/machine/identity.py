@@ -13,17 +13,14 @@ from pathlib import Path
 
 from ...errors import ToolchainError
 from . import trust
-from .workspace import workspace, write_atomically
+from .workspace import workspace_root, write_atomically
 
 Identity = dict[str, str | bool | None]
 
 
 def identity_of(cxx: str, nvcc: str | None, torch_dir: Path, writes: bool = True) -> Identity:
-    return {
-        "cxx": version_of(cxx, writes),
-        "nvcc": version_of(nvcc, writes) if nvcc else None,
-        "cxx11_abi": cxx11_abi(torch_dir, writes),
-    }
+    versions = {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None}
+    return {**versions, "cxx11_abi": cxx11_abi(torch_dir, writes)}
 
 
 def version_of(program: str, writes: bool = True) -> str:
@@ -60,7 +57,7 @@ def _remembered(path: str, question: str, ask: Callable[[], str], writes: bool) 
     except OSError:
         return ask()
     if key not in _answers:
-        folder = workspace(create=False) / "answers"
+        folder = workspace_root() / "answers"
         file = folder / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         try:
             (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer

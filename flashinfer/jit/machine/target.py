@@ -10,14 +10,15 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 
 from ... import env
 from ...errors import ToolchainError
 
-# Features of each x86-64 psABI level, and of one more that the compiler has no name for, in /proc/cpuinfo's spelling; each
-# level has those of the one before.
+# What each x86-64 psABI level, and one that no compiler names, has beyond the one before, in /proc/cpuinfo's spelling.
 _LEVEL_FEATURES = {
     "x86-64": (),
     "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
@@ -38,43 +39,34 @@ class Target:
 
     def flags(self) -> tuple[str, ...]:
         """Compiler flags: ``-march`` of the C++ compiler (cpu) or ``-gencode`` of nvcc (cuda)."""
-        if self.backend == "cpu":
-            return tuple(flag for arch in self.archs if arch != "generic" for flag in _march(arch))
-        return tuple(flag for arch in self.archs for flag in _gencode(arch))
-
-
-def _march(level: str) -> Iterable[str]:
-    name, *features = level.split("+")
-    return (f"-march={name}", *(f"-m{feature}" for feature in features))
-
-
-def _gencode(arch: str) -> Iterable[str]:
-    number = arch.removesuffix("+PTX").replace(".", "")
-    yield f"-gencode=arch=compute_{number},code=sm_{number}"
-    if arch.endswith("+PTX"):
-        yield f"-gencode=arch=compute_{number},code=compute_{number}"
+        flags = list[str]()
+        for name, *more in (arch.split("+") for arch in self.archs if arch != "generic"):
+            if self.backend == "cpu":
+                flags += [f"-march={name}", *(f"-m{feature}" for feature in more)]
+            else:
+                number = name.replace(".", "")
+                flags += [
+                    f"-gencode=arch=compute_{number},code={kind}_{number}"
+                    for kind in ("sm", "compute")[: 1 + len(more)]
+                ]
+        return tuple(flags)
 
 
 @cache
 def cpu_features() -> frozenset[str]:
     """What the kernel says this CPU can do, in /proc/cpuinfo's spelling."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:  # the first CPU's: a host with hundreds takes milliseconds to list them all
-                name, _, words = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return frozenset(words.split())
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:  # the first CPU's: a host with hundreds takes milliseconds to list them all
+            name, _, words = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(words.split())
     return frozenset()
 
 
 def level_features(level: str) -> tuple[str, ...]:
     """CPU features that code compiled for ``level`` may use."""
-    levels = list(_LEVEL_FEATURES)
-    if level not in levels:
-        return ()
-    return tuple(sorted(f for lower in levels[: levels.index(level) + 1] for f in _LEVEL_FEATURES[lower]))
+    has = level in CPU_LEVELS and CPU_LEVELS[: CPU_LEVELS.index(level) + 1]
+    return tuple(sorted(feature for lower in has or () for feature in _LEVEL_FEATURES[lower]))
 
 
 @cache
@@ -82,13 +74,13 @@ def native_level() -> str:
     """The highest level this CPU has; named, so that the same CPU elsewhere finds the same artifact."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return "generic"
-    return [level for level in _LEVEL_FEATURES if set(level_features(level)) <= cpu_features()][-1]
+    return [level for level in CPU_LEVELS if set(level_features(level)) <= cpu_features()][-1]
 
 
 @cache
 def visible_gpus() -> tuple[tuple[int, int], ...]:
     """Compute capabilities of the visible GPUs, sorted, without repeats, without creating a CUDA context."""
-    # torch knows at once, if it has a context. NVML needs no cuInit, after which a fork would have a broken CUDA.
+    # NVML needs no cuInit, after which a fork would have a broken CUDA.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return tuple(sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}))
@@ -96,10 +88,10 @@ def visible_gpus() -> tuple[tuple[int, int], ...]:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return ()
-    if nvml.nvmlInit_v2() != 0:
-        return ()
+    count, capabilities = ctypes.c_uint(), set()
     try:
-        count, capabilities = ctypes.c_uint(), set()
+        if nvml.nvmlInit_v2() != 0:
+            return ()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         for index in _visible_indices(count.value):
             handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
@@ -112,27 +104,18 @@ def visible_gpus() -> tuple[tuple[int, int], ...]:
 
 
 def _visible_indices(count: int) -> list[int]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "GPU").split(",")]
+    if words[0][:3] in ("GPU", "MIG"):  # names: any GPU of the machine may be meant
         return list(range(count))
-    words = [word.strip() for word in visible.split(",")]
-    if all(word.isdecimal() for word in words):
-        return [int(word) for word in words if int(word) < count]
-    # UUIDs and MIG names: any GPU of the machine may be meant. Empty and -1 hide all.
-    return list(range(count)) if words[0][:3] in ("GPU", "MIG") else []
+    return [int(word) for word in takewhile(str.isdecimal, words) if int(word) < count]  # as CUDA, up to the first -1
 
 
 def wanted_target(backend: str) -> Target:
-    """What to compile for now: the environment's word, else this machine.
-
-    Raises:
-        ToolchainError: a CUDA module is wanted, no GPU is visible and no arch is named.
-    """
+    """What to compile for now: the environment's word, else this machine; a ``ToolchainError`` where neither says."""
     if backend == "cpu":
         level = env.CPU_ARCH.get()
         return Target("cpu", (native_level() if level in (None, "native") else str(level),), level is not None)
-    archs = env.CUDA_ARCH_LIST.get()
-    if archs:
+    if archs := env.CUDA_ARCH_LIST.get():
         return Target("cuda", archs, True)
     if not visible_gpus():
         raise ToolchainError(
@@ -143,11 +126,7 @@ def wanted_target(backend: str) -> Target:
 
 
 def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
-    """``target`` for the module ``name``, whose kernels are for ``archs`` alone; for any, where these are none.
-
-    Raises:
-        ToolchainError: none of the target's archs is among them.
-    """
+    """``target`` for the module ``name``, whose kernels are for ``archs`` alone, or for any: a ``ToolchainError`` if none fits."""
     left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
     if not left:
         has = f"asked for {' '.join(target.archs)}" if target.explicit else f"this machine has {' '.join(target.archs)}"
@@ -193,8 +172,7 @@ def why_not_on(gpus: Iterable[tuple[int, int]], archs: Iterable[str], machine: s
     return f"compiled for {', '.join(archs)}, {machine} has a GPU of {refused[0][0]}.{refused[0][1]}"
 
 
-# Where the symbol versions of each name are defined. A library of the C++ runtime is looked at where this process has
-# it already: to load one here would decide which one torch gets.
+# Where the symbol versions of each name are defined.
 _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6", "GCC": "libgcc_s.so.1"}
 
 
@@ -203,10 +181,9 @@ def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> s
 
     ``requires``: see ``publish.elf_requirements``. What is not loaded yet is not judged.
     """
-    for name, version in requires.items():
-        library = _RUNTIME.get(name)
-        if library is not None and not _defines(library, f"{name}_{version}"):
-            return f"needs {name}_{version}, which {library} of this process does not have"
+    for name in filter(_RUNTIME.get, requires):
+        if not _defines(_RUNTIME[name], version := f"{name}_{requires[name]}"):
+            return f"needs {version}, which {_RUNTIME[name]} of this process does not have"
     torch = sys.modules.get("torch")
     if torch is not None and [int(part) for part in torch.__version__.split(".")[:2]] < [*torch_abi]:
         return f"needs torch {'.'.join(map(str, torch_abi))} or newer, this is {torch.__version__}"
@@ -217,8 +194,7 @@ _defined: dict[tuple[str, str], bool] = {}
 
 
 def _defines(soname: str, version: str) -> bool:
-    """Whether a library of this process has a symbol version. A version is a symbol too, of value 0, which takes
-    microseconds to look up where reading the library's file takes milliseconds."""
+    """Whether a library of this process has a symbol version, a symbol of value 0. To load one would decide which one torch gets."""
     known = _defined.get((soname, version))
     if known is None:
         try:
@@ -235,9 +211,7 @@ def _defines(soname: str, version: str) -> bool:
 
 def runs_on(arch: str, gpu: tuple[int, int]) -> bool:
     """Whether code compiled for ``arch`` runs on a GPU of that compute capability."""
-    major, minor = capability(arch)
+    oldest = capability(arch)
     if arch.removesuffix("+PTX").endswith("a"):
-        return (major, minor) == gpu
-    if arch.endswith("+PTX") and (major, minor) <= gpu:
-        return True
-    return major == gpu[0] and minor <= gpu[1]
+        return oldest == gpu
+    return oldest <= gpu and (arch.endswith("+PTX") or oldest[0] == gpu[0])

@@ -22,7 +22,6 @@ from .identity import Identity, identity_of
 class Toolchain:
     """The tools for one backend. Paths and launchers steer a build; only their versions enter a key."""
 
-    backend: str
     cxx: str
     nvcc: str | None
     ninja: str
@@ -48,7 +47,6 @@ def find_toolchain(backend: str) -> Toolchain:
         ToolchainError: one is missing: what was looked for, where, and what to install.
     """
     return Toolchain(
-        backend=backend,
         cxx=find_cxx(),
         nvcc=find_nvcc() if backend == "cuda" else None,
         ninja=find_ninja(),
@@ -103,24 +101,13 @@ def find_torch() -> Path:
     """The directory of the torch package, found without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ToolchainError(
-            "torch is not installed: its headers are needed to compile modules (pip install 'torch>=2.10')"
-        )
+        raise ToolchainError("torch is not installed, and compiling needs its headers: pip install 'torch>=2.10'")
     return Path(spec.origin).parent
 
 
 def _launcher(variable: env.Variable[tuple[str, ...]]) -> tuple[str, ...]:
     program, *arguments = variable.get() or ("",)
     return (_find("", variable.name, program, (), "it"), *arguments) if program else ()
-
-
-def _trusted(variable: str, path: str) -> str:
-    """A program that somebody named by its path, if nobody else can have put it there or can change it."""
-    real = os.path.realpath(path)
-    for place in dict.fromkeys([real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))]):
-        if (refusal := trust.refusal(place)) is not None:
-            raise ToolchainError(f"{variable}: {path!r} is not run: {refusal}")
-    return path
 
 
 def _on_path(*names: str) -> Iterator[str]:
@@ -137,10 +124,12 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
-            raise ToolchainError(
-                f"{variable}: {asked!r} is not a program that can be run; unset it or install {install}"
-            )
-        return _trusted(variable, found)
+            raise ToolchainError(f"{variable}: {asked!r} is not a program that runs; unset it or install {install}")
+        real = os.path.realpath(found)  # nobody else can have put the program there, or can change it
+        for place in dict.fromkeys([real, os.path.dirname(real), os.path.dirname(os.path.abspath(found))]):
+            if (refusal := trust.refusal(place)) is not None:
+                raise ToolchainError(f"{variable}: {found!r} is not run: {refusal}")
+        return found
     looked = list(where)
     for path in looked:
         if os.access(path, os.X_OK) and os.path.isfile(path):

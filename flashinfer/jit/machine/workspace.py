@@ -33,17 +33,13 @@ def refused(root: Path) -> str | None:
     return None
 
 
-def workspace(create: bool = True) -> Path:
-    """The root of the cache. With ``create`` it exists and can be written.
-
-    Otherwise a private temporary directory serves this process alone, with a warning.
+def workspace() -> Path:
+    """The root of the cache, which exists and can be written, or a temporary one of this process alone, with a warning.
 
     Raises:
-        WorkspaceError: that cannot be written either.
+        WorkspaceError: neither can be written.
     """
     root = workspace_root()
-    if not create:
-        return root
     if root not in _fallbacks:
         reason = _why_not_writable(root)
         if reason is None:
@@ -91,16 +87,10 @@ def _why_not_writable(root: Path) -> str | None:
         # Objects that an interrupted build left are linked by the next one.
         if (refusal := trust.refusal(root) or refused(root / "build")) is not None:
             return refusal
-        # access(2) says yes to root on a read-only mount's parent and no to nothing; only a file tells.
-        handle, probe = tempfile.mkstemp(dir=root, prefix=".probe.")
-        try:
-            # A full file system makes files all the same, and network file systems take bytes that they drop later.
-            with os.fdopen(handle, "wb") as file:
-                file.write(bytes(65536))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            os.unlink(probe)
+        # Only a file tells: access(2) says yes to root where a mount is read-only, and a full file system makes files
+        # all the same, of which a network's drops the bytes later.
+        write_atomically(root / ".probe", bytes(65536))
+        (root / ".probe").unlink(missing_ok=True)
     except OSError as err:
         return err.strerror or str(err)
     return None
