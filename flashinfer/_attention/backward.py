@@ -61,7 +61,7 @@ _kernel = define(
 
 
 def _shared_memory(device: torch.device) -> int:
-    """What a block can have, in bytes."""
+    """Returns the shared memory that a block can have, in bytes."""
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
@@ -193,7 +193,7 @@ def refuse(op: str, why: str) -> NoReturn:
 
 
 def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int) -> None:
-    """That there are gradients for these dtypes; of float64, which no operator of inference sees, everything."""
+    """Checks that there are gradients for these dtypes; of float64, which no operator of inference sees, everything."""
     for name, x in (("k", k), ("v", v)):
         if x.dtype.itemsize == 1:
             refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
@@ -281,7 +281,7 @@ def results(
     lse: torch.Tensor | None,
     return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What a call returns, written where the caller wants it."""
+    """Returns what a call returns, written where the caller wants it."""
     if out is not None:
         write(op, "out", out, computed[0])
     if lse is not None:

@@ -63,12 +63,12 @@ def builtin_operators(
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:
-    """What operators take for ``variant``."""
+    """Returns what operators take for ``variant``."""
     return _NUMBERS[pos_encoding_mode, use_logits_soft_cap]
 
 
 def mode_of_variant(variant: int) -> tuple[int, bool]:
-    """What :func:`number_of_variant` takes for a number: pos_encoding_mode, and whether logits are capped."""
+    """Returns what :func:`number_of_variant` takes for a number: pos_encoding_mode, and whether logits are capped."""
     return next(what for what, number in _NUMBERS.items() if number == variant)
 
 

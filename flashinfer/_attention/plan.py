@@ -19,7 +19,7 @@ from .traced import as_shape, differs, exceeds, number_of_kernels
 
 
 class Options(NamedTuple):
-    """What a run may have otherwise than the run before: arguments of the kernels."""
+    """Options that a run may have otherwise than the run before: arguments of the kernels."""
 
     logits: Logits
     causal: int  # CAUSAL or NON_CAUSAL; means nothing where there is another mask
@@ -44,7 +44,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Requests:
-    """What of a plan no option changes."""
+    """The part of a plan that no option changes."""
 
     batch: Batch
     shape: Shape
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def shape(self) -> Shape:
-        """Of what is run."""
+        """The shape of what is run."""
         return self.requests.given or self.requests.shape
 
     @property
@@ -133,7 +133,7 @@ def make_plan(
 def check_inputs(
     op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool
 ) -> None:
-    """That a run brings what was planned for, of ``rows`` queries and ``kv_rows`` pages, or rows of ragged keys.
+    """Checks that a run brings what was planned for, of ``rows`` queries and ``kv_rows`` pages, or rows of ragged keys.
 
     ``more_rows``: queries may be more than were planned.
     """
@@ -166,7 +166,7 @@ def check_inputs(
 
 
 def check_result(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """That a tensor of the caller's can take a result."""
+    """Checks that a tensor of the caller's can take a result."""
     check_tensor(op, name, x)
     if x.shape != shape:
         raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")

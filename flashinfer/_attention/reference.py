@@ -75,7 +75,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Problem, back: bool = False) -> torch.Tensor:
-    """``x`` ``[tokens, heads, head_dim]`` turned as RoPE on the fly turns queries or keys, or turned back."""
+    """``x`` ``[tokens, heads, head_dim]`` rotated as RoPE on the fly rotates queries or keys; with ``back`` the other way."""
     half = x.shape[-1] // 2
     positions = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for one in requests:
@@ -180,11 +180,11 @@ class _Attention:
             self._of_heads(x, at).add_(self.slopes * distance)
         if cap <= 0:
             return x, None
-        bent = torch.tanh(x / cap)
-        return bent * cap, 1 - bent.square()
+        capped = torch.tanh(x / cap)
+        return capped * cap, 1 - capped.square()
 
     def weights(self, logits: torch.Tensor, lse: torch.Tensor, hidden: torch.Tensor | None, at: Block) -> torch.Tensor:
-        """Of every key in the softmax, given lse of the rows."""
+        """Returns ``P``, of every key in the softmax, given lse of the rows."""
         reference = torch.where(lse == -math.inf, 0.0, lse)
         weights = torch.exp2(logits.mul_(LOG2E).sub_(reference.unsqueeze(-1)))
         if hidden is not None:
@@ -213,20 +213,20 @@ class _Attention:
         self, grad: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor,
         dv: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Of the request's rows ``grad``, ``delta`` and ``lse``, into its rows of the others."""
+        """Writes the gradients of the request's rows, from its rows of ``grad``, ``delta`` and ``lse``."""
         scale = self.problem.sm_scale
         for q_from, q_to in self.queries(min(KEYS, self.request.kv_len)):
             q, of_out, of_row, total = (self.rows(x, q_from, q_to) for x in (self.q, grad, delta, lse))
             of_q = torch.zeros_like(q)
             for at in self.blocks(q_from, q_to, KEYS):
                 keys = slice(at.k_from, at.k_to)
-                logits, bent = self.logits(q, at)
+                logits, d_cap = self.logits(q, at)
                 hidden = self.hidden(at)
                 weights = self.weights(logits, total, hidden, at)
                 dv[:, keys].baddbmm_(weights.transpose(1, 2), of_out)
                 of_logits = torch.bmm(of_out, self.v[:, keys].transpose(1, 2)).sub_(of_row.unsqueeze(-1)).mul_(weights)
-                if bent is not None:
-                    of_logits.mul_(bent)
+                if d_cap is not None:
+                    of_logits.mul_(d_cap)
                 if hidden is not None:
                     self._of_heads(of_logits, at).masked_fill_(hidden, 0.0)
                 of_q.baddbmm_(of_logits, self.k[:, keys], alpha=scale)

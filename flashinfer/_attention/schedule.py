@@ -37,7 +37,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a batch does not change with its lengths."""
+    """The part of a batch that does not change with its lengths."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -80,11 +80,11 @@ class Shape:
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """Of every problem of this shape; see :class:`Bounds`."""
+        """What every problem of this shape has in common; see :class:`Bounds`."""
         return self.problem(None, torch.empty(0, dtype=torch.int32)).fixed
 
     def problem(self, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor) -> Problem:
-        """That of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
+        """Returns the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
         return Problem(
             qo_indptr, kv_lens, self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo,
             DTYPES[self.dtype_q], DTYPES[self.dtype_kv], DTYPES[self.dtype_o],

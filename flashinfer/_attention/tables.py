@@ -62,15 +62,15 @@ def check_indptr(op: str, name: str, indptr: torch.Tensor, batch_size: int | Non
 
 
 def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, used: int) -> int:
-    """There are as many pages as are named. Returns one more than the highest, 0 where it is not looked at."""
+    """There are as many pages as are named. Returns one more than the largest index, 0 where it is not looked at."""
     if indices.numel() < used:
         raise ValueError(f"{op}: {name}: got {indices.numel()} pages, and {indptr_name} names {used}")
     if indices.device.type != "cpu" or used == 0:
         return 0
-    lowest, highest = (int(x) for x in indices[:used].aminmax())
-    if lowest < 0:
-        raise ValueError(f"{op}: {name}: got {lowest}, wanted numbers of pages")
-    return highest + 1
+    smallest, largest = (int(x) for x in indices[:used].aminmax())
+    if smallest < 0:
+        raise ValueError(f"{op}: {name}: got {smallest}, wanted numbers of pages")
+    return largest + 1
 
 
 def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor | None) -> None:

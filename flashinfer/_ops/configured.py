@@ -90,6 +90,6 @@ def covered(spec: JitSpec) -> bool:
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:
     """A spec to look for dispatching modules with, where any is there at all: mostly there is none, and nothing to do."""
-    if not spec.dispatching or not any((place / spec.dispatching).is_dir() for place in env.aot_dirs()):
+    if not spec.dispatching or not any((folder / spec.dispatching).is_dir() for folder in env.aot_dirs()):
         return None
     return replace(spec, name=spec.dispatching, namespace=spec.dispatching, dispatching="")

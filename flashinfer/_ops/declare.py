@@ -64,7 +64,7 @@ def define_in_python(
 
 
 def element_type(spec: JitSpec, *args: Any) -> Needs:
-    """What a call needs of a module that covers several dtypes: the first tensor's that is one of them."""
+    """Returns the dtype that a call needs of a module that covers several: the first tensor's that is one of them."""
     dtypes = dict(spec.coverage).get("dtype", ())
     names = (str(arg.dtype).removeprefix("torch.") for arg in args if isinstance(arg, torch.Tensor))
     return next(({"dtype": (name,)} for name in names if name in dtypes), {})
@@ -118,7 +118,7 @@ def define(
 def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:
     """The backend of a call's tensors: what no module has a kernel for would be called again for ever."""
     arguments = operator._schema.arguments
-    tensors = [arg for place, arg in enumerate(args) if isinstance(arg, torch.Tensor) and place not in on_host]
+    tensors = [arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor) and position not in on_host]
     if not tensors:
         argument = next(arg.name for arg in arguments if str(arg.type) == "Tensor")
         raise TypeError(f"{name}: {argument}: got None, wanted Tensor")

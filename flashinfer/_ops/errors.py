@@ -1,4 +1,4 @@
-"""What an operator refuses becomes an exception of Python that names the operator, the argument, got and wanted."""
+"""A refusal of an operator becomes an exception of Python that names the operator, the argument, got and wanted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def raise_as_callers_mistake(err: RuntimeError) -> NoReturn:
 
 
 def raise_from_module(op: str, args: Sequence[Any], err: RuntimeError) -> NoReturn:
-    """What the operator of a configuration's module did not take: ``define`` looks at such tensors, a module does not.
+    """Names what a configuration's module did not take: ``define`` looks at such tensors, a module does not.
 
     Raises:
         ValueError: tensors that are not dense, or on several devices.
@@ -49,12 +49,12 @@ def raise_from_module(op: str, args: Sequence[Any], err: RuntimeError) -> NoRetu
 
 
 def check_one_device(op: str, args: Sequence[Any], on_host: frozenset[int] = frozenset()) -> None:
-    """All tensors are on one device, but for those at the places ``on_host``, which are tables on the host.
+    """All tensors are on one device, but for those at the positions ``on_host``, which are tables on the host.
 
     Raises:
         ValueError: they are not.
     """
-    given = (arg for place, arg in enumerate(args) if place not in on_host)
+    given = (arg for position, arg in enumerate(args) if position not in on_host)
     devices = dict.fromkeys(str(arg.device) for arg in given if isinstance(arg, torch.Tensor))
     if len(devices) > 1:
         raise ValueError(f"{op}: got tensors on {', '.join(devices)}, wanted one device for all")

@@ -53,8 +53,8 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
     return wide.clamp(limits.min, limits.max).to(dtype)
 
 
-def with_indices(op: str, call: Callable[..., Any], places: Mapping[int, str]) -> Callable[..., Any]:
-    """``call``, an operator's, whose arguments at ``places``, by their names, may be any integers with any strides.
+def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
+    """``call``, an operator's, whose arguments at ``positions``, by their names, may be any integers with any strides.
 
     Those that kernels can read cost nothing: others are narrowed once the operator, which writes nothing before all is
     checked, has refused them.
@@ -65,17 +65,17 @@ def with_indices(op: str, call: Callable[..., Any], places: Mapping[int, str]) -
             try:
                 return call(*args)
             except (TypeError, ValueError):
-                if not any(_is_other(args[place]) for place in places):
+                if not any(_is_other(args[position]) for position in positions):
                     raise
         given = list(args)
-        for place, name in places.items():
-            if _is_other(args[place]):
-                given[place] = narrowed(op, name, args[place], torch.int32).contiguous()
+        for position, name in positions.items():
+            if _is_other(args[position]):
+                given[position] = narrowed(op, name, args[position], torch.int32).contiguous()
         return call(*given)
 
     return checked
 
 
 def _is_other(x: object) -> bool:
-    """Whether these are indices that kernels cannot read in place."""
+    """Whether these are indices that kernels cannot read in position."""
     return isinstance(x, torch.Tensor) and x.dtype in INTEGERS and (x.dtype != torch.int32 or not x.is_contiguous())

@@ -34,7 +34,7 @@ class Gradient:
 
 
 def no_second_derivative(name: str) -> Gradient:
-    """Of an operator that is a gradient itself."""
+    """Returns the gradient of an operator that is a gradient itself: an error."""
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
@@ -47,7 +47,7 @@ def no_second_derivative(name: str) -> Gradient:
 
 @dataclass(frozen=True)
 class General:
-    """What a call does that an operator without gradients and with numbers for arguments cannot do.
+    """Does for a call what an operator without gradients and with numbers for arguments cannot do.
 
     ``call`` takes the operator's arguments. It is taken where one of the tensors named by ``differentiable`` wants a
     gradient, or a number named by ``scalars`` is symbolic under ``torch.compile``.
@@ -59,7 +59,7 @@ class General:
 
 
 def without_gradient(name: str, *differentiable: str) -> General:
-    """Of an operator that training has no use for: better an error than a gradient that is silently none."""
+    """Refuses gradients of an operator of inference: an error is better than a gradient that is silently none."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")

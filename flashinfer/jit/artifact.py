@@ -68,7 +68,7 @@ def read(directory: Path, name: str) -> Artifact | str | None:
     if manifest["format"] != FORMAT or manifest["name"] != name:
         return f"{directory}: the manifest is for {manifest['name']!r}, format {manifest['format']}"
     if manifest != sealed(manifest):
-        return f"{directory}: the manifest is damaged: its digest is not its own"
+        return f"{directory}: the manifest is damaged: its digest is another"
     if manifest["size"] != size:
         return f"{directory}: {name}.so has {size} bytes, its manifest says {manifest['size']}"
     return Artifact(name, directory / f"{name}.so", manifest)

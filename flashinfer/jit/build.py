@@ -79,7 +79,7 @@ def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict
 def make_request(
     spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
 ) -> Request:
-    """What building ``spec`` here and now means; of ``target``, only the archs that it has kernels for are built.
+    """The request to build ``spec`` here and now; of ``target``, only the archs that it has kernels for are built.
 
     ``key``: of the spec, where it is known.
 

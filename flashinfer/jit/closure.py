@@ -1,4 +1,4 @@
-"""The files a module is made of: its sources and every own header they reach, by content.
+"""The files a module is made of: its sources and every header of the library's or the user's that they reach, by content.
 
 The scan follows the includes of both sides of every conditional. What it cannot see (a name that is a macro) the
 compiler's dependency output reveals after the build, see ``run.check_dependencies``.
@@ -40,7 +40,7 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
-    """Every own file reachable from ``sources`` -> its digest.
+    """Every file of the library's or the user's reachable from ``sources`` -> its digest.
 
     A name is looked up as a compiler does: in quotes beside the file that includes it, then in ``include_dirs`` in
     order. A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.

@@ -58,7 +58,7 @@ def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
 
 
 def stats() -> dict[str, dict[str, dict[str, Any]]]:
-    """How often, and how many milliseconds, in this process: ``{"kinds": {kind: {"count", "ms"}}, "modules": {name: ...}}``."""
+    """Returns how often, and how many milliseconds, in this process: ``{"kinds": {kind: {"count", "ms"}}, "modules": {name: ...}}``."""
     with _guard:
         sums = dict(_sums)
     result: dict[str, dict[str, dict[str, Any]]] = {"kinds": {}, "modules": {}}

@@ -14,7 +14,7 @@ _freezes: set[Freeze] = set()  # adding and discarding are atomic, and a forked 
 
 
 class Freeze(AbstractContextManager["Freeze"]):
-    """What :func:`freeze` returns. Leaving it as a context, or ``thaw()``, takes back this one call."""
+    """The freeze that :func:`freeze` returns. Leaving it as a context, or ``thaw()``, takes back this one call."""
 
     def thaw(self) -> None:
         _freezes.discard(self)
@@ -34,14 +34,14 @@ def freeze() -> Freeze:
 
 
 def forbidden_by() -> str | None:
-    """What forbids building now, or ``None``."""
+    """Returns what forbids building now, or ``None``."""
     if _freezes:
         return "flashinfer.jit.freeze()"
     return "FLASHINFER_DISABLE_JIT" if env.DISABLE_JIT.get() else None
 
 
 def check(name: str, reason: str) -> None:
-    """To be asked before a module is built, with the reason why it has to be.
+    """Is asked before a module is built, with the reason why it has to be.
 
     Raises:
         JitFrozenError: it must not be.

@@ -54,7 +54,7 @@ def collect(root: Path, max_size: int | None = None, dry_run: bool = False, pati
 
 
 def lock_name(root: Path) -> str:
-    """Of the lock of whoever removes things from a workspace."""
+    """Names the lock of whoever removes things from a workspace."""
     return f"removal {root.resolve()}"
 
 

@@ -88,9 +88,9 @@ def gen_jit_spec(
         name: of the module, its directory and its ``.so``.
         sources: C++ (``.cc``, ``.cpp``) and CUDA (``.cu``) files, absolute or relative to the directory that
             holds ``csrc``.
-        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's own and the environment's. ``-I``
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's and the environment's. ``-I``
             means the same as ``extra_include_paths``; headers below ``-isystem`` are taken as the system's.
-        extra_include_paths: directories searched before the project's own.
+        extra_include_paths: directories searched before the project's.
         backend: ``"cpu"`` or ``"cuda"``; by default ``"cuda"`` where a source ends in ``.cu``.
         config, coverage, template, config_header: see :class:`JitSpec`.
         namespace: of ``torch.ops``; by default the name.
@@ -106,7 +106,7 @@ def gen_jit_spec(
     cuda_cflags, cuda_paths = _without_include_paths([*(extra_cuda_cflags or ()), *env.EXTRA_CUDAFLAGS.get()])
     paths = [*map(str, extra_include_paths or ()), *paths, *(cuda_paths if backend == "cuda" else ())]
     # nvcc knows -std itself, and hands the other flags to the host's compiler. -G is its -g for the device.
-    own_cuda = ("-std=c++17", *optimise, *(["-G"] if debug else []), f"-Xcompiler={','.join(_BASE_CFLAGS[1:])}")
+    builtin_cuda = ("-std=c++17", *optimise, *(["-G"] if debug else []), f"-Xcompiler={','.join(_BASE_CFLAGS[1:])}")
     return JitSpec(
         name=name,
         backend=backend,
@@ -117,7 +117,7 @@ def gen_jit_spec(
         template=template,
         config_header=config_header,
         cflags=(*_BASE_CFLAGS, *optimise, *cflags),
-        cuda_cflags=() if backend == "cpu" else (*own_cuda, *cuda_cflags),
+        cuda_cflags=() if backend == "cpu" else (*builtin_cuda, *cuda_cflags),
         ldflags=(*(extra_ldflags or ()), *env.EXTRA_LDFLAGS.get()),
         include_paths=tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths)),
     )
@@ -131,7 +131,7 @@ def family_spec(
     config: Mapping[str, Scalar] | None = None,
     coverage: Mapping[str, Iterable[Value]] | None = None,
 ) -> JitSpec:
-    """The spec of one of the project's own modules: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
+    """The spec of one of the project's modules: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
 
     Args:
         family: of the functions that the module's operators are for.
@@ -164,7 +164,7 @@ def family_spec(
 
 
 def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ...]:
-    """What kernels a family has for some backends, by their files: ``cpu``, ``cuda``, ``sm90a``."""
+    """Returns the kernels that a family has for some backends, by their files: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
     return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _ARCH.fullmatch(end))))

@@ -33,7 +33,7 @@ def words(command: Iterable[str]) -> str:
 
 
 def objects(spec: Spec, directory: str) -> dict[str, str]:
-    """What is made of every unit: ``<directory>/<stem>.o`` -> the unit as the spec names it."""
+    """Maps the object of every unit, ``<directory>/<stem>.o``, to the unit as the spec names it."""
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
@@ -54,11 +54,11 @@ def render_spec(spec: Spec, target: Target, toolchain: Toolchain, directory: str
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
     made, order = objects(spec, directory), ""
-    for file, (source, *own) in zip(made, spec.units().values(), strict=True):
+    for file, (source, *more) in zip(made, spec.units().values(), strict=True):
         rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
         lines += [f"build {escape(file)}: {rule} {escape(source)}", f"  module = {spec.name}"]
-        if own:
-            lines.append(f"  {flags} = ${flags} {words(own)}")
+        if more:
+            lines.append(f"  {flags} = ${flags} {words(more)}")
     if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
         stub = escape(f"{directory}/libtorch_cuda.so")
         lines += [f"build {stub}: stub", f"  module = {spec.name}"]

@@ -1,4 +1,4 @@
-"""What would become of a load now, for callers that choose between this library and something else."""
+"""A probe says what would become of a load now, for callers that choose between this library and something else."""
 
 from __future__ import annotations
 

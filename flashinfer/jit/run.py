@@ -110,7 +110,7 @@ class Run:
             self._settle(request)
 
     def directory(self, request: Request) -> str:
-        """Where a module is built, below the build directory: private to exactly this build under this lock."""
+        """Returns where a module is built, below the build directory: private to exactly this build under this lock."""
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
 
     def _settle(self, request: Request) -> None:
@@ -185,12 +185,12 @@ class Run:
     def _follow(self, process: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
         # Without what stands before every command: a person can run the rest in the build directory.
         prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
-        places = {self.directory(request): request for request in self.holds}
+        requests = {self.directory(request): request for request in self.holds}
         said = self.said
         for line in _lines(process):
             if line is not None and line.startswith(UNIT):
                 told = json.loads(line.removeprefix(UNIT))
-                request = places[os.path.dirname(told["file"])]
+                request = requests[os.path.dirname(told["file"])]
                 unit = self.units[request].setdefault(told["file"], _Told())
                 said = unit.said
                 if "code" in told:
@@ -253,7 +253,7 @@ class Run:
         return Outcome(request, "built", artifact, timeline=self.timeline)
 
     def _made(self, request: Request) -> dict[str, str]:
-        """What the units of a module make, below the build directory -> what of, as its history names it."""
+        """Maps what the units of a module make, below the build directory, to its sources as its history names them."""
         directory = self.directory(request)
         return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
 
@@ -275,7 +275,7 @@ class Run:
         return past
 
     def _error(self, request: Request, command: list[str], status: int) -> BuildError:
-        """What a person needs of the output: the failed command and the compiler's words from the first error on."""
+        """Returns what a person needs of the output: the failed command and the compiler's words from the first error on."""
         name, log = request.spec.name, self.folder / self.directory(request) / "build.log"
         units = [unit for unit in self.units[request].values() if unit.command]
         with suppress(OSError):
@@ -316,19 +316,19 @@ def _first_error(lines: Iterable[str]) -> str:
 
 
 def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
-    """Every own header that the compiler says it read must be one that the key covers.
+    """Refuse a header of the library's or the user's that the compiler says it read and the key does not cover.
 
     Raises:
         BuildError: one is not, for example because its name in the ``#include`` is a macro.
     """
     covered = {os.path.realpath(path) for path in closure(spec.roots(), spec.include_dirs)}
-    own = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
+    roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
     for made in objects(spec, directory):
         for name in read_depfile((folder / f"{made}.d").read_text()):
             path = os.path.realpath(folder / name)
             if path == os.path.realpath(folder / directory / spec.config_header) or path in covered:
                 continue
-            if any(path.startswith(root + os.sep) for root in own):
+            if any(path.startswith(root + os.sep) for root in roots):
                 raise BuildError(
                     spec.name,
                     f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"

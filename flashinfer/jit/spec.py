@@ -91,24 +91,24 @@ class Spec:
         return tuple(os.path.join(env.data_root(), source) for source in self.sources)
 
     def units(self) -> dict[str, tuple[str, ...]]:
-        """What is compiled, named as its source, or as a part of it -> the source's path, and flags for it alone.
+        """Returns what is compiled, named as its source, or as a part of it -> the source's path, and flags for it alone.
 
         Where the last source is ``split``, its part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
         """
         flags, parts = dict(self.source_cflags), math.prod(len(values) for _, values in self.coverage)
         units = dict[str, tuple[str, ...]]()
         for source, path in zip(self.sources, self.source_paths(), strict=True):
-            own = (path, *([flags[source]] if source in flags else []))
+            unit = (path, *([flags[source]] if source in flags else []))
             if not self.split or parts == 1 or source != self.sources[-1]:
-                units[source] = own
+                units[source] = unit
                 continue
             for part in range(parts):
                 name = PurePath(source).with_stem(f"{PurePath(source).stem}.{part}")
-                units[str(name)] = (*own, f"-DFLASHINFER_PART={part}")
+                units[str(name)] = (*unit, f"-DFLASHINFER_PART={part}")
         return units
 
     def files(self) -> dict[str, str]:
-        """Every file the module is made of -> SHA-256, named relative to the data root or to the user's own root."""
+        """Every file the module is made of -> SHA-256, named relative to the data root or to the user's root."""
         # Absolute paths differ between machines; the same tree elsewhere must have the same names.
         sources = self.source_paths()
         roots = {f"{env.data_root()}/": ""}
@@ -134,7 +134,7 @@ class Spec:
         return (*self.source_paths(), *template, *self.headers)
 
     def fields(self) -> dict[str, Any]:
-        """What the key is made of, as plain JSON values: also what a manifest records for comparison."""
+        """Returns what the key is made of, as plain JSON values, which a manifest records too."""
         root, linked = env.data_root(), dict(self._linked())
         return {
             "format": FORMAT,

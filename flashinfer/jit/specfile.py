@@ -33,7 +33,7 @@ class Asked:
     key: str
 
     def target(self) -> Target | None:
-        """What it was wanted for: all GPU archs, or the lowest of the CPU levels; ``None`` where nobody said."""
+        """Returns what it was wanted for: all GPU archs, or the oldest of the CPU levels; ``None`` where nobody said."""
         if self.spec.backend == "cpu":
             # A level that this version does not know, such as another machine's "generic", is alone.
             known = sorted(self.archs, key=lambda arch: CPU_LEVELS.index(arch) if arch in CPU_LEVELS else -1)
@@ -65,7 +65,7 @@ def write_specs(path: Path, lines: Iterable[dict[str, Any]]) -> int:
 
 
 def read_specs(path: Path, folder: Path) -> list[Asked]:
-    """What a file of specs asks for; sources that it carries are written below ``folder``.
+    """Reads what a file of specs asks for; sources that it carries are written below ``folder``.
 
     Raises:
         ValueError: there is no such file, a line is no record, or others can write what is to be compiled here.
@@ -129,7 +129,7 @@ def _is_words(value: Any) -> bool:
 
 
 def one_per_name(asked: Iterable[Asked]) -> list[Asked]:
-    """What to put into one directory: specs that differ in their coverage alone become one that covers all.
+    """Returns what to put into one directory: specs that differ in their coverage alone become one that covers all.
 
     Raises:
         ValueError: two specs of one name differ in more.

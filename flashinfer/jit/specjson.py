@@ -1,6 +1,6 @@
 """A spec as plain JSON values and back.
 
-Paths below the data root are written relative to it. Files of the user's own are carried along by content, below
+Paths below the data root are written relative to it. The user's files are carried along by content, below
 their common folder, so that they keep their places relative to each other and the spec keeps its key.
 """
 
@@ -18,35 +18,35 @@ from .machine.workspace import write_atomically
 from .spec import Spec, digest
 
 S = TypeVar("S", bound=Spec)
-LARGEST = 32 << 20  # bytes of the user's own files in one spec: more is somebody's toolkit, not a variant
-_ROOT, _OWN = "<root>/", "<own>/"
+LARGEST = 32 << 20  # bytes of the user's files in one spec: more is somebody's toolkit, not a variant
+_ROOT, _CUSTOM = "<root>/", "<own>/"
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
     """A spec as plain JSON values, with the contents of every file that is not the project's.
 
     Raises:
-        ValueError: the user's own files are larger than 32 MiB together.
+        ValueError: the user's files are larger than 32 MiB together.
         OSError: one cannot be read.
     """
     root = env.data_root() + os.sep
     reached = {os.path.normpath(path) for path in closure(spec.roots(), spec.include_dirs)}
     linked = {flag for flag in spec.ldflags if os.path.isabs(flag) and os.path.isfile(flag)}
-    own = sorted(path for path in reached | set(map(os.path.normpath, linked)) if not path.startswith(root))
+    custom = sorted(path for path in reached | set(map(os.path.normpath, linked)) if not path.startswith(root))
     folders = [path for path in spec.include_paths if not path.startswith(root)]
-    base = os.path.commonpath([*map(os.path.dirname, own), *folders]) + os.sep if own or folders else root
-    if sum(os.path.getsize(path) for path in own) > LARGEST:
+    base = os.path.commonpath([*map(os.path.dirname, custom), *folders]) + os.sep if custom or folders else root
+    if sum(os.path.getsize(path) for path in custom) > LARGEST:
         raise ValueError(f"files of {spec.name!r} outside of {root}: got more than {LARGEST >> 20} MiB, wanted less")
 
     def place(path: str) -> str:
         if not os.path.isabs(path):
             return path
         known = path.startswith(root)
-        return (_ROOT if known else _OWN) + os.path.relpath(path, root if known else base)
+        return (_ROOT if known else _CUSTOM) + os.path.relpath(path, root if known else base)
 
-    names = {path: os.path.relpath(path, base) for path in own}
+    names = {path: os.path.relpath(path, base) for path in custom}
     # Any bytes survive this way, and text stays text.
-    contents = {names[path]: Path(path).read_bytes().decode("utf-8", "surrogateescape") for path in own}
+    contents = {names[path]: Path(path).read_bytes().decode("utf-8", "surrogateescape") for path in custom}
     plain: dict[str, Any] = json.loads(json.dumps({one.name: getattr(spec, one.name) for one in fields(spec)}))
     for name in ("sources", "include_paths", "headers"):
         plain[name] = [place(path) for path in plain[name]]
@@ -58,7 +58,7 @@ def to_json(spec: Spec) -> dict[str, Any]:
 
 
 def from_json(kind: type[S], value: Any, folder: Path) -> S:
-    """The spec that :func:`to_json` wrote, as ``kind``; the user's own files are put below ``folder``, under their digest.
+    """The spec that :func:`to_json` wrote, as ``kind``; the user's files are put below ``folder``, under their digest.
 
     Raises:
         ValueError: not such a value, or a file that would be put elsewhere.
@@ -70,30 +70,30 @@ def from_json(kind: type[S], value: Any, folder: Path) -> S:
     for name, wanted in kinds.items():
         if not _fits(values[name], wanted):
             raise ValueError(f"spec: {name}: got {value[name]!r}, wanted {wanted}")
-    own = value["own"]
-    if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
+    custom = value["own"]
+    if not isinstance(custom, dict) or not all(isinstance(text, str) for text in custom.values()):
         raise ValueError("spec: own: wanted the text of every file")
-    home = f"{folder}/{digest(own)[:32]}"
+    home = f"{folder}/{digest(custom)[:32]}"
     for name in ("sources", "include_paths", "headers"):
         values[name] = tuple(_placed(path, home) for path in values[name])
-    marked = {flag: _placed(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _OWN))}
+    marked = {flag: _placed(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _CUSTOM))}
     values["ldflags"] = tuple(marked.get(flag, flag) for flag in values["ldflags"])
     values["source_cflags"] = tuple((_placed(path, home), flag) for path, flag in values["source_cflags"])
     for name in ("cflags", "cuda_cflags"):
         values[name] = tuple(flag.replace("<root>", env.data_root()) for flag in values[name])
-    spec, contents = kind(**values), {_placed(_OWN + name, home): text for name, text in own.items()}
+    spec, contents = kind(**values), {_placed(_CUSTOM + name, home): text for name, text in custom.items()}
     for path, text in contents.items():
         data = text.encode("utf-8", "surrogateescape")
         if not os.path.isfile(path) or Path(path).read_bytes() != data:
             write_atomically(Path(path), data)
-    if own:
+    if custom:
         os.utime(home)  # in use: see gc
     return spec
 
 
 def _placed(path: str, home: str) -> str:
-    """Where a path of the record is here; one without a mark is relative to the data root, as in every spec."""
-    mark, root = next(((m, r) for m, r in ((_ROOT, env.data_root()), (_OWN, home)) if path.startswith(m)), ("", ""))
+    """Returns where a path of the record is here; one without a mark is relative to the data root, as in every spec."""
+    mark, root = next(((m, r) for m, r in ((_ROOT, env.data_root()), (_CUSTOM, home)) if path.startswith(m)), ("", ""))
     rest = path[len(mark) :]
     if os.path.isabs(rest) or os.path.normpath(rest).split(os.sep)[0] == "..":
         raise ValueError(f"spec: got the path {path!r}, wanted one that stays in its folder")

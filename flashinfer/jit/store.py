@@ -49,12 +49,12 @@ class Lookup:
 
     @property
     def reason(self) -> str:
-        places = ", ".join(str(path) for path in (*env.aot_dirs(), *roots()))
-        return "; ".join(self.reasons) or f"no artifact of that name is in {places}"
+        directories = ", ".join(str(path) for path in (*env.aot_dirs(), *roots()))
+        return "; ".join(self.reasons) or f"no artifact of that name is in {directories}"
 
 
 class Here:
-    """What this machine would build a spec for, and by which tools; ``None`` where it cannot tell or cannot build.
+    """This machine: what it would build a spec for, and by which tools; ``None`` where it cannot tell or cannot build.
 
     Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
     """
@@ -64,7 +64,7 @@ class Here:
 
     @cached_property
     def asked(self) -> Target | None:
-        """What modules are wanted for, this one and others."""
+        """Returns what modules are wanted for, this one and others."""
         with suppress(ToolchainError):
             return wanted_target(self.backend)
         return None
@@ -185,7 +185,7 @@ def artifacts(name: str) -> Iterator[Artifact]:
 
 
 def _places(name: str, key: str | None = None) -> Iterator[tuple[Artifact | str, bool]]:
-    """What stands at the places of a module (in the workspace: of one key), and whether that is an AOT directory."""
+    """Yields what lies in the directories of a module (in the workspace: of one key), and whether they are AOT ones."""
     for directory in env.aot_dirs():
         yield from _at(directory / name, name, [directory], True)
     for root in roots():
@@ -205,7 +205,7 @@ def _at(place: Path, name: str, above: list[Path], prebuilt: bool) -> Iterator[t
 
 
 def _entries(directory: Path) -> list[Path]:
-    """What is in a directory, without the private directories of publications that are under way."""
+    """Lists a directory without the private directories of publications that are under way."""
     try:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except OSError:

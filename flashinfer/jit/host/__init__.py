@@ -1,1 +1,1 @@
-"""What the processes of a host share: locks, what builds took before, how far they are."""
+"""The processes of a host share locks, what builds took before, and how far they are."""

@@ -1,4 +1,4 @@
-"""What compiling took the last time, per module and file: for estimates, and for how many fit into the memory."""
+"""The history holds what compiling took, per module and file: for estimates, and for how many fit into the memory."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _place() -> str:
-    """Where numbers of processes mean what they mean here: this boot of this machine, this container."""
+    """Names where numbers of processes mean what they mean here: this boot of this machine, this container."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -16,7 +16,7 @@ EVERY = 10.0  # seconds between lines where nobody looks at a terminal
 
 @dataclass
 class Progress:
-    """What a display shows: edges done of all, modules not finished yet, when it began."""
+    """Numbers that a display shows: edges done of all, modules not finished yet, when it began."""
 
     total: int = 0
     done: int = 0

@@ -1,4 +1,4 @@
-"""Where the time of a build goes, kept in ``<workspace>/traces`` as ui.perfetto.dev and chrome://tracing read it."""
+"""Timelines of builds, kept in ``<workspace>/traces`` as ui.perfetto.dev and chrome://tracing read it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timeline:
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """In the Trace Event Format: slots as lanes with their units, waits beside them, memory as a counter."""
+    """The Trace Event Format of it: slots as lanes with their units, waits beside them, memory as a counter."""
     first, events = min((unit.start for unit in timeline.units), default=0.0), list[dict[str, Any]]()
 
     def add(ph: str, name: str, at: float, tid: int, **more: Any) -> None:

@@ -1,1 +1,1 @@
-"""What this machine is: its tools, what is built for, whom it trusts, where the cache lies."""
+"""This machine: its tools, what is built for it, whom it trusts, where its cache lies."""

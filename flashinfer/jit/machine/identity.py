@@ -1,4 +1,4 @@
-"""What of the tools changes a byte of the result: their versions, asked once for each version of a tool."""
+"""The versions of the tools, which change bytes of the result, asked once for each version of a tool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _ask_version(program: str) -> str:
 
 
 def cxx11_abi(torch_dir: Path, writes: bool = True) -> bool:
-    """What ``torch.compiled_with_cxx11_abi()`` says, without importing torch: libc10 exports functions of std::string."""
+    """Says what ``torch.compiled_with_cxx11_abi()`` does, without importing torch: libc10 exports functions of std::string."""
     library = torch_dir / "lib" / "libc10.so"
     mangled = b"__cxx1112basic_string"
     return _remembered(str(library), "cxx11_abi", lambda: str(mangled in library.read_bytes()), writes) == "True"
@@ -71,7 +71,7 @@ def _remembered(path: str, question: str, ask: Callable[[], str], writes: bool) 
 
 
 def _fingerprint(path: str) -> str:
-    """What a program is on disk. A script that starts another program stands for that one too."""
+    """Tells a program on disk from any other. A script that starts another program stands for that one too."""
     real = os.path.realpath(path)
     status = os.stat(real)
     parts = [f"{real}:{status.st_size}:{status.st_mtime_ns}"]

@@ -54,7 +54,7 @@ class Target:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """What the kernel says this CPU can do, in /proc/cpuinfo's spelling."""
+    """Returns the features that the kernel says this CPU has, in /proc/cpuinfo's spelling."""
     with suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:  # the first CPU's: a host with hundreds takes milliseconds to list them all
             name, _, words = line.partition(":")
@@ -71,7 +71,7 @@ def level_features(level: str) -> tuple[str, ...]:
 
 @cache
 def native_level() -> str:
-    """The highest level this CPU has; named, so that the same CPU elsewhere finds the same artifact."""
+    """Returns the newest level this CPU has, by name, so that the same CPU elsewhere finds the same artifact."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return "generic"
     return [level for level in CPU_LEVELS if set(level_features(level)) <= cpu_features()][-1]
@@ -111,7 +111,7 @@ def _visible_indices(count: int) -> list[int]:
 
 
 def wanted_target(backend: str) -> Target:
-    """What to compile for now: the environment's word, else this machine; a ``ToolchainError`` where neither says."""
+    """Returns what to compile for, by the environment or this machine; a ``ToolchainError`` where neither says."""
     if backend == "cpu":
         level = env.CPU_ARCH.get()
         return Target("cpu", (native_level() if level in (None, "native") else str(level),), level is not None)
@@ -126,7 +126,7 @@ def wanted_target(backend: str) -> Target:
 
 
 def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
-    """``target`` for the module ``name``, whose kernels are for ``archs`` alone, or for any: a ``ToolchainError`` if none fits."""
+    """Narrows ``target`` to the ``archs`` that the module ``name`` has kernels for; a ``ToolchainError`` if none is."""
     left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
     if not left:
         has = f"asked for {' '.join(target.archs)}" if target.explicit else f"this machine has {' '.join(target.archs)}"
@@ -135,7 +135,7 @@ def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
 
 
 def native_arch(capability: tuple[int, int]) -> str:
-    """What to compile for a GPU: from Hopper on what matters (wgmma, TMA variants) is arch-specific, the "a" targets."""
+    """Returns the arch to compile for a GPU with: wgmma and its kin, from Hopper on, are in the "a" targets alone."""
     return f"{capability[0]}.{capability[1]}{'a' if capability[0] >= 9 else ''}"
 
 
@@ -194,7 +194,7 @@ _defined: dict[tuple[str, str], bool] = {}
 
 
 def _defines(soname: str, version: str) -> bool:
-    """Whether a library of this process has a symbol version, a symbol of value 0. To load one would decide which one torch gets."""
+    """Whether a library of this process has a symbol version. To load one would decide which one torch gets."""
     known = _defined.get((soname, version))
     if known is None:
         try:

@@ -31,7 +31,7 @@ class Toolchain:
 
     @property
     def identity(self) -> Identity:
-        """What of the tools changes a byte of the result: versions, never paths."""
+        """Returns what of the tools changes a byte of the result: versions, never paths."""
         return identity_of(self.cxx, self.nvcc, self.torch_dir)
 
     @property
@@ -134,6 +134,6 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
     for path in looked:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
-    places = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
+    searched = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
     hint = f" or set {variable}" if variable else ""
-    raise ToolchainError(f"cannot find {what}: looked in {places}; install {install}{hint}")
+    raise ToolchainError(f"cannot find {what}: looked in {searched}; install {install}{hint}")

@@ -68,7 +68,7 @@ def one_of(*allowed: str) -> Callable[[str], Values]:
 
 
 def subset(argument: str, given: Iterable[str], allowed: Iterable[str]) -> Values:
-    """What a family was asked for, where it has kernels for all of it.
+    """Returns what a family was asked for, where it has kernels for all of it.
 
     Raises:
         ValueError: it has not.
@@ -129,7 +129,7 @@ def axes(names: Iterable[str] = ()) -> tuple[Axis, ...]:
 
 
 class Matrix(Mapping[str, Values]):
-    """What to build ahead of time: ``backends``, and values of each axis of each family; those not given are the default.
+    """Says what to build ahead of time: ``backends``, and values of each axis of each family; those not given are the default.
 
     Raises:
         TypeError: a name that no family has an axis of.

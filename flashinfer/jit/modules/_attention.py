@@ -1,8 +1,8 @@
-"""What the attention families share: names of configurations, specialised and dispatching specs, users' variants.
+"""The attention families share this: names of configurations, specialised and dispatching specs, users' variants.
 
 A module has three axes. ``dtypes`` (``query:keys and values:output``) and ``head_dims`` (``128``, or ``192:128`` of
 queries and values) are sets of one value in a specialised module and of several in a dispatching one; so are
-``variants``, the library's own. A user's variant is part of a module's configuration instead.
+``variants``, the builtin ones. A user's variant is part of a module's configuration instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
 MAX_CPU_HEAD_DIM = 512
-# What a variant of the library's own does -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
+# What a builtin variant does -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
 VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
 # pos_encoding_mode: none, RoPE on the fly, ALiBi
 POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
@@ -56,10 +56,10 @@ AXES = (
 # maybe_head_scales: for queries of 8 bits, what logits of each query head are multiplied by, then what outputs are.
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
 # maybe_sinks: logits that join the softmax, see sinks.h.
-OWN_TENSORS = {
+BUILTIN_TENSORS = {
     "maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float", "maybe_sinks": "float",
 }  # fmt: skip
-OWN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
+BUILTIN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
 TENSOR_TYPES = {
     "float": "float",
     "float32": "float",
@@ -138,7 +138,7 @@ def variant_value(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
 
 
 def variant_bits(variant: str) -> int:
-    """A variant of the library's own as the number that an operator takes."""
+    """A builtin variant as the number that an operator takes."""
     return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
 
 
@@ -148,13 +148,13 @@ def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, varia
     types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
     name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
-    spec = _spec(family, backend, name, coverage, OWN_TENSORS, OWN_SCALARS, {})
+    spec = _spec(family, backend, name, coverage, BUILTIN_TENSORS, BUILTIN_SCALARS, {})
     return replace(spec, dispatching=f"{family}_{backend}")
 
 
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
     """One module for every combination of the values of the three axes, among which it chooses at run time."""
-    return _spec(family, backend, "", coverage, OWN_TENSORS, OWN_SCALARS, {})
+    return _spec(family, backend, "", coverage, BUILTIN_TENSORS, BUILTIN_SCALARS, {})
 
 
 def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
@@ -263,7 +263,7 @@ def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
 
 
 def _custom_digests(spec: JitSpec) -> Iterator[str]:
-    """Digests of the user's files that a variant reaches; the library's own are no part of what the user gave."""
+    """Digests of the user's files that a variant reaches; the library's are no part of what the user gave."""
     for path, content in closure(spec.headers, spec.include_dirs).items():
         if not path.startswith(f"{env.data_root()}/"):
             yield content

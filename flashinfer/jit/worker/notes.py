@@ -1,4 +1,4 @@
-"""What processes of a build write down for each other: who has a lock, what a compiler made and from what."""
+"""Processes of a build write down for each other who has a lock, what a compiler made and from what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNIT = "flashinfer-unit "  # begins a line that a unit prints; the rest is JSON:
 
 
 def read_note(descriptor: int) -> dict[str, Any]:
-    """What the holder of a lock says of itself; empty where that cannot be read, or is just being written."""
+    """Returns what the holder of a lock says of itself; empty where that cannot be read, or is just being written."""
     try:
         note = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def is_made(file: str, folder: str = "") -> bool:
 
 
 def read_record(file: str) -> dict[str, Any]:
-    """What the last run left beside ``file``; empty where there is none, or not a whole one."""
+    """Returns what the last run left beside ``file``; empty where there is none, or not a whole one."""
     with suppress(OSError, ValueError), open(f"{file}.json") as text:
         record = json.load(text)
         return record if isinstance(record, dict) else {}

@@ -1,4 +1,4 @@
-"""What the kernel says in /proc and /sys/fs/cgroup: of processes, and of the CPUs and the memory at hand."""
+"""The kernel says in /proc and /sys/fs/cgroup how processes are, and which CPUs and memory are at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many compilers may be alive on this machine at once, whoever started them.
+"""Compile slots bound how many compilers are alive on this machine at once, whoever started them.
 
 Every compiler and linker runs under a slot: a locked file in a directory that all processes of a user share. The
 kernel takes a lock back however its process ends, so no slot is ever lost. To wait for one's turn is a lock too: one
