@@ -55,13 +55,13 @@ __device__ __forceinline__ int dynamic_shared_bytes() {
 
 // Where an object of this block lies in the shared memory of another one of the cluster.
 __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
-  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(object));
+  const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(object));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(own), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(local), "r"(rank));
   return mapped;
 #else
-  return own;
+  return local;
 #endif
 }
 
