@@ -34,7 +34,7 @@ def operators(request, device):
     qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
     arguments = {
         "run": [(q, k, v, q.clone(), None, *setting), (q, k, v, q.clone(), lse, *setting)],
-        "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0)],
+        "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0, 0)],
         "bind": [(next(_bound._handles), *expected, *setting)],
         "unbind": [(-1,)],
         "stream_of": [(handle,)],

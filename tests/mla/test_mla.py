@@ -145,7 +145,7 @@ def test_one_graph_serves_many_plans(page_size):
         wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), True, *tables, backend=backend)
         first = Batch([1] * most, [0] * most, 32, page_size, torch.bfloat16, device)
         first.plan(wrapper)
-        cache = torch.full((1 << 16) // page_size * page_size * 576, torch.nan, dtype=torch.bfloat16, device=device)
+        cache = torch.full(((1 << 16) // page_size * page_size * 576,), torch.nan, dtype=torch.bfloat16, device=device)
         cache = cache.view(-1, page_size, 576)
         inputs = (*(x.clone() for x in first.inputs[:2]), cache[..., :512], cache[..., 512:])
         out, lse = sentinels(first)

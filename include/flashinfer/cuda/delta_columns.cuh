@@ -72,15 +72,17 @@ struct DeltaTokens {
     const int64_t batch = block.tokens.batch, head = block.value_head / in.group();
     // Several loads are on their way at once; more of them would not leave registers for the state.
 #pragma unroll 4
-    for (int n = 0; n < kTokens * kKeys / kThreads; ++n) {
+    for (int n = 0; n < (kTokens * kKeys + kThreads - 1) / kThreads; ++n) {
       const int i = threadIdx.x + n * kThreads, row = i / kKeys, d = i % kKeys;
+      if (row >= kTokens) break;
       const bool there = first + row < block.tokens.end;
       q[row][d] = load_token<T>(in.q, in.q_strides, batch, first + row, head, d, in.key_dim, there);
       k[row][d] = load_token<T>(in.k, in.k_strides, batch, first + row, head, d, in.key_dim, there);
     }
 #pragma unroll
-    for (int n = 0; n < kTokens * kColumns / kThreads; ++n) {
+    for (int n = 0; n < (kTokens * kColumns + kThreads - 1) / kThreads; ++n) {
       const int i = threadIdx.x + n * kThreads, row = i / kColumns;
+      if (row >= kTokens) break;
       const int64_t t = first + row, column = block.slice * kColumns + i % kColumns, number = block.number(in, t);
       const bool there = t < block.tokens.end && column < in.value_dim;
       v[row][i % kColumns] = load_token<T>(in.v, in.v_strides, batch, t, block.value_head, column, in.value_dim, there);
