@@ -22,7 +22,8 @@ void put_scale(const Check& check, double scale, const std::optional<Tensor>& te
 }
 
 void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
-               double scale, const std::optional<Tensor>& scale_tensor, double eps, std::optional<bool> enable_pdl) {
+               double scale, const std::optional<Tensor>& scale_tensor, double eps,
+               const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
   const View x(input, "input"), w(weight, "weight"), y(out, "out");
   const View r = residual ? View(*residual, "residual") : x;
   check.rank(x, 1, 16);
@@ -49,7 +50,7 @@ void normalize(const Check& check, const Tensor& out, const Tensor& input, const
                             .output_rows = check.rows(y),
                             .num_rows = x.numel ? x.numel / x.size(-1) : 0,
                             .hidden_size = x.size(-1),
-                            .eps = {eps, nullptr},
+                            .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
                             .scale = {},
                             .scale_at = nullptr,
                             .dtype = x.dtype,
@@ -59,14 +60,16 @@ void normalize(const Check& check, const Tensor& out, const Tensor& input, const
 }
 
 void rmsnorm_quant(const Tensor& out, const Tensor& input, const Tensor& weight, double scale,
-                   const std::optional<Tensor>& scale_tensor, double eps, std::optional<bool> enable_pdl) {
-  normalize(Check("rmsnorm_quant"), out, input, nullptr, weight, scale, scale_tensor, eps, enable_pdl);
+                   const std::optional<Tensor>& scale_tensor, double eps, const std::optional<Tensor>& eps_tensor,
+                   std::optional<bool> enable_pdl) {
+  normalize(Check("rmsnorm_quant"), out, input, nullptr, weight, scale, scale_tensor, eps, eps_tensor, enable_pdl);
 }
 
 void fused_add_rmsnorm_quant(const Tensor& out, const Tensor& input, const Tensor& residual, const Tensor& weight,
                              double scale, const std::optional<Tensor>& scale_tensor, double eps,
-                             std::optional<bool> enable_pdl) {
-  normalize(Check("fused_add_rmsnorm_quant"), out, input, &residual, weight, scale, scale_tensor, eps, enable_pdl);
+                             const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
+  normalize(Check("fused_add_rmsnorm_quant"), out, input, &residual, weight, scale, scale_tensor, eps, eps_tensor,
+            enable_pdl);
 }
 
 FLASHINFER_LIBRARY(m) {

@@ -31,6 +31,7 @@ from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
 from ._ops.scalars import scalar
 from .delta_rule_backward import state_dtype
 from .jit.modules.delta_rule import gen_delta_rule_module
+from .jit.spec import BACKENDS
 
 __all__ = [
     "chunk_delta_rule",
@@ -50,7 +51,7 @@ def _run(
     l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     number = checked_scale(function, q, k, v, scale)
-    if torch.is_autocast_enabled(q.device.type):
+    if q.device.type in BACKENDS and torch.is_autocast_enabled(q.device.type):
         q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
     check_logarithms(function, "g", g)
     check_logarithms(function, "gk", gk)

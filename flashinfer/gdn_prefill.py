@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._delta_rule.arguments import check_rank
+from ._delta_rule.arguments import can_be_looked_at, check_rank
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 
 __all__ = ["chunk_gated_delta_rule"]
@@ -77,10 +77,8 @@ def chunk_gated_delta_rule(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.shape[1] == 0 or count % tensor.shape[1]:
             raise _wanted(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
-    if g is not None and g.device.type == "cpu" and not torch.compiler.is_compiling():
-        wrong = g.float()
-        if bool(((wrong < 0) | (wrong > 1)).any()):
-            raise _wanted("g", "numbers outside [0, 1]", "decays themselves, not their logarithms")
+    if g is not None and can_be_looked_at(g) and bool(((g < 0) | (g > 1)).any()):
+        raise _wanted("g", "numbers outside [0, 1]", "decays themselves, not their logarithms")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     log = v.new_zeros((1, v.shape[0], count), dtype=numbers) if g is None else g.to(numbers).log()[None]
     factor = v.new_ones((1, v.shape[0], count), dtype=numbers) if beta is None else beta[None]

@@ -25,14 +25,14 @@ def _nothing(*_: Any) -> None:
 
 _rmsnorm_quant = define(
     "rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, float scale, Tensor? scale_tensor, float eps,"
-    " bool? enable_pdl) -> ()",
+    " Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
     _nothing,
     general=without_gradient("rmsnorm_quant", "input", "weight"),
 )
 _fused_add_rmsnorm_quant = define(
     "fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, float scale,"
-    " Tensor? scale_tensor, float eps, bool? enable_pdl) -> ()",
+    " Tensor? scale_tensor, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
     _nothing,
     general=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
@@ -68,7 +68,7 @@ def rmsnorm_quant(
         TypeError: dtypes that do not fit.
         GradientError: a tensor wants a gradient; there is none.
     """
-    _rmsnorm_quant(out, input, weight, *_scale(scale, input), eps, enable_pdl)
+    _rmsnorm_quant(out, input, weight, *_number(scale, input), *_number(eps, input), enable_pdl)
     return out
 
 
@@ -92,11 +92,11 @@ def fused_add_rmsnorm_quant(
     Raises:
         ValueError, TypeError, GradientError: as :func:`rmsnorm_quant`.
     """
-    _fused_add_rmsnorm_quant(out, input, residual, weight, *_scale(scale, input), eps, enable_pdl)
+    _fused_add_rmsnorm_quant(out, input, residual, weight, *_number(scale, input), *_number(eps, input), enable_pdl)
 
 
-def _scale(scale: Number, input: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
+def _number(number: Number, input: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
     """The operator's two arguments; what is no number, and an ``input`` that is no tensor, are the operator's errors."""
-    if isinstance(scale, torch.Tensor):
-        return 1.0, scale
-    return scalar(scale, input.device) if isinstance(input, torch.Tensor) else (1.0, None)
+    if isinstance(number, torch.Tensor):
+        return 1.0, number
+    return scalar(number, input.device) if isinstance(input, torch.Tensor) else (1.0, None)

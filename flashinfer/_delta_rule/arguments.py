@@ -69,11 +69,16 @@ def sigmoid_of(
     return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
 
 
+def can_be_looked_at(tensor: torch.Tensor) -> bool:
+    """Whether values cost nothing to look at: on the CPU, of a tensor that stands for nothing else."""
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
-    """On the CPU, where values can be looked at: a decay given as such, not as its logarithm."""
-    if gate is None or gate.device.type != "cpu" or torch.compiler.is_compiling() or not gate.numel():
-        return
-    if type(gate) is torch.Tensor and bool((gate > 0).any()):
+    """A decay given as such, not as its logarithm, is an error where that can be seen."""
+    if gate is not None and can_be_looked_at(gate) and bool((gate > 0).any()):
         raise mistake(function, name, "got numbers above 0, wanted natural logarithms of decays, which are not")
 
 

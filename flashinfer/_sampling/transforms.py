@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from .._ops.errors import check_one_device
 from .filters import top_k
 from .parameters import check_rows
 
@@ -34,22 +36,16 @@ def top_k_page_table_transform(
     Returns:
         ``[num_rows, k]`` int32 in the order of the places, -1 behind the last of rows shorter than ``k``.
     """
+    check_one_device("top_k_page_table_transform", (input, src_page_table, lengths, row_to_batch, row_starts))
     places, inside = _places("top_k_page_table_transform", input, lengths, k, row_starts)
-    for name, given in (("src_page_table", src_page_table), ("row_to_batch", row_to_batch)):
-        if given is not None and given.device != input.device:
-            raise ValueError(f"top_k_page_table_transform: {name}: got one on {given.device}, wanted {input.device}")
     check_rows("top_k_page_table_transform", "src_page_table", src_page_table)
     if src_page_table.dtype != torch.int32:
         raise TypeError(f"top_k_page_table_transform: src_page_table: got {src_page_table.dtype}, wanted torch.int32")
     rows = input.shape[0]
-    if row_to_batch is None and src_page_table.shape[0] != rows:
-        raise ValueError(
-            f"top_k_page_table_transform: src_page_table: got {src_page_table.shape[0]} rows, wanted {rows}, or row_to_batch"
-        )
-    if row_to_batch is not None and row_to_batch.shape != (rows,):
-        raise ValueError(
-            f"top_k_page_table_transform: row_to_batch: got shape {list(row_to_batch.shape)}, wanted [{rows}]"
-        )
+    if row_to_batch is None:
+        _check_size("top_k_page_table_transform", "src_page_table", src_page_table.shape[0], rows)
+    else:
+        _check_list("top_k_page_table_transform", "row_to_batch", row_to_batch, input)
     batch = torch.arange(rows, device=input.device) if row_to_batch is None else row_to_batch.long()
     taken = src_page_table[batch[:, None], places.clamp(max=src_page_table.shape[1] - 1)]
     return torch.where(inside, taken, -1)
@@ -78,6 +74,7 @@ def top_k_ragged_transform(
     Returns:
         ``[num_rows, k]`` int32 in ascending order, -1 behind the last of rows shorter than ``k``.
     """
+    check_one_device("top_k_ragged_transform", (input, offsets, lengths, row_starts))
     places, inside = _places("top_k_ragged_transform", input, lengths, k, row_starts)
     _check_list("top_k_ragged_transform", "offsets", offsets, input)
     return torch.where(inside, places + offsets[:, None], -1).int()
@@ -86,10 +83,16 @@ def top_k_ragged_transform(
 def _check_list(op: str, name: str, given: torch.Tensor, rows: torch.Tensor) -> None:
     if given.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{op}: {name}: got {given.dtype}, wanted torch.int32 or torch.int64")
-    if given.shape != rows.shape[:1]:
-        raise ValueError(f"{op}: {name}: got shape {list(given.shape)}, wanted [{rows.shape[0]}]")
-    if given.device != rows.device:
-        raise ValueError(f"{op}: {name}: got one on {given.device}, wanted {rows.device}")
+    if given.dim() != 1:
+        raise ValueError(f"{op}: {name}: got {given.dim()} dimensions, wanted 1")
+    _check_size(op, name, given.shape[0], rows.shape[0])
+
+
+def _check_size(op: str, name: str, got: int, wanted: int) -> None:
+    if is_dynamo_compiling():
+        torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
+    elif got != wanted:
+        raise ValueError(f"{op}: {name}: got {got} rows, wanted {wanted}")
 
 
 def _places(

@@ -1,4 +1,4 @@
-"""Renders the configuration header of a module (DESIGN: one source for every configuration)."""
+"""Renders the configuration header of a module."""
 
 from __future__ import annotations
 

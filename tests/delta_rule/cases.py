@@ -12,14 +12,14 @@ from flashinfer import delta_rule
 from ..support.cases import Case, Cases
 
 
-def arguments(device: str, tokens: int, grad: bool = False) -> dict[str, Any]:
-    q, k = (torch.randn(2, tokens, 3, 20, device=device) for _ in range(2))
+def arguments(device: str, tokens: int, grad: bool = False, batch: int = 2) -> dict[str, Any]:
+    q, k = (torch.randn(batch, tokens, 3, 20, device=device) for _ in range(2))
     given = dict(
         q=q,
         k=k / k.norm(dim=-1, keepdim=True),
-        v=torch.randn(2, tokens, 6, 24, device=device),
-        g=-torch.rand(2, tokens, 6, device=device),
-        beta=torch.rand(2, tokens, 6, device=device),
+        v=torch.randn(batch, tokens, 6, 24, device=device),
+        g=-torch.rand(batch, tokens, 6, device=device),
+        beta=torch.rand(batch, tokens, 6, device=device),
     )
     return {name: one.detach().requires_grad_(grad) for name, one in given.items()}
 
@@ -79,7 +79,7 @@ def output(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float | None = None
 
 def functions(device: str) -> dict[str, Case]:
     def step(tokens: int, *rows: int) -> dict[str, Any]:
-        q, k, v, *_ = (one.transpose(0, 1)[:, :1] for one in arguments(device, tokens).values())
+        q, k, v, *_ = arguments(device, 1, batch=tokens).values()
         heads = {name: torch.randn(6, device=device) for name in ("A_log", "dt_bias")}
         raw = {name: torch.randn(tokens, 1, 6, device=device) for name in ("a", "b")}
         return dict(q=q, k=k, v=v, state=torch.randn(tokens, 6, *rows, device=device)) | heads | raw
@@ -92,7 +92,7 @@ def functions(device: str) -> dict[str, Case]:
 
     given = ("q", "k", "v", "g", "beta")
     return {
-        "chunk_gated_delta_rule": Case(output, lambda tokens: arguments(device, tokens), ("scale",), given),
+        "chunk_gated_delta_rule": Case(output, lambda n: arguments(device, 5, batch=n), ("scale",), given),
         "gated_delta_rule_decode": Case(rows_first, lambda n: step(n, 20, 24), ("scale",), (), ("state",)),
         "gated_delta_rule_decode_pretranspose": Case(
             columns_first, lambda n: step(n, 24, 20), ("scale",), (), ("state",)

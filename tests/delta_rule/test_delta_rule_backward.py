@@ -37,7 +37,8 @@ def check(given, scale=0.3, l2norm=False, lengths=None, of=("o", "state")) -> No
     for one, other, leaf in zip(got, right, used, strict=True):
         assert other.square().mean() > 1e-8 or not other.numel()
         assert one.dtype == leaf.dtype
-        assert error(one, other) < (BOUNDS[dtype] if leaf.dtype == dtype else 1e-5 if dtype != torch.float64 else 1e-12)
+        bound = BOUNDS[dtype] if leaf.dtype == dtype else 1e-5 if dtype != torch.float64 else 1e-12
+        assert error(one, other) < (4 if l2norm else 1) * bound  # dy - y <y, dy> takes digits away
 
 
 SHAPES = [

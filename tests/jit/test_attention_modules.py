@@ -30,7 +30,7 @@ COMPARE = """
 import sys, torch
 from flashinfer.jit.load import load
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
-from tests.support.attention_modules import single, tensors
+from tests.support.attention_modules import NONE, single, tensors
 from tests.jit.test_attention_modules import COVERAGE
 family, device = sys.argv[1:]
 several = load(dispatching_spec(family, device, COVERAGE))
@@ -39,14 +39,14 @@ for dtypes in COVERAGE["dtypes"]:
     q_type, kv_type, _ = (getattr(torch, name) for name in dtypes.split(":"))
     q, k, v = tensors(torch.float32, "64", 1 if family == "decode" else 37, device=device)
     q, k, v = q.to(q_type), k.to(kv_type), v.to(kv_type)
-    first, second = (single(module, q, k, v, None, None, 0.125, 0.0) for module in (one, several))
+    first, second = (single(module, q, k, v, *NONE, 0.125, 0.0) for module in (one, several))
     assert one is not several and not first[0].isnan().any() and first[0].any()
     assert all(torch.equal(a, b) for a, b in zip(first, second)), dtypes
 half = [x.half() for x in tensors(torch.float32, "64", device=device)]
 wide = [x.half() for x in tensors(torch.float32, "128", device=device)]
 for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one, half, 0), (several, wide, 0), (several, half, 2)):
     try:
-        single(module, *inputs, None, None, 1.0, 0.0, variant=variant)
+        single(module, *inputs, *NONE, 1.0, 0.0, variant=variant)
     except RuntimeError as err:
         print(str(err).splitlines()[0])
 """
@@ -159,11 +159,11 @@ import sys, torch
 from flashinfer.jit import subscribe
 from flashinfer._ops.configured import load_configured
 from flashinfer.jit.modules._attention import attention_spec
-from tests.support.attention_modules import single, tensors
+from tests.support.attention_modules import NONE, single, tensors
 subscribe(lambda event: print(event, file=sys.stderr))
 for family, dtype, head_dims in (one.split(",") for one in sys.argv[1:]):
     module = load_configured(attention_spec(family, "cpu", f"{dtype}:{dtype}:{dtype}", head_dims, "default"))
-    out, lse = single(module, *tensors(getattr(torch, dtype), head_dims, kv_len=9), None, None, 0.1, 0.0)
+    out, lse = single(module, *tensors(getattr(torch, dtype), head_dims, kv_len=9), *NONE, 0.1, 0.0)
     assert not out.isnan().any()
     print(module.__name__.removeprefix("torch.ops."))
 """

@@ -32,9 +32,9 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     calls["layernorm_autograd"] = [(xg, wg, bg, EPS, None), (xg, wg, bg, 0.0, tensor)]
     eight, scale = torch.empty(6, 64, dtype=torch.float8_e4m3fn, device=device), torch.full((1,), 0.5, device=device)
     for number, given in ((0.5, None), (1.0, scale)):
-        calls.setdefault("rmsnorm_quant", []).append((eight.clone(), x, w, number, given, EPS, None))
+        calls.setdefault("rmsnorm_quant", []).append((eight.clone(), x, w, number, given, EPS, None, None))
         calls.setdefault("fused_add_rmsnorm_quant", []).append(
-            (eight.clone(), x, x.clone(), w, number, given, EPS, None)
+            (eight.clone(), x, x.clone(), w, number, given, EPS, None, None)
         )
     calls["rmsnorm_backward"] = [(x, x, w, None, EPS, None, 1.0), (x, x, w, x, 0.0, tensor, 0.0)]
     calls["layernorm_backward"] = [(x, x, w, EPS, None), (x, x, w.float(), 0.0, tensor)]
@@ -60,6 +60,18 @@ def functions(device: str) -> dict[str, Case]:
     cases["layernorm out"] = Case(
         layernorm, rows("input", "out", weights=affine), ("eps",), ("input", *affine), ("out",)
     )
+
+    def quantised(input: torch.Tensor, weight: torch.Tensor, scale: float = 0.5, eps: float = EPS) -> torch.Tensor:
+        out = torch.empty_like(input, dtype=torch.float8_e4m3fn)
+        return flashinfer.rmsnorm_quant(out, input, weight, scale, eps).view(torch.uint8)
+
+    def added(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+        out = torch.empty_like(input, dtype=torch.float8_e4m3fn)
+        flashinfer.fused_add_rmsnorm_quant(out, input, residual, weight, 0.5, eps)
+        return out.view(torch.uint8)
+
+    cases["rmsnorm_quant"] = Case(quantised, rows("input"), ("scale", "eps"))
+    cases["fused_add_rmsnorm_quant"] = Case(added, rows(*both), ("eps",), (), ("residual",))
     cases["rmsnorm_backward"] = Case(
         flashinfer.rmsnorm_backward, rows("grad", "input"), differentiable=("grad", "input")
     )

@@ -72,8 +72,19 @@ def functions(device: str) -> dict[str, Case]:
             **random,
         )
 
+    def scores(n: int) -> dict[str, Any]:
+        return dict(input=torch.randn(n, 40, device=device), lengths=torch.arange(n, device=device) % 41, k=5)
+
+    def entries(n: int) -> dict[str, Any]:
+        table = torch.arange(n * 40, dtype=torch.int32, device=device).view(n, 40)
+        return dict(scores(n), src_page_table=table)
+
     s = sampling
     return {
+        "top_k_page_table_transform": Case(s.top_k_page_table_transform, entries, ("k",)),
+        "top_k_ragged_transform": Case(
+            s.top_k_ragged_transform, lambda n: dict(scores(n), offsets=7 * torch.arange(n, device=device)), ("k",)
+        ),
         "softmax": Case(s.softmax, rows("logits", temperature=0.7), ("temperature",)),
         "sampling_from_logits": Case(s.sampling_from_logits, rows("logits", **random), ("seed", "offset")),
         "sampling_from_probs": Case(s.sampling_from_probs, rows("probs", seed=words[0], offset=words[1]), ()),

@@ -12,6 +12,7 @@ import torch
 from flashinfer import jit
 from flashinfer._attention.signature import Setting
 from flashinfer.jit.machine.toolchain import find_cxx, find_nvcc
+from flashinfer.jit.modules._attention import BUILTIN_TENSORS
 from flashinfer.jit.spec import TORCH_ABI
 from flashinfer.jit.template import render_config
 
@@ -104,6 +105,10 @@ def compiled(
     command = [*map(str, command), *defines, *includes, *torch_headers, *flags, str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr if done.returncode else ""
+
+
+# None of the tensors that the library's variants may be given.
+NONE = (None,) * len(BUILTIN_TENSORS)
 
 
 def single(

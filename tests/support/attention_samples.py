@@ -200,6 +200,7 @@ def _paged(device: str) -> dict[str, Sample]:
     shape, types = (HEADS, KV_HEADS, DIM, PAGE), dict(q_data_type=DTYPE)
     decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    sunk = flashinfer.BatchAttentionWithAttentionSinkWrapper(workspace(device))
     both, pod = flashinfer.BatchAttention(), flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
     cascade = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
     shared_decode = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(workspace(device))
@@ -248,6 +249,12 @@ def _paged(device: str) -> dict[str, Sample]:
         "BatchPrefillWithPagedKVCacheWrapper": Sample(
             lambda **inputs: paged.run(return_lse=True, **inputs), some_each,
             lambda n, **numbers: paged.plan(queries(n), *tables(n)[:3], *shape, causal=True, **types, **numbers),
+            ("k_scale", "v_scale"), ("sm_scale",),
+        ),
+        "BatchAttentionWithAttentionSinkWrapper": Sample(
+            lambda **inputs: sunk.run(return_lse=True, **inputs),
+            lambda n: dict(some_each(n), sinks=torch.randn(HEADS, device=device)),
+            lambda n, **numbers: sunk.plan(queries(n), *tables(n)[:3], *shape, causal=True, **types, **numbers),
             ("k_scale", "v_scale"), ("sm_scale",),
         ),
         "BatchAttention": Sample(

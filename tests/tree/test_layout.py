@@ -90,7 +90,8 @@ NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.
 @pytest.fixture
 def passed(pytestconfig: pytest.Config) -> Path | None:
     """Where digests of what compiled in earlier runs are."""
-    return None if pytestconfig.cache is None else Path(pytestconfig.cache.mkdir("headers"))
+    cache = getattr(pytestconfig, "cache", None)  # its plugin may be switched off
+    return None if cache is None else Path(cache.mkdir("headers"))
 
 
 @needs_gcc

@@ -213,7 +213,7 @@ class _Building:
             raise ClusterError(self._why_nobody())
 
     def _why_nobody(self) -> str:
-        names, backends = [one.spec.name for one in self.waiting], {one.spec.backend for one in self.waiting}
+        names, backends = sorted(one.spec.name for one in self.waiting), {one.spec.backend for one in self.waiting}
         wanted = "; ".join(f"{name}: {described(self.fleet.wanted[name])}" for name in sorted(backends))
         there = "; ".join(f"{at}: {one.why_not or 'does not answer'}" for at, one in self.workers.items())
         return (

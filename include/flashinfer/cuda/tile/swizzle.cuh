@@ -1,4 +1,5 @@
 // Where the chunks of a tile's rows lie in shared memory, so that no access of a warp meets the same banks twice.
+// TMA's and wgmma's own pattern is tma_swizzle in descriptor.cuh.
 #pragma once
 
 #include <cstdint>
