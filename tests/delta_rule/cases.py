@@ -92,7 +92,7 @@ def functions(device: str) -> dict[str, Case]:
 
     given = ("q", "k", "v", "g", "beta")
     return {
-        "chunk_gated_delta_rule": Case(output, lambda n: arguments(device, 5, batch=n), ("scale",), given),
+        "chunk_gated_delta_rule": Case(output, lambda n: arguments(device, 9, batch=n), ("scale",), given),
         "gated_delta_rule_decode": Case(rows_first, lambda n: step(n, 20, 24), ("scale",), (), ("state",)),
         "gated_delta_rule_decode_pretranspose": Case(
             columns_first, lambda n: step(n, 24, 20), ("scale",), (), ("state",)
