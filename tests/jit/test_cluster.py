@@ -261,6 +261,23 @@ def test_the_compilers_of_a_killed_worker_end_with_it(cluster, modules, tmp_path
     )
 
 
+def test_a_worker_that_leaves(cluster, modules, tmp_path):
+    """It says goodbye in the middle of a compile: the module goes to the other one, and nothing is lost."""
+    _, file = modules(6)
+    leaving = cluster.worker(seconds=0.8)
+    cluster.worker(seconds=0.8)
+    client = subprocess.Popen(
+        command(cluster, file, tmp_path / "out", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(),
+    )  # fmt: skip
+    until(lambda: len(cluster.compiled()) >= 2, 60, "both compile")
+    leaving.send_signal(signal.SIGTERM)
+    out, err = client.communicate(timeout=120)
+    assert client.returncode == 0 and {row["how"] for row in json.loads(out)} == {"built"}, err
+    assert len(list((tmp_path / "out").glob("*/*.so"))) == 6 and len(cluster.compiled()) <= 7
+    assert leaving.wait(timeout=60) is not None, "it has gone"
+
+
 def test_the_scheduler_goes(cluster, modules, tmp_path):
     _, file = modules(2)
     cluster.worker(seconds=60.75)
