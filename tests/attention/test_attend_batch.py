@@ -123,7 +123,9 @@ def check_gradients(out: torch.Tensor, leaves, mask: torch.Tensor | None, shape)
     want = torch.autograd.grad((logits.softmax(-1) @ v).transpose(1, 2), exact, grad.double())
     limit = 1e-5 if out.is_cpu else 1e-2
     for got, one in zip(torch.autograd.grad(out, leaves, grad), want, strict=True):
-        assert (got.double() - one).abs().max() <= limit * one.abs().max()
+        assert (got.double() - one).abs().max() <= limit * one.abs().max().clamp(
+            min=1
+        )  # one key alone has a gradient of 0
 
 
 @pytest.mark.parametrize("masked", [None, "one", "each", "keys"])

@@ -11,7 +11,8 @@ from flashinfer.errors import GradientError
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
 
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 3.2e-3, torch.float16: 4e-4, torch.float64: 1e-12}
+# Of half types what rounding may do to every element.
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-12}
 
 
 def run(given, **options):
