@@ -75,13 +75,13 @@ def command(cluster: Cluster, specs: Path, out: Path, *options: str) -> list[str
 
 
 def aot(cluster: Cluster, specs: Path, out: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(cluster, specs, out, *options),
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        timeout=120,
-    )
+    words, variables = command(cluster, specs, out, *options), environment(**variables)
+    return subprocess.run(words, capture_output=True, text=True, env=variables, timeout=120)
+
+
+def started(cluster: Cluster, specs: Path, out: Path) -> subprocess.Popen[str]:
+    pipe, words = subprocess.PIPE, command(cluster, specs, out, "--json")
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment())
 
 
 def alive(text: str) -> list[str]:
@@ -206,10 +206,7 @@ def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
     count = 4 * KILLS
     _, file = modules(count)
     workers = [cluster.worker(seconds=0.4) for _ in range(4)]
-    client = subprocess.Popen(
-        command(cluster, file, tmp_path / "out", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(),
-    )  # fmt: skip
+    client = started(cluster, file, tmp_path / "out")
     killed = 0
     until(lambda: len(cluster.compiled()) >= 2, 60, "compilers run")
     while killed < KILLS and client.poll() is None:
@@ -249,16 +246,12 @@ def test_a_client_that_ends_ends_all_compilers(how, cluster, modules, tmp_path):
 def test_the_compilers_of_a_killed_worker_end_with_it(cluster, modules, tmp_path):
     _, file = modules(1)
     slow = cluster.worker(seconds=61.5)
-    client = subprocess.Popen(
-        command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
-    )
+    client = started(cluster, file, tmp_path / "out")
     until(lambda: alive("sleep 61.5"), 60, "a compiler runs")
     os.kill(slow.pid, signal.SIGKILL)
     until(lambda: not alive("sleep 61.5"), 15, "it ends")
     cluster.worker()
-    assert b"1 built" in client.communicate(timeout=60)[0] and client.returncode == 0, (
-        "one that joins later has built it"
-    )
+    assert "1 built" in client.communicate(timeout=60)[1] and client.returncode == 0, "one that joined later built it"
 
 
 def test_a_worker_that_leaves(cluster, modules, tmp_path):
@@ -266,10 +259,7 @@ def test_a_worker_that_leaves(cluster, modules, tmp_path):
     _, file = modules(6)
     leaving = cluster.worker(seconds=0.8)
     cluster.worker(seconds=0.8)
-    client = subprocess.Popen(
-        command(cluster, file, tmp_path / "out", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(),
-    )  # fmt: skip
+    client = started(cluster, file, tmp_path / "out")
     until(lambda: len(cluster.compiled()) >= 2, 60, "both compile")
     leaving.send_signal(signal.SIGTERM)
     out, err = client.communicate(timeout=120)
