@@ -29,7 +29,7 @@ void normalize(const Check& check, const Tensor& out, const Tensor& input, const
   check.rank(x, 1, 16);
   check.floating(x);
   check.shape(w, {x.size(-1)});
-  check.dtype(y, {DType::kFloat8E4M3, DType::kFloat8E5M2});
+  check.dtype(y, {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
   for (const View* arg : {&r, &y}) check.same_shape(*arg, x);
   for (const View* arg : {&r, &w}) check.same_dtype(*arg, x);
   for (const View* arg : {&r, &w, &y}) check.same_device(*arg, x);

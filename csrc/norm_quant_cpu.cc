@@ -7,9 +7,12 @@
 namespace flashinfer {
 
 void rms_norm_quant(const RmsNormQuantParams& params, const Launch&) {
-  const bool is_e5m2 = params.output_dtype == DType::kFloat8E5M2;
-  DISPATCH_dtype(params.dtype, T,
-                 is_e5m2 ? cpu::rms_norm_quant<T, fp8_e5m2_t>(params) : cpu::rms_norm_quant<T, fp8_e4m3_t>(params))
+  DISPATCH_dtype(
+      params.dtype, T, switch (params.output_dtype) {
+        case DType::kInt8: return cpu::rms_norm_quant<T, int8_t>(params);
+        case DType::kFloat8E5M2: return cpu::rms_norm_quant<T, fp8_e5m2_t>(params);
+        default: return cpu::rms_norm_quant<T, fp8_e4m3_t>(params);
+      })
 }
 
 }  // namespace flashinfer

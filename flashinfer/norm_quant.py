@@ -50,8 +50,8 @@ def rmsnorm_quant(
     """RMSNorm, then quantisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale`` in eight bits.
 
     Args:
-        out: float8_e4m3fn or float8_e5m2 of ``input``'s shape, to be written: rounded to nearest, ties to even, and clamped to
-            the finite numbers of its dtype; NaN stays NaN.
+        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, to be written: rounded to nearest, ties to even, and
+            clamped to the finite numbers of its dtype; NaN stays NaN, and is 0 in int8.
         input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
             dimensions can express.
         weight: ``[hidden_size]``, same dtype.

@@ -9,7 +9,7 @@ from flashinfer.errors import GradientError
 from flashinfer.norm import fused_add_rmsnorm_quant, rmsnorm_quant
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-EIGHT = [torch.float8_e4m3fn, torch.float8_e5m2]
+EIGHT = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 EPS = 1e-5
 
 
@@ -22,10 +22,18 @@ def normed(x: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * weight.double() / scale
 
 
+def information(dtype: torch.dtype) -> torch.finfo | torch.iinfo:
+    return torch.iinfo(dtype) if dtype == torch.int8 else torch.finfo(dtype)
+
+
 def assert_rounded(got: torch.Tensor, want: torch.Tensor) -> None:
     """To nearest: no farther than half a step of the format, which is at least that of its subnormal numbers."""
-    info = torch.finfo(got.dtype)
-    want = want.clamp(-info.max, info.max)
+    info = information(got.dtype)
+    want = want.clamp(info.min, info.max)
+    if got.dtype == torch.int8:
+        error = (got.double() - want).abs()
+        assert bool((error <= 0.5001).all()), f"off by {error.max()}"
+        return
     step = torch.maximum(torch.exp2(want.abs().log2().floor()) * info.eps, torch.tensor(info.tiny * info.eps))
     error = (got.double() - want).abs()
     assert bool((error <= step.to(error.device) * 0.501).all()), f"off by {error.max()}"
@@ -53,8 +61,9 @@ def test_large_values_are_clamped_and_nan_stays(quantized, device):
     x[0, ::2], x[1, 3] = -1, float("nan")
     out = torch.zeros(2, 64, device=device).to(quantized)
     rmsnorm_quant(out, x, torch.ones(64, device=device), 1e-9)
-    assert torch.equal(out[0].float(), x[0] * torch.finfo(quantized).max)
-    assert bool(out[1].float().isnan().all())
+    info = information(quantized)
+    assert torch.equal(out[0].float(), torch.where(x[0] > 0, info.max, info.min).float())
+    assert bool((out[1] == 0).all() if quantized == torch.int8 else out[1].float().isnan().all())
 
 
 def test_strides(device):
@@ -80,7 +89,7 @@ def test_mistakes(device):
     x, weight = torch.ones(4, 64, device=device), torch.ones(64, device=device)
     out = torch.zeros(4, 64, device=device).to(torch.float8_e4m3fn)
     for error, message, args in (
-        (TypeError, "out: got float32, wanted float8_e4m3fn or float8_e5m2", (x.clone(), x, weight, 1.0)),
+        (TypeError, "out: got float32, wanted float8_e4m3fn or float8_e5m2 or int8", (x.clone(), x, weight, 1.0)),
         (ValueError, r"out: got shape \[2, 64\], wanted \[4, 64\]", (out[:2], x, weight, 1.0)),
         (ValueError, r"weight: got shape \[32\], wanted \[64\]", (out, x, weight[:32], 1.0)),
         (ValueError, "scale: got no positive number", (out, x, weight, 0.0)),

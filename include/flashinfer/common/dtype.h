@@ -43,7 +43,8 @@ enum class DType : int32_t {
   kFloat8E5M2,
   kUInt16,
   kUInt32,
-  kFloat64
+  kFloat64,
+  kInt8
 };
 
 constexpr const char* to_string(DType dtype) {
@@ -55,6 +56,7 @@ constexpr const char* to_string(DType dtype) {
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
     case DType::kUInt8: return "uint8";
+    case DType::kInt8: return "int8";
     case DType::kBool: return "bool";
     case DType::kFloat8E4M3: return "float8_e4m3fn";
     case DType::kFloat8E5M2: return "float8_e5m2";

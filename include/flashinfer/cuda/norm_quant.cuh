@@ -8,10 +8,11 @@
 
 namespace flashinfer::cuda {
 
-// Eight bits of a float: rounded to nearest, ties to even, clamped to the finite numbers; NaN stays NaN.
-__device__ __forceinline__ uint8_t quantize(float value, bool is_e5m2) {
-  return is_e5m2 ? __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E5M2)
-                 : __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+// Eight bits of a float: rounded to nearest, ties to even, clamped to the finite numbers; NaN stays NaN, as an integer
+// 0.
+__device__ __forceinline__ uint8_t quantize(float value, DType dtype) {
+  if (dtype == DType::kInt8) return static_cast<uint8_t>(max(-128, min(127, __float2int_rn(value))));
+  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
 }
 
 template <typename T, bool kWithResidual>
@@ -55,7 +56,6 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_quant_kernel(const RmsNo
   }
   const float scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
   const auto rcp_scale = static_cast<float>(p.rcp_scale());
-  const bool is_e5m2 = p.output_dtype == DType::kFloat8E5M2;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_quant_kernel(const RmsNo
     Vec<uint8_t, kN> result;
 #pragma unroll
     for (int j = 0; j < kN; ++j)
-      result.at[j] = quantize((kWithResidual ? kept[i][j] : values[j]) * scale * weights[j] * rcp_scale, is_e5m2);
+      result.at[j] =
+          quantize((kWithResidual ? kept[i][j] : values[j]) * scale * weights[j] * rcp_scale, p.output_dtype);
     store_vec(out + vec * kN, result);
   }
 }
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_quant_any_kernel(const R
       x += to_float(res[i]);
       res[i] = from_float<T>(x);
     }
-    out[i] = quantize(x * scale * to_float(weight[i]) * rcp_scale, p.output_dtype == DType::kFloat8E5M2);
+    out[i] = quantize(x * scale * to_float(weight[i]) * rcp_scale, p.output_dtype);
   }
 }
 

@@ -7,10 +7,10 @@ using namespace driver;
 
 constexpr int64_t kRows = 5, kStride = 1200;
 
-// A type of eight bits: of its mantissa, the exponent of its least normal number, its largest number.
+// A type of eight bits: of its mantissa, the exponent of its least normal number, its ends.
 struct Format {
   int mantissa, least;
-  double most;
+  double most, least_number = -most;
 
   // How far a number lies from the nearest one of the type at most.
   double half_unit(double number) const {
@@ -23,6 +23,21 @@ template <typename Q>
 constexpr Format kFormat = {3, -6, 448};
 template <>
 inline constexpr Format kFormat<fp8_e5m2_t> = {2, -14, 57344};
+template <>
+inline constexpr Format kFormat<int8_t> = {7, 7, 127, -128};  // its unit is 1 everywhere
+
+template <typename Q>
+constexpr double kNan = std::is_same_v<Q, int8_t> ? 0 : NAN;
+template <typename Q>
+constexpr double kUnwritten = std::is_same_v<Q, int8_t> ? -1 : NAN;
+
+template <typename Q>
+double number_of(Q x) {
+  if constexpr (std::is_same_v<Q, int8_t>)
+    return x;
+  else
+    return value(x);
+}
 
 // With `by_tensor`, eps and the scale are read from memory. One row has a NaN: its result is nothing else.
 template <typename T, typename Q>
@@ -52,12 +67,12 @@ void quantised(int64_t n, bool with_residual, bool by_tensor, float scale) {
     const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + eps) / scale;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = row * kStride + i;
-      const double most = kFormat<Q>.most, exact = x[i] * factor * value(weight[i]);
-      const double want = std::isnan(exact) ? exact : std::clamp(exact, -most, most);
+      const double exact = x[i] * factor * value(weight[i]);
+      const double want = std::isnan(exact) ? kNan<Q> : std::clamp(exact, kFormat<Q>.least_number, kFormat<Q>.most);
       const double bound = std::isnan(exact) ? 0 : kFormat<Q>.half_unit(want) + 1e-6 * std::fabs(want);
-      check("rms_norm_quant", at, value(output[at]), want, bound);
+      check("rms_norm_quant", at, number_of(output[at]), want, bound);
     }
-    check("behind a row", row, value(output[row * kStride + n]), NAN, 0);
+    check("behind a row", row, number_of(output[row * kStride + n]), kUnwritten<Q>, 0);
     if (with_residual && n < kStride) {
       const int64_t at = row * kStride + n;
       check("residual behind a row", at, value(residual[at]), value(before[at]), 0);
@@ -74,5 +89,7 @@ void of_type(int64_t n, float small) {
 }
 
 void run() {
-  for (const int64_t n : {1, 8, 67, 1163}) of_type<fp8_e4m3_t>(n, 0.003f), of_type<fp8_e5m2_t>(n, 2e-5f);
+  for (const int64_t n : {1, 8, 67, 1163}) {
+    of_type<fp8_e4m3_t>(n, 0.003f), of_type<fp8_e5m2_t>(n, 2e-5f), of_type<int8_t>(n, 0.003f);
+  }
 }

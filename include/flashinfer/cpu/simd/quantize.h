@@ -1,4 +1,5 @@
-// Floats as numbers of eight bits: rounded to nearest, ties to even, clamped to the finite ones; NaN stays NaN.
+// Floats as numbers of eight bits: rounded to nearest, ties to even, clamped to the finite ones; NaN stays NaN, and is
+// 0 where the numbers are integers.
 #pragma once
 
 #include <flashinfer/cpu/simd/vec.h>
@@ -36,6 +37,15 @@ inline void store_quantized(T* to, vfloat value, int count) {
   const vuint number = ((kept - Format::kLeastExponent) << Format::kMantissa) + rounded;
   const vuint result = sign | (number & ~is_nan) | (0x7fu & is_nan);
   for (int lane = 0; lane < count; ++lane) to[lane].bits = static_cast<uint8_t>(result[lane]);
+}
+
+inline void store_quantized(int8_t* to, vfloat value, int count) {
+  const vfloat number = select(bit_cast<vint>(value == value), value, splat(0.0f));
+  const vfloat low = select(bit_cast<vint>(number < splat(-128.0f)), splat(-128.0f), number);
+  const vfloat clamped = select(bit_cast<vint>(low > splat(127.0f)), splat(127.0f), low);
+  // The last bit of 1.5 * 2^23 is a unit: the sum's last bits are the integer.
+  const vuint bits = bit_cast<vuint>(clamped + splat(12582912.0f));
+  for (int lane = 0; lane < count; ++lane) to[lane] = static_cast<int8_t>(bits[lane] & 0xffu);
 }
 
 }  // namespace flashinfer::cpu
