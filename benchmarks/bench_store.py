@@ -54,7 +54,7 @@ KEYS = """
 import json, sys, time
 import flashinfer.jit.store as store
 from flashinfer.jit.modules import Matrix, matrix_specs
-from flashinfer.jit.module import family_spec
+from flashinfer.jit.modules._family import family_spec
 begin = time.perf_counter()
 families = [spec.name.rsplit("_", 1) for spec in matrix_specs(Matrix())]
 names = sorted({(name.split("_")[0], backend) for name, backend in families})

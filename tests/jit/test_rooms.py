@@ -9,7 +9,7 @@ import pytest
 JIT = Path(__file__).resolve().parents[2] / "flashinfer" / "jit"
 # A room -> its files or folders, the lines that it is to have, and those that it has no right to pass until then.
 ROOMS = {
-    "core": ("module spec closure template ninja store artifact publish build run load", 1300, 1408),
+    "core": ("module spec closure template ninja store artifact publish build run load", 1300, 1355),
     "machine": ("machine/", 450, 476),
     "host and worker": ("host/ worker/", 600, 656),
     "rest": ("__init__ events capture frozen probe", 250, 250),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer.jit import gen_jit_spec
-from flashinfer.jit.module import JitSpec, family_spec
+from flashinfer.jit.module import JitSpec
+from flashinfer.jit.modules._family import family_spec
 from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.spec import digest
 

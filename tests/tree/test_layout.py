@@ -16,8 +16,8 @@ import pytest
 
 import flashinfer
 from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level
-from flashinfer.jit.module import kernels_of
 from flashinfer.jit.modules import Matrix, families, family
+from flashinfer.jit.modules._family import kernels_of
 
 from ..support.headers import chains, compile_each, included, includes
 

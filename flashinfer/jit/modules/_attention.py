@@ -16,9 +16,10 @@ from pathlib import Path
 
 from ... import env
 from ..closure import closure
-from ..module import JitSpec, family_spec, kernels_of
+from ..module import JitSpec
 from ..spec import Value, digest
 from . import DTYPE_AXIS, Axis, Matrix, Values, one_of, some_of, words
+from ._family import family_spec, kernels_of
 
 HOPPER = "sm90a"  # kernels for Hopper alone, which prefill has; see _attention/kernels.py for what they serve
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

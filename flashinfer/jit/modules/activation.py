@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..module import JitSpec, family_spec
+from ..module import JitSpec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Matrix, device_of, subset
+from ._family import family_spec
 
 AXES = (DTYPE_AXIS,)
 # Name of the function -> its functor in include/flashinfer/common/activation.h.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..module import JitSpec, family_spec, kernels_of
+from ..module import JitSpec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Matrix, device_of, subset
+from ._family import family_spec, kernels_of
 
 AXES = (DTYPE_AXIS,)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64

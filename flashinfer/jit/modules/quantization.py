@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..module import JitSpec, family_spec
+from ..module import JitSpec
 from . import Matrix, device_of
+from ._family import family_spec
 
 
 def gen_quantization_module(device: object = None) -> JitSpec:

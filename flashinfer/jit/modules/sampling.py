@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..module import JitSpec, family_spec
+from ..module import JitSpec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Matrix, device_of, subset
+from ._family import family_spec
 
 AXES = (DTYPE_AXIS,)
 

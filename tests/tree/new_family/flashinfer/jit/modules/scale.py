@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..module import JitSpec, family_spec, kernels_of
+from ..module import JitSpec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Axis, Matrix, device_of, some_of, subset
+from ._family import family_spec, kernels_of
 
 POWERS = ("1", "2", "3")
 AXES = (DTYPE_AXIS, Axis("powers", POWERS[:2], some_of(*POWERS), "how often scaled() multiplies"))
