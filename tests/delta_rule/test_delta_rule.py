@@ -11,12 +11,12 @@ from flashinfer.errors import GradientError
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
 
-# Relative errors of an output and of a state.
+# Relative errors of an output and of a state; of half types, what rounding may do to every element.
 BOUNDS = {
     torch.float64: (1e-12, 1e-12),
     torch.float32: (1e-5, 1e-5),
-    torch.bfloat16: (2.5e-3, 1e-5),
-    torch.float16: (3.2e-4, 1e-5),
+    torch.bfloat16: (4e-3, 1e-5),
+    torch.float16: (5e-4, 1e-5),
 }
 
 
@@ -187,10 +187,9 @@ def test_step(v_first, state_dtype, device):
     )  # fmt: skip
     assert got is out and got.equal(kept) and got[1].eq(0).all()
     own = [0, 2, 3]
-    assert error(got[own], want[own]) < 2.5e-3
+    assert error(got[own], want[own]) < BOUNDS[torch.bfloat16][0]
     read = (lambda x: x.mT) if v_first else (lambda x: x)
-    bound = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 4e-4}[state_dtype]
-    assert error(read(pool)[indices[own]], last[own]) < bound
+    assert error(read(pool)[indices[own]], last[own]) < BOUNDS[state_dtype][0]
     assert snapshots[own, 2].equal(pool[indices[own]]) and snapshots[:, 3:].eq(7).all() and snapshots[1].eq(7).all()
     others = [i for i in range(slots) if i not in indices[own].tolist()]
     assert pool[others].equal(before[others])
