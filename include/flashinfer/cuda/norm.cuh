@@ -27,10 +27,28 @@ __device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, con
   return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + ScaleOf<T>(eps.get()));
 }
 
+// What a kernel makes of normalised values: elements of the input's type. The parameters are read once a thread.
+template <typename T>
+struct RmsNormOutput {
+  using Params = RmsNormParams;
+  using Element = T;
+  ScaleOf<T> weight_offset;
+
+  __device__ explicit RmsNormOutput(const Params& p) : weight_offset(p.weight_offset) {}
+  template <int kN>
+  __device__ __forceinline__ Vec<Element, kN> operator()(const float (&x)[kN], ScaleOf<T> scale,
+                                                         const float (&weights)[kN]) const {
+    float values[kN];
+#pragma unroll
+    for (int j = 0; j < kN; ++j) values[j] = x[j] * scale * (weights[j] + weight_offset);
+    return Vec<Element, kN>::from_floats(values);
+  }
+};
+
 // kVecs: vectors that a thread holds. With few of them there are registers for the weights, too, which then come while
 // the row is summed.
-template <typename T, bool kWithResidual, int kVecs>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
+template <typename T, typename Output, bool kWithResidual, int kVecs>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Output::Params p) {
   constexpr int kN = kVecBytes / sizeof(T);
   constexpr bool kWeightsEarly = kVecs == kFewVecs;
   using V = Vec<T, kN>;
@@ -40,7 +58,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
   const int num_vecs = active ? p.hidden_size / kN : 0;
   const T* in = static_cast<const T*>(p.input) + (active ? p.input_rows.offset(row) : 0);
   T* res = kWithResidual ? static_cast<T*>(p.residual) + (active ? p.residual_rows.offset(row) : 0) : nullptr;
-  T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
+  auto* out = static_cast<typename Output::Element*>(p.output) + (active ? p.output_rows.offset(row) : 0);
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
@@ -74,6 +92,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
     for (int j = 0; j < kN; ++j) squares += values[j] * values[j];
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const Output output(p);
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -85,20 +104,21 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormPara
       load_vec<T, kN>(weight + vec * kN).to_floats(weights);
     }
     if constexpr (!kWithResidual) x[i].to_floats(values);
-#pragma unroll
-    for (int j = 0; j < kN; ++j)
-      values[j] = (kWithResidual ? kept[i][j] : values[j]) * scale * (weights[j] + ScaleOf<T>(p.weight_offset));
-    store_vec(out + vec * kN, V::from_floats(values));
+    if constexpr (kWithResidual) {
+      store_vec(out + vec * kN, output(kept[i], scale, weights));
+    } else {
+      store_vec(out + vec * kN, output(values, scale, weights));
+    }
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNormParams p) {
+template <typename T, typename Output>
+__global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const typename Output::Params p) {
   __shared__ __align__(16) float partial[32];
   const int64_t row = blockIdx.x;
   const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
   T* res = p.residual ? static_cast<T*>(p.residual) + p.residual_rows.offset(row) : nullptr;
-  T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
+  auto* out = static_cast<typename Output::Element*>(p.output) + p.output_rows.offset(row);
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
@@ -109,13 +129,15 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const RmsNorm
     squares += x * x;
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const Output output(p);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
-    float x = to_float(in[i]);
+    float x[1] = {to_float(in[i])};
     if (res) {
-      x += to_float(res[i]);
-      res[i] = from_float<T>(x);
+      x[0] += to_float(res[i]);
+      res[i] = from_float<T>(x[0]);
     }
-    out[i] = from_float<T>(x * scale * (to_float(weight[i]) + ScaleOf<T>(p.weight_offset)));
+    const float weights[1] = {to_float(weight[i])};
+    out[i] = output(x, scale, weights).at[0];
   }
 }
 
@@ -240,12 +262,14 @@ void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Para
   launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
 }
 
-template <typename T>
-void rms_norm(const RmsNormParams& p, const Launch& where) {
-  launch_rows<T>(p.residual ? rms_norm_kernel<T, true, kVecsPerThread> : rms_norm_kernel<T, false, kVecsPerThread>,
-                 p.residual ? rms_norm_kernel<T, true, kFewVecs> : rms_norm_kernel<T, false, kFewVecs>,
-                 rms_norm_any_kernel<T>, p, where, {p.input, p.residual, p.weight, p.output}, p.input_rows,
-                 p.residual_rows, p.output_rows);
+// A vector of inputs is one of outputs, of elements that may be smaller: strides that keep the one aligned keep both.
+template <typename T, typename Output = RmsNormOutput<T>>
+void rms_norm(const typename Output::Params& p, const Launch& where) {
+  launch_rows<T>(
+      p.residual ? rms_norm_kernel<T, Output, true, kVecsPerThread> : rms_norm_kernel<T, Output, false, kVecsPerThread>,
+      p.residual ? rms_norm_kernel<T, Output, true, kFewVecs> : rms_norm_kernel<T, Output, false, kFewVecs>,
+      rms_norm_any_kernel<T, Output>, p, where, {p.input, p.residual, p.weight, p.output}, p.input_rows,
+      p.residual_rows, p.output_rows);
 }
 
 template <typename T>
