@@ -22,6 +22,7 @@ from . import gemm as gemm
 from . import integrations as integrations
 from . import jit as jit
 from . import logits_processor as logits_processor
+from . import mamba as mamba
 from . import mla as mla
 from . import norm as norm
 from . import norm_backward as norm_backward
@@ -90,6 +91,8 @@ from .logits_processor import TopK as TopK
 from .logits_processor import TopP as TopP
 from .logits_processor import compile_pipeline as compile_pipeline
 from .logits_processor import legalize_processors as legalize_processors
+from .mamba import gen_mamba_module as gen_mamba_module
+from .mamba import selective_state_update as selective_state_update
 from .mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPagedKVCacheWrapper
 from .mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
 from .mla import gen_batch_decode_mla_module as gen_batch_decode_mla_module

@@ -12,9 +12,9 @@ struct PhiloxBlock {
   uint32_t words[4];
 };
 
-FLASHINFER_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key_low, uint32_t key_high) {
+FLASHINFER_HD PhiloxBlock philox4x32(PhiloxBlock counter, uint32_t key_low, uint32_t key_high, int rounds) {
   uint32_t* c = counter.words;
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * c[0], b = uint64_t{0xCD9E8D57u} * c[2];
     const uint32_t first = static_cast<uint32_t>(b >> 32) ^ c[1] ^ key_low;
     const uint32_t third = static_cast<uint32_t>(a >> 32) ^ c[3] ^ key_high;
@@ -22,6 +22,10 @@ FLASHINFER_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key_low, u
     key_low += 0x9E3779B9u, key_high += 0xBB67AE85u;
   }
   return counter;
+}
+
+FLASHINFER_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key_low, uint32_t key_high) {
+  return philox4x32(counter, key_low, key_high, 10);
 }
 
 // A uniform number of 53 bits: u = result * 2^-53 lies in [0, 1). The counter's words are offset, row and draw.

@@ -1,0 +1,155 @@
+"""Mamba: the step of decoding of its state space model, on a pool of states that is changed in place.
+
+Of a sequence, a head and a row of the head's state, for each token::
+
+    d = softplus(dt + dt_bias);  s = exp(d A) s + d x B;  y = s . C + D x;  y = y silu(z)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._ops.declare import define
+from ._ops.errors import check_dense
+from ._ops.route import without_gradient
+from .errors import UnsupportedError
+from .jit.modules.mamba import gen_mamba_module
+
+__all__ = ["gen_mamba_module", "selective_state_update"]
+
+_NAME = "selective_state_update"
+ALGORITHMS = ("auto", "simple", "vertical", "horizontal")
+
+_update = define(
+    f"{_NAME}(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z,"
+    " Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, Tensor? dst_state_batch_indices, int pad_slot_id,"
+    " Tensor(b!) out, bool update_state, Tensor(c!)? intermediate_states_buffer, Tensor? intermediate_state_indices,"
+    " Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens) -> ()",
+    gen_mamba_module,
+    lambda *_: None,
+    general=without_gradient(_NAME, "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out"),
+    needs=lambda spec, _, x, *rest: {"dtype": (str(x.dtype).removeprefix("torch."),)},
+)
+
+
+def _mistake(argument: str, text: str) -> ValueError:
+    return ValueError(f"{_NAME}: {argument}: {text}")
+
+
+def _rank(name: str, tensor: torch.Tensor, wanted: int, heads: bool) -> torch.Tensor:
+    """A tensor with its heads, of which a state without has one."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
+    if tensor.dim() != wanted:
+        raise _mistake(name, f"got {tensor.dim()} dimensions, wanted {wanted} beside this state and x")
+    if heads:
+        return tensor
+    return tensor.unsqueeze(0) if name in ("A", "D", "dt_bias") else tensor.unsqueeze(-2)
+
+
+def selective_state_update(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: torch.Tensor | None = None,
+    pad_slot_id: int = -1,
+    state_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    intermediate_state_indices: torch.Tensor | None = None,
+    intermediate_state_scales: torch.Tensor | None = None,
+    rand_seed: torch.Tensor | None = None,
+    philox_rounds: int = 10,
+    cache_steps: int = 0,
+    algorithm: str = "auto",
+    dst_state_batch_indices: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    num_accepted_tokens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Takes one token of each sequence, or a few, into states of Mamba or Mamba-2. Computed in float32.
+
+    Args:
+        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, of which each slot is contiguous; dstate is
+            at most 256. Changed in place.
+        x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` beside ``cu_seqlens``;
+            float32, float16 or bfloat16, the last dimension contiguous.
+        dt: x's shape, any float dtype and strides. Where it, A and dt_bias have stride 0 in their last dimensions, as
+            Mamba-2 has, a head has one decay; else each element of a state has its own.
+        A: ``[heads, dim, dstate]``.
+        B, C: as x, with ``[groups, dstate]`` last; heads are a multiple of groups. x's dtype.
+        D, dt_bias: ``[heads, dim]``, or ``None``.
+        z: as x, a gate, or ``None``.
+        dt_softplus: whether the step is ``softplus(dt + dt_bias)``.
+        state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its number.
+            ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the last accepted.
+        pad_slot_id: of a sequence in this slot, or in one that the pool does not have, nothing is read or written but
+            out, which is 0.
+        state_scale, intermediate_state_scales: have no kernel, for states of 8 bits or integers.
+        out: as x; made where not given.
+        disable_state_update: leaves the pool as it was.
+        intermediate_states_buffer: ``[buffers, cache_steps, heads, dim, dstate]``, contiguous, of the state's dtype,
+            receives the state after each token.
+        intermediate_state_indices: ``[sequences]``, the buffer of each; ``None``: the number of its slot.
+        rand_seed: ``[1]`` int64: states of 16 bits are rounded up or down at random, so that their expectation is exact.
+        philox_rounds: of the random numbers, 1 to 10.
+        cache_steps: columns of the indices or steps of the buffer; their shapes say it.
+        algorithm: ``"auto"``, ``"simple"``, ``"vertical"`` or ``"horizontal"``: accepted, one kernel serves all.
+        dst_state_batch_indices: the slots that last states go to; ``None``: as ``state_batch_indices``.
+        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of sequences that lie behind each other. On CUDA its
+            values are never read on the host.
+        num_accepted_tokens: ``[sequences]``, of the step before: the state is taken from column
+            ``num_accepted_tokens - 1`` of ``state_batch_indices``, and the state after token t goes to column t.
+
+    A state may have no heads, ``[slots, dim, dstate]``: then x is ``[batch, dim]``, A ``[dim, dstate]``, B and C
+    ``[batch, dstate]``, D and dt_bias ``[dim]``.
+
+    Returns:
+        ``out``, of x's shape.
+
+    Raises:
+        ValueError: shapes, strides or devices that do not fit.
+        TypeError: dtypes that do not fit.
+        UnsupportedError: scales of states.
+        GradientError: a tensor wants a gradient.
+
+    Source: Dao, Gu: Transformers are SSMs, 2024.
+    """
+    if state_scale is not None or intermediate_state_scales is not None:
+        raise UnsupportedError(f"{_NAME}: state_scale: states with scales have no kernel, wanted float ones without")
+    if algorithm not in ALGORITHMS:
+        raise _mistake("algorithm", f"got {algorithm!r}, wanted one of {', '.join(ALGORITHMS)}")
+    for name, tensor in (("state", state), ("x", x)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
+        check_dense(_NAME, [name], [tensor])
+    if state.dim() not in (3, 4):
+        raise _mistake("state", f"got {state.dim()} dimensions, wanted 4, or 3 without heads")
+    heads = state.dim() == 4
+    rank = x.dim()
+    if rank not in ((3, 4) if heads and cu_seqlens is None else (3,) if heads else (2,)):
+        raise _mistake("x", f"got {rank} dimensions, wanted 3, or 4 without cu_seqlens, or 2 beside a state of 3")
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+
+    def tokens(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = _rank(name, tensor, rank, heads)
+        return tensor if rank == 4 else tensor.unsqueeze(0 if cu_seqlens is not None else 1)
+
+    def of_heads(name: str, tensor: torch.Tensor | None, wanted: int) -> torch.Tensor | None:
+        return None if tensor is None else _rank(name, tensor, wanted - (not heads), heads)
+
+    _update(
+        state if heads else state.unsqueeze(1), tokens("x", x), tokens("dt", dt), of_heads("A", A, 3), tokens("B", B),
+        tokens("C", C), of_heads("D", D, 2), None if z is None else tokens("z", z), of_heads("dt_bias", dt_bias, 2),
+        dt_softplus, state_batch_indices, dst_state_batch_indices, pad_slot_id, tokens("out", result),
+        not disable_state_update, intermediate_states_buffer, intermediate_state_indices, rand_seed, philox_rounds,
+        cu_seqlens, num_accepted_tokens,
+    )  # fmt: skip
+    return result

@@ -1,0 +1,247 @@
+// A step of Mamba's state space model on CUDA: a block has some rows of a head's state in registers, reads them once,
+// takes all tokens into them, and writes them once.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/common/mamba.h>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kStateThreads = 128;
+constexpr int kStateFloats = 32;  // of a state, in a thread; fewer where a thread has one element at a time
+
+__device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_t at) {
+  if (numbers.dtype == DType::kFloat32) return static_cast<const float*>(numbers.data)[at];
+  if (numbers.dtype == DType::kFloat16) return to_float(static_cast<const half_t*>(numbers.data)[at]);
+  return to_float(static_cast<const bfloat16_t*>(numbers.data)[at]);
+}
+
+// kN elements that may be wider together than one access.
+template <typename T, int kN>
+__device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
+  constexpr int kMost = kVecBytes / static_cast<int>(sizeof(T)), kPart = kN < kMost ? kN : kMost;
+#pragma unroll
+  for (int i = 0; i < kN; i += kPart) {
+    const Vec<T, kPart> vec = load_vec<T, kPart>(from + i);
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) to[i + j] = to_float(vec.at[j]);
+  }
+}
+
+// Sums of kRows rows over kLanes neighbouring lanes in a fixed order: lanes halve the rows that they have while there
+// are several. Returns the sum of row `row`, which each lane with the same `row` has.
+template <int kRows, int kLanes>
+__device__ __forceinline__ float fold_rows(float (&values)[kRows], int& row) {
+  const int lane = threadIdx.x % kLanes;
+  int by = kLanes / 2;
+  row = 0;
+#pragma unroll
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    const bool upper = lane & by;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float given = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
+      values[i] = kept + __shfl_xor_sync(kAllLanes, given, by);
+    }
+    row += upper ? half : 0;
+    by /= 2;
+  }
+  float total = values[0];
+  for (; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
+  return total;
+}
+
+// Called, not inlined: random numbers take more registers than all the rest.
+template <typename S>
+__device__ __noinline__ S rounded_at_random(const StateUpdateParams& p, float value, int64_t element, int64_t token) {
+  if constexpr (std::is_same_v<S, float>) {
+    return value;
+  } else {
+    const PhiloxBlock words = rounding_words(static_cast<uint64_t>(*p.seed), element / 4, token, p.rounds);
+    const int at = static_cast<int>(element % 4);
+    const uint32_t word =
+        at < 2 ? (at == 0 ? words.words[0] : words.words[1]) : (at == 2 ? words.words[2] : words.words[3]);
+    return from_float<S>(__is_same(S, half_t) ? stochastic_half(value, word) : stochastic_bfloat16(value, word));
+  }
+}
+
+// Rows of a state of element type S: kLanes lanes have a row, each kChunks vectors of it, and each lane has kRows rows.
+template <typename S, int kVec_, int kLanes_, int kChunks_>
+struct StateRows {
+  static constexpr int kVec = kVec_, kLanes = kLanes_, kChunks = kChunks_;
+  static constexpr int kRows = kVec == 1 || kVec * kChunks >= kStateFloats ? 1 : kStateFloats / (kVec * kChunks);
+  static constexpr int kGroups = kStateThreads / kLanes, kTile = kRows * kGroups;
+  static_assert(kRows <= kLanes, "each row's sum ends in a lane of its own");
+
+  float at[kRows][kChunks][kVec];
+  int64_t first_row;
+
+  __device__ __forceinline__ int64_t row(int i) const { return first_row + i * kGroups + threadIdx.x / kLanes; }
+  static __device__ __forceinline__ int column(int chunk) {
+    return (chunk * kLanes + static_cast<int>(threadIdx.x) % kLanes) * kVec;
+  }
+
+  template <typename Body>
+  __device__ __forceinline__ void each(const StateUpdateParams& p, const Body& body) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        if (row(i) < p.dim && column(chunk) < p.state_size) body(at[i][chunk], row(i) * p.state_size + column(chunk));
+  }
+
+  __device__ __forceinline__ void load(const StateUpdateParams& p, const S* from) {
+    Vec<S, kVec> raw[kRows][kChunks];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if (row(i) < p.dim && column(chunk) < p.state_size) {
+          raw[i][chunk] = load_vec<S, kVec>(from + row(i) * p.state_size + column(chunk));
+        } else {
+          raw[i][chunk] = Vec<S, kVec>::from_floats({});
+        }
+      }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) raw[i][chunk].to_floats(at[i][chunk]);
+  }
+
+  // `element` is the head's first element's number in the pool, `token` the token's in its sequence: random numbers are
+  // of these.
+  __device__ __forceinline__ void store(const StateUpdateParams& p, S* to, int64_t element, int64_t token) {
+    each(p, [&](float (&values)[kVec], int64_t offset) {
+      if constexpr (kVec == 1) {
+        to[offset] = p.seed ? rounded_at_random<S>(p, values[0], element + offset, token) : from_float<S>(values[0]);
+      } else {
+        store_vec(to + offset, Vec<S, kVec>::from_floats(values));
+      }
+    });
+  }
+};
+
+template <typename T, typename S, typename Rows, bool kOneDecay>
+__global__ void __launch_bounds__(kStateThreads) state_update_kernel(const StateUpdateParams p, int tiles) {
+  constexpr int kRows = Rows::kRows, kChunks = Rows::kChunks, kVec = Rows::kVec, kLanes = Rows::kLanes;
+  const int64_t block = blockIdx.x, head = block / tiles % p.num_heads, n = block / tiles / p.num_heads;
+  const int64_t group = head / (p.num_heads / p.num_groups);
+  wait_for_inputs();
+  let_next_start();
+  const StateSequence tokens(p, n);
+  Rows state;
+  state.first_row = block % tiles * Rows::kTile;
+  const auto out_at = [&](int64_t t) {
+    return static_cast<T*>(const_cast<void*>(p.out.data)) + p.out.at(tokens.batch, t, head);
+  };
+  if (tokens.slot < 0) {
+    for (int64_t t = tokens.begin; t < tokens.end; ++t)
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (threadIdx.x % kLanes == 0 && state.row(i) < p.dim) out_at(t)[state.row(i)] = from_float<T>(0.f);
+    return;
+  }
+  const int64_t in_slot = head * p.head_size(), element = tokens.slot * p.num_heads * p.head_size() + in_slot;
+  state.load(p, static_cast<const S*>(p.state) + tokens.slot * p.slot_stride + in_slot);
+  const float a = kOneDecay ? number_at(p.a, head * p.a.strides[0]) : 0.f;
+
+  const auto step_of = [&](int64_t t, int64_t row) {
+    float dt = number_at(
+        p.dt, tokens.batch * p.dt.strides[0] + t * p.dt.strides[1] + head * p.dt.strides[2] + row * p.dt.strides[3]);
+    if (p.bias.data) dt += number_at(p.bias, head * p.bias.strides[0] + row * p.bias.strides[1]);
+    return !p.softplus || dt > 20.f ? dt : log1pf(expf(dt));
+  };
+
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    const T* x_row = static_cast<const T*>(p.x.data) + p.x.at(tokens.batch, t, head);
+    const T* b_row = static_cast<const T*>(p.b.data) + p.b.at(tokens.batch, t, group);
+    const T* c_row = static_cast<const T*>(p.c.data) + p.c.at(tokens.batch, t, group);
+    const float head_step = kOneDecay ? step_of(t, 0) : 0.f, head_decay = kOneDecay ? expf(head_step * a) : 0.f;
+    float x[kRows], step[kRows], sums[kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const bool here = state.row(i) < p.dim;
+      x[i] = here ? to_float(x_row[state.row(i)]) : 0.f;
+      step[i] = kOneDecay ? head_step : here ? step_of(t, state.row(i)) : 0.f;
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int column = Rows::column(chunk);
+      if (column >= p.state_size) continue;
+      float b[kVec], c[kVec];
+      load_floats<T, kVec>(b_row + column, b);
+      load_floats<T, kVec>(c_row + column, c);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float input = step[i] * x[i];
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+          float decay = head_decay;
+          if constexpr (!kOneDecay) {
+            const int64_t row = state.row(i) < p.dim ? state.row(i) : 0;
+            decay = expf(step[i] *
+                         number_at(p.a, head * p.a.strides[0] + row * p.a.strides[1] + (column + j) * p.a.strides[2]));
+          }
+          float& s = state.at[i][chunk][j];
+          s = s * decay + b[j] * input;
+          sums[i] += s * c[j];
+        }
+      }
+    }
+    int mine;
+    float y = fold_rows<kRows, kLanes>(sums, mine);
+    const int64_t row = state.row(mine);
+    if (threadIdx.x % (kLanes / kRows) == 0 && row < p.dim) {
+      if (p.d.data) y += number_at(p.d, head * p.d.strides[0] + row * p.d.strides[1]) * to_float(x_row[row]);
+      if (p.z.data) {
+        const float z = to_float((static_cast<const T*>(p.z.data) + p.z.at(tokens.batch, t, head))[row]);
+        y *= z / (1.f + expf(-z));
+      }
+      out_at(t)[row] = from_float<T>(y);
+    }
+    const int64_t to = tokens.slot_after(p, n, t), history = tokens.history_after(p, t, head);
+    if (to >= 0) state.store(p, static_cast<S*>(p.state) + to * p.slot_stride + in_slot, element, t - tokens.begin);
+    if (history >= 0) state.store(p, static_cast<S*>(p.history) + history * p.head_size(), element, t - tokens.begin);
+  }
+}
+
+template <typename T, typename S, typename Rows, bool kOneDecay>
+void launch_state_update(const StateUpdateParams& p, const Launch& where) {
+  const int64_t tiles = (p.dim + Rows::kTile - 1) / Rows::kTile;
+  const auto blocks = static_cast<unsigned>(tiles * p.num_heads * p.num_sequences);
+  launch(state_update_kernel<T, S, Rows, kOneDecay>, blocks, kStateThreads, 0, where, p, static_cast<int>(tiles));
+}
+
+// Whether vectors of `n` elements of T start at multiples of their size, or of 16 bytes, in B and C.
+template <typename T>
+bool keeps_token_vectors(const TokenTensor& tensor, int64_t n) {
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(T)) < kVecBytes ? n * sizeof(T) : kVecBytes;
+  const int64_t elements = bytes / static_cast<int64_t>(sizeof(T));
+  return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0 && tensor.batch_stride % elements == 0 &&
+         tensor.token_stride % elements == 0 && tensor.head_stride % elements == 0;
+}
+
+template <typename T, typename S>
+void selective_state_update(const StateUpdateParams& p, const Launch& where) {
+  constexpr int kVec = kVecBytes / static_cast<int>(sizeof(S));
+  const bool vectors = p.state_size % kVec == 0 && fits_vectors<S>({p.state, p.history}, p.slot_stride) &&
+                       keeps_token_vectors<T>(p.b, kVec) && keeps_token_vectors<T>(p.c, kVec);
+  if (!p.one_decay() || p.seed || !vectors)
+    return launch_state_update<T, S, StateRows<S, 1, 32, kMaxStateSize / 32>, false>(p, where);
+  if (p.state_size <= 16 * kVec) return launch_state_update<T, S, StateRows<S, kVec, 16, 1>, true>(p, where);
+  if (p.state_size <= 32 * kVec) return launch_state_update<T, S, StateRows<S, kVec, 32, 1>, true>(p, where);
+  launch_state_update<T, S, StateRows<S, kVec, 32, 2>, true>(p, where);
+}
+
+template <typename T>
+void selective_state_update(const StateUpdateParams& p, const Launch& where) {
+  if (p.state_dtype == DType::kFloat32) return selective_state_update<T, float>(p, where);
+  if (p.state_dtype == DType::kFloat16) return selective_state_update<T, half_t>(p, where);
+  selective_state_update<T, bfloat16_t>(p, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,265 @@
+"""Mamba's step against float64: tokens, states, slots, speculation, stochastic rounding, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer.errors import GradientError, UnsupportedError
+from flashinfer.mamba import selective_state_update
+
+# Half a unit in the last place of each type.
+ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+SENTINEL = 77.0
+
+
+def inputs(
+    device: str, dtype: torch.dtype, tokens: tuple[int, ...], heads: int = 6, dim: int = 33, size: int = 24,
+    groups: int = 2, one_decay: bool = True,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Of ``tokens``, the leading dimensions; x, B and C are slices of one projection, as models have them."""
+    width = heads * dim + 2 * groups * size
+    fused = torch.randn(*tokens, width + 7, device=device).to(dtype)[..., :width]
+    x, b, c = fused.split((heads * dim, groups * size, groups * size), -1)
+    last = (1, 1) if one_decay else (dim, size)
+    return dict(
+        x=x.unflatten(-1, (heads, dim)),
+        dt=torch.randn(*tokens, heads, last[0], device=device).to(dtype).expand(*tokens, heads, dim),
+        A=-torch.exp(torch.randn(heads, *last, device=device)).expand(heads, dim, size),
+        B=b.unflatten(-1, (groups, size)),
+        C=c.unflatten(-1, (groups, size)),
+        D=torch.randn(heads, last[0], device=device).expand(heads, dim),
+        dt_bias=torch.randn(heads, last[0], device=device).to(dtype).expand(heads, dim),
+    )
+
+
+def oracle(state: torch.Tensor, given: dict[str, Any], z: torch.Tensor | None, softplus: bool):
+    """Outputs, the size of their terms, and the states after each of T tokens, in float64; x is [B, T, H, P]."""
+    g = {name: one.detach().cpu().double() for name, one in given.items()}
+    heads, state, outs, sizes, states = g["x"].shape[2], state.detach().cpu().double(), [], [], []
+    for t in range(g["x"].shape[1]):
+        x, dt = g["x"][:, t], g["dt"][:, t] + g.get("dt_bias", torch.zeros(()).double())
+        b, c = (g[name][:, t].repeat_interleave(heads // g[name].shape[2], 1) for name in ("B", "C"))
+        step = torch.nn.functional.softplus(dt) if softplus else dt
+        state = state * torch.exp(step[..., None] * g["A"]) + (step * x)[..., None] * b[:, :, None]
+        terms, skip = state * c[:, :, None], g["D"] * x if "D" in g else x * 0
+        gate = torch.nn.functional.silu(z[:, t].cpu().double()) if z is not None else torch.ones_like(x)
+        outs.append((terms.sum(-1) + skip) * gate)
+        sizes.append((terms.abs().sum(-1) + skip.abs()) * gate.abs())
+        states.append(state)
+    return torch.stack(outs, 1), torch.stack(sizes, 1), torch.stack(states, 1)
+
+
+def check(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor | None = None) -> None:
+    size = want.abs() if size is None else size
+    bound = 1.01 * ROUNDING[got.dtype] * want.abs() + 2e-5 * size + 1e-6
+    assert ((got.cpu().double() - want).abs() <= bound).all()
+
+
+def pool(device: str, slots: int, state_dtype: torch.dtype, heads: int = 6, dim: int = 33, size: int = 24):
+    """Slots of which each is contiguous, with something of another's between them, and all of the memory."""
+    each = heads * dim * size
+    memory = torch.randn(slots, each + 16, device=device).to(state_dtype)
+    return memory[:, :each].unflatten(1, (heads, dim, size)), memory
+
+
+@pytest.mark.parametrize("size", [1, 16, 24, 128, 200, 256])
+def test_one_token(size, device, dtype):
+    for state_dtype in ROUNDING:
+        given = inputs(device, dtype, (4,), size=size)
+        z = torch.randn(4, 6, 33, device=device).to(dtype)
+        state, memory = pool(device, 7, state_dtype, size=size)
+        before = memory.clone()
+        slots = torch.tensor([5, -1, 0, 7], device=device)  # one that is padding, and one that the pool does not have
+        first = state.clone()[[5, 1, 0, 2]]
+        out = torch.full((4, 6, 33), SENTINEL, device=device, dtype=dtype)
+        result = selective_state_update(
+            state, **given, z=z, dt_softplus=True, state_batch_indices=slots, out=out
+        )  # fmt: skip
+        assert result is out and not out[[1, 3]].any()
+        one = {name: t if name in ("A", "D", "dt_bias") else t[:, None] for name, t in given.items()}
+        want, terms, states = oracle(first, one, z[:, None], True)
+        for row, slot in ((0, 5), (2, 0)):
+            check(out[row], want[row, 0], terms[row, 0])
+            check(state[slot], states[row, 0], states[row, 0].abs() + 1)
+        before[[5, 0], : state[0].numel()] = memory[[5, 0], : state[0].numel()]
+        assert before.equal(memory)
+
+
+@pytest.mark.parametrize("one_decay", [True, False])
+def test_several_tokens_and_the_states_between_them(one_decay, device, dtype):
+    given = inputs(device, dtype, (3, 5), one_decay=one_decay)
+    del given["D"], given["dt_bias"]
+    given["dt"] = given["dt"].abs() * 0.3
+    state, _ = pool(device, 4, torch.float32)
+    buffer = torch.full((4, 6, 6, 33, 24), SENTINEL, device=device)
+    to, slots = torch.tensor([2, 0, 3], device=device), torch.tensor([1, 3, 0], device=device, dtype=torch.int32)
+    first = state.clone()
+    out = selective_state_update(
+        state, **given, state_batch_indices=slots, disable_state_update=True, intermediate_states_buffer=buffer,
+        intermediate_state_indices=to, cache_steps=6,
+    )  # fmt: skip
+    assert state.equal(first)
+    want, terms, states = oracle(first[slots.long()], given, None, False)
+    check(out, want, terms)
+    check(buffer[to][:, :5], states, states.abs() + 1)
+    assert (buffer[to][:, 5] == SENTINEL).all() and (buffer[1] == SENTINEL).all()
+    last = torch.tensor([1, 2, 0], device=device)
+    again = selective_state_update(state, **given, state_batch_indices=slots, dst_state_batch_indices=last)
+    assert again.equal(out) and state[3].equal(first[3])
+    check(state[last], states[:, -1], states[:, -1].abs() + 1)
+
+
+def test_sequences_of_other_lengths_and_speculation(device):
+    lengths = [3, 0, 1, 4]
+    given = inputs(device, torch.bfloat16, (8,), dim=16, size=128)
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device, dtype=torch.int32)
+    state, _ = pool(device, 20, torch.float32, dim=16, size=128)
+    first = state.clone()
+    slots = torch.randperm(19, device=device)[:16].view(4, 4) + 1  # slot 0 is padding
+    slots[3, 3] = 0
+    accepted = torch.tensor([2, 1, 4, 0], device=device)
+    out = selective_state_update(
+        state, **given, dt_softplus=True, state_batch_indices=slots, cu_seqlens=offsets, num_accepted_tokens=accepted,
+        pad_slot_id=0, cache_steps=4,
+    )  # fmt: skip
+    touched = set()
+    for n, length in enumerate(lengths):
+        begin, start = int(offsets[n]), int(slots[n, max(int(accepted[n]) - 1, 0)])
+        shared = ("A", "D", "dt_bias")
+        one = {k: t if k in shared else t[None, begin : begin + length] for k, t in given.items()}
+        if length == 0:
+            continue
+        want, terms, states = oracle(first[start][None], one, None, True)
+        check(out[begin : begin + length], want[0], terms[0])
+        for t in range(length):
+            if slots[n, t] != 0:
+                check(state[slots[n, t]], states[0, t], states[0, t].abs() + 1)
+                touched.add(int(slots[n, t]))
+    others = [slot for slot in range(20) if slot not in touched]
+    assert state[others].equal(first[others])
+    # Without numbers of accepted tokens the last state goes to the first column.
+    state.copy_(first)
+    again = selective_state_update(
+        state, **given, dt_softplus=True, state_batch_indices=slots[:, :1], cu_seqlens=offsets, pad_slot_id=0
+    )
+    alone = {k: t if k in shared else t[None, :3] for k, t in given.items()}
+    want, terms, states = oracle(first[slots[:1, 0]], alone, None, True)
+    check(again[:3], want[0], terms[0])
+    check(state[slots[0, 0]], states[0, -1], states[0, -1].abs() + 1)
+
+
+def test_a_state_without_heads_is_mamba_1(device, dtype):
+    given = inputs(device, dtype, (3,), heads=1, dim=40, size=16, groups=1, one_decay=False)
+    flat = {name: t.squeeze(0 if name in ("A", "D", "dt_bias") else 1) for name, t in given.items()}
+    state = torch.randn(3, 40, 16, device=device)
+    other = state.clone()
+    out = selective_state_update(state, **flat, dt_softplus=True)
+    assert out.equal(selective_state_update(other[:, None], **given, dt_softplus=True)[:, 0]) and state.equal(other)
+
+
+def test_stochastic_rounding(device):
+    given = inputs(device, torch.float32, (2,))
+    for dtype in (torch.float16, torch.bfloat16):
+        first, seed = torch.randn(2, 6, 33, 24, device=device).to(dtype), torch.tensor([3], device=device)
+        one = {name: t if name in ("A", "D", "dt_bias") else t[:, None] for name, t in given.items()}
+        want = oracle(first, one, None, True)[2][:, 0]
+        total, runs = torch.zeros(want.shape, dtype=torch.float64), 300
+        for run in range(runs):
+            state = first.clone()
+            selective_state_update(state, **given, dt_softplus=True, rand_seed=seed + run)
+            step = 2 * ROUNDING[dtype] * want.abs().clamp(min=2**-14)
+            assert ((state.cpu().double() - want).abs() <= 1.001 * step + 1e-5 * want.abs() + 1e-6).all()
+            total += state.cpu().double() - want
+        # The mean over all elements of (state - want) / step is 0; each is in [-1, 1].
+        assert abs((total / runs / step).mean()) < 5 / (want.numel() * runs) ** 0.5 + 2e-3
+        same = first.clone()
+        selective_state_update(same, **given, dt_softplus=True, rand_seed=seed + runs - 1)
+        assert same.equal(state)
+        nearest = first.clone()
+        selective_state_update(nearest, **given, dt_softplus=True)
+        assert not nearest.equal(state)
+
+
+def test_bits_do_not_depend_on_the_batch(device):
+    given = inputs(device, torch.bfloat16, (9,), dim=64, size=128)
+    state = torch.randn(9, 6, 64, 128, device=device).bfloat16()
+    alone = state.clone()
+    out = selective_state_update(state, **given, dt_softplus=True)
+    for n in range(9):
+        one = {name: t if name in ("A", "D", "dt_bias") else t[n : n + 1] for name, t in given.items()}
+        slot = torch.tensor([n], device=device)
+        assert selective_state_update(alone, **one, dt_softplus=True, state_batch_indices=slot)[0].equal(out[n])
+    assert alone.equal(state)
+
+
+def test_no_tokens(device):
+    given = inputs(device, torch.float32, (0,))
+    state, _ = pool(device, 2, torch.float32)
+    first = state.clone()
+    assert selective_state_update(state, **given).shape == (0, 6, 33) and state.equal(first)
+
+
+def test_what_is_refused(device):
+    given = inputs(device, torch.float32, (2,))
+    state, _ = pool(device, 2, torch.float32)
+    first = state.clone()
+    index = torch.zeros(2, dtype=torch.int64, device=device)
+
+    def refused(kind: type[Exception], text: str, **other: Any) -> None:
+        with pytest.raises(kind, match=text):
+            selective_state_update(**{"state": state, **given, **other})
+        assert state.equal(first)
+
+    refused(ValueError, "x: got 2 dimensions, wanted 3", x=given["x"][0])
+    refused(ValueError, "dt: got shape", dt=given["dt"][..., :5])
+    refused(ValueError, "A: got shape", A=given["A"][:, :5])
+    refused(
+        ValueError, "B: got .* groups, wanted a divisor", B=given["B"].repeat(1, 2, 1), C=given["C"].repeat(1, 2, 1)
+    )
+    refused(ValueError, "C: got shape", C=given["C"][:, :1])
+    refused(TypeError, "C: got bfloat16, wanted float32", C=given["C"].bfloat16())
+    refused(TypeError, "state: got .*int32", state=state.int())
+    refused(ValueError, "state: is not contiguous within a slot", state=state.contiguous().mT.contiguous().mT)
+    refused(ValueError, "got 300 elements in a row", **pool_of(device, 300))
+    refused(ValueError, "state: got 1 slots, wanted 2", state=state[:1])
+    refused(ValueError, "state_batch_indices: got 1 rows, wanted 2", state_batch_indices=index[:1])
+    refused(TypeError, "state_batch_indices: got float32", state_batch_indices=index.float())
+    refused(ValueError, "state_batch_indices: got None", num_accepted_tokens=index)
+    refused(ValueError, "intermediate_states_buffer: got None", intermediate_state_indices=index)
+    refused(TypeError, "intermediate_states_buffer: got bfloat16", intermediate_states_buffer=first[:, None].bfloat16())
+    refused(ValueError, "rand_seed: got a seed, wanted None", rand_seed=index[:1])
+    refused(ValueError, "philox_rounds: got 11", philox_rounds=11)
+    refused(ValueError, "algorithm: got 'fast'", algorithm="fast")
+    refused(ValueError, "out: got shape", out=torch.empty(2, 6, 5, device=device))
+    refused(ValueError, "out: overlaps the memory of x", out=given["x"])
+    refused(UnsupportedError, "state_scale", state_scale=index)
+    refused(GradientError, "has no gradient", x=given["x"].clone().requires_grad_())
+    if device == "cpu":
+        refused(ValueError, "cu_seqlens: got 3 at 1, wanted offsets from 0 to 2", cu_seqlens=torch.tensor([0, 3]))
+
+
+def pool_of(device: str, size: int) -> dict[str, torch.Tensor]:
+    return inputs(device, torch.float32, (2,), size=size) | {"state": pool(device, 2, torch.float32, size=size)[0]}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_replays_other_slots():
+    given = inputs("cuda", torch.bfloat16, (4,), dim=64, size=128)
+    state = torch.randn(9, 6, 64, 128, device="cuda")
+    other, slots = state.clone(), torch.tensor([1, 2, 3, 4], device="cuda")
+    out = torch.empty(4, 6, 64, device="cuda", dtype=torch.bfloat16)
+
+    def call(pool: torch.Tensor, to: torch.Tensor | None) -> torch.Tensor:
+        return selective_state_update(pool, **given, dt_softplus=True, state_batch_indices=slots, out=to)
+
+    call(state.clone(), out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(state, out)
+    for new in ([8, -1, 0, 5], [1, 3, 2, 7]):
+        slots.copy_(torch.tensor(new))
+        graph.replay()
+        assert out.equal(call(other, None)) and state.equal(other)
