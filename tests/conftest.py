@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -22,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="inductor-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    # An example that waits for a CPU is no failure, nor are ten that take a second to draw.
+    hypothesis.settings.register_profile(
+        "busy machines", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("busy machines")
 
 
 @pytest.fixture(params=DEVICES)

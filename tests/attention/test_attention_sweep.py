@@ -225,9 +225,7 @@ def run_batch(case: Case, device: str) -> None:
 def test_any_configuration(device):
     examples = int(EXAMPLES) if EXAMPLES else 300 if device == "cpu" else 2000
 
-    @settings(
-        max_examples=examples, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, database=None, print_blob=True, suppress_health_check=list(HealthCheck))
     @given(cases(device))
     def check(case: Case) -> None:
         torch.manual_seed(case.seed)

@@ -67,7 +67,7 @@ LENGTHS = st.one_of(st.integers(0, 300), st.integers(0, 20000), st.just(5000))
 REQUESTS = st.lists(st.tuples(st.one_of(st.just(1), st.integers(0, 200)), LENGTHS), max_size=40)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     requests=REQUESTS,
     heads=st.sampled_from([1, 2, 8, 64]),

@@ -15,7 +15,7 @@ from flashinfer.jit.module import JitSpec
 
 PLACES = ("src/{}.h", "src/deep/{}.h", "include/{}.h", "include/flashinfer/{}.h")
 CONDITIONS = ("", "#ifdef NEVER_DEFINED\n", "#if 0\n")
-edits = settings(max_examples=60, deadline=None)
+edits = settings(max_examples=60)
 
 
 class Tree:
@@ -148,7 +148,7 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(specs, specs)
 def test_two_specs_never_encode_alike(first, second):
     mine, other = ({one.name: getattr(spec, one.name) for one in fields(JitSpec)} for spec in (first, second))
@@ -157,7 +157,7 @@ def test_two_specs_never_encode_alike(first, second):
     assert (first.key == second.key) == all(same(mine[name], other[name]) for name in mine)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(specs, st.data())
 def test_one_field_taken_from_another_spec_changes_the_key(first, data):
     """Neighbours: two specs that differ in as little as two specs can."""

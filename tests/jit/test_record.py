@@ -70,7 +70,7 @@ NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
     texts=st.lists(st.binary(max_size=40), min_size=6),
     roots=st.sets(NAMES, max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_files_and_folders_are_the_key_stays(places, texts, roots, tmp_path_factory):
     """Files in any folders, one above the other too, that include each other in both ways, with any bytes."""
     home, elsewhere = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("elsewhere")

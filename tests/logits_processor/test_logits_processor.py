@@ -75,12 +75,14 @@ def test_a_pipe_is_what_the_function_is(processors, takes, steps, numbers, funct
 
 
 def test_uncompiled_steps_give_the_same_and_warn(device):
-    logits, temperature = torch.randn(8, 500, device=device), torch.rand(8, device=device) + 0.5
+    logits = torch.randn(8, 500, device=device)
+    temperature = torch.tensor([0.5, 1.0, 2.0, 4.0] * 2, device=device)  # to divide by them rounds nothing, in any step
     pipes = [LogitsPipe([Temperature(), Softmax(), MinP(), Sample()], compile=done) for done in (True, False)]
     numbers = dict(temperature=temperature, min_p=0.1)
     with pytest.warns(UserWarning, match="not compiled"):
         alone = pipes[1](logits, **numbers, **RANDOM)
     assert pipes[0](logits, **numbers, **RANDOM).equal(alone)
+    temperature = torch.rand(8, device=device) + 0.5
     with pytest.warns(UserWarning):
         probs = LogitsPipe([Temperature(), Softmax()], compile=False)(logits, temperature=temperature)
     torch.testing.assert_close(probs, sampling.softmax(logits, temperature), atol=1e-6, rtol=1e-5)

@@ -83,9 +83,11 @@ def is_sample(x: torch.Tensor, u: float, got: int, filters: Filters, error: floa
     if not 0 <= got < len(x) or x[got] <= 0:
         return False
     slack = error * float(x.sum())
+    if filters.top_k_first:  # values are normalised after it: neighbours in float may have become equal, or may not
+        ties = [x[(x - cut).abs() <= 2.5e-7 * cut] for cut in cuts]
+        cuts = sorted({*cuts, *(value for tied in ties for value in tied.tolist())})
     for cut in cuts:
-        # Values are normalised after the first filter: what is equal in float differs here in its last bits.
-        kept = torch.where(x >= cut * (1 - 1e-7 if filters.top_k_first else 1), x, 0.0)
+        kept = torch.where(x >= cut, x, 0.0)
         mass = kept.cumsum(0)
         target = u * float(mass[-1])
         before = float(mass[got - 1]) if got else 0.0
