@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/dtype.h>
+#include <flashinfer/common/indices.h>
 #include <flashinfer/common/rows.h>
 #include <flashinfer/common/scalar.h>
 
@@ -18,16 +19,6 @@ struct TokenStrides {
   int64_t batch, token, head;
 
   FLASHINFER_HD int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
-};
-
-// Integers of either width that torch has for indices.
-struct Indices {
-  const void* data;  // null where there are none
-  bool wide;
-
-  FLASHINFER_HD int64_t operator[](int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
 };
 
 // What q, k and v are, and what each token does to the state. Numbers "of the state" are float, double beside double.

@@ -1,0 +1,19 @@
+// Indices as callers have them: of either width that torch has for them.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+struct Indices {
+  const void* data;  // null where there are none
+  bool wide;
+
+  FLASHINFER_HD int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+}  // namespace flashinfer
