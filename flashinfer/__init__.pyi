@@ -7,6 +7,8 @@ from . import activation_backward as activation_backward
 from . import attention as attention
 from . import autotuner as autotuner
 from . import cascade as cascade
+from . import causal_conv1d as causal_conv1d
+from . import causal_conv1d_backward as causal_conv1d_backward
 from . import cli as cli
 from . import comm as comm
 from . import decode as decode
@@ -60,6 +62,10 @@ from .cascade import gen_cascade_module as gen_cascade_module
 from .cascade import merge_state as merge_state
 from .cascade import merge_state_in_place as merge_state_in_place
 from .cascade import merge_states as merge_states
+from .causal_conv1d import causal_conv1d_fn as causal_conv1d_fn
+from .causal_conv1d import causal_conv1d_update as causal_conv1d_update
+from .causal_conv1d import gen_causal_conv1d_module as gen_causal_conv1d_module
+from .causal_conv1d_backward import gen_causal_conv1d_backward_module as gen_causal_conv1d_backward_module
 from .decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
 from .decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper
 from .decode import gen_batch_decode_module as gen_batch_decode_module
