@@ -29,7 +29,7 @@ RANKS = """
         if child := os.fork():
             ranks.append(child)
             continue
-        faulthandler.dump_traceback_later(100, exit=True)
+        faulthandler.dump_traceback_later(140, exit=True)
         os.environ.update(hosts[rank // 4])
         specs_of = {name: gen_jit_spec(name, [source]) for name, source in sources.items()}
         client = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -101,7 +101,7 @@ def test_together(ranks, compilers_started):
             "differ": f"{ALL}; specs = specs[:4] if rank == 5 else specs",
             "broken": f"{ALL}; specs.append(specs_of['broken'])",
             "slow": f"{ALL}; group.WORD = 0.3; time.sleep(2 * (rank == 2))",
-            "killed": f"{ALL}; timeout = 5.0; rank == 3 and os.kill(os.getpid(), signal.SIGKILL)",
+            "killed": f"{ALL}; timeout = 8.0; rank == 3 and os.kill(os.getpid(), signal.SIGKILL)",
         }
     )
     for step in ("cold", "warm", "slow"):
@@ -116,7 +116,7 @@ def test_together(ranks, compilers_started):
     assert "building module 'broken' failed" in error["text"] and "nowhere" in error["text"]
     assert "ensure: waiting for rank 2, which has not called ensure()" in ranks.output
     error = assert_same_error(said["killed"], "GroupError", but=(3,))
-    assert "rank 3 has not called ensure() after 5 s" in error["text"] and error["ranks"] == [3]
+    assert "rank 3 has not called ensure() after 8 s" in error["text"] and error["ranks"] == [3]
 
 
 def test_with_a_store_each_module_is_built_once(ranks, compilers_started, tmp_path, monkeypatch):
@@ -128,9 +128,11 @@ def test_with_a_store_each_module_is_built_once(ranks, compilers_started, tmp_pa
 
 
 def test_a_leader_that_is_killed_while_it_builds(ranks):
-    """The others are told by the deadline."""
+    """The others are told by the deadline, by which the other leader is done: of one module, on a busy machine too."""
     kill = "subscribe(lambda event: rank == 4 and event.kind == 'miss' and os.kill(os.getpid(), signal.SIGKILL))"
-    error = assert_same_error(ranks({"cold": f"{ALL}; timeout = 8.0; {kill}"})["cold"], "GroupError", but=(4,))
+    error = assert_same_error(
+        ranks({"cold": f"specs = [specs_of['m0']]; timeout = 8.0; {kill}"})["cold"], "GroupError", but=(4,)
+    )
     assert error["ranks"] == [4] and "rank 4 is still building, or gone after 8 s" in error["text"]
 
 

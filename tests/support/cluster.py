@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import ROOT, python_path
+from .processes import ROOT, python_path, until
 
 # In place of a compiler: an object of nothing, whose depfile names its source; links are real, and of nothing too.
 FAKE = """
@@ -24,9 +25,12 @@ exec gcc -nostdlib "$@"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to whoever asks for any: between now and its use nobody else is given it."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -70,6 +74,11 @@ class Cluster:
         own |= {"FLASHINFER_RUNTIME_DIR": str(place / "runtime")}
         options = ["--no-nanny", "--nthreads", "1", "--local-directory", str(place / "dask")]
         return self._start("worker", [self.address, *options], **own | variables)
+
+    def joined(self, count: int) -> None:
+        """Wait until the scheduler knows that many workers."""
+        log = self.folder / "scheduler.log"
+        until(lambda: log.read_text().count("Register worker addr") >= count, what=f"{count} workers join")
 
     def compiled(self) -> list[str]:
         """The module of every compile that was begun."""
