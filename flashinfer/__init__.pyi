@@ -76,6 +76,10 @@ from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
 from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rule_backward_module
 from .fp4_quantization import SfLayout as SfLayout
+from .fused_moe import RoutingMethodType as RoutingMethodType
+from .fused_moe import fused_topk_deepseek as fused_topk_deepseek
+from .fused_moe import gen_fused_moe_module as gen_fused_moe_module
+from .fused_moe import route as route
 from .gdn_decode import gated_delta_rule_decode as gated_delta_rule_decode
 from .gdn_decode import gated_delta_rule_decode_pretranspose as gated_delta_rule_decode_pretranspose
 from .gdn_prefill import chunk_gated_delta_rule as chunk_gated_delta_rule

@@ -1,8 +1,15 @@
-"""Mixtures of experts: the names that engines import without a guard."""
+"""Mixtures of experts: routing, and an expert's products of the tokens that are routed to it.
+
+A token is routed to ``top_k`` experts. Slots, pairs of a token and one of its experts, are sorted by expert; numbers of
+rows stay on the device, so that nothing waits for it and a CUDA graph serves any routing.
+"""
 
 from __future__ import annotations
 
+from ..jit.modules.fused_moe import gen_fused_moe_module
 from . import core
 from .core import *  # noqa: F403 - every name of it is found here too, as in FlashInfer
+from .routing import RoutingMethodType, fused_topk_deepseek, route
 
-__all__ = list(core.__all__)
+__all__ = [*core.__all__, "RoutingMethodType", "fused_topk_deepseek", "gen_fused_moe_module", "route"]
+__all__.sort()

@@ -8,17 +8,19 @@ from .. import _unsupported
 
 
 class ActivationType(IntEnum):
-    """What stands between an expert's two products."""
+    """What stands between an expert's two products. Those with a linear half beside the gate have two rows for each."""
 
     Gelu = 0
     Relu = 1
     Silu = 2
-    Swiglu = 3
-    Geglu = 4
+    Swiglu = 3  # silu(gate) * linear
+    Geglu = 4  # gelu(gate) * linear
     SwigluBias = 5
-    Relu2 = 6
-    Identity = 7
-    InvalidType = 8
+    Relu2 = 6  # relu(x) ** 2
+    Situ = 7  # has no kernel
+    GegluTanh = 8
+    Identity = 9
+    InvalidType = 10
 
 
 __all__ = sorted([

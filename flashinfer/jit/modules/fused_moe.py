@@ -1,0 +1,22 @@
+"""Modules of mixtures of experts: routing, rows of experts, activation and the sum; their products are gemm's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..module import JitSpec
+from ..spec import DTYPES
+from . import DTYPE_AXIS, Matrix, device_of, subset
+from ._family import family_spec
+
+AXES = (DTYPE_AXIS,)
+
+
+def gen_fused_moe_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
+    """What stands around the products of a mixture of experts, for the element types ``dtypes``."""
+    return family_spec("fused_moe", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+
+
+def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
+    for backend in matrix["backends"]:
+        yield gen_fused_moe_module(backend, matrix["dtypes"])

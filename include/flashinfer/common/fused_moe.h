@@ -1,0 +1,205 @@
+// Mixtures of experts around their matrix products: parameters shared by the binding and by the kernels of every
+// backend, and what a routing method and an activation are, written once.
+//
+// A token is routed to top_k experts; each of these pairs is a slot. Slots sorted by expert, in the order of tokens
+// within one, are rows: expert e has rows [indptr[e], indptr[e + 1]). Slots of experts that are elsewhere come last.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+// ---- routing -----------------------------------------------------------------------------------------------------
+
+// Values are those of flashinfer.fused_moe.RoutingMethodType.
+enum class RoutingMethod : int32_t {
+  kDefault,           // softmax, then top k
+  kRenormalize,       // top k, then softmax over them
+  kDeepSeekV3,        // sigmoid, top k of it and the bias in the best groups, renormalised
+  kLlama4,            // top k, then sigmoid
+  kRenormalizeNaive,  // softmax, top k, renormalised
+  kTopK,              // top k
+  kSigmoidRenorm,     // sigmoid, top k, renormalised
+  kMiniMax2,          // sigmoid, top k of it and the bias, renormalised
+  kSigmoid            // sigmoid, then top k
+};
+constexpr int kRoutingMethods = 9;
+constexpr int kMaxTopK = 32, kMaxExpertGroups = 32;
+
+struct RouteParams {
+  const void* logits;  // [tokens, experts], a row's elements behind each other
+  int64_t logits_stride;
+  DType dtype;
+  const float* bias;  // [experts], added to scores where experts are chosen, or null
+  float* weights;     // [tokens, top_k]
+  void* ids;          // [tokens, top_k], descending by what chose them; -1 where no expert is left
+  bool wide_ids;
+  int64_t weights_stride, ids_stride;
+  int64_t tokens;
+  int experts, top_k, num_groups, top_groups;
+  RoutingMethod method;
+  float factor;  // of weights
+
+  FLASHINFER_HD bool is_softmax() const {
+    return method == RoutingMethod::kDefault || method == RoutingMethod::kRenormalize ||
+           method == RoutingMethod::kRenormalizeNaive;
+  }
+  FLASHINFER_HD bool is_sigmoid() const {
+    return method == RoutingMethod::kDeepSeekV3 || method == RoutingMethod::kSigmoidRenorm ||
+           method == RoutingMethod::kMiniMax2 || method == RoutingMethod::kSigmoid;
+  }
+  FLASHINFER_HD bool renormalizes() const {
+    return method == RoutingMethod::kRenormalize || method == RoutingMethod::kRenormalizeNaive ||
+           (is_sigmoid() && method != RoutingMethod::kSigmoid);
+  }
+  // Scores choose with a bias or groups; else logits do, which are in the same order and tie less.
+  FLASHINFER_HD bool scores_choose() const { return bias || num_groups > 1; }
+  // A group's score is its best expert's, and for DeepSeek-V3 the sum of its best two.
+  FLASHINFER_HD bool group_has_two() const { return is_sigmoid(); }
+};
+
+// ---- rows of experts ---------------------------------------------------------------------------------------------
+
+struct SortParams {
+  const void* ids;  // [slots] of experts, contiguous
+  bool wide_ids;
+  int64_t slots;
+  int top_k;
+  int64_t first_expert;  // that is here
+  int experts;           // that are here
+  int32_t* indptr;       // [experts + 1]
+  int32_t* tokens;       // [slots], of each row
+  int32_t* rows;         // [slots], or -1 where the expert is elsewhere
+  int32_t* workspace;    // sort_workspace() numbers
+
+  // The expert of a slot among those here; their number where it is elsewhere.
+  FLASHINFER_HD int expert(int64_t slot) const {
+    const int64_t id = wide_ids ? static_cast<const int64_t*>(ids)[slot] : static_cast<const int32_t*>(ids)[slot];
+    return id >= first_expert && id - first_expert < experts ? static_cast<int>(id - first_expert) : experts;
+  }
+};
+
+// ---- between the products ----------------------------------------------------------------------------------------
+
+// Values are those of flashinfer.fused_moe.ActivationType.
+enum class Activation : int32_t {
+  kGelu = 0,
+  kRelu = 1,
+  kSilu = 2,
+  kSwiglu = 3,
+  kGeglu = 4,
+  kSwigluBias = 5,
+  kRelu2 = 6,
+  kGegluTanh = 8,
+  kIdentity = 9
+};
+
+FLASHINFER_HD bool is_gated(Activation act) {
+  return act == Activation::kSwiglu || act == Activation::kGeglu || act == Activation::kSwigluBias ||
+         act == Activation::kGegluTanh;
+}
+
+constexpr int kQuantBlock = 128;  // elements of a row that have a scale in common
+constexpr float kMaxE4M3 = 448.0f;
+
+struct ActivateParams {
+  const void* input;  // [rows, size], or gated [rows, 2 size]: the linear half, then the gate
+  int64_t input_stride;
+  DType dtype;               // of input, and of output where it is not quantised
+  void* output;              // [rows, size], contiguous
+  const float* quant_scale;  // a factor of output in e4m3, or null
+  float* block_scales;       // [rows, ceil(size / 128)]: output in e4m3 has a scale for each block, or null
+  int64_t rows, size;
+  const int32_t* indptr;  // [experts + 1], of which the last is the number of rows; null: all, of no expert
+  int experts;
+  const float* bias;                  // [experts, size or 2 size], or null
+  const float *alpha, *beta, *limit;  // [experts] of a gate, or null
+  Activation act;
+
+  FLASHINFER_HD int64_t count() const {
+    const int64_t here = indptr ? indptr[experts] : rows;
+    return here < rows ? here : rows;
+  }
+  FLASHINFER_HD int64_t width() const { return is_gated(act) ? 2 * size : size; }
+  // The expert of a row: the last whose rows start at or before it.
+  FLASHINFER_HD int expert(int64_t row) const {
+    int low = 0, high = experts;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (indptr[middle] <= row ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+// What an expert's gate has besides.
+struct GateNumbers {
+  float alpha, beta, limit;
+
+  FLASHINFER_HD GateNumbers(const ActivateParams& p, int expert)
+      : alpha(p.alpha ? p.alpha[expert] : 1.0f),
+        beta(p.beta ? p.beta[expert] : 0.0f),
+        limit(p.limit ? p.limit[expert] : 3.4e38f) {}
+};
+
+// `Math` has exp, tanh and erf of a float.
+template <typename Math>
+FLASHINFER_HD float activate(Activation act, float gate, float up, const GateNumbers& numbers) {
+  switch (act) {
+    case Activation::kSwiglu:
+    case Activation::kSwigluBias: {
+      const float g = gate > numbers.limit ? numbers.limit : gate;
+      const float u = up > numbers.limit ? numbers.limit : up < -numbers.limit ? -numbers.limit : up;
+      return g / (1.0f + Math::exp(-numbers.alpha * g)) * (u + numbers.beta);
+    }
+    case Activation::kSilu: return gate / (1.0f + Math::exp(-gate));
+    case Activation::kGeglu:
+    case Activation::kGelu: {
+      const float act_gate = 0.5f * gate * (1.0f + Math::erf(gate * 0.70710678f));
+      return act == Activation::kGeglu ? act_gate * up : act_gate;
+    }
+    case Activation::kGegluTanh:
+      return 0.5f * gate * (1.0f + Math::tanh(0.79788456f * (gate + 0.044715f * gate * gate * gate))) * up;
+    case Activation::kRelu: return gate < 0.0f ? 0.0f : gate;
+    case Activation::kRelu2: return gate < 0.0f ? 0.0f : gate * gate;
+    case Activation::kIdentity: break;
+  }
+  return gate;
+}
+
+// out[t] = sum over j of weight[t, j] (input[row of (t, j)] + bias of its expert), j ascending, in float.
+struct FinalizeParams {
+  const void* input;  // [rows, size]
+  int64_t input_stride;
+  void* out;  // [tokens, size]
+  int64_t out_stride;
+  const float* weights;   // [tokens, top_k], contiguous, or null: 1
+  const int32_t* rows;    // [tokens, top_k], contiguous; -1: adds 0
+  const float* bias;      // [experts, size], contiguous, or null
+  const int32_t* indptr;  // [experts + 1], for the bias
+  int experts;
+  int64_t tokens, size;
+  int top_k;
+  DType dtype, out_dtype;
+
+  FLASHINFER_HD int expert(int64_t row) const {
+    int low = 0, high = experts;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (indptr[middle] <= row ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+struct Launch;
+int64_t sort_workspace(int64_t slots, int experts);
+void route(const RouteParams& params, const Launch& launch);
+void sort_slots(const SortParams& params, const Launch& launch);
+void activate_rows(const ActivateParams& params, const Launch& launch);
+void finalize(const FinalizeParams& params, const Launch& launch);
+
+}  // namespace flashinfer

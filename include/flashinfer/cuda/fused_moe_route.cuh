@@ -1,0 +1,175 @@
+// Routing on CUDA: a warp chooses the experts of a token, one after the other, each the best of those that come after
+// the one before it.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/fused_moe.h>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kRouteWarps = 4;
+
+// Unsigned numbers in the order of floats; 0 for -inf and NaN, which nothing chooses.
+__device__ __forceinline__ uint32_t ordered(float value) {
+  if (!(value > -INFINITY)) return 0;
+  const uint32_t bits = __float_as_uint(value + 0.f);  // -0 becomes 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float unordered(uint32_t key) {
+  return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// The largest key of a warp, and the least number that has it.
+__device__ __forceinline__ void warp_best(uint32_t& key, int& number) {
+  const uint32_t best = __reduce_max_sync(kAllLanes, key);
+  number = static_cast<int>(__reduce_min_sync(kAllLanes, key == best ? static_cast<unsigned>(number) : 0x7fffffffu));
+  key = best;
+}
+
+// One token's logits. Lane l has experts l, l + 32, ...: kPerLane of them in registers, or where that is 0 any number,
+// which it reads again whenever it asks.
+template <typename T, int kPerLane>
+struct TokenRoute {
+  const RouteParams& p;
+  const T* row;
+  int lane;
+  float most, total;
+  uint32_t groups;  // a bit for each that is kept
+  uint32_t keys[kPerLane ? kPerLane : 1];
+
+  __device__ __forceinline__ TokenRoute(const RouteParams& params, int64_t token)
+      : p(params),
+        row(static_cast<const T*>(params.logits) + token * params.logits_stride),
+        lane(threadIdx.x % 32),
+        groups(kAllLanes) {
+    most = 0.f, total = 1.f;
+    if (p.is_softmax()) {
+      uint32_t key = 0;
+      for (int e = lane; e < p.experts; e += 32) key = max(key, ordered(logit(e)));
+      most = unordered(__reduce_max_sync(kAllLanes, key));
+      total = 0.f;
+      for (int e = lane; e < p.experts; e += 32) total += exponential(logit(e));
+      total = lanes_sum<32>(total);
+    }
+    if constexpr (kPerLane > 0) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int e = lane + 32 * i;
+        keys[i] = e < p.experts ? choice(e) : 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ float logit(int e) const {
+    const float x = to_float(row[e]);
+    return x == x ? x : -INFINITY;
+  }
+  __device__ __forceinline__ float exponential(float x) const { return x == most ? 1.f : expf(x - most); }
+  __device__ __forceinline__ float score(int e) const {
+    const float x = logit(e);
+    if (p.is_softmax()) return exponential(x) / total;
+    return p.is_sigmoid() || p.method == RoutingMethod::kLlama4 ? 1.f / (1.f + expf(-x)) : x;
+  }
+  // What chooses an expert, in order.
+  __device__ __forceinline__ uint32_t choice(int e) const {
+    const float x = logit(e);
+    if (!p.scores_choose() || x == -INFINITY) return ordered(x);
+    return ordered(score(e) + (p.bias ? p.bias[e] : 0.f));
+  }
+
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    if constexpr (kPerLane > 0) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) body(lane + 32 * i, keys[i]);
+    } else {
+      for (int e = lane; e < p.experts; e += 32) body(e, choice(e));
+    }
+  }
+
+  // Lane g scores group g; the best of them stay.
+  __device__ __forceinline__ void keep_groups() {
+    const int size = p.experts / p.num_groups;
+    uint32_t mine = 0;
+    for (int g = 0; g < p.num_groups; ++g) {
+      uint32_t first = 0, second = 0;
+      each([&](int e, uint32_t key) {
+        if (e < g * size || e >= (g + 1) * size) return;
+        second = max(second, min(first, key));
+        first = max(first, key);
+      });
+      const uint32_t best = __reduce_max_sync(kAllLanes, first);
+      // The second of all: the best of lanes' seconds and of other lanes' firsts.
+      const unsigned holders = __ballot_sync(kAllLanes, first == best);
+      const uint32_t other = lane == __ffs(holders) - 1 ? second : first;
+      const uint32_t next = __reduce_max_sync(kAllLanes, other);
+      const bool two = p.group_has_two() && size > 1;
+      if (lane == g) mine = ordered(two ? unordered(best) + unordered(next) : unordered(best));
+    }
+    groups = 0;
+    bool open = lane < p.num_groups;
+    for (int i = 0; i < p.top_groups; ++i) {
+      // A group without a usable expert is behind all others and ahead of lanes without a group.
+      uint32_t key = open ? max(mine, 1u) : 0u;
+      int number = lane;
+      warp_best(key, number);
+      groups |= 1u << number;
+      if (lane == number) open = false;
+    }
+  }
+
+  __device__ __forceinline__ void run(int64_t token) {
+    if (p.num_groups > 1) keep_groups();
+    const int size = p.num_groups > 1 ? p.experts / p.num_groups : p.experts;
+    uint32_t last_key = 0xffffffffu;
+    int last = -1, mine = -1;
+    for (int j = 0; j < p.top_k; ++j) {
+      uint32_t key = 0;
+      int number = 0x7fffffff;
+      each([&](int e, uint32_t at) {
+        const bool after = at < last_key || (at == last_key && e > last);
+        if (at > key && after && (p.num_groups == 1 || (groups >> (e / size) & 1))) key = at, number = e;
+      });
+      warp_best(key, number);
+      last_key = key, last = number;
+      if (lane == j) mine = key ? number : -1;
+      if (!key) break;  // none is left, and none of the lanes behind this one has an expert
+    }
+    const float score_of_mine = mine >= 0 ? score(mine) : 0.f;
+    const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(score_of_mine) + 1e-20f) : p.factor;
+    if (lane >= p.top_k) return;
+    p.weights[token * p.weights_stride + lane] = score_of_mine * factor;
+    const int64_t at = token * p.ids_stride + lane;
+    if (p.wide_ids) {
+      static_cast<int64_t*>(p.ids)[at] = mine;
+    } else {
+      static_cast<int32_t*>(p.ids)[at] = mine;
+    }
+  }
+};
+
+template <typename T, int kPerLane>
+__global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(const RouteParams p) {
+  const int64_t token = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
+  if (token >= p.tokens) return;
+  wait_for_inputs();
+  let_next_start();
+  TokenRoute<T, kPerLane> route(p, token);
+  route.run(token);
+}
+
+template <typename T>
+void route(const RouteParams& p, const Launch& where) {
+  const auto blocks = static_cast<unsigned>((p.tokens + kRouteWarps - 1) / kRouteWarps);
+  const auto kernel = p.experts <= 64    ? route_kernel<T, 2>
+                      : p.experts <= 256 ? route_kernel<T, 8>
+                      : p.experts <= 512 ? route_kernel<T, 16>
+                                         : route_kernel<T, 0>;
+  launch(kernel, blocks, 32 * kRouteWarps, 0, where, p);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,49 @@
+"""Calls of mixtures of experts for tests of what holds for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashinfer import fused_moe
+
+from ..support.cases import Case, Cases
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    logits, bias = torch.randn(9, 24, device=device), torch.randn(24, device=device)
+    weights, ids = torch.empty(9, 3, device=device), torch.empty(9, 3, dtype=torch.int32, device=device)
+    routed = torch.randint(0, 4, (9, 3), dtype=torch.int32, device=device)
+    bounds = torch.tensor([0, 10, 10, 17, 27], dtype=torch.int32, device=device)
+    rows = torch.randperm(27, device=device).view(9, 3).int()
+    h, numbers = torch.randn(27, 32, device=device), [torch.rand(4, device=device) for _ in range(3)]
+    wide = torch.randn(4, 32, device=device)
+    return {
+        "moe_route": [(weights, ids, logits, None, 0, 1, 1, 1.0), (weights, ids.long(), logits, bias, 2, 4, 2, 2.5)],
+        "moe_sort": [(routed, 4, 0), (routed.long(), 2, 2)],
+        "moe_activate": [
+            (h, bounds, 3, wide, *numbers, None, False),
+            (h, None, 6, None, None, None, None, torch.tensor(2.0, device=device), False),
+            (h, None, 9, None, None, None, None, None, True),
+        ],
+        "moe_finalize": [
+            (torch.empty(9, 32, device=device), h, rows, weights.uniform_(), wide, bounds),
+            (torch.empty(9, 32, device=device).half(), h, rows, None, None, None),
+        ],
+    }
+
+
+def route(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    method = fused_moe.RoutingMethodType.DeepSeekV3
+    return fused_moe.route(logits, 3, method, bias=bias, n_group=4, topk_group=2)
+
+
+def functions(device: str) -> dict[str, Case]:
+    def logits(tokens: int) -> dict[str, Any]:
+        return dict(logits=torch.randn(tokens, 24, device=device), bias=torch.randn(24, device=device))
+
+    return {"route": Case(route, logits)}
+
+
+CASES = Cases(operators, functions)
