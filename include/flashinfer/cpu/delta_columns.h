@@ -127,12 +127,35 @@ void store_columns(T* to, const Columns<S>& columns, int64_t count) {
   store_row(to, row, std::min<int64_t>(count, kDeltaColumns));
 }
 
+template <typename S>
+S dot(const S* a, const S* b, int64_t count) {
+  S total = 0;
+  if constexpr (std::is_same_v<S, float>) {
+    vfloat sums{};
+    for_lanes(count, [&](int64_t i, int n) { sums += load(a + i, n) * load(b + i, n); });
+    total = cpu::sum(sums);
+  } else {
+    for (int64_t i = 0; i < count; ++i) total += a[i] * b[i];
+  }
+  return total;
+}
+
 // 1 / sqrt(sum x^2 + 1e-6).
 template <typename S>
 S l2_factor(const S* row, int64_t count) {
-  S total = 0;
-  for (int64_t i = 0; i < count; ++i) total += row[i] * row[i];
-  return 1 / std::sqrt(total + static_cast<S>(1e-6));
+  return 1 / std::sqrt(dot(row, row, count) + static_cast<S>(1e-6));
+}
+
+// Writes the gradient of a row of q or k: where the kernel normalises, y = x f has dx = f (dy - y <y, dy>). `grad` may
+// be changed, and `scratch` is as long as a row.
+template <typename S, typename T>
+void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* grad, S* scratch, T* to) {
+  if (in.l2norm) {
+    load_row(raw, in.key_dim, scratch);
+    const S factor = l2_factor(scratch, in.key_dim), along = dot(y, grad, in.key_dim);
+    for (int64_t d = 0; d < in.key_dim; ++d) grad[d] = factor * (grad[d] - y[d] * along);
+  }
+  store_row(to, grad, in.key_dim);
 }
 
 // ---- states ------------------------------------------------------------------------------------------------------

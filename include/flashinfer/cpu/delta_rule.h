@@ -1,7 +1,7 @@
 // The delta rule on the CPU: 32 columns of a head's state go through a sequence in the L1 cache, one pass a token.
 #pragma once
 
-#include <flashinfer/cpu/delta_columns.h>
+#include <flashinfer/cpu/delta_rule_chunk.h>
 #include <flashinfer/cpu/parallel.h>
 
 namespace flashinfer::cpu {
@@ -108,6 +108,10 @@ class DeltaRuleChain {
 
 template <typename T>
 void delta_rule(const DeltaRuleParams& p) {
+  if constexpr (!std::is_same_v<T, double>) {
+    const bool steps = p.slots.data || p.output_slots.data || p.a_log || p.beta_sigmoid || p.snapshots;
+    if (!steps && p.state_dtype == DType::kFloat32 && takes_chunks<T>(p.in)) return delta_rule_chunks<T>(p);
+  }
   const int64_t slices = (p.in.value_dim + kDeltaColumns - 1) / kDeltaColumns, heads = p.in.num_value_heads;
   parallel_tasks(p.in.num_sequences * heads * slices, [&](auto next) {
     DeltaRuleChain<T> chain(p);

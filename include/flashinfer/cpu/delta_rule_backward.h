@@ -6,8 +6,7 @@
 // is (dS S)_d + sum of q_d dq_d + k_d (row_d - column_d), with row = -S~ dv and column = D u.
 #pragma once
 
-#include <flashinfer/cpu/delta_columns.h>
-#include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/delta_chunk_backward.h>
 
 namespace flashinfer::cpu {
 
@@ -179,7 +178,7 @@ class DeltaRuleGradient {
     }
   }
 
-  // dq and dk of the head; where the kernel normalises, y = x f has dx = f (dy - y <y, dy>).
+  // dq and dk of the head.
   void write_rows(const Sequence& tokens, const TokenRows<T>& rows, int64_t head) {
     for (int64_t i = 0; i < tokens.end - tokens.begin; ++i) {
       const int64_t t = tokens.begin + i;
@@ -188,19 +187,9 @@ class DeltaRuleGradient {
       const T* k = static_cast<const T*>(in_.k) + in_.k_strides.at(tokens.batch, t, head);
       rows.query(tokens.batch, t, q_.data());
       rows.key(tokens.batch, t, k_.data());
-      write_row(q, q_.data(), at(dq_, i), static_cast<T*>(p_.grad_q) + at_row);
-      write_row(k, k_.data(), at(dk_, i), static_cast<T*>(p_.grad_k) + at_row);
+      store_row_gradient(in_, q, q_.data(), at(dq_, i), row_.data(), static_cast<T*>(p_.grad_q) + at_row);
+      store_row_gradient(in_, k, k_.data(), at(dk_, i), row_.data(), static_cast<T*>(p_.grad_k) + at_row);
     }
-  }
-  void write_row(const T* raw, const S* y, S* grad, T* to) {
-    if (in_.l2norm) {
-      load_row(raw, in_.key_dim, row_.data());
-      const S factor = l2_factor(row_.data(), in_.key_dim);
-      S along = 0;
-      for (int64_t d = 0; d < in_.key_dim; ++d) along += y[d] * grad[d];
-      for (int64_t d = 0; d < in_.key_dim; ++d) grad[d] = factor * (grad[d] - y[d] * along);
-    }
-    store_row(to, grad, in_.key_dim);
   }
 
   const DeltaRuleBackwardParams& p_;
@@ -213,6 +202,8 @@ class DeltaRuleGradient {
 
 template <typename T>
 void delta_rule_backward(const DeltaRuleBackwardParams& p) {
+  if constexpr (!std::is_same_v<T, double>)
+    if (takes_chunks<T>(p.in)) return delta_chunks_backward<T>(p);
   const int64_t tasks = p.in.num_sequences * p.in.num_heads;
   parallel_tasks(tasks, [&](auto next) {
     DeltaRuleGradient<T> gradient(p);

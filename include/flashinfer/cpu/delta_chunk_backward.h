@@ -1,0 +1,274 @@
+// Gradients of the delta rule on the CPU over chunks of sixteen tokens. Of each 32 columns of V, three passes:
+//   F, forward: r of each token again, and the last state S.
+//   A, backward, from D = dL/dS of the last state:  du = P' dO + e^(Gn-G) K D;  dy = du - Z' (beta du);  dR = beta dy =
+//   dV;
+//      D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
+//   B, forward: dq += scale e^G dO S';  dk -= e^G dR S', of which A adds e^(Gn-G) u D'.
+// Sums of dO u' and dR u' over all columns give the rest of dq and dk. A gate's gradient needs no state: dg_t = <dS, S>
+// of the last state + sum over tokens from t on of <q, dq> - <v, dv>.
+#pragma once
+
+#include <flashinfer/cpu/delta_chunk.h>
+#include <flashinfer/cpu/parallel.h>
+
+namespace flashinfer::cpu {
+
+// One head of q and k, with the value heads that read it, in one thread: their sums have one order, without atomics.
+template <typename T>
+class DeltaChunkGradient {
+ public:
+  explicit DeltaChunkGradient(const DeltaRuleBackwardParams& p)
+      : p_(p),
+        in_(p.in),
+        rows_(p.in.key_dim),
+        pad_(rows_.pad),
+        state_(kDeltaColumns * pad_),
+        grad_(kDeltaColumns * pad_),
+        scratch_(pad_),
+        scale_(static_cast<float>(p.in.scale.get())) {}
+
+  void run(int64_t n, int64_t head) {
+    tokens_ = sequence_of(in_, n);
+    const int64_t length = tokens_.end - tokens_.begin, group = in_.group();
+    chunks_ = (length + kChunk - 1) / kChunk;
+    dq_.resize(chunks_ * kChunk * pad_), dk_.resize(chunks_ * kChunk * pad_);
+    for (int64_t value_head = head * group; value_head < (head + 1) * group; ++value_head) {
+      const TokenRows<T> rows(in_, value_head);
+      prepare(rows);
+      for (int64_t first = 0; first < in_.value_dim; first += kDeltaColumns) {
+        const Panel panel{n * in_.num_value_heads + value_head, first,
+                          std::min<int64_t>(kDeltaColumns, in_.value_dim - first)};
+        replay(panel, rows);
+        compare_last(panel);
+        go_back(panel, rows);
+        go_forward(panel, rows);
+      }
+      within_chunks(rows);
+      write_gates(rows);
+    }
+    write_rows(TokenRows<T>(in_, head * group), head);
+  }
+
+ private:
+  static constexpr int kPanelSize = kDeltaColumns * kChunk;  // [kDeltaColumns, kChunk]
+
+  struct Panel {
+    int64_t head, first, count;  // the head among those of all sequences, and its columns
+  };
+
+  // What comes with the tokens, and sums of nothing yet.
+  void prepare(const TokenRows<T>& rows) {
+    factors_.resize(chunks_);
+    gate_.assign(chunks_ * kChunk + 1, 0), dbeta_.assign(chunks_ * kChunk, 0);
+    dp_.resize(chunks_ * ChunkFactors::kSquare), x_.resize(chunks_ * ChunkFactors::kSquare);
+    r_.resize(chunks_ * kPanelSize), grads_.resize(2 * chunks_ * kPanelSize);
+    for (int64_t c = 0; c < chunks_; ++c) {
+      rows_.load(rows, tokens_, c);
+      rows_.transpose_keys();
+      factors_[c].load(rows, rows_.batch, rows_.first, rows_.count);
+      factors_[c].correlate(pad_, rows_.k(), rows_.q(), rows_.keys(), scale_);
+    }
+  }
+
+  // to = from * factor of the token
+  static void scale_tokens(const float* from, const float* factor, float* to) {
+    for (int at = 0; at < kPanelSize; at += kLanes) store(to + at, load(from + at) * load(factor + at % kChunk));
+  }
+
+  void load_values(const Panel& panel, const TokenRows<T>& rows, float* to) {
+    load_transposed(rows_.count, panel.count, to,
+                    [&](int i) { return rows.value(rows_.batch, rows_.first + i) + panel.first; });
+  }
+
+  void replay(const Panel& panel, const TokenRows<T>& rows) {
+    alignas(64) float v[kPanelSize], betas_r[kPanelSize];
+    load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const ChunkFactors& f = factors_[c];
+      float* r = r_.data() + c * kPanelSize;
+      rows_.load(rows, tokens_, c);
+      rows_.transpose_keys();
+      load_values(panel, rows, v);
+      multiply(kDeltaColumns, kChunk, pad_, {state_.data(), pad_, 1}, rows_.keys(),
+               [&](int64_t row, int64_t i, vfloat sums) {
+                 const int64_t at = row * kChunk + i;
+                 const vfloat rest = load(v + at) - sums * load(f.decay + i);
+                 store(r + at, rest), store(betas_r + at, rest * load(f.beta + i));
+               });
+      multiply(kDeltaColumns, kChunk, kChunk, {betas_r, kChunk, 1}, {f.zt, kChunk},
+               [&](int64_t row, int64_t i, vfloat sums) {
+                 float* to = r + row * kChunk + i;
+                 store(to, load(to) - sums);
+               });
+      take_tokens(f, r);
+    }
+  }
+
+  // S = e^Gn S + K' e^(Gn-G) u
+  void take_tokens(const ChunkFactors& f, const float* r) {
+    alignas(64) float u[kPanelSize];
+    scale_tokens(r, f.beta, u);
+    scale_tokens(u, f.rest, u);
+    advance(state_.data(), pad_, f.last, kChunk, u, rows_.k());
+  }
+
+  void compare_last(const Panel& panel) {
+    load_panel(in_, p_.grad_state, panel.head, panel.first, pad_, grad_.data());
+    gate_[chunks_ * kChunk] += dot(grad_.data(), state_.data(), kDeltaColumns * pad_);
+  }
+
+  void go_back(const Panel& panel, const TokenRows<T>& rows) {
+    alignas(64) float v[kPanelSize], go[kPanelSize], du[kPanelSize], u[kPanelSize], dr[kPanelSize];
+    for (int64_t c = chunks_ - 1; c >= 0; --c) {
+      const ChunkFactors& f = factors_[c];
+      const float* r = r_.data() + c * kPanelSize;
+      rows_.load(rows, tokens_, c);
+      rows_.transpose_keys();
+      load_values(panel, rows, v);
+      load_transposed(p_.grad_o ? rows_.count : 0, panel.count, go,
+                      [&](int i) { return static_cast<const T*>(p_.grad_o) + place(rows, i) + panel.first; });
+      multiply(kDeltaColumns, kChunk, pad_, {grad_.data(), pad_, 1}, rows_.keys(),
+               [&](int64_t row, int64_t i, vfloat sums) { store(du + row * kChunk + i, sums * load(f.rest + i)); });
+      multiply(kDeltaColumns, kChunk, kChunk, {go, kChunk, 1}, {f.p, kChunk}, [&](int64_t row, int64_t i, vfloat sums) {
+        const int64_t at = row * kChunk + i;
+        const vfloat total = load(du + at) + sums;
+        store(du + at, total), store(u + at, total * load(f.beta + i));
+      });
+      multiply(kDeltaColumns, kChunk, kChunk, {u, kChunk, 1}, {f.z, kChunk}, [&](int64_t row, int64_t i, vfloat sums) {
+        const int64_t at = row * kChunk + i;
+        store(du + at, load(du + at) - sums);
+      });  // dy from here on
+      for (int i = 0; i < kChunk; i += kLanes) {
+        vfloat beta = load(dbeta_.data() + c * kChunk + i), gate = load(gate_.data() + c * kChunk + i);
+        for (int at = i; at < kPanelSize; at += kChunk) {
+          const vfloat dy = load(du + at), dv = dy * load(f.beta + i);
+          store(dr + at, dv);
+          beta += dy * load(r + at), gate -= dv * load(v + at);
+        }
+        store(dbeta_.data() + c * kChunk + i, beta), store(gate_.data() + c * kChunk + i, gate);
+      }
+      store_transposed(rows_.count, panel.count, dr,
+                       [&](int i) { return static_cast<T*>(p_.grad_v) + place(rows, i) + panel.first; });
+      scale_tokens(r, f.beta, u);
+      add_product({go, 1, kChunk}, {u, kChunk}, dp_.data() + c * ChunkFactors::kSquare);
+      add_product({dr, 1, kChunk}, {u, kChunk}, x_.data() + c * ChunkFactors::kSquare);
+      scale_tokens(u, f.rest, u);
+      add_rows(kDeltaColumns, {u, 1, kChunk}, {grad_.data(), pad_}, dk_, c);
+      // -e^G dR and scale e^G dO of each column, beside each other as k and q are.
+      float* both = grads_.data() + 2 * c * kPanelSize;
+      for (int row = 0; row < kDeltaColumns; ++row)
+        for (int i = 0; i < kChunk; i += kLanes) {
+          store(both + row * 2 * kChunk + i, load(dr + row * kChunk + i) * load(f.decay + i) * -1.f);
+          store(both + (row * 2 + 1) * kChunk + i, load(go + row * kChunk + i) * load(f.decay + i) * scale_);
+        }
+      advance(grad_.data(), pad_, f.last, 2 * kChunk, both, rows_.k());
+    }
+    store_panel(in_, p_.grad_initial_state, panel.head, panel.first, pad_, grad_.data());
+  }
+
+  void go_forward(const Panel& panel, const TokenRows<T>& rows) {
+    load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const float* both = grads_.data() + 2 * c * kPanelSize;
+      rows_.load(rows, tokens_, c);
+      add_rows(kDeltaColumns, {both, 1, 2 * kChunk}, {state_.data(), pad_}, dk_, c);
+      add_queries(kDeltaColumns, {both + kChunk, 1, 2 * kChunk}, {state_.data(), pad_}, c);
+      take_tokens(factors_[c], r_.data() + c * kPanelSize);
+    }
+  }
+
+  // What tokens of a chunk do to each other.
+  void within_chunks(const TokenRows<T>& rows) {
+    alignas(64) float dp[ChunkFactors::kSquare], x[ChunkFactors::kSquare], sum[ChunkFactors::kSquare];
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const float *gam = factors_[c].gam, *all_dp = dp_.data() + c * ChunkFactors::kSquare,
+                  *all_x = x_.data() + c * ChunkFactors::kSquare;
+      rows_.load(rows, tokens_, c);
+      for (int at = 0; at < ChunkFactors::kSquare; ++at) {
+        dp[at] = scale_ * gam[at] * all_dp[at];
+        x[at] = at % (kChunk + 1) == 0 ? 0.f : -gam[at] * all_x[at];
+      }
+      for (int i = 0; i < kChunk; ++i)
+        for (int j = 0; j < kChunk; ++j) sum[i * kChunk + j] = x[i * kChunk + j] + x[j * kChunk + i];
+      add_queries(kChunk, {dp, kChunk, 1}, {rows_.k(), pad_}, c);
+      add_rows(kChunk, {dp, 1, kChunk}, {rows_.q(), pad_}, dk_, c);
+      add_rows(kChunk, {sum, kChunk, 1}, {rows_.k(), pad_}, dk_, c);
+    }
+  }
+
+  // to [kChunk, kChunk] += left right, whose depth are the columns.
+  static void add_product(const Left& left, const Right& right, float* to) {
+    multiply(kChunk, kChunk, kDeltaColumns, left, right,
+             [&](int64_t i, int64_t j, vfloat sums) { store(to + i * kChunk + j, load(to + i * kChunk + j) + sums); });
+  }
+  // Rows of a chunk += left right.
+  void add_rows(int64_t depth, const Left& left, const Right& right, Lines& to, int64_t chunk) {
+    float* rows = to.data() + chunk * kChunk * pad_;
+    multiply(kChunk, pad_, depth, left, right,
+             [&](int64_t i, int64_t d, vfloat sums) { store(rows + i * pad_ + d, load(rows + i * pad_ + d) + sums); });
+  }
+  // The same of dq, whose products with q are the gates'.
+  void add_queries(int64_t depth, const Left& left, const Right& right, int64_t chunk) {
+    float* rows = dq_.data() + chunk * kChunk * pad_;
+    vfloat shares[kChunk] = {};
+    multiply(kChunk, pad_, depth, left, right, [&](int64_t i, int64_t d, vfloat sums) {
+      store(rows + i * pad_ + d, load(rows + i * pad_ + d) + sums);
+      shares[i] += sums * load(rows_.q() + i * pad_ + d);
+    });
+    for (int i = 0; i < kChunk; ++i) gate_[chunk * kChunk + i] += sum(shares[i]);
+  }
+
+  // Number of a token's columns in tensors like v.
+  int64_t place(const TokenRows<T>& rows, int i) const {
+    return rows.number(rows_.batch, rows_.first + i) * in_.value_dim;
+  }
+
+  // Sums from the last token to the first.
+  void write_gates(const TokenRows<T>& rows) {
+    float total = gate_[chunks_ * kChunk];
+    for (int64_t t = tokens_.end - 1; t >= tokens_.begin; --t) {
+      const int64_t number = rows.number(tokens_.batch, t), i = t - tokens_.begin;
+      total += gate_[i];
+      if (p_.grad_g) static_cast<float*>(p_.grad_g)[number] = total;
+      if (p_.grad_beta) static_cast<float*>(p_.grad_beta)[number] = dbeta_[i];
+    }
+  }
+
+  void write_rows(const TokenRows<T>& rows, int64_t head) {
+    for (int64_t c = 0; c < chunks_; ++c) {
+      rows_.load(rows, tokens_, c);
+      for (int i = 0; i < rows_.count; ++i) {
+        const int64_t b = rows_.batch, t = rows_.first + i, row = (c * kChunk + i) * pad_;
+        const int64_t to = ((b * in_.num_tokens + t) * in_.num_heads + head) * in_.key_dim;
+        const T* q = static_cast<const T*>(in_.q) + in_.q_strides.at(b, t, head);
+        const T* k = static_cast<const T*>(in_.k) + in_.k_strides.at(b, t, head);
+        store_row_gradient(in_, q, rows_.q() + i * pad_, dq_.data() + row, scratch_.data(),
+                           static_cast<T*>(p_.grad_q) + to);
+        store_row_gradient(in_, k, rows_.k() + i * pad_, dk_.data() + row, scratch_.data(),
+                           static_cast<T*>(p_.grad_k) + to);
+      }
+    }
+  }
+
+  const DeltaRuleBackwardParams& p_;
+  const DeltaRuleInputs& in_;
+  ChunkRows<T> rows_;
+  int64_t pad_, chunks_ = 0;
+  Sequence tokens_{};
+  Lines state_, grad_, scratch_;
+  Lines dq_, dk_, dp_, x_, r_, grads_;  // of a sequence
+  std::vector<ChunkFactors> factors_;
+  std::vector<float> gate_, dbeta_;
+  float scale_;
+};
+
+template <typename T>
+void delta_chunks_backward(const DeltaRuleBackwardParams& p) {
+  const int64_t tasks = p.in.num_sequences * p.in.num_heads;
+  parallel_tasks(tasks, [&](auto next) {
+    DeltaChunkGradient<T> gradient(p);
+    for (int64_t task = next(); task < tasks; task = next()) gradient.run(task / p.in.num_heads, task % p.in.num_heads);
+  });
+}
+
+}  // namespace flashinfer::cpu

@@ -1,0 +1,109 @@
+"""The delta rule over chunks of tokens: lengths around a chunk's, heads of every size, keys that are alike, hard resets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from flashinfer import delta_rule
+
+from .oracle import delta_rule as oracle
+from .oracle import error, inputs
+
+STATE_BOUND = 1e-5
+# An output's: what rounding to its type does, and to every element of it.
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-12}
+
+
+def run(given, lengths=None, **options):
+    device = given["q"].device
+    offsets = {} if lengths is None else {"cu_seqlens": torch.tensor([0, *lengths], device=device).cumsum(0)}
+    return delta_rule.chunk_gated_delta_rule(**given, scale=0.3, output_final_state=True, **offsets, **options)
+
+
+def check(given, lengths=None, gradients=True, **options) -> None:
+    """Results, and every gradient, against float64."""
+    dtype = given["q"].dtype
+    leaves = {name: one.detach().clone().requires_grad_(gradients) for name, one in given.items()}
+    exact = {name: one.detach().cpu().double().requires_grad_(gradients) for name, one in given.items()}
+    l2norm = options.get("use_qk_l2norm_in_kernel", False)
+    got, want = run(leaves, lengths, **options), oracle(**exact, scale=0.3, l2norm=l2norm, lengths=lengths)
+    assert error(got[0], want[0]) < BOUNDS[dtype] and error(got[1], want[1]) < STATE_BOUND
+    if not gradients:
+        return
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, list(leaves.values()), grads)
+    right = torch.autograd.grad(want, list(exact.values()), [one.cpu().double() for one in grads])
+    for name, one, other in zip(leaves, ours, right, strict=True):
+        bound = BOUNDS[dtype] if one.dtype == dtype else STATE_BOUND
+        if one.dim() == 3:  # one number a token: a head's over all tokens are held against their size
+            one, other = one.mT, other.mT
+        assert error(one, other) < (4 if l2norm else 1) * bound, name  # dy - y <y, dy> takes digits away
+
+
+@pytest.mark.parametrize("tokens", [8, 15, 16, 17, 47, 64, 65])
+def test_lengths_around_a_chunk(tokens, device):
+    check(inputs(torch.float32, device, batch=1, tokens=tokens, heads=1, value_heads=2, key_dim=20, value_dim=40))
+
+
+@pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 96), (17, 1)])
+def test_heads_of_every_size(key_dim, value_dim, dtype, device):
+    check(inputs(dtype, device, batch=1, tokens=37, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim))
+
+
+def test_random_sequences(device):
+    lengths = [random.choice([0, 1, 2, 16, random.randrange(3, 60)]) for _ in range(7)] + [40]
+    given = inputs(
+        torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=40, value_dim=50
+    )
+    check(given, lengths, use_qk_l2norm_in_kernel=True)
+
+
+def test_keys_that_are_alike(device):
+    check(inputs(torch.float32, device, batch=1, tokens=70, heads=1, value_heads=2, alike=True))
+
+
+def test_eight_thousand_tokens(device):
+    given = inputs(
+        torch.float32, device, batch=1, tokens=8193, heads=1, value_heads=1, key_dim=8, value_dim=8, alike=True
+    )
+    check(given, gradients=False)
+
+
+def test_resets(device):
+    """Logarithms of decays of minus infinity: what comes before such a token is forgotten, and nothing is not a number.
+
+    Sums of logarithms reach -100 in a chunk with two of them, where a float's last digit is 4e-6.
+    """
+    given = inputs(torch.float32, device, tokens=50)
+    given["g"][:, [0, 20, 21, 37]] = -float("inf")
+    leaves = {name: one.clone().requires_grad_() for name, one in given.items()}
+    o, state = run(leaves)
+    exact = {name: one.cpu().double().requires_grad_() for name, one in given.items()}
+    finite = exact | {"g": exact["g"].clamp(min=-60.0)}
+    want, last = oracle(**finite, scale=0.3)
+    assert error(o, want) < 5e-5 and error(state, last) < 5e-5
+    wanted = [name for name in given if name not in ("g", "initial_state")]
+    grad = torch.randn_like(o)
+    got = torch.autograd.grad(o, [leaves[name] for name in given], grad)
+    right = torch.autograd.grad(want, [exact[name] for name in wanted], grad.cpu().double())
+    assert all(one.isfinite().all() for one in got)
+    for name, other in zip(wanted, right, strict=True):
+        one = got[list(given).index(name)]
+        if one.dim() == 3:
+            one, other = one.mT, other.mT
+        assert error(one, other) < 5e-5, name
+
+
+def test_few_heads_are_cut_into_columns():
+    """On the CPU a head's columns are tasks of their own where there are fewer heads than threads: the same bits."""
+    given = inputs(torch.float32, "cpu", batch=1, tokens=40, heads=1, value_heads=1, value_dim=150)
+    threads = torch.get_num_threads()
+    want = run(given)
+    try:
+        torch.set_num_threads(5)
+        assert all(one.equal(other) for one, other in zip(run(given), want, strict=True))
+    finally:
+        torch.set_num_threads(threads)
