@@ -12,6 +12,7 @@ from . import causal_conv1d_backward as causal_conv1d_backward
 from . import cli as cli
 from . import comm as comm
 from . import decode as decode
+from . import deep_gemm as deep_gemm
 from . import delta_rule as delta_rule
 from . import delta_rule_backward as delta_rule_backward
 from . import env as env
@@ -21,6 +22,7 @@ from . import fused_moe as fused_moe
 from . import gdn_decode as gdn_decode
 from . import gdn_prefill as gdn_prefill
 from . import gemm as gemm
+from . import grouped_mm as grouped_mm
 from . import integrations as integrations
 from . import jit as jit
 from . import logits_processor as logits_processor
@@ -83,6 +85,18 @@ from .fused_moe import route as route
 from .gdn_decode import gated_delta_rule_decode as gated_delta_rule_decode
 from .gdn_decode import gated_delta_rule_decode_pretranspose as gated_delta_rule_decode_pretranspose
 from .gdn_prefill import chunk_gated_delta_rule as chunk_gated_delta_rule
+from .gemm import SegmentGEMMWrapper as SegmentGEMMWrapper
+from .gemm import batch_deepgemm_fp8_nt_groupwise as batch_deepgemm_fp8_nt_groupwise
+from .gemm import bmm_bf16 as bmm_bf16
+from .gemm import bmm_fp8 as bmm_fp8
+from .gemm import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
+from .gemm import gemm_fp8_nt_blockscaled as gemm_fp8_nt_blockscaled
+from .gemm import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise
+from .gemm import gen_gemm_module as gen_gemm_module
+from .gemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise
+from .gemm import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
+from .gemm import mm_bf16 as mm_bf16
+from .grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
 from .logits_processor import CompileError as CompileError
 from .logits_processor import Compiler as Compiler
 from .logits_processor import FusionRule as FusionRule
@@ -236,10 +250,6 @@ get_w2_permute_indices_with_cache: Any
 trtllm_fp4_block_scale_moe: Any
 trtllm_fp4_block_scale_routed_moe: Any
 trtllm_mxint4_block_scale_moe: Any
-SegmentGEMMWrapper: Any
-bmm_fp8: Any
-fp8_blockscale_gemm_sm90: Any
-gemm_fp8_nt_groupwise: Any
 __version__: str
 
 def __dir__() -> list[str]: ...

@@ -31,7 +31,6 @@ TRTLLM_GEN = Reason(
     "use BatchDecodeWithPagedKVCacheWrapper and BatchPrefillWithPagedKVCacheWrapper",
 )
 TRTLLM_MOE = Reason("TensorRT-LLM's prebuilt kernels (SM100 or newer)", "use torch's products for the experts")
-GEMM = Reason("matrix products of its own", "use torch.matmul, torch._scaled_mm or torch._grouped_mm")
 SEVERAL_GPUS = Reason("kernels that span several GPUs", "use torch.distributed")
 
 

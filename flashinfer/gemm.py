@@ -1,12 +1,400 @@
-"""Matrix products: the names that engines import without a guard."""
+"""Matrix products of groups of rows, each group with a matrix of its own: LoRA, experts, batches, scaled fp8.
+
+Group sizes lie on the device and are never read on the host. Sums are float32; a row's result does not depend on the
+other rows. Sources: Micikevicius et al.: FP8 Formats for Deep Learning, 2022; DeepSeek-V3 Technical Report, 2024,
+section 3.3, for blocks with scales of their own.
+"""
 
 from __future__ import annotations
 
-from . import _unsupported
+import torch
 
-__all__ = _unsupported.declare(
-    globals(),
-    _unsupported.GEMM,
-    functions=("bmm_fp8", "fp8_blockscale_gemm_sm90", "gemm_fp8_nt_groupwise"),
-    classes=("SegmentGEMMWrapper",),
+from ._gemm.arguments import (
+    BLOCK,
+    FP8,
+    OUTPUTS,
+    check_dims,
+    check_dtype,
+    check_same_depth,
+    check_shape,
+    check_tensor,
+    matrices,
+    output,
+    quantized,
+    rows,
+    runs_of,
 )
+from ._gemm.groupwise import Granularity, Groups, by_rows, check_mode, checked_granularity, groupwise
+from ._gemm.operators import grouped_gemm
+from ._gemm.segment import SegmentGEMMWrapper
+from .jit.modules.gemm import gen_gemm_module
+
+__all__ = [
+    "SegmentGEMMWrapper",
+    "batch_deepgemm_fp8_nt_groupwise",
+    "bmm_bf16",
+    "bmm_fp8",
+    "fp8_blockscale_gemm_sm90",
+    "gemm_fp8_nt_blockscaled",
+    "gemm_fp8_nt_groupwise",
+    "gen_gemm_module",
+    "group_deepgemm_fp8_nt_groupwise",
+    "group_gemm_fp8_nt_groupwise",
+    "mm_bf16",
+]
+
+
+def bmm_fp8(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Batch of products of fp8 matrices: ``out[i] = (A[i] @ B[i]) * A_scale * B_scale``.
+
+    Args:
+        A: ``[b, m, k]``, float8_e4m3fn or float8_e5m2.
+        B: ``[b, k, n]``, either of the two; column-major, ``[b, n, k]`` transposed, or else it is copied so.
+        A_scale, B_scale: one float32 number each, on the device of ``A``: what quantised numbers are multiplied by.
+        dtype: of the result: bfloat16, float16 or float32.
+        out: ``[b, m, n]`` to be written.
+        backend: accepted for FlashInfer's callers; the device chooses the kernels.
+
+    Returns:
+        ``[b, m, n]``.
+
+    Raises:
+        ValueError: shapes or devices that do not fit.
+        TypeError: dtypes that do not fit.
+        GradientError: a tensor wants a gradient; there is none.
+    """
+    name = "bmm_fp8"
+    check_dims(name, 3, A=A, B=B)
+    for what, x in (("A", A), ("B", B)):
+        check_dtype(name, what, x.dtype, FP8)
+    check_dtype(name, "dtype", dtype, OUTPUTS)
+    b = B.transpose(1, 2)
+    check_same_depth(name, A, b, ("A", "B"))
+    scales = [_one_number(name, what, x) for what, x in (("A_scale", A_scale), ("B_scale", B_scale))]
+    result = output(name, out, A, (*A.shape[:2], b.shape[1]), dtype)
+    a_scale, b_scale = (scale.reshape(1, 1, 1) for scale in scales)
+    grouped_gemm(result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0)
+    return result
+
+
+def _one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
+    check_tensor(function, name, scale)
+    check_dtype(function, name, scale.dtype, (torch.float32,))
+    if scale.numel() != 1:
+        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
+    return scale
+
+
+def mm_bf16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    pdl: bool = False,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Product of two matrices: ``a @ b + bias``.
+
+    Args:
+        a: ``[m, k]``: bfloat16, float16 or float32.
+        b: ``[k, n]``, same dtype, row-major or column-major.
+        bias: ``[n]``, added in the result's dtype.
+        out: ``[m, n]`` to be written.
+        out_dtype: of the result, and of ``out``.
+        pdl, backend: accepted for FlashInfer's callers.
+
+    Returns:
+        ``[m, n]``.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
+    """
+    check_dims("mm_bf16", 2, a=a, b=b)
+    check_dtype("mm_bf16", "a", a.dtype, OUTPUTS)
+    check_dtype("mm_bf16", "b", b.dtype, (a.dtype,))
+    matrix = b.t()
+    check_same_depth("mm_bf16", a, matrix, ("a", "b"))
+    result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
+    grouped_gemm(
+        result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0
+    )  # fmt: skip
+    return result if bias is None else result.add_(bias)
+
+
+def bmm_bf16(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Batch of products: ``out[i] = A[i] @ B[i]``.
+
+    Args:
+        A: ``[b, m, k]``: bfloat16, float16 or float32.
+        B: ``[b, k, n]``, same dtype, row-major or column-major.
+        out: ``[b, m, n]`` to be written.
+        out_dtype: of the result, and of ``out``.
+        backend: accepted for FlashInfer's callers.
+
+    Returns:
+        ``[b, m, n]``.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
+    """
+    check_dims("bmm_bf16", 3, A=A, B=B)
+    check_dtype("bmm_bf16", "A", A.dtype, OUTPUTS)
+    check_dtype("bmm_bf16", "B", B.dtype, (A.dtype,))
+    b = B.transpose(1, 2)
+    check_same_depth("bmm_bf16", A, b, ("A", "B"))
+    result = output("bmm_bf16", out, A, (*A.shape[:2], b.shape[1]), out_dtype)
+    grouped_gemm(result, rows(A), matrices(b), None, None, None, None, None, None, None, 0, 0, 0)
+    return result
+
+
+def gemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    scale_major_mode: str = "MN",
+    mma_sm: int = 1,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Product of fp8 matrices whose blocks have scales: ``(a * a_scale) @ (b * b_scale).T``.
+
+    Args:
+        a: ``[m, k]``, float8_e4m3fn or float8_e5m2, any number of rows.
+        b: ``[n, k]``, either of the two.
+        a_scale: float32; ``[m / gm, k / gk]`` where ``scale_major_mode`` is ``"K"``, ``[k / gk, m / gm]`` where it is
+            ``"MN"``; sizes are rounded up.
+        b_scale: float32, the same of n and k.
+        scale_granularity_mnk: ``(gm, gn, gk)``, how many numbers share a scale along each.
+        mma_sm: 1 or 2, accepted for FlashInfer's callers.
+        out: ``[m, n]`` to be written.
+        out_dtype: of the result, by default that of ``out``, or bfloat16.
+
+    Returns:
+        ``[m, n]``.
+
+    Raises:
+        ValueError: ranks, shapes, devices, a mode or granularity that do not fit.
+        TypeError: dtypes that do not fit.
+        GradientError: a tensor wants a gradient; there is none.
+    """
+    name = "gemm_fp8_nt_groupwise"
+    check_dims(name, 2, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
+    check_mode(name, scale_major_mode, mma_sm)
+    a_scale, b_scale = (
+        by_rows(name, what, x, scale_major_mode) for what, x in (("a_scale", a_scale), ("b_scale", b_scale))
+    )
+    result = output(name, out, a, (a.shape[0], b.shape[0]), out_dtype)
+    granularity = checked_granularity(name, scale_granularity_mnk)
+    groupwise(name, result, a, b.unsqueeze(0), a_scale, b_scale.unsqueeze(0), granularity)
+    return result
+
+
+def gemm_fp8_nt_blockscaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    scale_major_mode: str = "MN",
+    mma_sm: int = 1,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`gemm_fp8_nt_groupwise` whose blocks are 128 x 128 of both matrices."""
+    return gemm_fp8_nt_groupwise(
+        a, b, a_scale, b_scale, scale_major_mode, mma_sm, (BLOCK, BLOCK, BLOCK), out, out_dtype
+    )
+
+
+def group_gemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    scale_granularity_mnk: Granularity = (1, 128, 128),
+    scale_major_mode: str = "MN",
+    mma_sm: int = 1,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`gemm_fp8_nt_groupwise` of each group of rows with a matrix of its own.
+
+    Args:
+        a: ``[m, k]``, rows of all groups one after the other, any number of each.
+        b: ``[e, n, k]``, a matrix for each group.
+        a_scale: as of :func:`gemm_fp8_nt_groupwise`, of all rows; ``gm`` counts from the first of them.
+        b_scale: ``[e, ...]``, for each matrix as of :func:`gemm_fp8_nt_groupwise`.
+        m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+        scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as of :func:`gemm_fp8_nt_groupwise`.
+        out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
+
+    Returns:
+        ``[m, n]``.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
+    """
+    name = "group_gemm_fp8_nt_groupwise"
+    check_dims(name, 2, a=a, a_scale=a_scale)
+    check_dims(name, 3, b=b, b_scale=b_scale)
+    check_mode(name, scale_major_mode, mma_sm)
+    check_dims(name, 1, m_indptr=m_indptr)
+    check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
+    a_scale, b_scale = (
+        by_rows(name, what, x, scale_major_mode) for what, x in (("a_scale", a_scale), ("b_scale", b_scale))
+    )
+    result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
+    granularity = checked_granularity(name, scale_granularity_mnk)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(m_indptr))
+    return result
+
+
+def group_deepgemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    scale_granularity_mnk: Granularity | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Product of each row with the matrix that it names: ``out[i] = (a[i] * a_scale[i]) @ (b[g] * b_scale[g]).T``.
+
+    Args:
+        a: ``[m, k]``, float8_e4m3fn or float8_e5m2; rows of one group are neighbours.
+        b: ``[e, n, k]``.
+        a_scale: float32 ``[m / gm, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
+        m_indices: int32 or int64 ``[m]``, ``g`` of each row; rows with -1 belong to none.
+        scale_granularity_mnk: ``(1, 128, 128)`` by default.
+        out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
+        out_dtype: of the result, by default that of ``out``, or bfloat16.
+
+    Returns:
+        ``[m, n]``.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
+    """
+    name = "group_deepgemm_fp8_nt_groupwise"
+    check_dims(name, 2, a=a, a_scale=a_scale)
+    check_dims(name, 3, b=b, b_scale=b_scale)
+    check_dims(name, 1, m_indices=m_indices)
+    check_dtype(name, "m_indices", m_indices.dtype, (torch.int32, torch.int64))
+    check_shape(name, "m_indices", m_indices, (a.shape[0],))
+    result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
+    granularity = checked_granularity(name, scale_granularity_mnk)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(*runs_of(m_indices, b.shape[0])))
+    return result
+
+
+def batch_deepgemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    scale_granularity_mnk: Granularity | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Products of the first rows of each of a batch: those past ``masked_m`` are neither read nor written.
+
+    Args:
+        a: ``[e, m, k]``, float8_e4m3fn or float8_e5m2.
+        b: ``[e, n, k]``.
+        a_scale: float32 ``[e, m, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
+        masked_m: int32 or int64 ``[e]`` on the device: how many rows count.
+        expected_m: about how many; accepted, and changes nothing.
+        scale_granularity_mnk: ``(1, 128, 128)`` by default; its first number is 1.
+        out: ``[e, m, n]``; a new one has zeros in rows that do not count.
+        out_dtype: of the result, by default that of ``out``, or bfloat16.
+
+    Returns:
+        ``[e, m, n]``.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
+    """
+    name = "batch_deepgemm_fp8_nt_groupwise"
+    check_dims(name, 3, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
+    check_dims(name, 1, masked_m=masked_m)
+    check_shape(name, "masked_m", masked_m, (a.shape[0],))
+    granularity = checked_granularity(name, scale_granularity_mnk)
+    if granularity[0] != 1:
+        raise ValueError(f"{name}: scale_granularity_mnk: got {granularity}, wanted 1 as its first number")
+    result = output(name, out, a, (*a.shape[:2], b.shape[1]), out_dtype, zeros=True)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(None, masked_m))
+    return result
+
+
+def fp8_blockscale_gemm_sm90(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    input_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``input @ weight.T`` in fp8 with a scale for each 128 numbers of the depth, on every device.
+
+    Args:
+        input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with ``input_scale``.
+        weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16.
+        input_scale: float32 ``[m, k / 128]``.
+        weight_scale: float32 ``[n, k / 128]``, or ``[n / 128, k / 128]`` (n rounded up).
+        out: ``[m, n]`` to be written.
+        out_dtype: bfloat16 by default.
+
+    Returns:
+        ``[m, n]``.
+
+    Raises:
+        ValueError: shapes that do not fit, scales that are missing or beside bfloat16.
+        TypeError: dtypes that do not fit.
+        GradientError: a tensor wants a gradient; there is none.
+    """
+    name = "fp8_blockscale_gemm_sm90"
+    check_dims(name, 2, input=input, weight=weight)
+    check_same_depth(name, input, weight, ("input", "weight"))
+    if input.shape[1] % BLOCK != 0:
+        raise ValueError(f"{name}: input: got a depth of {input.shape[1]}, wanted one divisible by block size {BLOCK}")
+    a, a_scale = _in_eight_bits(name, "input", input, input_scale)
+    b, b_scale = _in_eight_bits(name, "weight", weight, weight_scale)
+    by_row = b_scale.shape[0] == weight.shape[0]
+    result = output(name, out, input, (input.shape[0], weight.shape[0]), out_dtype)
+    granularity = (1, 1 if by_row else BLOCK, BLOCK)
+    groupwise(name, result, a, b.unsqueeze(0), a_scale, b_scale.unsqueeze(0), granularity)
+    return result
+
+
+def _in_eight_bits(
+    function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.dtype == torch.bfloat16:
+        if scale is not None:
+            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
+        return quantized(x)
+    if x.dtype != torch.float8_e4m3fn:
+        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
+    if scale is None:
+        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
+    return x, scale

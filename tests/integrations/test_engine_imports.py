@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer import _unsupported
 from flashinfer.errors import FlashInferError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,9 +116,9 @@ def test_what_has_no_kernel_says_so_when_it_is_called(module, name):
 
 def test_wrappers_without_kernels_have_the_methods_of_wrappers():
     """FlashInfer's tests name them when they are collected."""
-    wrapper = flashinfer.gemm.SegmentGEMMWrapper
+    wrapper = _unsupported.kind("OfSomeGPUWrapper", _unsupported.FP4)
     for method in ("plan", "run"):
-        with pytest.raises(UnsupportedError, match=f"SegmentGEMMWrapper.{method}: needs"):
+        with pytest.raises(UnsupportedError, match=f"OfSomeGPUWrapper.{method}: needs"):
             getattr(wrapper, method)(None)
 
 

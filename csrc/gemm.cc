@@ -1,0 +1,174 @@
+// The operator of the gemm family; the kernels are in gemm_cpu.cc and gemm_cuda.cu.
+#include "binding/binding.h"
+
+#include <flashinfer/common/gemm.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace flashinfer::binding {
+namespace {
+
+using Maybe = std::optional<Tensor>;
+
+std::string text_of(int64_t number) { return std::to_string(number); }
+
+int64_t rows_in(const View& arg) { return arg.ndim == 2 ? arg.size(0) : arg.size(0) * arg.size(1); }
+
+void check_element_types(const Check& check, const View& a, const View& b, const View& out) {
+  check.dtype(a, {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2});
+  if (size_of(a.dtype) == 1) {
+    check.dtype(b, {DType::kFloat8E4M3, DType::kFloat8E5M2});
+  } else {
+    check.same_dtype(b, a);
+  }
+  check.floating(out);
+}
+
+// Counts and places, one for each of `count` groups (any number where that is negative).
+Indices indices_of(const Check& check, const Maybe& tensor, const char* name, const View& like, int64_t count) {
+  if (!tensor) return {};
+  const View list(*tensor, name);
+  check.rank(list, 1, 1);
+  check.dtype(list, {DType::kInt32, DType::kInt64});
+  check.same_device(list, like);
+  check.contiguous(list);
+  check.aligned(list);
+  if (count >= 0 && list.size(0) != count)
+    check.fail(list, "got " + text_of(list.size(0)) + " elements, wanted " + text_of(count) + ", one for each group");
+  return {list.data, list.dtype == DType::kInt64};
+}
+
+// Whether a scale's dimension has one element for all of `size`; else it has one for every `each` of them.
+bool is_shared(const Check& check, const View& scale, int64_t dim, int64_t size, int64_t each) {
+  const int64_t blocks = each ? (size + each - 1) / each : 1, got = scale.size(dim);
+  if (got != 1 && got != blocks)
+    check.fail(scale, "got " + text_of(got) + " elements in dimension " + text_of(dim < 0 ? dim + scale.ndim : dim) +
+                          ", wanted " + (blocks == 1 ? "1" : "1 or " + text_of(blocks)));
+  return got == 1;
+}
+
+constexpr Rows kOnePlace{INT64_MAX, 1, 0, 0, 0};
+
+GemmScale scale_of(const Check& check, const Maybe& tensor, const char* name, const View& like, int64_t each_row,
+                   int64_t each_depth) {
+  GemmScale scale{nullptr, 0, 0, kOnePlace, std::max<int64_t>(each_row, 1)};
+  if (!tensor) return scale;
+  const View view(*tensor, name);
+  check.rank(view, like.ndim, like.ndim);
+  check.dtype(view, {DType::kFloat32});
+  check.same_device(view, like);
+  check.aligned(view);
+  if (!is_shared(check, view, -1, like.size(-1), each_depth)) scale.depth_stride = view.stride(-1);
+  scale.data = static_cast<const float*>(view.data);
+  return scale;
+}
+
+// Factors of a, whose rows are those of two dimensions together where it has three.
+GemmScale a_scale_of(const Check& check, const Maybe& tensor, const View& a, int64_t each_row, int64_t each_depth) {
+  GemmScale scale = scale_of(check, tensor, "a_scale", a, each_row, each_depth);
+  if (!tensor) return scale;
+  const View view(*tensor, "a_scale");
+  if (a.ndim == 3 && each_row > 1) check.fail("granularity_m", "got more than 1 for an a of three dimensions");
+  bool shared = is_shared(check, view, -2, a.size(-2), each_row);
+  if (a.ndim == 3) shared = is_shared(check, view, 0, each_row ? a.size(0) : 1, 1) && shared;
+  if (a.ndim == 3 && !shared) check.shape(view, {a.size(0), a.size(1), -1});
+  if (!shared) scale.places = check.rows(view);
+  return scale;
+}
+
+GemmScale b_scale_of(const Check& check, const Maybe& tensor, const View& b, int64_t each_row, int64_t each_depth) {
+  GemmScale scale = scale_of(check, tensor, "b_scale", b, each_row, each_depth);
+  if (!tensor) return scale;
+  const View view(*tensor, "b_scale");
+  if (!is_shared(check, view, 0, b.size(0), 1)) scale.matrix_stride = view.stride(0);
+  if (!is_shared(check, view, 1, b.size(1), each_row)) scale.places = {INT64_MAX, 1, 0, 0, view.stride(1)};
+  return scale;
+}
+
+int64_t number_of_groups(const Check& check, const Maybe& m_indptr, const Maybe& m_counts, const Maybe& b_indices,
+                         int64_t matrices) {
+  if (m_indptr) {
+    const View list(*m_indptr, "m_indptr");
+    if (list.numel < 1) check.fail(list, "got no element, wanted one more than there are groups");
+    return list.numel - 1;
+  }
+  if (m_counts) return View(*m_counts, "m_counts").numel;
+  return b_indices ? View(*b_indices, "b_indices").numel : matrices;
+}
+
+void check_groups(const Check& check, const GemmParams& p, const View& out, const Maybe& m_indptr,
+                  const Maybe& b_indices) {
+  if (!m_indptr && out.ndim == 3 && out.size(0) != p.num_groups)
+    check.fail(out, "got a batch of " + text_of(out.size(0)) + ", wanted " + text_of(p.num_groups) + ", the groups");
+  if (!b_indices && p.num_groups > p.num_matrices)
+    check.fail("b", "got " + text_of(p.num_matrices) + " matrices for " + text_of(p.num_groups) + " groups");
+  if (!m_indptr && p.num_groups > 0 && p.m % p.num_groups != 0)
+    check.fail("out", "got " + text_of(p.m) + " rows, wanted a multiple of " + text_of(p.num_groups) + ", the groups");
+}
+
+// b is read along its depth, or along its rows.
+void check_b_layout(const Check& check, const View& b) {
+  if (b.numel == 0 || b.size(-1) <= 1 || b.stride(-1) == 1) return;
+  if (size_of(b.dtype) > 1 && (b.size(-2) <= 1 || b.stride(-2) == 1)) return;
+  check.fail(b, size_of(b.dtype) == 1 ? "got a stride of the last dimension, wanted 1"
+                                      : "got strides of both last dimensions, wanted 1 of one of them");
+}
+
+void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, const Maybe& a_scale,
+                      const Maybe& b_scale, const Maybe& m_indptr, const Maybe& m_counts, const Maybe& b_indices,
+                      const Maybe& a_rows, const Maybe& row_scale, int64_t granularity_m, int64_t granularity_n,
+                      int64_t granularity_k) {
+  const Check check("grouped_gemm");
+  const View out(out_, "out"), a(a_, "a"), b(b_, "b");
+  check.rank(out, 2, 3), check.rank(a, 2, 3), check.rank(b, 3, 3);
+  check_element_types(check, a, b, out);
+  const int64_t n = out.size(-1), k = a.size(-1), m = rows_in(out);
+  check.shape(b, {-1, n, k});
+  if (!a_rows && rows_in(a) != m)
+    check.fail(a, "got " + text_of(rows_in(a)) + " rows, wanted " + text_of(m) + " as out has");
+  check.same_device(b, a), check.same_device(out, a);
+  check.last_contiguous(out), check.last_contiguous(a);
+  check_b_layout(check, b);
+  check.aligned(a), check.aligned(b), check.writable(out);
+  check.no_overlap(out, a, false), check.no_overlap(out, b, false);
+  for (const auto& [name, each] : {std::pair<const char*, int64_t>{"granularity_m", granularity_m},
+                                   {"granularity_n", granularity_n},
+                                   {"granularity_k", granularity_k}})
+    check.that(each >= 0, name, "got a negative number, wanted 0 for one scale of the whole extent, or more");
+  GemmParams p{};
+  p.a = a.data, p.b = b.data, p.out = out.data;
+  p.a_places = check.rows(a), p.out_places = check.rows(out);
+  const bool by_depth = b.size(2) <= 1 ? b.stride(1) != 1 || b.size(1) <= 1 : b.stride(2) == 1;
+  p.b_matrix_stride = b.stride(0), p.b_stride_n = by_depth ? b.stride(1) : 1, p.b_stride_k = by_depth ? 1 : b.stride(2);
+  p.m = m, p.n = n, p.k = k, p.a_num_rows = rows_in(a), p.num_matrices = b.size(0);
+  p.num_groups = number_of_groups(check, m_indptr, m_counts, b_indices, p.num_matrices);
+  p.m_indptr = indices_of(check, m_indptr, "m_indptr", a, -1);
+  p.m_counts = indices_of(check, m_counts, "m_counts", a, p.num_groups);
+  p.b_indices = indices_of(check, b_indices, "b_indices", a, p.num_groups);
+  check_groups(check, p, out, m_indptr, b_indices);
+  p.a_scale = a_scale_of(check, a_scale, a, granularity_m, granularity_k);
+  p.b_scale = b_scale_of(check, b_scale, b, granularity_n, granularity_k);
+  // Factors that the whole depth shares are applied once.
+  p.scale_depth = p.a_scale.depth_stride || p.b_scale.depth_stride ? granularity_k : 0;
+  for (const auto& [tensor, name, dtype] :
+       {std::tuple<const Maybe&, const char*, DType>{a_rows, "a_rows", DType::kInt32},
+        {row_scale, "row_scale", DType::kFloat32}}) {
+    if (!tensor) continue;
+    const View list(*tensor, name);
+    check.dtype(list, {dtype});
+    check.shape(list, {m});
+    check.same_device(list, a);
+    check.contiguous(list), check.aligned(list);
+    (dtype == DType::kInt32 ? reinterpret_cast<const void*&>(p.a_rows) : reinterpret_cast<const void*&>(p.row_scale)) =
+        list.data;
+  }
+  p.a_dtype = a.dtype, p.b_dtype = b.dtype, p.out_dtype = out.dtype;
+  if (m == 0 || n == 0 || p.num_groups == 0) return;
+  grouped_gemm(p, OnDevice(a));
+}
+
+FLASHINFER_LIBRARY(m) { m.impl("grouped_gemm", box<run_grouped_gemm>); }
+
+}  // namespace
+}  // namespace flashinfer::binding

@@ -1,0 +1,1 @@
+"""What the gemm family is made of."""

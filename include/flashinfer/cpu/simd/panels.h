@@ -1,0 +1,194 @@
+// Products of matrices of any size: rows packed beside each other, columns packed into panels, sums in registers.
+//
+// A unit is 32 bits of the depth: a float, or where the processor multiplies those, two numbers of bfloat16. A sum is
+// taken over the depth in rising order whatever else is multiplied with it, so a row's result is that row's alone.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/cpu/simd/gemm_bf16.h>
+
+namespace flashinfer::cpu {
+
+constexpr int kTileVectors = kRegisters == 32 ? 4 : 2, kTileColumns = kTileVectors * kLanes, kTileRows = 6;
+
+using Pair = uint32_t;  // two numbers of bfloat16, the first in the lower half
+template <typename Unit>
+constexpr int kUnitDepth = std::is_same_v<Unit, Pair> ? 2 : 1;
+
+// Types whose every number is one of bfloat16.
+template <typename T>
+constexpr bool kFitsPairs = sizeof(T) == 1 || std::is_same_v<T, bfloat16_t>;
+
+inline vfloat add_product(vfloat sum, float left, vfloat right) { return sum + right * left; }
+inline vfloat add_product(vfloat sum, Pair left, vfloat right) {
+  if constexpr (kHasPairs) return add_pairs(sum, vuint{} + left, bit_cast<vuint>(right));
+  return sum;
+}
+
+// 2 * kLanes numbers as kLanes pairs.
+inline vfloat as_pairs(vfloat first, vfloat second) {
+#if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
+  return (vfloat)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+  return first + second;  // never called
+#endif
+}
+
+// kLanes units of a row of T, of which `count` numbers are there and the others zero.
+template <typename Unit, typename T>
+inline vfloat load_units(const T* from, int64_t count) {
+  if constexpr (kUnitDepth<Unit> == 1) {
+    return load(from, static_cast<int>(count < kLanes ? count : kLanes));
+  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
+    vfloat units{};
+    std::memcpy(&units, from, count < 2 * kLanes ? count * sizeof(T) : sizeof(units));
+    return units;
+  } else {
+    if (count >= 2 * kLanes) return as_pairs(load(from), load(from + kLanes));
+    T padded[2 * kLanes] = {};
+    std::memcpy(padded, from, count * sizeof(T));
+    return as_pairs(load(padded), load(padded + kLanes));
+  }
+}
+
+// A row of T as units, rounded up to whole vectors.
+template <typename Unit, typename T>
+inline void pack_units(const T* row, int64_t depth, Unit* to) {
+  constexpr int kStep = kLanes * kUnitDepth<Unit>;
+  for (int64_t d = 0; d < depth; d += kStep, to += kLanes) {
+    const vfloat units = load_units<Unit>(row + d, depth - d);
+    std::memcpy(to, &units, sizeof(units));
+  }
+}
+
+// `columns` columns of which each is a row of T in memory, `stride` apart: [depth][kTileColumns] units.
+template <typename Unit, typename T>
+inline void pack_columns_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
+  constexpr int kStep = kLanes * kUnitDepth<Unit>;
+  const int64_t units = (depth + kUnitDepth<Unit> - 1) / kUnitDepth<Unit>;
+  for (int v = 0; v < kTileVectors; ++v) {
+    for (int64_t d = 0, unit = 0; d < depth; d += kStep, unit += kLanes) {
+      vfloat block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t column = v * kLanes + i;
+        block[i] = column < columns ? load_units<Unit>(from + column * stride + d, depth - d) : vfloat{};
+      }
+      transpose(block);
+      const int64_t count = units - unit < kLanes ? units - unit : kLanes;
+      for (int64_t i = 0; i < count; ++i)
+        std::memcpy(panel + (unit + i) * kTileColumns + v * kLanes, &block[i], sizeof(vfloat));
+    }
+  }
+}
+
+// The same where rows of T in memory, `stride` apart, are steps of the depth.
+template <typename Unit, typename T>
+inline void pack_steps_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
+  for (int64_t d = 0; d < depth; d += kUnitDepth<Unit>, panel += kTileColumns) {
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int64_t left = columns - v * kLanes;
+      const int count = static_cast<int>(left < 0 ? 0 : left < kLanes ? left : kLanes);
+      const T* first = from + d * stride + v * kLanes;
+      vfloat units{};
+      if constexpr (kUnitDepth<Unit> == 1) {
+        if (count > 0) units = load(first, count);
+      } else if constexpr (std::is_same_v<T, bfloat16_t>) {
+        const bfloat16_t zeros[kLanes] = {};
+        if (count > 0) units = bit_cast<vfloat>(pairs_of(first, d + 1 < depth ? first + stride : zeros, count));
+      }
+      std::memcpy(panel + v * kLanes, &units, sizeof(units));
+    }
+  }
+}
+
+// What is done with the sums of a tile: c = sum or c += sum, and where there are factors, of the sum times them.
+struct TileSums {
+  bool add;
+  const float* row_factor;     // null: 1
+  const float* column_factor;  // kTileColumns of them
+};
+
+// A vector of finished sums beside what was there.
+inline vfloat finish_sums(vfloat before, vfloat sum, const TileSums& become, int64_t row, int64_t column) {
+  if (become.row_factor) sum *= load(become.column_factor + column) * become.row_factor[row];
+#if defined(FLASHINFER_AVX512)
+  asm("" : "+v"(sum));  // the product is rounded: whether it and the addition become one must not differ by place
+#elif defined(FLASHINFER_NEON)
+  asm("" : "+w"(sum));
+#elif defined(FLASHINFER_AVX2)
+  asm("" : "+x"(sum));
+#endif
+  return become.add ? before + sum : sum;
+}
+
+template <typename Unit, int kRows>
+inline void multiply_tile(int64_t units, const Unit* __restrict a, int64_t a_stride, const Unit* __restrict panel,
+                          float* __restrict c, int64_t c_stride, const TileSums& become) {
+  vfloat sums[kRows][kTileVectors] = {};
+  for (int64_t k = 0; k < units; ++k, panel += kTileColumns) {
+    vfloat right[kTileVectors];
+    for (int v = 0; v < kTileVectors; ++v) right[v] = load_raw<vfloat>(panel + v * kLanes);
+    for (int row = 0; row < kRows; ++row)
+      for (int v = 0; v < kTileVectors; ++v) sums[row][v] = add_product(sums[row][v], a[row * a_stride + k], right[v]);
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kTileVectors; ++v) {
+      float* to = c + row * c_stride + v * kLanes;
+      store(to, finish_sums(load(to), sums[row][v], become, row, v * kLanes));
+    }
+  }
+}
+
+// Any number of rows with one panel.
+template <typename Unit>
+inline void multiply_rows(int64_t rows, int64_t units, const Unit* a, int64_t a_stride, const Unit* panel, float* c,
+                          int64_t c_stride, TileSums become) {
+  const auto advance = [&](auto count) {
+    constexpr int kRows = decltype(count)::value;
+    multiply_tile<Unit, kRows>(units, a, a_stride, panel, c, c_stride, become);
+    a += kRows * a_stride, c += kRows * c_stride, rows -= kRows;
+    if (become.row_factor) become.row_factor += kRows;
+  };
+  while (rows >= kTileRows) advance(std::integral_constant<int, kTileRows>{});
+  switch (rows) {
+    case 5: return advance(std::integral_constant<int, 5>{});
+    case 4: return advance(std::integral_constant<int, 4>{});
+    case 3: return advance(std::integral_constant<int, 3>{});
+    case 2: return advance(std::integral_constant<int, 2>{});
+    case 1: return advance(std::integral_constant<int, 1>{});
+    default: return;
+  }
+}
+
+// Sums of `rows` rows, few of them, with kLanes columns that are rows of T in memory: what is read once is transposed
+// in registers and multiplied there. Adds up in the order of multiply_tile.
+template <typename Unit, typename T>
+inline void stream_columns(int64_t rows, const Unit* a, int64_t a_stride, const T* from, int64_t stride,
+                           int64_t columns, int64_t depth, vfloat* sums) {
+  constexpr int kStep = kLanes * kUnitDepth<Unit>, kAtOnce = 4;  // rows whose sums wait for each other no more
+  for (int64_t row = 0; row < rows; ++row) sums[row] = vfloat{};
+  for (int64_t d = 0; d < depth; d += kStep, a += kLanes) {
+    vfloat block[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const T* at = from + i * stride + d;
+      if (i < columns) __builtin_prefetch(at + 1024 / sizeof(T));
+      block[i] = i < columns ? load_units<Unit>(at, depth - d) : vfloat{};
+    }
+    transpose(block);
+    // What lies behind the depth is zero on both sides, and adds nothing.
+    int64_t row = 0;
+    for (; row + kAtOnce <= rows; row += kAtOnce) {
+      const Unit* left = a + row * a_stride;
+      vfloat sum[kAtOnce];
+      for (int r = 0; r < kAtOnce; ++r) sum[r] = sums[row + r];
+      for (int i = 0; i < kLanes; ++i)
+        for (int r = 0; r < kAtOnce; ++r) sum[r] = add_product(sum[r], left[r * a_stride + i], block[i]);
+      for (int r = 0; r < kAtOnce; ++r) sums[row + r] = sum[r];
+    }
+    for (; row < rows; ++row)
+      for (int i = 0; i < kLanes; ++i) sums[row] = add_product(sums[row], a[row * a_stride + i], block[i]);
+  }
+}
+
+}  // namespace flashinfer::cpu

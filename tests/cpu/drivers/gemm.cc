@@ -1,0 +1,80 @@
+// Grouped products: rows of each group with a matrix of its own, few rows and many, against double.
+#include <flashinfer/cpu/gemm.h>
+
+#include "harness.h"
+
+using namespace driver;
+
+struct Shape {
+  std::vector<int64_t> sizes;
+  int64_t n, k;
+};
+
+template <typename T>
+constexpr DType kType = DType::kFloat32;
+template <>
+inline constexpr DType kType<half_t> = DType::kFloat16;
+template <>
+inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
+template <>
+inline constexpr DType kType<fp8_e4m3_t> = DType::kFloat8E4M3;
+template <>
+inline constexpr DType kType<fp8_e5m2_t> = DType::kFloat8E5M2;
+
+// With scales, each 32 numbers of the depth of a row of a have one, and each 16 rows of a matrix.
+template <typename A, typename B, typename O>
+void products(const Shape& shape, bool by_depth, bool with_scales) {
+  constexpr int64_t kRowsShare = 16, kDepthShare = 32;
+  std::vector<int32_t> indptr{0};
+  for (const int64_t size : shape.sizes) indptr.push_back(indptr.back() + static_cast<int32_t>(size));
+  const int64_t groups = static_cast<int64_t>(shape.sizes.size()), m = indptr.back() + 2, n = shape.n, k = shape.k;
+  const int64_t depths = (k + kDepthShare - 1) / kDepthShare, blocks = (n + kRowsShare - 1) / kRowsShare;
+  const auto a = drawn<A>(m * k);
+  const auto b = drawn<B>(groups * n * k);
+  auto out = unwritten<O>(m * (n + 3));
+  const auto a_scale = drawn<float>(m * depths), b_scale = drawn<float>(groups * blocks * depths);
+  GemmParams p{};
+  p.a = a.data(), p.b = b.data(), p.out = out.data();
+  p.a_places = rows(m, k), p.out_places = rows(m, n + 3);
+  p.m_indptr = {indptr.data(), false};
+  p.b_matrix_stride = n * k, p.b_stride_n = by_depth ? k : 1, p.b_stride_k = by_depth ? 1 : n;
+  p.m = m, p.n = n, p.k = k, p.a_num_rows = m, p.num_groups = p.num_matrices = groups;
+  if (with_scales) {
+    p.a_scale = {a_scale.data(), 0, 1, rows(m, depths), 1};
+    p.b_scale = {b_scale.data(), blocks * depths, 1, rows(blocks, depths), kRowsShare};
+    p.scale_depth = kDepthShare;
+  }
+  p.a_dtype = kType<A>, p.b_dtype = kType<B>, p.out_dtype = kType<O>;
+  cpu::grouped_gemm(p);
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t row = indptr[g]; row < indptr[g + 1]; ++row) {
+      for (int64_t column = 0; column < n; ++column) {
+        double want = 0, size = 0;
+        for (int64_t d = 0; d < k; ++d) {
+          const int64_t at = g * n * k + (by_depth ? column * k + d : d * n + column), part = d / kDepthShare;
+          double term = value(a[row * k + d]) * value(b[at]);
+          if (with_scales)
+            term *= static_cast<double>(a_scale[row * depths + part]) *
+                    b_scale[(g * blocks + column / kRowsShare) * depths + part];
+          want += term, size += std::fabs(term);
+        }
+        check_rounded("grouped_gemm", row, out[row * (n + 3) + column], want, 1e-6, size);
+      }
+      check("behind a row", row, value(out[row * (n + 3) + n]), NAN, 0);
+    }
+  }
+  check("behind the groups", 0, value(out[(m - 2) * (n + 3)]), NAN, 0);
+}
+
+void run() {
+  const Shape shapes[] = {{{3, 0, 18}, 70, 33}, {{1, 160}, 21, 96}, {{16, 17}, 130, 600}};
+  for (const Shape& shape : shapes) {
+    for (const bool by_depth : {true, false}) {
+      products<float, float, float>(shape, by_depth, false);
+      products<half_t, half_t, bfloat16_t>(shape, by_depth, false);
+      products<bfloat16_t, bfloat16_t, half_t>(shape, by_depth, by_depth);
+    }
+    products<fp8_e4m3_t, fp8_e5m2_t, float>(shape, true, true);
+    products<fp8_e5m2_t, fp8_e4m3_t, bfloat16_t>(shape, true, false);
+  }
+}

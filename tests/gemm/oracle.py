@@ -1,0 +1,48 @@
+"""Grouped products in float64, and numbers with which they are exact."""
+
+from __future__ import annotations
+
+import torch
+
+from ..support.oracle import ulp
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SENTINEL = 7.0
+
+
+def drawn(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def integers(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Numbers of which sums of a few thousand products are exact in every format that sums are taken in."""
+    return torch.randint(-1, 3, shape, device=device).float().to(dtype)
+
+
+def spread(scale: torch.Tensor, each: tuple[int, int], shape: tuple[int, ...]) -> torch.Tensor:
+    """A scale for each number of a matrix, in float64."""
+    for dim, count in ((-2, each[0]), (-1, each[1])):
+        scale = scale.repeat_interleave(count, dim)
+    return scale[..., : shape[-2], : shape[-1]].double()
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor | None, each: tuple[int, int]) -> torch.Tensor:
+    return x.double() if scale is None else x.double() * spread(scale, each, tuple(x.shape))
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``a @ b.T`` of float64, and the same of magnitudes."""
+    return a @ b.transpose(-1, -2), a.abs() @ b.abs().transpose(-1, -2)
+
+
+def assert_product(
+    got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, groups: int = 1
+) -> None:
+    """``got`` is ``want`` rounded once, but for errors of the sums.
+
+    Those of tensor cores are cut, not rounded; Hopper's of 8 bits keep about 13 bits before 128 of them are added up.
+    """
+    share = 2**-12 if dtype in FP8 and got.is_cuda else 2**-20
+    bound = ulp(want, got.dtype) / 2 * 1.001 + share * magnitude * groups
+    error = (got.double() - want).abs()
+    assert got.shape == want.shape and bool((error <= bound).all()), f"off by {(error - bound).max()}"

@@ -1,0 +1,190 @@
+"""Products of fp8 matrices with scales, against float64 of the dequantised numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import deep_gemm
+from flashinfer.errors import GradientError
+from flashinfer.gemm import (
+    batch_deepgemm_fp8_nt_groupwise,
+    bmm_fp8,
+    fp8_blockscale_gemm_sm90,
+    gemm_fp8_nt_blockscaled,
+    gemm_fp8_nt_groupwise,
+    group_deepgemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise,
+)
+
+from .oracle import FP8, SENTINEL, assert_product, drawn, integers, product, scaled
+
+E4M3 = torch.float8_e4m3fn
+
+
+def scale_of(*shape: int, device: str) -> torch.Tensor:
+    return torch.rand(shape, device=device) + 0.25
+
+
+def kept(scale: torch.Tensor, mode: str) -> torch.Tensor:
+    """Scales ``[..., rows, depth]`` as a mode wants them."""
+    return scale if mode == "K" else scale.transpose(-1, -2).contiguous()
+
+
+@pytest.mark.parametrize("left", FP8)
+@pytest.mark.parametrize("right", FP8)
+@pytest.mark.parametrize("column_major", [True, False])
+def test_bmm(left, right, column_major, dtype, device):
+    a, b = drawn(4, 19, 72, dtype=left, device=device), drawn(4, 40, 72, dtype=right, device=device).transpose(1, 2)
+    if not column_major:
+        b = b.contiguous()
+    a_scale, b_scale = scale_of(1, device=device), scale_of(device=device)
+    out = torch.full((4, 19, 40), SENTINEL, dtype=dtype, device=device)
+    assert bmm_fp8(a, b, a_scale, b_scale, dtype, out, "cublas") is out
+    assert torch.equal(bmm_fp8(a, b, a_scale, b_scale, dtype), out)
+    want, magnitude = product(a.double() * a_scale.double(), (b.double() * b_scale.double()).transpose(1, 2))
+    assert_product(out, want, magnitude, E4M3)
+
+
+@pytest.mark.parametrize("mode", ["MN", "K"])
+@pytest.mark.parametrize("m, n, k", [(1, 128, 128), (4, 136, 256), (70, 72, 640), (131, 256, 160)])
+@pytest.mark.parametrize("granularity", [(1, 128, 128), (128, 128, 128), (1, 1, 32)])
+def test_groupwise(m, n, k, granularity, mode, device):
+    gm, gn, gk = granularity
+    a, b = drawn(m, k, dtype=E4M3, device=device), drawn(n, k, dtype=E4M3, device=device)
+    a_scale = scale_of(-(-m // gm), -(-k // gk), device=device)
+    b_scale = scale_of(-(-n // gn), -(-k // gk), device=device)
+    want, magnitude = product(scaled(a, a_scale, (gm, gk)), scaled(b, b_scale, (gn, gk)))
+    got = gemm_fp8_nt_groupwise(
+        a, b, kept(a_scale, mode), kept(b_scale, mode), mode, 1, granularity, out_dtype=torch.float32
+    )
+    assert_product(got, want, magnitude, E4M3)
+    if granularity == (128, 128, 128):
+        same = gemm_fp8_nt_blockscaled(a, b, kept(a_scale, mode), kept(b_scale, mode), mode, out_dtype=torch.float32)
+        assert torch.equal(same, got)
+
+
+@pytest.mark.parametrize("mode", ["MN", "K"])
+def test_groups(mode, device):
+    """The same groups as segments, by the matrix of each row with gaps, and as the first rows of a batch."""
+    sizes, n, k, room = [5, 0, 33, 2], 136, 384, 40
+    m, e = sum(sizes), len(sizes)
+    a, b = drawn(m, k, dtype=E4M3, device=device), drawn(e, n, k, dtype=E4M3, device=device)
+    a_scale, b_scale = scale_of(m, 3, device=device), scale_of(e, 2, 3, device=device)
+    parts = [
+        product(scaled(rows, scale, (1, 128)), scaled(b[g], b_scale[g], (128, 128)))
+        for g, (rows, scale) in enumerate(zip(a.split(sizes), a_scale.split(sizes), strict=True))
+    ]
+    want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
+    indptr = torch.tensor([0, 5, 5, 38, 40], dtype=torch.int32, device=device)
+    got = group_gemm_fp8_nt_groupwise(
+        a, b, kept(a_scale, mode), kept(b_scale, mode), indptr, scale_major_mode=mode, out_dtype=torch.float32
+    )
+    assert_product(got, want, magnitude, E4M3)
+
+    numbers = torch.tensor([i for g, size in enumerate(sizes) for i in [g] * size + [-1] * 3], device=device)
+    here = numbers >= 0
+    wide, wide_scale = a.new_zeros(len(numbers), k), a_scale.new_zeros(len(numbers), 3)
+    wide[here], wide_scale[here] = a, a_scale
+    out = torch.full((len(numbers), n), SENTINEL, device=device)
+    group_deepgemm_fp8_nt_groupwise(wide, b, wide_scale, b_scale, numbers, out=out)
+    assert torch.equal(out[here], got) and bool((out[~here] == SENTINEL).all())
+    half = torch.full((len(numbers), n), SENTINEL, dtype=torch.bfloat16, device=device)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((wide, wide_scale), (b, b_scale), half, numbers)
+    assert torch.equal(half[here], got.bfloat16()) and bool((half[~here] == SENTINEL).all())
+
+    batch, batch_scale = a.new_zeros(e, room, k), a_scale.new_zeros(e, room, 3)
+    for g, (rows, scale) in enumerate(zip(a.split(sizes), a_scale.split(sizes), strict=True)):
+        batch[g, : sizes[g]], batch_scale[g, : sizes[g]] = rows, scale
+    masked = torch.tensor(sizes, dtype=torch.int32, device=device)
+    out = torch.full((e, room, n), SENTINEL, device=device)
+    batch_deepgemm_fp8_nt_groupwise(batch, b, batch_scale, b_scale, masked, 10, out=out)
+    assert torch.equal(torch.cat([out[g, :size] for g, size in enumerate(sizes)]), got)
+    assert all(bool((out[g, size:] == SENTINEL).all()) for g, size in enumerate(sizes))
+    again = torch.full_like(out, SENTINEL)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked((batch, batch_scale), (b, b_scale), again, masked, 10)
+    assert torch.equal(again, out)
+
+
+def test_scales_of_powers_of_two_are_exact(device):
+    m, n, k = 67, 264, 2048
+    a, b = integers(m, k, dtype=E4M3, device=device), integers(n, k, dtype=E4M3, device=device)
+    a_scale, b_scale = (
+        torch.exp2(torch.randint(-1, 2, shape, device=device).float()) for shape in ((m, k // 128), (3, k // 128))
+    )
+    got = gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, "K", out_dtype=torch.float32)
+    want, _ = product(scaled(a, a_scale, (1, 128)), scaled(b, b_scale, (128, 128)))
+    assert torch.equal(got.double(), want)
+    half = torch.empty(m, n, dtype=torch.float16, device=device)
+    deep_gemm.fp8_gemm_nt((a, a_scale), (b, b_scale), half)
+    assert torch.equal(half, want.half())
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_quantised_inside(by_row, device):
+    x, weight = drawn(33, 256, dtype=torch.bfloat16, device=device), drawn(136, 256, dtype=E4M3, device=device)
+    x[3] = 0
+    scale = scale_of(136 if by_row else 2, 2, device=device)
+    got = fp8_blockscale_gemm_sm90(x, weight, weight_scale=scale, out_dtype=torch.float32)
+    want, magnitude = product(x.double(), scaled(weight, scale, (1 if by_row else 128, 128)))
+    assert bool(((got - want).abs() <= 2**-4 * magnitude + 1e-6).all())  # half a step of three bits
+    assert bool((got[3] == 0).all())
+    q = drawn(33, 256, dtype=E4M3, device=device)
+    q_scale = scale_of(33, 2, device=device)
+    got = fp8_blockscale_gemm_sm90(q, weight, q_scale, scale)
+    want, magnitude = product(scaled(q, q_scale, (1, 128)), scaled(weight, scale, (1 if by_row else 128, 128)))
+    assert_product(got, want, magnitude, E4M3)
+    both = fp8_blockscale_gemm_sm90(x, x[:16])
+    assert torch.nn.functional.cosine_similarity(both.float().flatten(), (x @ x[:16].T).float().flatten(), 0) > 0.99
+
+
+def test_mistakes(device):
+    a, b = torch.ones(4, 256, device=device).to(E4M3), torch.ones(128, 256, device=device).to(E4M3)
+    a_scale, b_scale = torch.ones(4, 2, device=device), torch.ones(1, 2, device=device)
+    out = torch.full((4, 128), SENTINEL, device=device)
+
+    def call(x=a, y=b, x_scale=a_scale, y_scale=b_scale, mode="K", mma_sm=1, granularity=(1, 128, 128), **more):
+        return gemm_fp8_nt_groupwise(x, y, x_scale, y_scale, mode, mma_sm, granularity, out, **more)
+
+    for error, message, change in (
+        (ValueError, "scale_major_mode: got 'N', wanted 'MN' or 'K'", dict(mode="N")),
+        (ValueError, "mma_sm: got 3, wanted 1 or 2", dict(mma_sm=3)),
+        (ValueError, "scale_granularity_mnk: got", dict(granularity=(1, 0, 128))),
+        (ValueError, r"a_scale: got shape \[2, 4\], wanted \[4, 2\]", dict(mode="MN", y_scale=b_scale.T)),
+        (
+            ValueError,
+            r"b_scale: got shape \[1, 1, 1\], wanted \[1, 1, 2\]",
+            dict(y_scale=b_scale[:, :1]),
+        ),
+        (ValueError, "b: got a depth of 128, wanted 256", dict(y=b[:, :128])),
+        (ValueError, "a: got 3 dimensions, wanted 2", dict(x=a[None])),
+        (TypeError, "a_scale: got torch.float64", dict(x_scale=a_scale.double())),
+        (TypeError, "a: got torch.bfloat16", dict(x=a.bfloat16())),
+        (TypeError, "out: got torch.float32, wanted torch.float16", dict(out_dtype=torch.float16)),
+    ):
+        with pytest.raises(error, match=message):
+            call(**change)
+    assert bool((out == SENTINEL).all())
+    one = torch.ones(1, device=device)
+    for error, message, args in (
+        (ValueError, "A_scale: got 2 elements, wanted 1", (a[None], b.T[None], a_scale[0], one, torch.float16)),
+        (TypeError, "dtype: got torch.int8", (a[None], b.T[None], one, one, torch.int8)),
+        (TypeError, "B: got torch.float32", (a[None], b.T[None].float(), one, one, torch.float16)),
+        (
+            ValueError,
+            "out: got a batch of 1, wanted 2, the groups",
+            (a[None], b.T[None].expand(2, -1, -1), one, one, torch.float16),
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            bmm_fp8(*args)
+    for error, message, args in (
+        (ValueError, "divisible by block size", (a[:, :96].bfloat16(), b[:, :96])),
+        (TypeError, "FP8.*or BF16", (a.float(), b)),
+        (ValueError, "weight_scale: got None", (a.bfloat16(), b)),
+        (ValueError, "input_scale: got one beside bfloat16", (a.bfloat16(), b, a_scale)),
+    ):
+        with pytest.raises(error, match=message):
+            fp8_blockscale_gemm_sm90(*args)
+    with pytest.raises(GradientError):
+        fp8_blockscale_gemm_sm90(a.bfloat16().requires_grad_(), b.bfloat16())
