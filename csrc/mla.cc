@@ -9,6 +9,7 @@
 #include <flashinfer/attention/mla.h>
 
 #include "attention/lists.h"
+#include "attention/profiler.h"
 #include "binding/binding.h"
 #include "mla_config.h"
 
@@ -103,15 +104,17 @@ struct MlaTensors {
   }
 };
 
+// `profiler_buffer`: one where the kernels of the module write events, else none.
+template <bool kProfiler, typename... Buffer>
 void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
              const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,
              const Tensor& plan, const Tensor& sizes, const OptionalTensor& float_workspace, bool causal,
-             double sm_scale) {
+             double sm_scale, const Buffer&... profiler_buffer) {
   const Check check("mla_run");
   const MlaTensors tensors{View(q_nope, "q_nope"), View(q_pe, "q_pe"), View(ckv_cache, "ckv_cache"),
                            View(kpe_cache, "kpe_cache"), View(out, "out")};
   tensors.check_all(check);
-  MlaParams params{};
+  Profiled<MlaParams, kProfiler> params{};
   tensors.put_into(params);
   const View &q = tensors.q_nope, indptr(kv_indptr, "kv_indptr"), indices(kv_indices, "kv_indices");
   params.kv.indptr = table(check, indptr, q), params.kv.indices = table(check, indices, q);
@@ -137,6 +140,9 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
     check.no_overlap(view, tensors.out, false);
     params.lse = static_cast<float*>(view.data);
   }
+  Place place;
+  place.must_hold(check, q);
+  (put_profiler(check, params, profiler_buffer, place), ...);
   const OnDevice where(q);
   Partials partials;
   OptionalTensor temporary;
@@ -153,12 +159,21 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   if (numbers[kMostSlots] > 0) use_partials(check, params, partials, numbers[kMostSlots], kMlaCkv);
   if (tensors.out.numel == 0) return;
   call_numbered<static_cast<int>(std::size(kParts))>(find_row(kParts, std::tuple<DType>(q.dtype)),
-                                                     [&](auto part) { mla<part>(params, where); });
+                                                     [&](auto part) { mla<part, kProfiler>(params, where); });
+}
+
+template <bool kProfiler, typename Library>
+void implement_run(Library& m) {
+  if constexpr (kProfiler) {
+    m.impl("mla_run", box<mla_run<kProfiler, Tensor>>);
+  } else {
+    m.impl("mla_run", box<mla_run<kProfiler>>);
+  }
 }
 
 FLASHINFER_LIBRARY(m) {
   m.impl("mla_plan", box<mla_plan>);
-  m.impl("mla_run", box<mla_run>);
+  implement_run<PROFILER>(m);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ WorkLimits mla_limits<FLASHINFER_PART>(int64_t rows, int32_t tile_rows, int) {
 }
 
 template <>
-void mla<FLASHINFER_PART>(const MlaParams& params, const Launch&) {
+void mla<FLASHINFER_PART, PROFILER>(const Profiled<MlaParams, PROFILER>& params, const Launch&) {
   cpu::mla<T>(params);
 }
 

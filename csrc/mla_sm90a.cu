@@ -11,7 +11,7 @@ WorkLimits mla_limits<FLASHINFER_PART>(int64_t, int32_t, int device) {
 }
 
 template <>
-void mla<FLASHINFER_PART>(const MlaParams& params, const Launch& where) {
+void mla<FLASHINFER_PART, PROFILER>(const Profiled<MlaParams, PROFILER>& params, const Launch& where) {
   cuda::sm90::mla<T>(params, where);
 }
 

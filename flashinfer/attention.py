@@ -62,19 +62,18 @@ class BatchAttention(BatchWrapper):
             kv_len_arr: ``[batch_size]`` int32, keys of each request; at most what its pages hold.
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
                 for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
-            use_profiler: ``False``.
+            use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
 
         Raises:
             ValueError: tables, sizes or modes that do not fit.
             TypeError: dtypes that do not fit.
         """
         op = f"{self._name}.plan"
-        if use_profiler:
-            raise ValueError(f"{op}: use_profiler: got True, wanted False: kernels have no profiler")
         given = index_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
         logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
         batch = self._batch(op, page_size, **given)
+        self._events.wanted = bool(use_profiler)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, MaskTensors(), page_size)
 
     def _batch(
@@ -133,7 +132,8 @@ class BatchAttention(BatchWrapper):
             kv_cache: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
             out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]``, to be written; made by default.
             lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to be written; made by default.
-            profiler_buffer: ``None``.
+            profiler_buffer: ``[words]`` uint64 or int64, where events go; needed after a plan with ``use_profiler``, and
+                ``None`` after others. What it is too small for is counted and lost.
 
         Returns:
             ``(out, lse)``.
@@ -143,6 +143,5 @@ class BatchAttention(BatchWrapper):
             TypeError: dtypes other than those planned for.
         """
         op = f"{self._name}.run"
-        if profiler_buffer is not None:
-            raise ValueError(f"{op}: profiler_buffer: got one, wanted None: kernels have no profiler")
+        self._events.use(op, profiler_buffer, self._planned_or_fail("run").operators, self.device)
         return self._run_paged(q, kv_cache, (), NO_SCALES, out, lse, True)  # type: ignore[return-value]

@@ -83,17 +83,15 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             causal: whether a query sees no key behind it; a request's last query stands at its last key.
             sm_scale: positive.
             q_data_type, kv_data_type: one and the same: float16, bfloat16 or, on the CPU, float32.
-            use_profiler: ``False``: the kernels write no events.
+            use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
 
         Raises:
             ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
             TypeError: tables that are no integers.
         """
-        if use_profiler:
-            raise ValueError(f"{self._name}.plan: use_profiler: got True, wanted False: the kernels write no events")
         self._plan(
             _NAMES, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, (head_dim_ckv, head_dim_kpe), page_size,
-            causal, sm_scale, q_data_type, kv_data_type,
+            causal, sm_scale, q_data_type, kv_data_type, profiler=bool(use_profiler),
         )  # fmt: skip
 
     def run(
@@ -119,7 +117,8 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             out: where the output goes.
             lse: where the lse goes, float32.
             return_lse: return it too: log2 of the sum of 2^(logit * log2 e), minus infinity for a query without keys.
-            profiler_buffer: ``None``.
+            profiler_buffer: ``[words]`` uint64 or int64, where events go; needed after a plan with ``use_profiler``, and
+                ``None`` after others. What it is too small for is counted and lost.
             kv_len: ``[batch_size]``, with ``page_table``: one query of each request, planned here.
             page_table: ``[batch_size, pages]``, pages of each request.
 
@@ -131,13 +130,13 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             ValueError, TypeError: tensors that do not fit the plan or each other.
             RuntimeError: nothing was planned.
         """
-        if profiler_buffer is not None:
-            raise ValueError(f"{self._name}.run: profiler_buffer: got one, wanted None: the kernels write no events")
         if (kv_len is None) != (page_table is None):
             raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or none")
         if kv_len is not None and page_table is not None:
             self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
-        return self._run(self._planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse)
+        return self._run(
+            self._planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, profiler_buffer=profiler_buffer
+        )
 
     def _plan_of_table(
         self, q_nope: torch.Tensor, ckv_cache: torch.Tensor, kv_len: torch.Tensor, page_table: torch.Tensor
@@ -151,7 +150,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         self._plan(
             _NAMES, starts, starts * pages, page_table.reshape(-1), kv_len, q_nope.shape[1],
             (q_nope.shape[2], 64), ckv_cache.shape[1], False, _DEFAULT_SCALE if before is None else before.sm_scale,
-            q_nope.dtype, ckv_cache.dtype,
+            q_nope.dtype, ckv_cache.dtype, profiler=before is not None and before.operators.profiler,
         )  # fmt: skip
 
     def run_return_lse(

@@ -3,6 +3,7 @@
 
 #include "attention/arguments.h"
 #include "attention/lists.h"
+#include "attention/profiler.h"
 
 namespace flashinfer::binding {
 
@@ -87,6 +88,7 @@ struct Setting {
     ADDITIONAL_SCALARS(FLASHINFER_SCALAR_)
 #undef FLASHINFER_TENSOR_
 #undef FLASHINFER_SCALAR_
+    put_profiler_of(check, params, parameters, place);
     (void)parameters;  // a variant may have none
   }
 

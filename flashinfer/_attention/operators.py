@@ -40,6 +40,12 @@ class Operators:
     custom: bool = False  # a user's variant, which has parameters of its own
     module: str = ""  # its namespace
     kernels: str = ""  # which of the family's: "cpu", "cuda", or "sm90a" and its like
+    profiler: bool = False  # they write events
+
+    @property
+    def traced(self) -> bool:
+        """Whether graphs have an operator of their own for calls, which chooses among modules."""
+        return not (self.custom or self.profiler)
 
 
 @cache
@@ -50,16 +56,20 @@ def builtin_operators(
     head_dims: tuple[int, int],
     variant: int,
     kernels: str = "",
+    profiler: bool = False,
 ) -> Operators:
     """The operators of one of the library's own variants, by its number: see :func:`number_of_variant`.
 
     ``kernels``: which of the family's on ``backend``, see kernels.py; by default those that run everywhere.
+    ``profiler``: those that write events.
     """
     if backend not in BACKENDS:
         raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
     values = dtypes_value(*dtypes, kernels or backend), head_dims_value(*head_dims, backend)
-    namespace = load_configured(attention_spec(family, kernels or backend, *values, _VARIANTS[variant]))
-    return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend)
+    namespace = load_configured(
+        attention_spec(family, kernels or backend, *values, _VARIANTS[variant], profiler=profiler)
+    )
+    return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend, profiler=profiler)
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:

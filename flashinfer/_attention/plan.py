@@ -123,7 +123,7 @@ def make_plan(
     kernels = number_of_kernels(operators.kernels)
     sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
-    if isinstance(parameters, Parameters) and requests.given is None:
+    if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
         bound = bind_plan(
             operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
         )

@@ -27,9 +27,10 @@ from .arguments import (
 )
 from .bound import Bound, Result
 from .engines import EngineContract
+from .events import Events
 from .kernels import Wanted, choose
 from .masks import MaskTensors
-from .operators import Operators, builtin_operators, call, custom_operators
+from .operators import Operators, call, custom_operators
 from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .schedule import Scheduler, Shape
@@ -69,7 +70,7 @@ class BatchWrapper(EngineContract):
         if generate is not None and jit_args is not None:
             self._custom = custom_operators(generate(*jit_args, device=self.device.type))
             self._dtype_o = canonicalize_torch_dtype(jit_args[3])
-        self._last_run = LastRun()
+        self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
 
     def _forget_plan(self) -> None:
@@ -154,7 +155,7 @@ class BatchWrapper(EngineContract):
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
-        return builtin_operators(self._family, self.device.type, dtypes, head_dims, logits.variant, kernels)
+        return self._events.operators(self._family, self.device.type, dtypes, head_dims, logits.variant, kernels)
 
     def _plan(
         self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int | None,
@@ -299,7 +300,7 @@ class BatchWrapper(EngineContract):
         no_gradient(self._name, (q, k, v, sinks, *args), ".run")
         if sinks is not None:
             check_sinks(f"{self._name}.run", sinks, planned.shape.num_qo_heads, self.device, planned.operators.custom)
-        if is_dynamo_compiling() and not planned.operators.custom:
+        if is_dynamo_compiling() and planned.operators.traced:
             return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse, sinks)
         # Layer after layer brings the same shapes: what was found right once is not looked at again.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None

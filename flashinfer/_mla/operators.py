@@ -12,7 +12,7 @@ from .._attention.kernels import capability
 from .._ops.declare import define
 from .._ops.route import without_gradient
 from ..jit.module import JitSpec
-from ..jit.modules.mla import HOPPER, check_backend, mla_dtypes, mla_spec
+from ..jit.modules.mla import HOPPER, check_backend, mla_dtypes, mla_spec, profiled_namespace
 from ..jit.probe import probe
 
 
@@ -52,10 +52,11 @@ class Problem(NamedTuple):
 
 
 class Operators(NamedTuple):
-    """Plan and run of some kernels."""
+    """Plan and run of some kernels; ``run`` takes a buffer at the end where they write events."""
 
     plan: Callable[..., None]
     run: Callable[..., None]
+    profiler: bool = False
 
     def fill(self, workspace: torch.Tensor, buffer: torch.Tensor, *fields: Any) -> None:
         """Make a plan, as :class:`flashinfer._attention.schedule.Scheduler` asks for one, for ``workspace``'s device."""
@@ -66,9 +67,11 @@ class Operators(NamedTuple):
         )  # fmt: skip
 
 
-def _define(kernels: str) -> Operators:
+def _define(kernels: str, profiler: bool = False) -> Operators:
     def module(backend: str) -> JitSpec:
-        return mla_spec(kernels or backend)
+        return mla_spec(kernels or backend, profiler=profiler)
+
+    namespace = profiled_namespace(kernels) if profiler else kernels
 
     plan = define(
         "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal,"
@@ -77,27 +80,29 @@ def _define(kernels: str) -> Operators:
         lambda *_: None,
         on_host=("buffer", "qo_indptr", "kv_lens"),
         needs=lambda *_: {},
-        kernels=kernels,
+        kernels=namespace,
     )
     run = define(
         "mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse,"
         " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
-        " float sm_scale) -> ()",
+        f" float sm_scale{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
         lambda *_: None,
         general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
         on_host=("sizes",),
-        kernels=kernels,
+        kernels=namespace,
     )
-    return Operators(plan, run)
+    return Operators(plan, run, profiler)
 
 
-_PORTABLE, _HOPPER = _define(""), _define(HOPPER)
+_PORTABLE, _HOPPER = ({profiler: _define(kernels, profiler) for profiler in (False, True)} for kernels in ("", HOPPER))
 
 
 @cache
-def operators_for(op: str, device: torch.device, backend: str) -> Operators:
+def operators_for(op: str, device: torch.device, backend: str, profiler: bool = False) -> Operators:
     """The operators of the kernels for a device: those for Hopper there, where they can be had or are asked for.
+
+    ``profiler``: of kernels that write events.
 
     Raises:
         ValueError: another backend, or ``"fa3"`` elsewhere.
@@ -107,8 +112,9 @@ def operators_for(op: str, device: torch.device, backend: str) -> Operators:
     if backend == "fa3" and not is_hopper:
         raise ValueError(f"{op}: backend: got 'fa3' for {device}, wanted a GPU of compute capability 9.0")
     if backend == "fa2" or not is_hopper:
-        return _PORTABLE
-    return _HOPPER if backend == "fa3" or probe(mla_spec(HOPPER)).state != "impossible" else _PORTABLE
+        return _PORTABLE[profiler]
+    hopper = backend == "fa3" or probe(mla_spec(HOPPER, profiler=profiler)).state != "impossible"
+    return (_HOPPER if hopper else _PORTABLE)[profiler]
 
 
 def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._attention.traced import differs, exceeds
 from .._ops.indices import index_table
+from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
 from ..utils import canonicalize_torch_dtype
 from .operators import Operators, Problem, check_dtype, operators_for
@@ -55,7 +56,7 @@ class MlaWrapper:
         self._buffers: dict[str, torch.Tensor | None] = dict.fromkeys(buffers)
         if self._use_cuda_graph:
             self._buffers = {name: self._buffer(name, buffer) for name, buffer in buffers.items()}
-        self._last_run = LastRun()
+        self._last_run, self._events = LastRun(), Attached()
         self._planned: Plan | None = None
 
     def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
@@ -102,6 +103,7 @@ class MlaWrapper:
         q_data_type: torch.dtype | str,
         kv_data_type: torch.dtype | str,
         last_page: bool = False,
+        profiler: bool = False,
     ) -> None:
         """``names``: what the caller calls the four tables; ``last_page``: lengths are those of last pages."""
         op = f"{self._name}.plan"
@@ -134,7 +136,7 @@ class MlaWrapper:
         pages = check_indices(op, names[2], indices, names[1], used)
         given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         self._last_run.wait(self.device, ())
-        operators = operators_for(op, self.device, self._backend)
+        operators = operators_for(op, self.device, self._backend, profiler or self._events.attached is not None)
         tables = Tables(op, self.device, non_blocking=True)
         taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
         problem = Problem(near_qo, lens, num_heads, bool(causal), head_dims[0])
@@ -161,6 +163,7 @@ class MlaWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
         sm_scale: float | None = None,
+        profiler_buffer: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         op = f"{self._name}.run"
         if planned is None:
@@ -169,6 +172,9 @@ class MlaWrapper:
         self._check_run(op, planned, q_nope, q_pe, ckv_cache, kpe_cache)
         q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
         rows = q_nope.shape[:2]
+        events = checked_buffer(
+            op, self._events.given(profiler_buffer, planned.operators.profiler), planned.operators.profiler, self.device
+        )
         if out is None:
             out = torch.empty((*rows, HEAD_DIM_CKV), dtype=planned.dtype, device=q_nope.device)
         if lse is None and return_lse:
@@ -178,7 +184,7 @@ class MlaWrapper:
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
         planned.operators.run(
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
-            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale,
+            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, *events,
         )  # fmt: skip
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 

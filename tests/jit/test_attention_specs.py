@@ -65,8 +65,9 @@ def test_modules_that_flashinfer_has_for_pod_and_batch_attention():
         pytorch.gen_pod_module(*half, 128, 0, False, False, False, torch.int32, 7, False, False)
     batch = pytorch.gen_batch_attention_module(*half, torch.int32, 64, 64, 0, device="cpu")
     assert batch.name == pytorch.get_batch_attention_uri(*half, torch.int32, 64, 64, device="cpu")
-    with pytest.raises(ValueError, match="use_profiler: got True, wanted False"):
-        pytorch.gen_batch_attention_module(*half, torch.int32, 64, 64, 0, True)
+    profiled = pytorch.gen_batch_attention_module(*half, torch.int32, 64, 64, 0, True, device="cpu")
+    assert profiled.name == "prefill_f16_d64_profiler_cpu" and dict(profiled.config)["PROFILER"] is True
+    assert profiled.coverage == batch.coverage and "PROFILER" not in dict(batch.config)
 
 
 @pytest.mark.parametrize("name", jit.modules.families())

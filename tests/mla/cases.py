@@ -19,12 +19,18 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     out = torch.zeros_like(batch.q_nope)
     lse = torch.zeros(out.shape[:2], device=device)
     tables = planned.kv_indptr, planned.kv_indices, planned.lists[: 1 << 12].clone(), planned.sizes
+    runs: list[tuple[Any, ...]] = [
+        (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE),
+        (*batch.inputs, out.clone(), None, *tables, None, False, SCALE),
+    ]
+    plans: list[tuple[Any, ...]] = [(room, buffer, int32([0, 1, 4]), int32([70, 20]), 16, True, 0, 0, 0, True)]
+    # A buffer of one word holds no event, whose times would differ from call to call.
+    events = torch.zeros(1, dtype=torch.int64, device=device)
     return {
-        "mla_plan": [(room, buffer, int32([0, 1, 4]), int32([70, 20]), 16, True, 0, 0, 0, True)],
-        "mla_run": [
-            (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE),
-            (*batch.inputs, out.clone(), None, *tables, None, False, SCALE),
-        ],
+        "mla_plan": plans,
+        "mla_run": runs,
+        "mla_plan+profiler": [(room, buffer.clone(), *plans[0][2:])],
+        "mla_run+profiler": [(*run[:4], run[4].clone(), *run[5:], events.clone()) for run in runs],
     }
 
 

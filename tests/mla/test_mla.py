@@ -210,7 +210,6 @@ def test_decode_wrapper(device):
         (dict(sm_scale=0.0), r"sm_scale: got 0.0, wanted a positive number"),
         (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted one of"),
         (dict(kv_data_type=torch.float8_e4m3fn), r"kv_data_type: got torch.float8_e4m3fn, wanted torch.float16"),
-        (dict(use_profiler=True), r"use_profiler: got True, wanted False"),
         (dict(kv_len_arr=[100, 33, 1]), r"kv_indptr: got 3 elements, wanted 4, one more than kv_len_arr has"),
         (dict(kv_len_arr=[100, 49]), r"kv_len_arr: got 49 keys of request 1, which has 3 pages of 16"),
         (dict(kv_len_arr=[100, -1]), r"kv_len_arr: got -1 keys of request 1"),
@@ -288,12 +287,14 @@ def test_generators():
     assert spec.name == "mla_cpu" and dict(spec.coverage) == {"dtype": ("float16",)}
     assert flashinfer.gen_batch_mla_module("fa3", *half, torch.int32, 512, 64, False).name == "mla_sm90a"
     assert flashinfer.gen_batch_decode_mla_module(*half, torch.int32, 512, 128, device="cuda").name == "mla_cuda"
+    for backend, name in (("fa3", "mla_profiler_sm90a"), ("fa2", "mla_profiler_cuda")):
+        spec = flashinfer.gen_batch_mla_module(backend, *half, torch.int32, 512, 64, True, device="cuda")
+        assert spec.name == name and dict(spec.config)["PROFILER"] is True
     for change, message in (
         ({0: "cudnn"}, "backend: got 'cudnn'"),
         ({2: torch.bfloat16}, "got float16, bfloat16, float16, wanted one for all"),
         ({4: torch.int64}, "dtype_idx: got torch.int64, wanted int32"),
         ({5: 256}, "head_dim_ckv: got 256, wanted 512"),
-        ({7: True}, "use_profiler: got True, wanted False"),
     ):
         given = ["auto", *half, torch.int32, 512, 64, False]
         for place, value in change.items():

@@ -10,6 +10,7 @@ import torch
 from flashinfer import utils
 from flashinfer._attention import arguments, schedule
 from flashinfer._ops.scalars import numbers_of
+from flashinfer._profiler import buffer
 from flashinfer.jit.modules import _attention
 from flashinfer.jit.spec import DTYPES
 
@@ -80,6 +81,17 @@ def test_numbers_of_attention():
     numbers = numbers_of(tuple(given.values()), torch.tensor(1.0, dtype=torch.float64), torch.device("cpu"))
     assert numbers is not None
     assert {name: numbers[place].item() for name, place in enumerators("Number").items()} == given
+
+
+def test_events_of_kernels():
+    words = {"QUERY": "q", "KEYS": "k", "VALUES": "v", "MAXIMA": "max", "WEIGHTS": "p", "OUTPUT": "o"}
+    names = {
+        "-".join(words.get(one, one.lower()) for one in name.split("_")): n for name, n in enumerators("Event").items()
+    }
+    assert names == {name: number for number, name in enumerate(buffer.EVENT_NAMES)}
+    assert enumerators("Clock") == {"CYCLES": buffer.CYCLES, "NANOSECONDS": buffer.NANOSECONDS}
+    assert enumerators("EventKind") == {one.name.removeprefix("k").upper(): one.value for one in buffer.EventType}
+    assert re.findall(r"\bkTrackWords = (\d+)", TEXT) == [str(buffer.TRACK_WORDS)]
 
 
 def test_element_types():

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..module import JitSpec
 from ..modules import decode, mla, prefill
+from ..modules._attention import profiled
 
 
 def gen_pod_module(
@@ -58,13 +59,12 @@ def gen_batch_attention_module(
     """The module of ``BatchAttention``: prefill's, whose schedule takes requests of all lengths.
 
     Raises:
-        ValueError: a device, dtype, size or mode that the library's kernels do not have, or ``use_profiler``.
+        ValueError: a device, dtype, size or mode that the library's kernels do not have.
     """
-    if use_profiler:
-        raise ValueError("use_profiler: got True, wanted False: attention's kernels write no events")
-    return prefill.gen_batch_prefill_module(
+    spec = prefill.gen_batch_prefill_module(
         "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo, pos_encoding_mode, device=device
     )
+    return profiled(spec, "prefill") if use_profiler else spec
 
 
 _GENERATORS = {

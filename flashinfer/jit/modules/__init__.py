@@ -95,6 +95,9 @@ def device_of(device: object = None) -> str:
 
 
 DTYPE_AXIS = Axis("dtypes", DTYPES, some_of(*DTYPES), "element types")
+PROFILER_AXIS = Axis(
+    "profiler", ("off",), some_of("off", "on"), "modules whose kernels write events, for flashinfer.profiler: off,on"
+)
 
 
 @cache

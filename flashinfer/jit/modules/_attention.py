@@ -18,7 +18,7 @@ from ... import env
 from ..closure import closure
 from ..module import JitSpec
 from ..spec import Value, digest
-from . import DTYPE_AXIS, Axis, Matrix, Values, one_of, some_of, words
+from . import DTYPE_AXIS, PROFILER_AXIS, Axis, Matrix, Values, one_of, some_of, words
 from ._family import family_spec, kernels_of
 
 HOPPER = "sm90a"  # kernels for Hopper alone, which prefill has; see _attention/kernels.py for what they serve
@@ -53,6 +53,7 @@ AXES = (
     Axis(
         "attention_form", FORMS[:1], one_of(*FORMS), f"a module of each configuration or one of all: {','.join(FORMS)}"
     ),
+    PROFILER_AXIS,
 )
 # maybe_head_scales: for queries of 8 bits, what logits of each query head are multiplied by, then what outputs are.
 # maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
@@ -81,7 +82,7 @@ RESERVED_NAMES = frozenset({
     "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
     "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
     "partial_lse", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size", "variant",
-    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge", "maybe_sinks",
+    "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge", "maybe_sinks", "profiler", "profiler_buffer", "kProfiler",
 })  # fmt: skip
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _HEADERS = (".h", ".hpp", ".cuh")
@@ -143,14 +144,29 @@ def variant_bits(variant: str) -> int:
     return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
 
 
-def attention_spec(family: str, backend: str, dtypes: str, head_dims: str, variant: str) -> JitSpec:
-    """The specialised module of one configuration."""
+def attention_spec(
+    family: str, backend: str, dtypes: str, head_dims: str, variant: str, *, profiler: bool = False
+) -> JitSpec:
+    """The specialised module of one configuration.
+
+    ``profiler``: the kernels write events, to a buffer that ``run`` takes behind the variant's other tensors.
+    """
     q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
     types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
     name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
+    if profiler:
+        tensors = BUILTIN_TENSORS | {"profiler_buffer": "int64_t"}
+        return _spec(family, backend, f"{name}_profiler", coverage, tensors, BUILTIN_SCALARS, {"PROFILER": True})
     spec = _spec(family, backend, name, coverage, BUILTIN_TENSORS, BUILTIN_SCALARS, {})
     return replace(spec, dispatching=f"{family}_{backend}")
+
+
+def profiled(spec: JitSpec, family: str) -> JitSpec:
+    """The module of the same specialised configuration whose kernels write events."""
+    coverage, backend = dict(spec.coverage), spec.name.rpartition("_")[2]
+    dtypes, head_dims, variant = (str(coverage[axis][0]) for axis in ("dtypes", "head_dims", "variants"))
+    return attention_spec(family, backend, dtypes, head_dims, variant, profiler=True)
 
 
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
@@ -178,7 +194,7 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
             yield from _in_form(family, HOPPER, coverage, matrix)
-            if matrix["attention_form"] == ("specialised",):
+            if matrix["attention_form"] == ("specialised",) and "off" in matrix["profiler"]:
                 eights = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
                 sizes = [value for value in coverage["head_dims"] if ":" not in value]
                 for kv, q, size, variant in product(eights, queries, sizes, coverage["variants"]):
@@ -186,6 +202,10 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
 
 
 def _in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:
+    if "on" in matrix["profiler"]:
+        yield from (attention_spec(family, kernels, *one, profiler=True) for one in product(*coverage.values()))
+    if "off" not in matrix["profiler"]:
+        return
     if matrix["attention_form"] == ("specialised",):
         yield from (attention_spec(family, kernels, *one) for one in product(*coverage.values()))
     elif all(coverage.values()):
@@ -293,7 +313,7 @@ def _spec(
     coverage: Mapping[str, Iterable[Value]],
     tensors: Mapping[str, str],
     scalars: Mapping[str, str],
-    config: Mapping[str, str],
+    config: Mapping[str, str | bool],
 ) -> JitSpec:
     spec = family_spec(
         family,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ..module import JitSpec
 from ..spec import DTYPES
-from . import DTYPE_AXIS, Matrix, device_of, subset
+from . import DTYPE_AXIS, PROFILER_AXIS, Matrix, device_of, subset
 from ._family import family_spec, kernels_of
 
-AXES = (DTYPE_AXIS,)
+AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
 HOPPER = "sm90a"
 BACKENDS = ("auto", "fa2", "fa3", "cutlass")
@@ -21,11 +21,23 @@ def mla_dtypes(kernels: str) -> tuple[str, ...]:
     return DTYPES if kernels == "cpu" else tuple(dtype for dtype in DTYPES if dtype != "float32")
 
 
-def mla_spec(kernels: str, dtypes: Iterable[str] | None = None) -> JitSpec:
-    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some element types or all that they have."""
+def profiled_namespace(kernels: str) -> str:
+    """What operators of kernels that write events are called by, in the place of ``kernels``: see ``define()``."""
+    return f"{kernels}_profiler" if kernels else "profiler"
+
+
+def mla_spec(kernels: str, dtypes: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
+    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some element types or all that they have.
+
+    ``profiler``: the kernels write events, and their operators are in a namespace of their own.
+    """
     known = mla_dtypes(kernels)
     values = known if dtypes is None else subset("dtypes", dtypes, known)
-    return replace(family_spec("mla", kernels, coverage={"dtype": values}), split=True)
+    variant = "profiler" if profiler else ""
+    spec = family_spec("mla", kernels, variant=variant, config={"PROFILER": profiler}, coverage={"dtype": values})
+    if profiler:
+        spec = replace(spec, namespace=f"flashinfer_{profiled_namespace(HOPPER if kernels == HOPPER else '')}")
+    return replace(spec, split=True)
 
 
 def check_head_dims(head_dim_ckv: int, head_dim_kpe: int) -> None:
@@ -62,7 +74,7 @@ def gen_batch_mla_module(
         dtype_q, dtype_kv, dtype_o: one and the same.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512 and 64.
-        use_profiler: ``False``: the kernels write no events.
+        use_profiler: whether the kernels write events, for :mod:`flashinfer.profiler`.
         device: ``cpu`` or ``cuda``, by default the one that there is.
 
     Raises:
@@ -75,13 +87,11 @@ def gen_batch_mla_module(
         raise ValueError(f"dtype_q, dtype_kv, dtype_o: got {', '.join(names)}, wanted one for all")
     if str(dtype_idx).removeprefix("torch.") != "int32":
         raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
-    if use_profiler:
-        raise ValueError("use_profiler: got True, wanted False: the kernels write no events")
     if backend == "fa3":
         if device is not None and device_of(device) != "cuda":
             raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
-        return mla_spec(HOPPER, names[:1])
-    return mla_spec(device_of(device), names[:1])
+        return mla_spec(HOPPER, names[:1], use_profiler)
+    return mla_spec(device_of(device), names[:1], use_profiler)
 
 
 def gen_batch_decode_mla_module(
@@ -115,4 +125,4 @@ def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
     for kernels in kernels_of("mla", matrix["backends"]):
         dtypes = [dtype for dtype in matrix["dtypes"] if dtype in mla_dtypes(kernels)]
         if dtypes:
-            yield mla_spec(kernels, dtypes)
+            yield from (mla_spec(kernels, dtypes, value == "on") for value in matrix["profiler"])

@@ -10,6 +10,7 @@
 #include <flashinfer/attention/variant.h>
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/launch.h>
+#include <flashinfer/common/profiler.h>
 
 namespace flashinfer {
 
@@ -32,10 +33,10 @@ struct MlaVariant : AttentionVariantBase {
 };
 
 // The two functions of each part of a module, of one element type. How kernels want work cut is the same for all;
-// `rows`: heads times queries of a request, in the mean.
+// `rows`: heads times queries of a request, in the mean. kProfiler: whether the kernels of the module write events.
 template <int kPart>
 WorkLimits mla_limits(int64_t rows, int32_t tile_rows, int device);
-template <int kPart>
-void mla(const MlaParams& params, const Launch& where);
+template <int kPart, bool kProfiler>
+void mla(const Profiled<MlaParams, kProfiler>& params, const Launch& where);
 
 }  // namespace flashinfer

@@ -69,6 +69,8 @@ struct SingleRequest {
 };
 
 struct AttentionParams {
+  static constexpr bool kProfiler{false};  // see common/profiler.h
+
   const void* q;          // [tokens, num_qo_heads, head_dim_qk], last dimension contiguous
   int64_t q_row, q_head;  // strides in elements
   void* o;                // [tokens, num_qo_heads, head_dim_vo], last dimension contiguous

@@ -37,18 +37,25 @@ inline int32_t num_threads() {
   return threads < 1 ? 1 : static_cast<int32_t>(threads);
 }
 
-// Calls work(next) on each thread. Tasks may be of any size: next() is the next of [0, count) that nobody has taken, or
-// count when none is left.
+// Calls work(next, worker) on each thread. Tasks may be of any size: next() is the next of [0, count) that nobody has
+// taken, or count when none is left. Workers have numbers below num_threads().
 template <typename Work>
-void parallel_tasks(int64_t count, const Work& work) {
+void parallel_workers(int64_t count, const Work& work) {
   std::atomic<int64_t> taken{0};
   const int64_t threads = num_threads();
-  parallel_for(count < threads ? count : threads, 1, [&](int64_t, int64_t) {
-    work([&] {
+  parallel_for(count < threads ? count : threads, 1, [&](int64_t worker, int64_t) {
+    const auto next = [&] {
       const int64_t task = taken.fetch_add(1, std::memory_order_relaxed);
       return task < count ? task : count;
-    });
+    };
+    work(next, worker);
   });
+}
+
+// The same of work(next).
+template <typename Work>
+void parallel_tasks(int64_t count, const Work& work) {
+  parallel_workers(count, [&](const auto& next, int64_t) { work(next); });
 }
 
 }  // namespace flashinfer::cpu

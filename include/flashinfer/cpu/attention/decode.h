@@ -9,6 +9,7 @@
 #include <flashinfer/cpu/attention/merge.h>
 #include <flashinfer/cpu/attention/tile.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/profiler.h>
 
 namespace flashinfer::cpu {
 
@@ -53,6 +54,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   static constexpr int kQ = Types::kQueryStride, kSums = Types::kSumStride;
 
   DecodeScratch<Types>& scratch;
+  Profiler<Params::kProfiler>& profiler;
   const Rotary* rotation;
   const KvCache& kv;
   const int first_head, heads;
@@ -60,9 +62,10 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   const KV *next_k[kDecodeKeys], *next_v[kDecodeKeys];  // and of the next, the last one repeated where it is short
 
   DecodeTile(const Params& params, const WorkItem& item, int first, int number, const Rotary* by,
-             DecodeScratch<Types>& memory)
+             DecodeScratch<Types>& memory, Profiler<Params::kProfiler>& track)
       : Base(params, item, first),
         scratch(memory),
+        profiler(track),
         rotation(by),
         kv(this->common.kv),
         first_head(first),
@@ -70,12 +73,14 @@ struct DecodeTile : Tile<Variant, Types, Params> {
 
   void run() {
     const Range keys = this->visible();
+    profiler.begin(Event::kLoadQuery);
     for (int i = 0; i < heads; ++i) {
       this->move_to(first_head + i);
       this->load_queries(scratch.q + i * scratch.rows * kQ, rotation);
     }
     std::memset(scratch.sums, 0, sizeof(float) * heads * scratch.rows * kSums);
     scratch.state.reset(heads * scratch.rows);
+    profiler.end(Event::kLoadQuery);
     if (!keys.empty()) locate(keys.begin, keys.end);
     for (int32_t block = keys.begin; block < keys.end; block += kDecodeKeys) {
       std::copy(next_k, next_k + kDecodeKeys, k);
@@ -84,11 +89,13 @@ struct DecodeTile : Tile<Variant, Types, Params> {
       if (more) locate(block + kDecodeKeys, keys.end);
       for (int i = 0; i < heads; ++i) head_block(i, block, more ? kDecodeKeys : keys.end - block, more);
     }
+    profiler.begin(Event::kWriteOutput);
     for (int i = 0; i < heads; ++i) {
       this->move_to(first_head + i);
       for (int row = i * scratch.rows, end = row + this->rows; row < end; ++row)
         this->finish(row - i * scratch.rows, scratch.sums + row * kSums, scratch.state.m[row], scratch.state.l[row]);
     }
+    profiler.end(Event::kWriteOutput);
   }
 
  private:
@@ -117,6 +124,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     const KV* rows[kDecodeKeys];
     const KV* const* soon_k = more ? soon(next_k, kv.k_head, i, rows) : nullptr;
     const float* prepared[kDecodeKeys];
+    profiler.begin(Event::kGemmQk);
     if constexpr (Base::kPreparesKeys) {
       this->prepare_keys(k, k_offset, block, whole, scratch.keys, rotation);
       for (int t = 0; t < whole; ++t) prepared[t] = scratch.keys + t * kQ;
@@ -130,21 +138,27 @@ struct DecodeTile : Tile<Variant, Types, Params> {
         dot_products<number, kDQ, kQ, kDQ>(q, k, k_offset, count, logits, row == 0 ? soon_k : nullptr);
       }
     });
+    profiler.end(Event::kGemmQk);
+    profiler.begin(Event::kSoftmax);
     for (int row = 0; row < this->rows; ++row)
       this->logits_to_weights(row, scratch.logits + row * kDecodeKeys, block, count, 0, whole,
                               scratch.state.at(at + row));
+    profiler.end(Event::kSoftmax);
+    profiler.begin(Event::kGemmPv);
     const KV* const* soon_v = more ? soon(next_v, kv.v_head, i, rows) : nullptr;
     for_rows(this->rows, [&](int row, auto number) {
       add_rows<number, kDV, kSums>(scratch.logits + row * kDecodeKeys, v, v_offset, count,
                                    scratch.state.rescale + at + row, scratch.sums + (at + row) * kSums,
                                    row == 0 ? soon_v : nullptr);
     });
+    profiler.end(Event::kGemmPv);
   }
 };
 
 // All items, then all merges. Which thread does what does not matter to the result.
 template <typename Variant, typename Types, typename Params>
-void decode(const Params& params) {
+void decode(const Params& given) {
+  const Params params = with_tracks(given);
   const AttentionParams& common = params;
   check_pages(common);
   const auto rotation = rotation_of<Types>(params);
@@ -152,15 +166,19 @@ void decode(const Params& params) {
   const int64_t items = common.num_items(), heads = common.num_kv_heads, enough = items * heads / (4 * num_threads());
   const int64_t most = heads_of_task(Types::HEAD_DIM_QK * sizeof(typename Types::DTypeKV));
   const int64_t each = std::max<int64_t>(1, std::min({most, enough, heads})), pieces = (heads + each - 1) / each;
-  parallel_tasks(items * pieces, [&](const auto& next) {
+  parallel_workers(items * pieces, [&](const auto& next, int64_t worker) {
+    Profiler<Params::kProfiler> profiler(params, worker);
     DecodeScratch<Types> scratch(common.tile_rows, static_cast<int>(each));
     for (int64_t task; (task = next()) < items * pieces;) {
       const WorkItem item = common.item(static_cast<int32_t>(task / pieces));
       const int64_t first = task % pieces * each, number = std::min(each, heads - first);
+      profiler.begin(Event::kItem);
       DecodeTile<Variant, Types, Params>(params, item, static_cast<int>(first), static_cast<int>(number),
-                                         rotation.get(), scratch)
+                                         rotation.get(), scratch, profiler)
           .run();
+      profiler.end(Event::kItem);
     }
+    profiler.finish();
   });
   merge_all<Variant, Types>(params);
 }

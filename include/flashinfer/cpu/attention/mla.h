@@ -16,13 +16,15 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
 template <typename T>
 using MlaTypes = AttentionTypes<T, T, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
 
-template <typename T>
-struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams> {
-  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams>;
+template <typename T, typename Params>
+struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, Params> {
+  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T>, Params>;
   using Blocks::scratch, Blocks::block, Blocks::count, Blocks::pairs, Blocks::kQ, Blocks::kPairs;
   using typename Blocks::Memory;
 
-  MlaTile(const MlaParams& params, const WorkItem& item, Memory& memory) : Blocks(params, item, 0, memory) {
+  MlaTile(const Params& params, const WorkItem& item, Memory& memory, Profiler<Params::kProfiler>& track)
+      : Blocks(params, item, 0, memory, track) {
+    track.begin(Event::kLoadQuery);
     for (int row = 0; row < this->rows; ++row) {
       const int64_t token = item.qo_start + this->query(row), head = this->head(row);
       const T* nope = static_cast<const T*>(params.q) + token * params.q_row + head * params.q_head;
@@ -37,6 +39,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams> {
         for_lanes<kMlaKpe>([&](int d, int n) { store(to + kMlaCkv + d, load(pe + d, n) * scale); });
       }
     }
+    track.end(Event::kLoadQuery);
   }
 
   void run() {
@@ -71,16 +74,21 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, MlaParams> {
 };
 
 // All items, then all merges. Which thread does what does not matter to the result.
-template <typename T>
-void mla(const MlaParams& params) {
+template <typename T, typename Params>
+void mla(const Params& given) {
+  const Params params = with_tracks(given);
   check_pages(params);
   const int64_t items = params.num_items();
-  parallel_tasks(items, [&](const auto& next) {
+  parallel_workers(items, [&](const auto& next, int64_t worker) {
+    Profiler<Params::kProfiler> profiler(params, worker);
     PrefillScratch<MlaTypes<T>> scratch(params.tile_rows);
     for (int64_t task; (task = next()) < items;) {
       const WorkItem item = params.item(static_cast<int32_t>(task));
-      MlaTile<T>(params, item, scratch).run();
+      profiler.begin(Event::kItem);
+      MlaTile<T, Params>(params, item, scratch, profiler).run();
+      profiler.end(Event::kItem);
     }
+    profiler.finish();
   });
   merge_all<MlaVariant, MlaTypes<T>>(params);
 }

@@ -6,6 +6,7 @@
 #include <flashinfer/cpu/attention/merge.h>
 #include <flashinfer/cpu/attention/tile.h>
 #include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/profiler.h>
 #include <flashinfer/cpu/simd/gemm_bf16.h>
 
 namespace flashinfer::cpu {
@@ -58,11 +59,13 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
                                  std::is_same_v<KV, bfloat16_t>;
 
   Memory& scratch;
+  Profiler<Params::kProfiler>& profiler;
   int32_t block = 0;  // the block's first key
   int count = 0;      // its keys
 
-  PrefillBlocks(const Params& params, const WorkItem& item, int32_t kv_head, Memory& memory)
-      : Base(params, item, kv_head), scratch(memory) {
+  PrefillBlocks(const Params& params, const WorkItem& item, int32_t kv_head, Memory& memory,
+                Profiler<Params::kProfiler>& track)
+      : Base(params, item, kv_head), scratch(memory), profiler(track) {
     const int padded = round_up(this->rows, 4);
     if constexpr (kPairs) {
       std::memset(pairs(scratch.q) + this->rows * kQ, 0, sizeof(bfloat16_t) * (padded - this->rows) * kQ);
@@ -79,8 +82,13 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
     const Range keys = this->visible();
     for (block = keys.begin; block < keys.end; block += kPrefillKeys) {
       count = keys.end - block < kPrefillKeys ? keys.end - block : kPrefillKeys;
+      profiler.begin(Event::kPackKv);
       pack();
+      profiler.end(Event::kPackKv);
+      profiler.begin(Event::kGemmQk);
       multiply_keys();
+      profiler.end(Event::kGemmQk);
+      profiler.begin(Event::kSoftmax);
       for (int row = 0; row < this->rows; ++row) {
         const Range range = in_vectors(seen_by_group(row));
         if (range.empty()) continue;
@@ -89,10 +97,15 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
         if constexpr (kPairs)  // over themselves: half as long, each read before it is written over
           for (int t = range.begin; t < range.end; t += kLanes) store_rounded(pairs(logits) + t, load(logits + t));
       }
+      profiler.end(Event::kSoftmax);
+      profiler.begin(Event::kGemmPv);
       multiply_values();
+      profiler.end(Event::kGemmPv);
     }
+    profiler.begin(Event::kWriteOutput);
     for (int row = 0; row < this->rows; ++row)
       this->finish(row, scratch.sums + row * kSums, scratch.state.m[row], scratch.state.l[row]);
+    profiler.end(Event::kWriteOutput);
   }
 
   // Memory of floats as that of half as large numbers.
@@ -186,8 +199,9 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
 
   const Rotary* rotation;
 
-  PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory)
-      : Blocks(params, item, kv_head, memory), rotation(by) {
+  PrefillTile(const Params& params, const WorkItem& item, int32_t kv_head, const Rotary* by, Memory& memory,
+              Profiler<Params::kProfiler>& track)
+      : Blocks(params, item, kv_head, memory, track), rotation(by) {
     if constexpr (kPairs) {
       this->copy_queries(pairs(scratch.q));
     } else {
@@ -240,20 +254,26 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
 
 // All items, then all merges. Which thread does what does not matter to the result.
 template <typename Variant, typename Types, typename Params>
-void prefill(const Params& params) {
+void prefill(const Params& given) {
+  const Params params = with_tracks(given);
   const AttentionParams& common = params;
   check_pages(common);
   const auto rotation = rotation_of<Types>(params);
   const int64_t items = common.num_items(), tasks = items * common.num_kv_heads;
-  parallel_tasks(tasks, [&](const auto& next) {
+  parallel_workers(tasks, [&](const auto& next, int64_t worker) {
+    Profiler<Params::kProfiler> profiler(params, worker);
     PrefillScratch<Types> scratch(common.tile_rows);
     // A head after the other, so that its keys stay in the cache. Longest first: without a plan that is the last tile.
     for (int64_t task; (task = next()) < tasks;) {
       const int64_t number = common.items ? task % items : items - 1 - task % items;
       const WorkItem item = common.item(static_cast<int32_t>(number));
-      PrefillTile<Variant, Types, Params>(params, item, static_cast<int32_t>(task / items), rotation.get(), scratch)
+      profiler.begin(Event::kItem);
+      PrefillTile<Variant, Types, Params>(params, item, static_cast<int32_t>(task / items), rotation.get(), scratch,
+                                          profiler)
           .run();
+      profiler.end(Event::kItem);
     }
+    profiler.finish();
   });
   merge_all<Variant, Types>(params);
 }

@@ -11,6 +11,7 @@
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/mla/merge.cuh>
 #include <flashinfer/cuda/mla/rows.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
@@ -41,7 +42,7 @@ struct MlaState {
   float half[2][S::kRows], rescale[S::kRows];
 };
 
-template <typename T, typename S>
+template <typename T, typename S, bool kProfiler>
 struct MlaTile {
   const MlaParams& params;
   const WorkItem& item;
@@ -50,6 +51,7 @@ struct MlaTile {
   MlaState<S>& state;
   const int warp, lane;
   const int32_t first_page;
+  Profiler<kProfiler>& profiler;
 
   __device__ __forceinline__ uint32_t stage(int tile) const {
     return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
@@ -86,6 +88,7 @@ struct MlaTile {
     const int row0 = warp % (S::kRows / 16) * 16, half = warp / (S::kRows / 16);
     Accumulator<16, 16> s;
     s.clear();
+    profiler.begin(Event::kGemmQk);
     if (works) {
       const LeftRows<S::kBytes> q(smem, row0);
       const RightRows<S::kBytes> k(stage(tile), half * 16);
@@ -113,7 +116,9 @@ struct MlaTile {
         if (lane % 4 == 0) state.half[half][row0 + lane / 4 + 8 * x] = top[x];
       }
     }
+    profiler.end(Event::kGemmQk);
     __syncthreads();
+    profiler.begin(Event::kSoftmax);
     if (works) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
@@ -136,6 +141,7 @@ struct MlaTile {
         if (half == 0 && lane % 4 == 0) state.rescale[row] = rescale;
       }
     }
+    profiler.end(Event::kSoftmax);
     __syncthreads();
   }
 
@@ -206,9 +212,11 @@ struct MlaTile {
   __device__ __forceinline__ void attend() const {
     const int32_t length = item.kv_end - item.kv_start;
     const int tiles = length > 0 ? (length + S::kKeys - 1) / S::kKeys : 0;
+    profiler.begin(Event::kLoadQuery);
     load_queries();
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) load_keys(i);
+    profiler.end(Event::kLoadQuery);
     const int logit_row = warp % (S::kRows / 16) * 16 + lane / 4;
     const int row0 = warp * S::kColumns / kMlaCkv * 32, column = warp * S::kColumns % kMlaCkv;
     const int32_t end[2] = {rows.end(logit_row), rows.end(logit_row + 8)};
@@ -217,12 +225,18 @@ struct MlaTile {
     o.clear();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
+      profiler.begin(Event::kWaitKeys);
       ptx::cp_async_wait<S::kStages - 1>();
       __syncthreads();
+      profiler.end(Event::kWaitKeys);
       weigh(tile, m, l, end);
+      profiler.begin(Event::kGemmPv);
       multiply_values(tile, o, row0, column);
+      profiler.end(Event::kGemmPv);
       __syncthreads();
+      profiler.begin(Event::kLoadKv);
       load_keys(tile + S::kStages);
+      profiler.end(Event::kLoadKv);
     }
     if (warp < S::kLogitWarps) {
       const int half = warp / (S::kRows / 16);
@@ -240,27 +254,34 @@ struct MlaTile {
         if (row < rows.count) rows.write_lse(row, m[x], state.half[0][row] + state.half[1][row]);
       }
     }
+    profiler.begin(Event::kWriteOutput);
     write(o, row0, column);
+    profiler.end(Event::kWriteOutput);
     ptx::cp_async_wait<0>();
   }
 };
 
-template <typename T, typename S>
-__global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_constant__ MlaParams params) {
+template <typename T, typename S, typename P>
+__global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_constant__ P params) {
   extern __shared__ __align__(128) uint8_t memory[];
   wait_for_inputs();
   let_next_start();
+  Profiler<P::kProfiler> profiler(params);
   if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
   const WorkItem item = params.item(static_cast<int32_t>(blockIdx.x));
-  const MlaTile<T, S> tile{params,
-                           item,
-                           MlaRows(params, item),
-                           ptx::shared_address(memory),
-                           *reinterpret_cast<MlaState<S>*>(memory + S::kStateAt),
-                           static_cast<int>(threadIdx.x) / 32,
-                           static_cast<int>(threadIdx.x) % 32,
-                           params.kv.indptr[item.batch]};
+  const MlaTile<T, S, P::kProfiler> tile{params,
+                                         item,
+                                         MlaRows(params, item),
+                                         ptx::shared_address(memory),
+                                         *reinterpret_cast<MlaState<S>*>(memory + S::kStateAt),
+                                         static_cast<int>(threadIdx.x) / 32,
+                                         static_cast<int>(threadIdx.x) % 32,
+                                         params.kv.indptr[item.batch],
+                                         profiler};
+  profiler.begin(Event::kItem);
   tile.attend();
+  profiler.end(Event::kItem);
+  profiler.finish();
 }
 
 // Rows of a tile: 64 where a block can have the shared memory for them.
@@ -273,21 +294,21 @@ inline int32_t mla_rows(int device) {
 
 inline WorkLimits mla_limits(int device) { return {mla_rows(device), device_info(device).num_sms, 256, 32}; }
 
-template <typename T, typename S>
-void launch_mla(const MlaParams& params, const Launch& where) {
+template <typename T, typename S, typename P>
+void launch_mla(const P& params, const Launch& where) {
   static PerDevice<bool> prepared;
   prepared.get(where.device, [](int) {
-    check(cudaFuncSetAttribute(mla_kernel<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+    check(cudaFuncSetAttribute(mla_kernel<T, S, P>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
           "cudaFuncSetAttribute");
     return true;
   });
-  launch(mla_kernel<T, S>, dim3(static_cast<unsigned>(params.max_items)), dim3(S::kThreads), S::kSharedBytes, where,
-         params);
+  launch(mla_kernel<T, S, P>, dim3(static_cast<unsigned>(params.max_items)), dim3(S::kThreads), S::kSharedBytes, where,
+         with_tracks(params, params.max_items, S::kThreads));
   launch_mla_merges<T>(params, where);
 }
 
-template <typename T>
-void mla(const MlaParams& params, const Launch& where) {
+template <typename T, typename P>
+void mla(const P& params, const Launch& where) {
   if (params.tile_rows == 64) {
     launch_mla<T, MlaShape<64, 2>>(params, where);
   } else {

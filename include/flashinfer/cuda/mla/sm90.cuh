@@ -11,6 +11,7 @@
 #include <flashinfer/cuda/mla/sm90_early.cuh>
 #include <flashinfer/cuda/mla/sm90_load.cuh>
 #include <flashinfer/cuda/mla/sm90_tile.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
@@ -27,9 +28,9 @@ __device__ __forceinline__ void mla_load_queries(const MlaRows& rows, const MlaS
   ptx::cp_async_commit();
 }
 
-template <typename T, bool kGather>
+template <typename T, bool kGather, typename P>
 __global__ void __launch_bounds__(kMlaThreads, 1)
-    mla_kernel(const __grid_constant__ MlaParams params, const __grid_constant__ MlaMaps maps, const int zero) {
+    mla_kernel(const __grid_constant__ P params, const __grid_constant__ MlaMaps maps, const int zero) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
   const MlaShared shared(raw);
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   __syncthreads();
   wait_for_inputs();
   let_next_start();
+  Profiler<P::kProfiler> profiler(params);
   if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
   const WorkItem item = params.item(static_cast<int32_t>(blockIdx.x));
   const int pairs = mla_pairs(item), group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
@@ -47,27 +49,38 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     ptx::setmaxnreg_dec<kMlaLoadRegisters<kGather>>();
     const int32_t first_page = params.kv.indptr[item.batch];
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) - 8;
+    profiler.begin(Event::kItem);
     if constexpr (kGather) {
       MlaGatherer<T>{params, shared, item, first_page}.copy_all(pairs);
     } else if (warp == 0) {
-      mla_load_all(pairs,
-                   [&](int block, int side) { mla_load_side(params, maps, shared, item, first_page, block, side); });
+      mla_load_all(pairs, [&](int block, int side) {
+        profiler.begin(Event::kLoadKv);
+        mla_load_side(params, maps, shared, item, first_page, block, side);
+        profiler.end(Event::kLoadKv);
+      });
     }
+    profiler.end(Event::kItem);
   } else {
     ptx::setmaxnreg_inc<kMlaComputeRegisters<kGather>>();
     const MlaRows rows(params, item);
+    profiler.begin(Event::kItem);
+    profiler.begin(Event::kLoadQuery);
     mla_load_queries<T>(rows, shared);
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async();
     ptx::named_barrier<256>(kMlaMaximaA);
-    using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0>, MlaGroup<T, 0, false>>;
-    using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1>, MlaGroup<T, 1, false>>;
+    profiler.end(Event::kLoadQuery);
+    using Track = Profiler<P::kProfiler>;
+    using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0, Track>, MlaGroup<T, 0, false, Track>>;
+    using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1, Track>, MlaGroup<T, 1, false, Track>>;
     if (group == 0) {
-      Left(params, shared, item, rows, zero).attend(pairs);
+      Left(params, shared, item, rows, zero, profiler).attend(pairs);
     } else {
-      Right(params, shared, item, rows, zero).attend(pairs);
+      Right(params, shared, item, rows, zero, profiler).attend(pairs);
     }
+    profiler.end(Event::kItem);
   }
+  profiler.finish();
 #endif
 }
 
@@ -96,21 +109,22 @@ MlaMaps mla_maps(const MlaParams& params) {
   return maps;
 }
 
-template <typename T, bool kGather>
-void launch_mla(const MlaParams& params, const Launch& where) {
+template <typename T, bool kGather, typename P>
+void launch_mla(const P& params, const Launch& where) {
   static PerDevice<bool> prepared;
   prepared.get(where.device, [](int) {
-    check(cudaFuncSetAttribute(mla_kernel<T, kGather>, cudaFuncAttributeMaxDynamicSharedMemorySize, MlaShared::kBytes),
-          "cudaFuncSetAttribute");
+    check(
+        cudaFuncSetAttribute(mla_kernel<T, kGather, P>, cudaFuncAttributeMaxDynamicSharedMemorySize, MlaShared::kBytes),
+        "cudaFuncSetAttribute");
     return true;
   });
-  launch(mla_kernel<T, kGather>, dim3(static_cast<unsigned>(params.max_items)), dim3(kMlaThreads), MlaShared::kBytes,
-         where, params, mla_maps<T>(params), 0);
+  launch(mla_kernel<T, kGather, P>, dim3(static_cast<unsigned>(params.max_items)), dim3(kMlaThreads), MlaShared::kBytes,
+         where, with_tracks(params, params.max_items, kMlaThreads), mla_maps<T>(params), 0);
   launch_mla_merges<T>(params, where);
 }
 
-template <typename T>
-void mla(const MlaParams& params, const Launch& where) {
+template <typename T, typename P>
+void mla(const P& params, const Launch& where) {
   if (mla_is_gathered(params.kv)) {
     launch_mla<T, true>(params, where);
   } else {

@@ -15,6 +15,7 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/cuda/mla/rows.cuh>
 #include <flashinfer/cuda/mla/sm90_shape.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
@@ -24,7 +25,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-template <typename T, int kGroup, bool kGather>
+template <typename T, int kGroup, bool kGather, typename Track>
 struct MlaGroup {
   static constexpr ptx::WgmmaType kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
 
@@ -40,10 +41,11 @@ struct MlaGroup {
   float reference[2] = {-math::inf, -math::inf}, sum[2] = {0, 0};
   uint32_t rope[4][4];
   float s[32], o[128];
+  Track& profiler;
 
   __device__ __forceinline__ MlaGroup(const MlaParams& p, const MlaShared& memory, const WorkItem& i, const MlaRows& r,
-                                      int nothing)
-      : params(p), shared(memory), item(i), rows(r), zero(nothing) {
+                                      int nothing, Track& track)
+      : params(p), shared(memory), item(i), rows(r), zero(nothing), profiler(track) {
     end[0] = rows.end(row), end[1] = rows.end(row + 8);
     border = max(0, rows.end(0) - item.kv_start) / kMlaKeys;
 #pragma unroll
@@ -82,7 +84,9 @@ struct MlaGroup {
   __device__ __forceinline__ void score(uint32_t parity) {
 #pragma unroll
     for (int chunk = kFrom; chunk < kTo; ++chunk) {
+      if (chunk == kFrom) profiler.begin(Event::kWaitKeys);
       ptx::mbarrier_wait(shared.full(kGroup, chunk), parity);
+      if (chunk == kFrom) profiler.end(Event::kWaitKeys);
       if (kGather) ptx::fence_proxy_async();
       const uint64_t q = MlaChunk::k_contiguous(shared.queries() + z);
       const uint64_t k = MlaChunk::k_contiguous(shared.keys(kGroup) + z);
@@ -202,13 +206,19 @@ struct MlaGroup {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float factor[2] = {1, 1}, others[2] = {1, 1};
+      profiler.begin(Event::kSoftmax);
       if (weigh(2 * pair, p, factor)) rescale(factor);
+      profiler.end(Event::kSoftmax);
+      profiler.begin(Event::kGemmPv);
       multiply_own(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       ptx::warpgroup_hold(p);
+      profiler.end(Event::kGemmPv);
       release(0);
+      profiler.begin(Event::kWaitMaxima);
       ptx::named_barrier<256>(kMlaMaximaB);
+      profiler.end(Event::kWaitMaxima);
       const bool other = take_references(others);
       if (other) {
 #pragma unroll
@@ -217,20 +227,26 @@ struct MlaGroup {
       store_weights(p);
       ptx::fence_proxy_async();
       ptx::named_barrier_arrive<256>(kMlaWeightsA);
+      profiler.begin(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsB);
+      profiler.end(Event::kWaitWeights);
       if (other) {
         rescale(others);
         sum[0] *= others[0], sum[1] *= others[1];
       }
       if (pair + 1 < pairs) clear_behind_end(2 * pair + 2, parity);
+      profiler.begin(Event::kGemmPv);
       multiply_other();
       score<0, kMlaLeft, true>(parity);
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_hold(o);
+      profiler.end(Event::kGemmPv);
       release(1);
+      profiler.begin(Event::kGemmQk);
       score<kMlaLeft, kMlaChunks, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
+      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -246,14 +262,21 @@ struct MlaGroup {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float factor[2] = {1, 1};
+      profiler.begin(Event::kWaitMaxima);
       ptx::named_barrier<256>(kMlaMaximaA);
+      profiler.end(Event::kWaitMaxima);
+      profiler.begin(Event::kSoftmax);
       const bool other = take_references(factor);
       const bool own = weigh(2 * pair + 1, p, factor);
       store_weights(p);
       if (own || other) rescale(factor);
+      profiler.end(Event::kSoftmax);
+      profiler.begin(Event::kGemmPv);
       multiply_own(p);
       ptx::fence_proxy_async();
+      profiler.begin(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsA);
+      profiler.end(Event::kWaitWeights);
       multiply_other();
       ptx::named_barrier_arrive<256>(kMlaWeightsB);
       ptx::warpgroup_wait<1>();
@@ -261,12 +284,15 @@ struct MlaGroup {
       release(1);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
+      profiler.end(Event::kGemmPv);
       release(0);
       if (pair + 1 < pairs) clear_behind_end(2 * pair + 3, parity);
+      profiler.begin(Event::kGemmQk);
       score<kMlaLeft, kMlaChunks, true>(parity);
       score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
+      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -276,7 +302,9 @@ struct MlaGroup {
     } else {
       attend_right(pairs);
     }
+    profiler.begin(Event::kWriteOutput);
     write();
+    profiler.end(Event::kWriteOutput);
   }
 
   // Outputs through the memory of the keys, so that a row is written by a warp at once.

@@ -19,6 +19,13 @@ __device__ __forceinline__ uint64_t clock() {
   return cycles;
 }
 
+// The low half of it. Loads and stores in front of it stay there.
+__device__ __forceinline__ uint32_t clock_low() {
+  uint32_t cycles;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(cycles)::"memory");
+  return cycles;
+}
+
 __device__ __forceinline__ uint32_t multiprocessor() {
   uint32_t number;
   asm volatile("mov.u32 %0, %smid;" : "=r"(number));

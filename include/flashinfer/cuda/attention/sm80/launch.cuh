@@ -73,7 +73,8 @@ void launch_attention(const P& params, const Launch& where) {
   const int64_t blocks = items * params.num_kv_heads;
   if (blocks > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
   launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
-         S::shared_bytes(how.stages), where, params, how.stages, heads_together<S>(params));
+         S::shared_bytes(how.stages), where, with_tracks(params, blocks, S::kThreads), how.stages,
+         heads_together<S>(params));
   launch_merges<Variant, typename S::Types>(params, where);
 }
 

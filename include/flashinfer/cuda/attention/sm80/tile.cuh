@@ -14,6 +14,7 @@
 #include <flashinfer/cuda/attention/sm80/queries.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
@@ -174,8 +175,9 @@ __device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& t
 }
 
 // All tiles of a group: one is computed while the copies of the next ones are under way.
-template <typename S, typename Tile>
-__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count) {
+template <typename S, typename Tile, typename Track>
+__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
+                                           Track& profiler) {
   Stages stages(count);
   if constexpr (S::kAhead) {
     wait_for_copies(count - 2);
@@ -185,19 +187,25 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   int number = 0;
 #pragma unroll 1
   for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride, ++number) {
+    profiler.begin(Event::kWaitKeys);
     wait_for_copies(stages.count - S::kMinStages);
     keys.sync();
+    profiler.end(Event::kWaitKeys);
     const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
+    profiler.begin(Event::kLoadKv);
     if (next < keys.kv_end) keys.load(stages.before(), next);
     ptx::cp_async_commit();
+    profiler.end(Event::kLoadKv);
     const int32_t key = next + keys.kStride + keys.lane;
     const bool finds = keys.lane < S::kKeys;
     const int32_t page = finds ? keys.page_of(key) : 0;
+    profiler.begin(Event::kAttend);
     if constexpr (S::kRope) {
       attend_rotated(keys, tile, active, stages, number, tile_start);
     } else if (active) {
       tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
     }
+    profiler.end(Event::kAttend);
     if (finds) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
     stages.advance();
   }
@@ -229,11 +237,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;
   wait_for_inputs();
   let_next_start();  // it waits for the end of all blocks, and is there when they end
+  Profiler<P::kProfiler> profiler(params);
   WorkItem item;
   int32_t head;
   if (!find_work<Variant, S>(params, heads_together, item, head)) return;
+  profiler.begin(Event::kItem);
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
   load_first<S>(keys, stages);
+  profiler.begin(Event::kLoadQuery);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
   auto* turns = reinterpret_cast<PairTurns*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
@@ -242,11 +253,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   load_queries<Variant, S>(params, variant, item, head, shared, turns, query_sign(variant));
   __syncthreads();
+  profiler.end(Event::kLoadQuery);
 
   const WarpRows<S> warp(params, variant, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
-  attend_all<S>(keys, tile, warp.active(), stages);
+  attend_all<S>(keys, tile, warp.active(), stages, profiler);
+  profiler.begin(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
+  profiler.end(Event::kWriteOutput);
+  profiler.end(Event::kItem);
+  profiler.finish();
 }
 
 }  // namespace flashinfer::cuda

@@ -16,8 +16,9 @@
 namespace flashinfer::cuda::sm90 {
 
 // A warpgroup that computes: one item after the other.
-template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void compute_all(const P& params, const Maps& maps, const Shared<S>& shared, int group) {
+template <typename Variant, typename S, typename P, typename Track>
+__device__ __forceinline__ void compute_all(const P& params, const Maps& maps, const Shared<S>& shared, int group,
+                                            Track& profiler) {
   const typename S::WorkRing works = shared.work_ring();
   const typename S::QueryRing query_ring = shared.query_ring();
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -27,18 +28,24 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
     works.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) break;
+    profiler.begin(Event::kItem);
     const Variant variant(params, static_cast<uint32_t>(work.batch), nullptr);
     if (work.tiles > 0) {
+      profiler.begin(Event::kWaitQuery);
       query_ring.wait_full(query_use);
+      profiler.end(Event::kWaitQuery);
       prepare_queries<Variant, S>(params, variant, shared, group, query_use);
     }
     GroupTile<Variant, S, P> tile{
-        params, shared, work, variant, group, query_use, key_use, softmax_of<S>(params, work, variant), {}};
+        params, shared, work, variant, group, query_use, key_use, softmax_of<S>(params, work, variant), {}, profiler};
     tile.attend(tiles_of<S>(params, work, variant, group));
     key_use = tile.use;
     if (work.tiles > 0) ++query_use;
     const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
+    profiler.begin(Event::kWriteOutput);
     output.write(tile.o, tile.softmax);
+    profiler.end(Event::kWriteOutput);
+    profiler.end(Event::kItem);
     __syncwarp();
     if (first_lane) works.release(use);
   }
@@ -59,12 +66,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   __syncthreads();
   wait_for_inputs();
   let_next_start();
+  Profiler<P::kProfiler> profiler(params);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (group == S::kGroups) {
     ptx::setmaxnreg_dec<S::kLoadRegisters>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) % 4;
     if (warp == 0) {
-      load_keys<S>(params, maps, shared);
+      load_keys<S>(params, maps, shared, profiler);
     } else if (warp == 1) {
       load_values<S>(params, maps, shared);
     } else if (warp == 2) {
@@ -78,8 +86,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<S::kComputeRegisters>();
-    compute_all<Variant, S>(params, maps, shared, group);
+    compute_all<Variant, S>(params, maps, shared, group, profiler);
   }
+  profiler.finish();
 #endif
 }
 

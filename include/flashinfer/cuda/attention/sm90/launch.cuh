@@ -113,7 +113,7 @@ void launch_attention(const P& params, const Launch& where) {
   if (all > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 tiles");
   const int64_t blocks = std::min<int64_t>(all, resident_blocks<Variant, S, P>(where.device));
   launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), S::kSharedBytes,
-         where, params, maps_of<S>(params), heads_together<S>(params));
+         where, with_tracks(params, blocks, S::kThreads), maps_of<S>(params), heads_together<S>(params));
   launch_merges<Variant, typename S::Types>(params, where);
 }
 

@@ -8,6 +8,7 @@
 #include <flashinfer/cuda/attention/sm90/gather.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/work.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
 
@@ -119,8 +120,9 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
 }
 
 // One warp: queries and keys of all items.
-template <typename S>
-__device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
+template <typename S, typename Track>
+__device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared,
+                                          Track& profiler) {
   const typename S::WorkRing works = shared.work_ring();
   const KvCache& kv = params.kv;
   int key_use = 0, query_use = 0;
@@ -129,6 +131,7 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     const TileLoader<S> loader{params, maps, shared, work};
+    profiler.begin(Event::kItem);
     if (is_gathered(kv)) {
       if (work.tiles > 0) loader.queries(query_use++);
       const Gatherer<S, S::kDQ * S::kElement / 16> gatherer{
@@ -143,10 +146,13 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
       gatherer.copy_all(shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
     } else {
       for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
+        profiler.begin(Event::kLoadKv);
         loader.keys(n, tile, page);
+        profiler.end(Event::kLoadKv);
         if (tile == work.tiles - 1) loader.queries(query_use++);
       });
     }
+    profiler.end(Event::kItem);
     __syncwarp();
     if (ptx::elect_one()) works.release(use);
   }

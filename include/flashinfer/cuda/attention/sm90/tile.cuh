@@ -9,6 +9,7 @@
 #include <flashinfer/cuda/attention/sm90/rows.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/softmax.cuh>
+#include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
 #include <flashinfer/cuda/ptx/wgmma.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
@@ -37,6 +38,7 @@ struct GroupTile {
   int use;  // of the next tile of keys and of values
   Softmax<S::kFp8> softmax;
   float o[S::kDV / 2];
+  Profiler<P::kProfiler>& profiler;
 
   // All tiles of the item, from the last to the first. Those that no row sees are waited for, and released.
   __device__ __forceinline__ void attend(const TileRange& range) {
@@ -48,7 +50,9 @@ struct GroupTile {
     if (tile >= range.first) {
       float s[S::kKeys / 2];
       uint32_t p[S::kWeightRegisters];
+      profiler.begin(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
+      profiler.end(Event::kWaitKeys);
       multiply_keys(s);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
@@ -66,10 +70,12 @@ struct GroupTile {
         for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(s, p, tile);
       }
       release(shared.query_ring(), query_use);
+      profiler.begin(Event::kGemmPv);
       wait_for_tile(value_ring, use);
       multiply_values(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
+      profiler.end(Event::kGemmPv);
       release(value_ring, use);
       ++use;
     } else if (work.tiles > 0) {
@@ -150,18 +156,28 @@ struct GroupTile {
   template <bool kBorder>
   __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
+    profiler.begin(Event::kWaitKeys);
     wait_for_tile(key_ring, use + 1);
+    profiler.end(Event::kWaitKeys);
     multiply_keys(s, 1);
+    profiler.begin(Event::kWaitValues);
     wait_for_tile(value_ring, use);
+    profiler.end(Event::kWaitValues);
     multiply_values(p);
+    profiler.begin(Event::kGemmQk);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(s);
+    profiler.end(Event::kGemmQk);
     release(key_ring, use + 1);
+    profiler.begin(Event::kSoftmax);
     prepare_logits<kBorder, Variant, S>(s, params, variant, work, tile, softmax.logits);
     const bool raised = weigh(s);
+    profiler.end(Event::kSoftmax);
+    profiler.begin(Event::kGemmPv);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
+    profiler.end(Event::kGemmPv);
     release(value_ring, use);
     if (raised) softmax.rescale(o);
     pack_weights(p, s);

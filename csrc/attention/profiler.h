@@ -1,0 +1,27 @@
+// The buffer that kernels write their events to, of modules built with them.
+#pragma once
+
+#include <flashinfer/common/profiler.h>
+
+#include "attention/lists.h"
+
+namespace flashinfer::binding {
+
+template <typename Params>
+void put_profiler(const Check& check, Params& params, const Tensor& buffer, Place& place) {
+  const View words(buffer, "profiler_buffer");
+  check.dtype(words, {DType::kInt64});
+  check.rank(words, 1, 1);
+  check.contiguous(words);
+  place.must_hold(check, words);
+  if (words.numel < 1) check.fail(words, "got no element, wanted 1 or more");
+  params.profiler.words = static_cast<uint64_t*>(words.data), params.profiler.size = words.numel;
+}
+
+// The same of a variant's parameters, among which the buffer is; in modules without events it is not.
+template <typename Params, typename Parameters>
+void put_profiler_of(const Check& check, Params& params, const Parameters& parameters, Place& place) {
+  if constexpr (Params::kProfiler) put_profiler(check, params, parameters.profiler_buffer, place);
+}
+
+}  // namespace flashinfer::binding

@@ -1,0 +1,180 @@
+"""The buffer that kernels write events to. Its layout is that of include/flashinfer/common/profiler.h."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+
+# Events of this library's kernels, in the order of their numbers.
+EVENT_NAMES = (
+    "item", "load-q", "load-kv", "wait-q", "wait-k", "wait-v", "wait-max", "wait-p", "pack-kv", "gemm-qk", "softmax",
+    "gemm-pv", "attend", "write-o",
+)  # fmt: skip
+CYCLES, NANOSECONDS = 1, 2  # what clocks count; 0 in buffers of FlashInfer 0.2.7, whose kernels write nanoseconds
+TRACK_WORDS = 4  # of a track, before its events
+_LOW = 0xFFFFFFFF
+
+
+class EventType(IntEnum):
+    """What a record says of its event."""
+
+    kBegin = 0
+    kEnd = 1
+    kInstant = 2
+
+
+@dataclass(frozen=True)
+class Record:
+    """Something that a track noted."""
+
+    kind: int  # an EventType, or 3, which nobody writes
+    event: int
+    time: float  # ns
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one warpgroup of a block, or one worker of a CPU, noted."""
+
+    block: int
+    group: int
+    place: int | None  # the multiprocessor, or the worker; None: the buffer does not say
+    records: list[Record]
+    dropped: int  # events that the buffer had no room for
+    end: float | None  # ns, when the track was done
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a kernel wrote to a buffer."""
+
+    blocks: int
+    groups: int
+    clock: int  # CYCLES, NANOSECONDS or 0
+    tracks: list[Track] = field(default_factory=list)  # those with events
+    has_room: bool = True  # for any event
+
+    @property
+    def dropped(self) -> int:
+        return sum(track.dropped for track in self.tracks)
+
+
+@dataclass
+class Attached:
+    """The buffer that :func:`flashinfer.profiler.attach` gave a wrapper: of runs that are given none."""
+
+    attached: torch.Tensor | None = None
+
+    def given(self, buffer: torch.Tensor | None, profiler: bool) -> torch.Tensor | None:
+        """The buffer of a run, of kernels with events or without."""
+        return self.attached if buffer is None and profiler else buffer
+
+
+def checked_buffer(
+    op: str, buffer: torch.Tensor | None, profiler: bool, device: torch.device
+) -> tuple[torch.Tensor] | tuple[()]:
+    """The buffer of a run as an operator takes it, or nothing where kernels write no events.
+
+    Raises:
+        ValueError: one that is missing, or not wanted; no contiguous row of words on ``device``.
+        TypeError: no tensor, or one of another dtype.
+    """
+    if not profiler:
+        if buffer is not None:
+            raise ValueError(
+                f"{op}: profiler_buffer: got one, wanted None: plan() was called without use_profiler, for kernels that"
+                " write no events"
+            )
+        return ()
+    if buffer is None:
+        raise ValueError(f"{op}: profiler_buffer: got None, wanted one: plan() was called with use_profiler")
+    if not isinstance(buffer, torch.Tensor):
+        raise TypeError(f"{op}: profiler_buffer: got {type(buffer).__name__}, wanted Tensor")
+    if buffer.dtype not in (torch.uint64, torch.int64):
+        raise TypeError(f"{op}: profiler_buffer: got {buffer.dtype}, wanted torch.uint64 or torch.int64")
+    if buffer.dim() != 1 or not buffer.is_contiguous() or buffer.numel() < 1:
+        raise ValueError(
+            f"{op}: profiler_buffer: got shape {list(buffer.shape)}, wanted one dimension of 1 word or more, contiguous"
+        )
+    if buffer.device != device:
+        raise ValueError(f"{op}: profiler_buffer: got one on {buffer.device}, wanted {device}")
+    return (buffer.view(torch.int64),)
+
+
+def decode_tag(tag: int, num_blocks: int, num_groups: int) -> tuple[int, int, int, int]:
+    """What the low half of a record says: block, group, event and :class:`EventType`.
+
+    Args:
+        tag: 32 bits.
+        num_blocks, num_groups: of the kernel, as the buffer's first word has them; tags of FlashInfer 0.2.7 are the same.
+    """
+    track = tag >> 12 & 0xFFFFF
+    return track // num_groups % max(num_blocks, 1), track % num_groups, tag >> 2 & 0x3FF, tag & 3
+
+
+def read(profiler_buffer: torch.Tensor) -> Recording:
+    """What a kernel wrote to a buffer, one of this library's or of FlashInfer 0.2.7's.
+
+    Raises:
+        TypeError: no tensor of 64-bit integers.
+        ValueError: nothing was written to it.
+    """
+    if not isinstance(profiler_buffer, torch.Tensor) or profiler_buffer.dtype not in (torch.uint64, torch.int64):
+        kind = profiler_buffer.dtype if isinstance(profiler_buffer, torch.Tensor) else type(profiler_buffer).__name__
+        raise TypeError(f"profiler_buffer: got {kind}, wanted a tensor of torch.uint64 or torch.int64")
+    near = profiler_buffer.detach().reshape(-1).view(torch.int64).cpu()
+    first = int(near[0]) & 0xFFFFFFFFFFFFFFFF if near.numel() else 0
+    blocks, groups, clock = first & _LOW, first >> 32 & 0xFFFF, first >> 48
+    if not blocks or not groups or clock > NANOSECONDS:
+        raise ValueError("profiler_buffer: got one whose first word no kernel has written, wanted that of a run")
+    tracks = blocks * groups
+    each = (near.numel() - 1) // tracks
+    if clock == 0:
+        return Recording(blocks, groups, clock, list(_read_flashinfer(near, tracks, groups)))
+    if each < TRACK_WORDS:
+        return Recording(blocks, groups, clock, has_room=False)
+    words = near[1 : 1 + each * tracks].view(each, tracks)
+    heads = words[:TRACK_WORDS].T.tolist()
+    rate = _rate(heads) if clock == CYCLES else 1.0
+    found = [_read_track(words, number, groups, head, rate) for number, head in enumerate(heads) if head[2] & _LOW]
+    return Recording(blocks, groups, clock, found)
+
+
+def _rate(heads: Sequence[Sequence[int]]) -> float:
+    """Nanoseconds of a cycle, by all tracks: one may be shorter than a tick of the timer."""
+    done = [head for head in heads if head[2] & _LOW]
+    cycles = sum((head[2] >> 32) - (head[0] >> 32) & _LOW for head in done)
+    return sum(head[3] - head[1] for head in done) / cycles if cycles else 1.0
+
+
+def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[int], rate: float) -> Track:
+    place, start, count = head[0] & _LOW, head[0] >> 32 & _LOW, head[2] & _LOW
+    length = (head[2] >> 32) - start & _LOW
+    # The middle of the track is where both its ends together say: an end alone is off by a tick of the timer.
+    origin = (head[1] + head[3]) / 2 - length * rate / 2
+    written = min(count, words.shape[0] - TRACK_WORDS)
+    records, at, before = [], 0, start
+    for word in words[TRACK_WORDS : TRACK_WORDS + written, number].tolist():
+        tag, clock = word & _LOW, word >> 32 & _LOW
+        at, before = at + (clock - before & _LOW), clock
+        records.append(Record(tag & 3, tag >> 2 & 0x3FF, origin + at * rate))
+    return Track(number // groups, number % groups, place, records, count - written, origin + length * rate)
+
+
+def _read_flashinfer(near: torch.Tensor, tracks: int, groups: int) -> Iterator[Track]:
+    """Tracks of FlashInfer 0.2.7: records alone, zeros behind them, of a 32-bit time that all share."""
+    first: int | None = None
+    for number in range(tracks):
+        records = list[Record]()
+        for word in near[1 + number :: tracks].tolist():
+            if word == 0:
+                break
+            tag, time = word & _LOW, word >> 32 & _LOW
+            first = time if first is None else first
+            ns = (time - first + (1 << 31) & _LOW) - (1 << 31)
+            records.append(Record(tag & 3, tag >> 2 & 0x3FF, float(ns)))
+        if records:
+            yield Track(number // groups, number % groups, None, records, 0, None)

@@ -1,0 +1,128 @@
+"""What the compilers make of kernels with events and without: where they are off, nothing is left of them.
+
+The tree without its lines of events is made here, by taking them out of the text, and compiled beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import ToolchainError
+from flashinfer.jit.machine.toolchain import find_nvcc
+
+from .test_prefill_kernels import disassembler
+
+HERE = Path(__file__).parent
+INCLUDE = HERE.parents[1] / "include"
+ARCHS = ("80", "90a")
+# Statements, members, arguments and parameters of events, in this order: nothing that is left says profiler or Track.
+EVENTS = [
+    (r"^\s*(if \([^()]*\) )?(profiler|track)\.(begin|end|instant|finish)\([^;]*\);\n", ""),
+    (r"^#include <flashinfer/cuda/profiler\.cuh>\n", ""),
+    (r"^\s*(Profiler<[^;\n]*>|Track)&? profiler(\(params\))?;\n", ""),
+    (r"^\s*using Track = [^;]*;\n", ""),
+    (r"^\s*using Base::profiler;\n", ""),
+    (r"with_tracks\((\w+), [^()]*\)", r"\1"),
+    (r",\s*(typename )?Track(& \w+)?", ""),
+    (r",\s*profiler(\(track\))?(?=[,)} ])", ""),
+    (r",\s*bool kProfiler(?=>)", ""),
+    (r",\s*P::kProfiler(?=>)", ""),
+]
+
+
+def without_events(text: str) -> str:
+    for pattern, by in EVENTS:
+        text = re.sub(pattern, by, text, flags=re.MULTILINE)
+    return text
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    try:
+        return find_nvcc()
+    except ToolchainError as error:
+        pytest.skip(f"no nvcc: {error}")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The headers without events."""
+    copy = tmp_path_factory.mktemp("plain") / "include"
+    shutil.copytree(INCLUDE, copy)
+    changed = 0
+    for folder in ("mla", "attention"):
+        for path in (copy / "flashinfer" / "cuda" / folder).rglob("*.cuh"):
+            before = path.read_text()
+            path.write_text(after := without_events(before))
+            changed += after != before
+            left = [line for line in after.splitlines() if re.search(r"rofiler|\btrack\b|\bTrack\b", line)]
+            assert not left, f"{path.name}: what stands here is no line of events that this test knows: {left}"
+    assert changed > 8
+    (copy / "flashinfer" / "cuda" / "profiler.cuh").unlink()
+    return copy
+
+
+def compiled(nvcc: str, arch: str, include: Path, place: Path, *defines: str) -> str:
+    """What ptxas says of the kernels of an arch, which are in ``place`` then."""
+    command = [
+        nvcc, f"-arch=sm_{arch}", "-cubin", "-std=c++17", "-O3", "-Xptxas=-v", f"-I{include}", f"-DARCH={int(arch[:2])}",
+        *defines, str(HERE / "profiler.cu"), "-o", str(place),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def instructions(place: Path) -> dict[str, list[str]]:
+    """Of each kernel, in the order in which they stand there, and without their names, which templates change."""
+    program = disassembler()
+    if program is None:
+        pytest.skip("no cuobjdump, which triton brings")
+    text = subprocess.run([program, "--dump-sass", str(place)], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", text, re.DOTALL)
+    kernels = {name: re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?;)", body) for name, body in found}
+    assert kernels and all(len(body) > 100 for body in kernels.values())
+    return kernels
+
+
+def registers(said: str) -> list[str]:
+    return re.findall(r"Used \d+ registers, .*", said)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_events_that_are_off_cost_no_instruction_and_no_register(arch, nvcc, plain, tmp_path):
+    off, bare, on = (tmp_path / f"{name}.cubin" for name in ("off", "bare", "on"))
+    assert registers(compiled(nvcc, arch, INCLUDE, off)) == registers(compiled(nvcc, arch, plain, bare))
+    mine, others = instructions(off), instructions(bare)
+    assert list(mine.values()) == list(others.values())
+    # Where they are on, there are the reads of a clock, and what makes products fast is as it was.
+    on_said = compiled(nvcc, arch, INCLUDE, on, "-DEVENTS")
+    assert not re.findall(r"C75\d\d", on_said), on_said
+    kernels = [body for name, body in instructions(on).items() if "merge" not in name]
+    assert all(sum("CLOCK" in one for one in body) > 8 for body in kernels)
+    assert not any("CLOCK" in one for body in mine.values() for one in body)
+    spilled = [int(stored) for stored in re.findall(r"(\d+) bytes spill stores", on_said)]
+    assert spilled and max(spilled) <= 64, on_said
+
+
+def test_what_stands_in_a_line_of_events_must_be_there_on_both_sides(nvcc, tmp_path):
+    """A name that nothing has is an error with events and without: no side is a text that nobody compiles."""
+    copy = tmp_path / "include"
+    shutil.copytree(INCLUDE, copy)
+    header = copy / "flashinfer" / "cuda" / "mla" / "sm80.cuh"
+    line = "  profiler.begin(Event::kItem);\n"
+    text = header.read_text()
+    assert text.count(line) == 1
+    header.write_text(text.replace(line, "  profiler.begin(entry);\n"))
+    for defines in ([], ["-DEVENTS"]):
+        command = [
+            nvcc, "-std=c++17", "-ptx", "-arch=compute_80", f"-I{copy}", "-DARCH=80", *defines, str(HERE / "profiler.cu"),
+            "-o", str(tmp_path / "out.ptx"),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and 'identifier "entry" is undefined' in done.stderr, done.stderr
