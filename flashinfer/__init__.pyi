@@ -36,6 +36,7 @@ from . import pod as pod
 from . import prefill as prefill
 from . import prefill_backward as prefill_backward
 from . import preload as preload
+from . import profiler as profiler
 from . import quantization as quantization
 from . import rope as rope
 from . import sampling as sampling
