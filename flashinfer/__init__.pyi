@@ -19,6 +19,8 @@ from . import env as env
 from . import errors as errors
 from . import fp4_quantization as fp4_quantization
 from . import fused_moe as fused_moe
+from . import gated_norm as gated_norm
+from . import gated_norm_backward as gated_norm_backward
 from . import gdn_decode as gdn_decode
 from . import gdn_prefill as gdn_prefill
 from . import gemm as gemm
@@ -83,6 +85,9 @@ from .fused_moe import RoutingMethodType as RoutingMethodType
 from .fused_moe import fused_topk_deepseek as fused_topk_deepseek
 from .fused_moe import gen_fused_moe_module as gen_fused_moe_module
 from .fused_moe import route as route
+from .gated_norm import gated_rmsnorm as gated_rmsnorm
+from .gated_norm import gen_gated_norm_module as gen_gated_norm_module
+from .gated_norm_backward import gen_gated_norm_backward_module as gen_gated_norm_backward_module
 from .gdn_decode import gated_delta_rule_decode as gated_delta_rule_decode
 from .gdn_decode import gated_delta_rule_decode_pretranspose as gated_delta_rule_decode_pretranspose
 from .gdn_prefill import chunk_gated_delta_rule as chunk_gated_delta_rule

@@ -2,8 +2,6 @@
 // token with all of the block's channels side by side; the last W rows lie in the L1 cache, converted once.
 #pragma once
 
-#include <cmath>
-
 #include <flashinfer/common/activation.h>
 #include <flashinfer/common/causal_conv1d.h>
 #include <flashinfer/cpu/activation.h>
@@ -28,14 +26,6 @@ struct ConvLanes {
   static void store_wide(S* to, V value, int count) { cpu::store(to, value, count); }
   static S number(const void* values, int64_t at) { return to_float(static_cast<const T*>(values)[at]); }
   static void put(void* values, int64_t at, S number) { static_cast<T*>(values)[at] = from_float<T>(number); }
-};
-
-// Gradients are checked in float64: its exponentials are good to their last bits.
-struct ExactMath : VectorMath<vdouble, double> {
-  static vdouble exp(vdouble x) {
-    for (int lane = 0; lane < kWideLanes; ++lane) x[lane] = std::exp(x[lane]);
-    return x;
-  }
 };
 
 template <>
