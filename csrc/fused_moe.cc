@@ -119,8 +119,9 @@ const int32_t* bounds_of(const Check& check, const OptionalTensor& tensor, const
 }
 
 std::tuple<Tensor, Tensor> activate(const Tensor& input, const OptionalTensor& m_indptr, int64_t activation,
-                                    const OptionalTensor& bias, const OptionalTensor& alpha, const OptionalTensor& beta,
-                                    const OptionalTensor& limit, const OptionalTensor& quant_scale, bool blocks) {
+                                    bool gate_first, const OptionalTensor& bias, const OptionalTensor& alpha,
+                                    const OptionalTensor& beta, const OptionalTensor& limit,
+                                    const OptionalTensor& quant_scale, bool blocks) {
   const Check check("moe_activate");
   const View in(input, "input");
   check.rank(in, 2, 2);
@@ -132,6 +133,7 @@ std::tuple<Tensor, Tensor> activate(const Tensor& input, const OptionalTensor& m
   ActivateParams p{};
   p.act = static_cast<Activation>(activation);
   const bool gated = is_gated(p.act);
+  p.gate_first = gate_first;
   if (gated && in.size(1) % 2 != 0)
     check.fail(in, "got " + std::to_string(in.size(1)) + " columns, wanted an even number for a gate");
   p.input = in.data, p.input_stride = in.stride(0), p.dtype = in.dtype;

@@ -83,7 +83,9 @@ from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rul
 from .fp4_quantization import SfLayout as SfLayout
 from .fused_moe import RoutingMethodType as RoutingMethodType
 from .fused_moe import fused_topk_deepseek as fused_topk_deepseek
+from .fused_moe import gen_cutlass_fused_moe_sm90_module as gen_cutlass_fused_moe_sm90_module
 from .fused_moe import gen_fused_moe_module as gen_fused_moe_module
+from .fused_moe import gen_fused_moe_sm100_module as gen_fused_moe_sm100_module
 from .fused_moe import route as route
 from .gated_norm import gated_rmsnorm as gated_rmsnorm
 from .gated_norm import gen_gated_norm_module as gen_gated_norm_module
@@ -252,6 +254,7 @@ shuffle_matrix_sf_a: Any
 silu_and_mul_scaled_nvfp4_experts_quantize: Any
 ActivationType: Any
 convert_to_block_layout: Any
+cutlass_fused_moe: Any
 get_w2_permute_indices_with_cache: Any
 trtllm_fp4_block_scale_moe: Any
 trtllm_fp4_block_scale_routed_moe: Any

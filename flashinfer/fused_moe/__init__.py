@@ -6,10 +6,23 @@ rows stay on the device, so that nothing waits for it and a CUDA graph serves an
 
 from __future__ import annotations
 
-from ..jit.modules.fused_moe import gen_fused_moe_module
+from ..jit.modules.fused_moe import (
+    gen_cutlass_fused_moe_sm90_module,
+    gen_fused_moe_module,
+    gen_fused_moe_sm100_module,
+)
 from . import core
 from .core import *  # noqa: F403 - every name of it is found here too, as in FlashInfer
+from .core import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
 from .routing import RoutingMethodType, fused_topk_deepseek, route
 
-__all__ = [*core.__all__, "RoutingMethodType", "fused_topk_deepseek", "gen_fused_moe_module", "route"]
+__all__ = [
+    *core.__all__,
+    "RoutingMethodType",
+    "fused_topk_deepseek",
+    "gen_cutlass_fused_moe_sm90_module",
+    "gen_fused_moe_module",
+    "gen_fused_moe_sm100_module",
+    "route",
+]
 __all__.sort()

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
 
 from .. import _unsupported
+from .._ops.errors import check_dense
+from ..errors import UnsupportedError
+from .layer import BLOCK, Gate, Scales, run_experts
+from .operators import GATED
 
 
 class ActivationType(IntEnum):
@@ -23,8 +32,196 @@ class ActivationType(IntEnum):
     InvalidType = 10
 
 
+_NAME = "cutlass_fused_moe"
+_NO_KERNEL = ("Situ", "InvalidType")
+
+
+def _mistake(argument: str, text: str) -> ValueError:
+    return ValueError(f"{_NAME}: {argument}: {text}")
+
+
+def _check_shape(argument: str, tensor: torch.Tensor, *wanted: int) -> None:
+    if is_dynamo_compiling() and tensor.dim() == len(wanted):
+        for got, size in zip(tensor.shape, wanted, strict=True):
+            torch._check(got == size)  # sizes of which nothing is known yet are compared when the graph runs
+    elif list(tensor.shape) != list(wanted):
+        raise _mistake(argument, f"got shape {list(tensor.shape)}, wanted {list(wanted)}")
+
+
+def _check_ranks(**given: tuple[torch.Tensor, int]) -> None:
+    for name, (tensor, rank) in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
+        check_dense(_NAME, [name], [tensor])
+        if tensor.dim() != rank:
+            raise _mistake(name, f"got {tensor.dim()} dimensions, wanted {rank}")
+
+
+def _scales(
+    quant_scales: Sequence[torch.Tensor] | None, fp8: bool, blocks: bool, first: torch.Tensor, second: torch.Tensor
+) -> Scales | None:
+    """What the weights' dtype asks of quant_scales, in float32."""
+    wanted = 2 if blocks else 4 if fp8 else 0
+    given = [] if quant_scales is None else list(quant_scales)
+    if len(given) != wanted:
+        raise _mistake("quant_scales", f"got {len(given)} tensors, wanted {wanted} for weights of {first.dtype}")
+    if not given:
+        return None
+    experts, (width, hidden), inner = first.shape[0], first.shape[1:], second.shape[2]
+    one, *others = (scale.to(torch.float32) for scale in given)
+
+    def in_blocks(size: int) -> int:
+        return (size + BLOCK - 1) // BLOCK
+
+    if blocks:
+        _check_shape("quant_scales[0]", one, experts, in_blocks(width), in_blocks(hidden))
+        _check_shape("quant_scales[1]", others[0], experts, in_blocks(hidden), in_blocks(inner))
+        return Scales(one, others[0], blocks=True)
+    activated, two = others[0], others[1]
+    for place, scale in ((0, one), (2, two)):
+        if scale.numel() != experts:
+            raise _mistake(f"quant_scales[{place}]", f"got shape {list(scale.shape)}, wanted [{experts}]")
+    if activated.numel() != 1:
+        raise _mistake("quant_scales[1]", f"got shape {list(activated.shape)}, wanted one number")
+    return Scales(one.reshape(-1), two.reshape(-1), activated.reshape(()))
+
+
+def cutlass_fused_moe(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: torch.Tensor | None,
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: Sequence[torch.Tensor] | None,
+    input_sf: torch.Tensor | None = None,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    ep_size: int = 1,
+    ep_rank: int = 0,
+    cluster_size: int = 1,
+    cluster_rank: int = 0,
+    use_fp8_block_scaling: bool = False,
+    use_w4a8_group_scaling: bool = False,
+    min_latency_mode: bool = False,
+    tune_max_num_tokens: int = 8192,
+    *,
+    output: torch.Tensor | None = None,
+    fc1_expert_biases: torch.Tensor | None = None,
+    fc2_expert_biases: torch.Tensor | None = None,
+    swiglu_alpha: torch.Tensor | None = None,
+    swiglu_beta: torch.Tensor | None = None,
+    swiglu_limit: torch.Tensor | None = None,
+    activation_type: ActivationType = ActivationType.Swiglu,
+    use_deepseek_fp8_block_scale: bool = False,
+    enable_alltoall: bool = False,
+    enable_pdl: bool | None = None,
+    use_fused_finalize: bool = True,
+    workspace_buffer: torch.Tensor | None = None,
+    profile_ids: Any = None,
+) -> list[torch.Tensor]:
+    """A mixture of experts behind its router, on this rank's experts and its slice of each::
+
+        out[t] = sum over j of scale[t, j] * W2[e] (silu(W1[e] x[t]) * (W3[e] x[t])),  e = selected[t, j]
+
+    Numbers of rows stay on the device: a CUDA graph serves every routing. A row's bits depend on no other row.
+
+    Args:
+        input: ``[T, H]``: float32, float16, bfloat16; float8_e4m3fn beside weights in it with one scale each.
+        token_selected_experts: ``[T, k]`` int32, of all ranks' experts; those of other ranks and negative ones add 0.
+        token_final_scales: ``[T, k]`` float32, or ``None``: 1.
+        fc1_expert_weights: ``[E, 2 I, H]``, the rows of W3 and then those of W1; ``[E, I, H]`` without a gate. Of
+            input's dtype, or float8_e4m3fn. E is the number of experts of this rank.
+        fc2_expert_weights: ``[E, H, I]``.
+        output_dtype: float32, float16 or bfloat16.
+        quant_scales: ``None``; or in float8_e4m3fn ``[first [E], activated [], second [E], input []]``: ``first`` and
+            ``second`` multiply the products, ``activated`` what the second is multiplied with; or for blocks ``[[E, 2 I / 128, H / 128],
+            [E, H / 128, I / 128]]``.
+        tp_size, tp_rank: the caller cuts I; results of all ranks are to be added.
+        ep_size, ep_rank: this rank has experts from ``ep_rank * E`` on; results of all ranks are to be added.
+        use_fp8_block_scaling, use_deepseek_fp8_block_scale: two names of one choice: weights in float8_e4m3fn have a
+            scale for each 128 x 128, and input, of 16 or 32 bits, is quantised here, with a scale for each 128 of a row.
+        output: ``[T, H]`` of output_dtype; made where not given.
+        fc1_expert_biases, fc2_expert_biases: ``[E, 2 I]`` and ``[E, H]``.
+        swiglu_alpha, swiglu_beta, swiglu_limit: ``[E]`` float32: ``g = min(gate, limit)``, ``u`` the linear half within
+            the limit, and ``g * sigmoid(alpha * g) * (u + beta)``.
+        activation_type: Swiglu, Geglu, GegluTanh; without a gate Relu2, Relu, Gelu, Silu, Identity.
+        tune_max_num_tokens, profile_ids, enable_alltoall, enable_pdl, use_fused_finalize, workspace_buffer: accepted,
+            nothing depends on them.
+
+    Returns:
+        A list of ``[T, H]``.
+
+    Raises:
+        ValueError: shapes or devices that do not fit.
+        TypeError: dtypes that do not fit.
+        UnsupportedError: weights of 4 bits, ``input_sf``, ``use_w4a8_group_scaling``, ``min_latency_mode``, clusters.
+        GradientError: a tensor wants a gradient.
+    """
+    for name, value in {
+        "input_sf": input_sf is not None, "use_w4a8_group_scaling": use_w4a8_group_scaling,
+        "min_latency_mode": min_latency_mode, "cluster_size": cluster_size != 1,
+    }.items():  # fmt: skip
+        if value:
+            raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; use bfloat16, float16 or fp8 weights")
+    x, ids, first, second = input, token_selected_experts, fc1_expert_weights, fc2_expert_weights
+    _check_ranks(
+        input=(x, 2), token_selected_experts=(ids, 2), fc1_expert_weights=(first, 3), fc2_expert_weights=(second, 3)
+    )
+    if first.dtype in (torch.int64, torch.uint8):
+        raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {_unsupported.FP4}")
+    act = ActivationType(activation_type)
+    if act.name in _NO_KERNEL:
+        raise UnsupportedError(f"{_NAME}: activation_type: {act.name} has no kernel; use Swiglu with its numbers")
+    tokens, hidden = x.shape
+    experts, inner = first.shape[0], second.shape[2]
+    _check_shape("fc1_expert_weights", first, second.shape[0], (2 if act in GATED else 1) * inner, hidden)
+    _check_shape("fc2_expert_weights", second, experts, hidden, inner)
+    _check_shape("token_selected_experts", ids, tokens, ids.shape[1])
+    if ids.dtype != torch.int32:
+        raise TypeError(f"{_NAME}: token_selected_experts: got {ids.dtype}, wanted torch.int32")
+    if token_final_scales is not None:
+        _check_shape("token_final_scales", token_final_scales, *ids.shape)
+        if token_final_scales.dtype != torch.float32:
+            raise TypeError(f"{_NAME}: token_final_scales: got {token_final_scales.dtype}, wanted torch.float32")
+    blocks, fp8 = use_fp8_block_scaling or use_deepseek_fp8_block_scale, first.dtype == torch.float8_e4m3fn
+    if blocks and not fp8:
+        raise TypeError(f"{_NAME}: fc1_expert_weights: got {first.dtype}, wanted torch.float8_e4m3fn for block scales")
+    if second.dtype != first.dtype:
+        raise TypeError(f"{_NAME}: fc2_expert_weights: got {second.dtype}, wanted {first.dtype} as the first have")
+    if output_dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise TypeError(f"{_NAME}: output_dtype: got {output_dtype}, wanted float32, float16 or bfloat16")
+    if not blocks and x.dtype != first.dtype:
+        raise TypeError(f"{_NAME}: input: got {x.dtype}, wanted {first.dtype} as the weights have")
+    for name, size, rank in (("ep", ep_size, ep_rank), ("tp", tp_size, tp_rank)):
+        if not 0 <= rank < size:
+            raise _mistake(f"{name}_rank", f"got {rank}, wanted 0 to {name}_size - 1, {size - 1}")
+    scales = _scales(quant_scales, fp8, blocks, first, second)
+    out = torch.empty((tokens, hidden), dtype=output_dtype, device=x.device) if output is None else output
+    _check_shape("output", out, tokens, hidden)
+    if out.dtype != output_dtype:
+        raise TypeError(f"{_NAME}: output: got {out.dtype}, wanted output_dtype, {output_dtype}")
+    one, two = (
+        None if bias is None else bias.to(torch.float32).contiguous() for bias in (fc1_expert_biases, fc2_expert_biases)
+    )
+    run_experts(
+        out, x, ids.contiguous(), None if token_final_scales is None else token_final_scales.contiguous(), first, second,
+        Gate(int(act), False, swiglu_alpha, swiglu_beta, swiglu_limit), first_expert=ep_rank * experts, scales=scales,
+        biases=(one, two),
+    )  # fmt: skip
+    return [out]
+
+
+def cutlass_fused_moe_workspace_size(
+    num_rows: int, hidden_size: int, inter_size: int, num_experts: int, experts_per_token: int, **options: object
+) -> int:
+    """Returns 0: memory comes from torch's allocator, and ``workspace_buffer`` is not needed."""
+    return 0
+
+
 __all__ = sorted([
     "ActivationType",
+    "cutlass_fused_moe",
     *_unsupported.declare(
         globals(),
         _unsupported.TRTLLM_MOE,

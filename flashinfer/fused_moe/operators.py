@@ -19,7 +19,7 @@ def _sorted(ids: torch.Tensor, num_experts: int, first_expert: int) -> tuple[tor
 
 
 def _activated(
-    input: torch.Tensor, m_indptr: Any, activation: int, bias: Any, alpha: Any, beta: Any, limit: Any,
+    input: torch.Tensor, m_indptr: Any, activation: int, gate_first: bool, bias: Any, alpha: Any, beta: Any, limit: Any,
     quant_scale: torch.Tensor | None, blocks: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     rows, width = input.shape
@@ -45,7 +45,7 @@ sort = define(
     _sorted,
 )
 activate = define(
-    "moe_activate(Tensor input, Tensor? m_indptr, int activation, Tensor? bias, Tensor? swiglu_alpha,"
+    "moe_activate(Tensor input, Tensor? m_indptr, int activation, bool gate_first, Tensor? bias, Tensor? swiglu_alpha,"
     " Tensor? swiglu_beta, Tensor? swiglu_limit, Tensor? quant_scale, bool blocks) -> (Tensor, Tensor)",
     gen_fused_moe_module,
     _activated,

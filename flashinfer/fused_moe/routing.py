@@ -59,7 +59,7 @@ def route(
         GradientError: logits want a gradient.
     """
     if not isinstance(logits, torch.Tensor):
-        raise TypeError(f"route: got {type(logits).__name__}, wanted Tensor")
+        raise TypeError(f"route: logits: got {type(logits).__name__}, wanted Tensor")
     if logits.dim() != 2:
         raise ValueError(f"route: logits: got {logits.dim()} dimensions, wanted 2")
     if not 1 <= top_k <= MAX_TOP_K:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from flashinfer import fused_moe
+from flashinfer.jit.modules._family import kernels_of
 
 from ..support.cases import Case, Cases
 
@@ -23,9 +24,9 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "moe_route": [(weights, ids, logits, None, 0, 1, 1, 1.0), (weights, ids.long(), logits, bias, 2, 4, 2, 2.5)],
         "moe_sort": [(routed, 4, 0), (routed.long(), 2, 2)],
         "moe_activate": [
-            (h, bounds, 3, wide, *numbers, None, False),
-            (h, None, 6, None, None, None, None, torch.tensor(2.0, device=device), False),
-            (h, None, 9, None, None, None, None, None, True),
+            (h, bounds, 3, True, wide, *numbers, None, False),
+            (h, None, 6, False, None, None, None, None, torch.tensor(2.0, device=device), False),
+            (h, None, 9, False, None, None, None, None, None, True),
         ],
         "moe_finalize": [
             (torch.empty(9, 32, device=device), h, rows, weights.uniform_(), wide, bounds),
@@ -39,11 +40,28 @@ def route(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch
     return fused_moe.route(logits, 3, method, bias=bias, n_group=4, topk_group=2)
 
 
+def moe(**given: torch.Tensor) -> torch.Tensor:
+    return fused_moe.cutlass_fused_moe(**given, output_dtype=torch.float32, quant_scales=None)[0]
+
+
+def has_products(device: str) -> bool:
+    return device in kernels_of("gemm")
+
+
 def functions(device: str) -> dict[str, Case]:
     def logits(tokens: int) -> dict[str, Any]:
         return dict(logits=torch.randn(tokens, 24, device=device), bias=torch.randn(24, device=device))
 
-    return {"route": Case(route, logits)}
+    def layer(tokens: int) -> dict[str, Any]:
+        return dict(
+            input=torch.randn(tokens, 32, device=device),
+            token_selected_experts=torch.randint(0, 4, (tokens, 3), dtype=torch.int32, device=device),
+            token_final_scales=torch.rand(tokens, 3, device=device),
+            fc1_expert_weights=torch.randn(4, 36, 32, device=device),
+            fc2_expert_weights=torch.randn(4, 32, 18, device=device),
+        )
+
+    return {"route": Case(route, logits)} | ({"cutlass_fused_moe": Case(moe, layer)} if has_products(device) else {})
 
 
 CASES = Cases(operators, functions)

@@ -162,7 +162,7 @@ def test_activation(act, device, dtype):
         h = (torch.randn(rows, size * (2 if gated else 1) + 8, device=device) * 3).to(dtype)[:, :-8]
         h[0, :4] = torch.tensor([-200, -50, 50, 200]).to(h)
         want = activated(h.cpu(), act)
-        got, none = operators.activate(h, None, int(act), None, None, None, None, None, False)
+        got, none = operators.activate(h, None, int(act), False, None, None, None, None, None, False)
         assert got.dtype == dtype and none.numel() == 0
         assert ((got.cpu().double() - want).abs() <= (1.01 * ROUNDING[dtype] + 3e-6) * want.abs() + 2e-5).all()
 
@@ -177,12 +177,14 @@ def test_activation_of_experts_and_eight_bits(size, device, dtype):
     of_row = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))
     numbers = [one.cpu().double()[of_row][:, None] for one in (alpha, beta, limit)]
     want = activated(h[:13].cpu().double() + bias.cpu().double()[of_row], ActivationType.Swiglu, *numbers)
-    given = (h, bounds, 3, bias, alpha, beta, limit)
+    given = (h, bounds, 3, False, bias, alpha, beta, limit)
     with no_synchronisation(device):
         plain, _ = operators.activate(*given, None, False)
         one_scale, _ = operators.activate(*given, torch.tensor(20.0, device=device), False)
         quantised, scales = operators.activate(*given, None, True)
     assert ((plain[:13].cpu().double() - want).abs() <= 1.01 * ROUNDING[dtype] * want.abs() + 1e-5).all()
+    halves = h.view(20, 2, size).flip(1).flatten(1), bounds, 3, True, bias.view(4, 2, size).flip(1).flatten(1)
+    assert operators.activate(*halves, alpha, beta, limit, None, False)[0][:13].equal(plain[:13])
     step = 2**-3  # of a number of four bits, relative; half of it, and the least number
     assert one_scale.dtype == quantised.dtype == torch.float8_e4m3fn
     got = one_scale[:13].cpu().double() / 20
@@ -235,11 +237,11 @@ def test_what_is_refused(device):
             logits, logits[0], 1, 1, 2, 1.0, logits[:, :3], logits[:, :3]
         ),
         "num_experts: got 0": lambda: operators.sort(logits.int(), 0, 0),
-        "input: got 5 columns": lambda: operators.activate(logits[:, :5], None, 3, *[None] * 5, False),
-        "activation: got 7": lambda: operators.activate(logits, None, 7, *[None] * 5, False),
-        "m_indptr: got None": lambda: operators.activate(logits, None, 3, logits, *[None] * 4, False),
+        "input: got 5 columns": lambda: operators.activate(logits[:, :5], None, 3, False, *[None] * 5, False),
+        "activation: got 7": lambda: operators.activate(logits, None, 7, False, *[None] * 5, False),
+        "m_indptr: got None": lambda: operators.activate(logits, None, 3, False, logits, *[None] * 4, False),
         "wanted Swiglu": lambda: operators.activate(
-            logits, torch.zeros(2, device=device).int(), 4, None, logits[0, :1], *[None] * 3, False
+            logits, torch.zeros(2, device=device).int(), 4, False, None, logits[0, :1], *[None] * 3, False
         ),
         "input: got 4 rows, wanted 8": lambda: operators.finalize(
             logits[:2].clone(), logits, torch.zeros(2, 4, device=device).int(), None, None, None

@@ -17,6 +17,16 @@ def gen_fused_moe_module(device: object = None, dtypes: Iterable[str] = DTYPES) 
     return family_spec("fused_moe", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
+def gen_cutlass_fused_moe_sm90_module() -> JitSpec:
+    """FlashInfer's name of :func:`gen_fused_moe_module` for CUDA, whose kernels are those of every GPU."""
+    return gen_fused_moe_module("cuda")
+
+
+def gen_fused_moe_sm100_module() -> JitSpec:
+    """FlashInfer 0.2.7's name of :func:`gen_fused_moe_module` for CUDA, whose kernels are those of every GPU."""
+    return gen_fused_moe_module("cuda")
+
+
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
     for backend in matrix["backends"]:
         yield gen_fused_moe_module(backend, matrix["dtypes"])

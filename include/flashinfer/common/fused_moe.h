@@ -106,7 +106,7 @@ constexpr int kQuantBlock = 128;  // elements of a row that have a scale in comm
 constexpr float kMaxE4M3 = 448.0f;
 
 struct ActivateParams {
-  const void* input;  // [rows, size], or gated [rows, 2 size]: the linear half, then the gate
+  const void* input;  // [rows, size], or gated [rows, 2 size]
   int64_t input_stride;
   DType dtype;               // of input, and of output where it is not quantised
   void* output;              // [rows, size], contiguous
@@ -118,11 +118,15 @@ struct ActivateParams {
   const float* bias;                  // [experts, size or 2 size], or null
   const float *alpha, *beta, *limit;  // [experts] of a gate, or null
   Activation act;
+  bool gate_first;  // the gate, then the linear half; else the other way round
 
   FLASHINFER_HD int64_t count() const {
     const int64_t here = indptr ? indptr[experts] : rows;
     return here < rows ? here : rows;
   }
+  // Where a row's gate and what it is multiplied with begin.
+  FLASHINFER_HD int64_t gate_at() const { return is_gated(act) && !gate_first ? size : 0; }
+  FLASHINFER_HD int64_t linear_at() const { return is_gated(act) && gate_first ? size : 0; }
   FLASHINFER_HD int64_t width() const { return is_gated(act) ? 2 * size : size; }
   // The expert of a row: the last whose rows start at or before it.
   FLASHINFER_HD int expert(int64_t row) const {

@@ -143,10 +143,9 @@ class ActivatedRow {
     const int expert = p_.indptr ? p_.expert(row) : 0;
     if (p_.bias)
       for (int64_t i = 0; i < p_.width(); ++i) wide_[i] += p_.bias[expert * p_.width() + i];
-    const bool gated = is_gated(p_.act);
     const GateNumbers numbers(p_, expert);
     const bool plain = p_.act == Activation::kSwiglu && !p_.alpha && !p_.beta && !p_.limit;
-    const float *up = wide_.data(), *gate = gated ? up + p_.size : up;
+    const float *up = wide_.data() + p_.linear_at(), *gate = wide_.data() + p_.gate_at();
     for_lanes(plain ? p_.size : 0, [&](int64_t i, int count) {
       const vfloat g = load(gate + i, count);
       // e^-87 is beside 1 nothing, and e^88 makes of g less than any number of 16 bits; NaN stays.

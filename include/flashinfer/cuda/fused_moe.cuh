@@ -33,15 +33,15 @@ __device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, 
                                           const GateNumbers& numbers, float (&out)[kN]) {
   const T* in = static_cast<const T*>(p.input) + row * p.input_stride;
   const bool gated = is_gated(p.act);
-  const Vec<T, kN> first = load_vec<T, kN>(in + at);
+  const Vec<T, kN> first = load_vec<T, kN>(in + p.linear_at() + at);
   Vec<T, kN> second = first;
-  if (gated) second = load_vec<T, kN>(in + p.size + at);
+  if (gated) second = load_vec<T, kN>(in + p.gate_at() + at);
 #pragma unroll
   for (int i = 0; i < kN; ++i) {
     float up = to_float(first.at[i]), gate = to_float(second.at[i]);
     if (p.bias) {
       const float* bias = p.bias + expert * p.width() + at + i;
-      up += bias[0], gate += bias[gated ? p.size : 0];
+      up += bias[p.linear_at()], gate += bias[p.gate_at()];
     }
     out[i] = activate<MoeMath>(p.act, gate, up, numbers);
   }

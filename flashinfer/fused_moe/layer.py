@@ -1,0 +1,103 @@
+"""An expert's two products of the tokens that are routed to it: five operators, the same for every routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .._gemm.operators import grouped_gemm
+from ..errors import UnsupportedError
+from ..jit.modules._family import kernels_of
+from . import operators
+
+BLOCK = 128  # elements that have a scale in common
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What dequantises weights in fp8, and quantises what they are multiplied with.
+
+    ``blocks``: a scale for each 128 x 128 of a weight and each 128 elements of a row, found where the row is quantised.
+    Else one for each expert's weight, and ``activated`` is the factor of what the second is multiplied with.
+    """
+
+    first: torch.Tensor  # [E] or [E, 2I / 128, H / 128]
+    second: torch.Tensor  # [E] or [E, H / 128, I / 128]
+    activated: torch.Tensor | None = None  # []
+    blocks: bool = False
+
+    def of(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight if self.blocks else weight.view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What stands between the products: an ActivationType, the order of its halves, and numbers of each expert."""
+
+    activation: int
+    gate_first: bool = False
+    alpha: torch.Tensor | None = None
+    beta: torch.Tensor | None = None
+    limit: torch.Tensor | None = None
+
+
+@cache
+def _has_products(backend: str) -> bool:
+    return backend in kernels_of("gemm")
+
+
+def run_experts(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    gate: Gate,
+    *,
+    first_expert: int = 0,
+    scales: Scales | None = None,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+) -> None:
+    """``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])`` with ``e = ids[t, j]``.
+
+    Args:
+        out: ``[T, H]``, of any dtype of 16 or 32 bits.
+        x: ``[T, H]``.
+        ids: ``[T, k]``, int32 or int64; those outside of ``[first_expert, first_expert + E)`` add nothing.
+        weights: ``[T, k]`` float32, or ``None``: 1.
+        first, second: ``[E, N, H]``, where N is I, or 2 I with a gate, and ``[E, H, I]``.
+        biases: ``[E, N]`` and ``[E, H]``, float32.
+
+    Raises:
+        UnsupportedError: grouped products have no kernels for this device.
+    """
+    if not is_dynamo_compiling() and x.device.type == "cuda" and not _has_products("cuda"):
+        raise UnsupportedError("fused_moe: input: is on cuda, and grouped products have kernels for the CPU alone")
+    blocks, numbers = scales is not None and scales.blocks, scales
+    granularity = (1, BLOCK, BLOCK) if blocks else (0, 0, 0)
+    bounds, tokens, rows = operators.sort(ids, first.shape[0], first_expert)
+    dtype = x.dtype if numbers is None else out.dtype
+    x_scales = None
+    if blocks:
+        x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
+    hidden = torch.empty((ids.shape[0] * ids.shape[1], first.shape[1]), dtype=dtype, device=x.device)
+    first_scales = None if numbers is None else numbers.of(numbers.first)
+    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, tokens, None, *granularity)
+    activated, row_scales = operators.activate(
+        hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
+        None if numbers is None else numbers.activated, blocks,
+    )  # fmt: skip
+    result = torch.empty((hidden.shape[0], second.shape[1]), dtype=dtype, device=x.device)
+    second_scales = None if numbers is None else numbers.of(numbers.second)
+    grouped_gemm(
+        result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
+        *granularity,
+    )  # fmt: skip
+    operators.finalize(out, result, rows, weights, biases[1], bounds)
+
+
+IDENTITY = 9  # of ActivationType

@@ -1,0 +1,267 @@
+"""cutlass_fused_moe against a loop over experts in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer.errors import GradientError, UnsupportedError
+from flashinfer.fused_moe import ActivationType, cutlass_fused_moe, operators
+from flashinfer.jit.modules._family import kernels_of
+
+from ..conftest import no_synchronisation
+from .test_fused_moe import ROUNDING, activated
+
+
+@pytest.fixture
+def device(device: str) -> str:
+    """A device whose grouped products there are kernels for; what is without is refused."""
+    if device not in kernels_of("gemm"):
+        pytest.skip(f"grouped products have no kernels for {device}")
+    return device
+
+
+def layer(
+    device: str, dtype: torch.dtype, tokens: int, top_k: int, experts: int, hidden: int, inner: int, gated: bool = True
+):
+    """Input, experts, weights of experts, and the two matrices of each, of the size that models have."""
+    x = torch.randn(tokens, hidden, device=device).to(dtype)
+    ids = torch.rand(tokens, max(experts, top_k), device=device).argsort(1)[:, :top_k].int() % experts
+    scales = torch.rand(tokens, top_k, device=device)
+    first = (torch.randn(experts, inner * (2 if gated else 1), hidden, device=device) / hidden**0.5).to(dtype)
+    second = (torch.randn(experts, hidden, inner, device=device) / inner**0.5).to(dtype)
+    return x, ids, scales, first, second
+
+
+def oracle(x, ids, scales, first, second, act=ActivationType.Swiglu, biases=(None, None), numbers=None):
+    """The result, and a size of what it is a sum of: the norm of each expert's terms."""
+    x, first, second = (one.cpu().double() for one in (x, first, second))
+    ids, out = ids.cpu(), torch.zeros(x.shape[0], second.shape[1], dtype=torch.float64)
+    size = torch.zeros_like(out)
+    for token in range(x.shape[0]):
+        for j, expert in enumerate(ids[token].tolist()):
+            if not 0 <= expert < first.shape[0]:
+                continue
+            h = first[expert] @ x[token]
+            h = h if biases[0] is None else h + biases[0][expert].cpu().double()
+            given = [] if numbers is None else [float(one[expert]) for one in numbers]
+            a = activated(h, act, *given)
+            weight = 1.0 if scales is None else float(scales[token, j])
+            y = second[expert] @ a
+            out[token] += weight * (y if biases[1] is None else y + biases[1][expert].cpu().double())
+            size[token] += abs(weight) * (second[expert].square() @ a.square()).sqrt()
+            size[token] += abs(weight) * second[expert].norm(dim=1) * a.norm() / a.numel() ** 0.5
+    return out, size
+
+
+def check(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, dtype: torch.dtype, factor: float = 8.0) -> None:
+    """Each of three roundings is of one of the terms' factors; signs of their errors are random."""
+    bound = 1.01 * ROUNDING[got.dtype] * want.abs() + factor * (ROUNDING[dtype] + 2**-20) * (size + 1e-3)
+    assert ((got.cpu().double() - want).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    "act", [ActivationType.Swiglu, ActivationType.GegluTanh, ActivationType.Relu2], ids=lambda a: a.name
+)
+def test_experts(act, device, dtype):
+    gated = act in operators.GATED
+    for tokens, top_k, experts, hidden, inner in (
+        (1, 1, 1, 8, 8),
+        (3, 2, 8, 136, 72),
+        (70, 8, 16, 64, 40),
+        (0, 2, 4, 64, 64),
+    ):
+        x, ids, scales, first, second = layer(device, dtype, tokens, top_k, experts, hidden, inner, gated)
+        out = torch.full((tokens + 2, hidden), 77.0, device=device, dtype=dtype)
+        with no_synchronisation(device):
+            (result,) = cutlass_fused_moe(
+                x, ids, scales, first, second, dtype, None, output=out[1:-1], activation_type=act
+            )
+        assert result.data_ptr() == out[1:-1].data_ptr() and (out[[0, -1]] == 77).all()
+        want, size = oracle(x, ids, scales, first, second, act)
+        check(result, want, size, dtype, 8 if act != ActivationType.Relu2 else 16)
+
+
+def test_integers_are_exact(device, dtype):
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-1, 3, shape, device=device).to(dtype)
+
+    x, first, second = integers(40, 24), integers(6, 10, 24), integers(6, 24, 10)
+    x[:, 1:-3], second[:, :, 2:] = 0, 0  # products of numbers of 16 bits stay exact
+    ids = torch.randint(-1, 8, (40, 5), device=device, dtype=torch.int32)  # twice the same, and experts elsewhere
+    act = ActivationType.Identity
+    (got,) = cutlass_fused_moe(x, ids, None, first, second, torch.float32, None, activation_type=act)
+    want, _ = oracle(x, ids, None, first, second, act)
+    assert got.cpu().double().equal(want)
+
+
+def test_ranks_add_up(device):
+    x, ids, scales, first, second = layer(device, torch.float32, 33, 3, 8, 48, 64)
+    want, size = oracle(x, ids, scales, first, second)
+    total = torch.zeros(33, 48, device=device)
+    for ep in range(4):
+        for tp in range(2):
+            mine, cut = slice(2 * ep, 2 * ep + 2), slice(32 * tp, 32 * tp + 32)
+            half = torch.cat([first[mine, :64][:, cut], first[mine, 64:][:, cut]], 1)
+            total += cutlass_fused_moe(
+                x, ids, scales, half, second[mine][:, :, cut].contiguous(), torch.float32, None, ep_size=4, ep_rank=ep,
+                tp_size=2, tp_rank=tp,
+            )[0]  # fmt: skip
+    check(total, want, size, torch.float32, 32)
+    nobody = cutlass_fused_moe(x, ids * 0 - 1, scales, first, second, torch.float32, None)[0]
+    assert not nobody.any()
+
+
+def test_rows_depend_on_no_other_row(device, dtype):
+    x, ids, scales, first, second = layer(device, dtype, 90, 2, 4, 64, 48)
+    ids[:50] = 2
+    (whole,) = cutlass_fused_moe(x, ids, scales, first, second, dtype, None)
+    order = torch.randperm(90, device=device)
+    (shuffled,) = cutlass_fused_moe(x[order], ids[order], scales[order], first, second, dtype, None)
+    assert shuffled.equal(whole[order])
+    x[7] = torch.nan
+    (other,) = cutlass_fused_moe(x, ids, scales, first, second, dtype, None)
+    rows = torch.arange(90, device=device) != 7
+    assert other[7].isnan().all() and other[rows].equal(whole[rows])
+
+
+def test_biases_and_numbers_of_gates(device, dtype):
+    x, ids, scales, first, second = layer(device, dtype, 20, 4, 5, 64, 48)
+    biases = torch.randn(5, 96, device=device), torch.randn(5, 64, device=device)
+    numbers = [torch.rand(5, device=device) + 0.5 for _ in range(3)]
+    (got,) = cutlass_fused_moe(
+        x, ids, scales, first, second, torch.float32, None, fc1_expert_biases=biases[0], fc2_expert_biases=biases[1],
+        swiglu_alpha=numbers[0], swiglu_beta=numbers[1], swiglu_limit=numbers[2],
+    )  # fmt: skip
+    want, size = oracle(x, ids, scales, first, second, ActivationType.Swiglu, biases, numbers)
+    check(got, want, size + 1, dtype)
+
+
+def eight_bits(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = x.float().abs().amax(dims, keepdim=True).clamp(min=1e-6) / 448
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.cpu().double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_eight_bits_with_a_scale_of_each_expert(device, dtype):
+    x, ids, scales, first, second = layer(device, torch.float32, 40, 3, 6, 128, 64)
+    (x8, by_x), (first8, by_first), (second8, by_second) = (
+        eight_bits(x, (0, 1)),
+        *(eight_bits(w, (1, 2)) for w in (first, second)),
+    )
+    by_hidden = torch.tensor(50.0, device=device)
+    given = [(by_first.flatten() * by_x.flatten()), by_hidden, by_second.flatten() / by_hidden, by_x.flatten()]
+    (got,) = cutlass_fused_moe(x8, ids, scales, first8, second8, dtype, given)
+    want, _ = oracle(x8.float() * by_x, ids, scales, first8.float() * by_first, second8.float() * by_second)
+    assert got.dtype == dtype and relative(got, want) < 0.04  # what lies between the products has four bits
+
+
+@pytest.mark.parametrize("hidden, inner", [(256, 128), (384, 256)])
+def test_eight_bits_with_scales_of_blocks(hidden, inner, device):
+    x, ids, scales, first, second = layer(device, torch.bfloat16, 40, 3, 6, hidden, inner)
+
+    def blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts = w.float().unflatten(2, (-1, 128)).unflatten(1, (-1, 128))
+        quantised, scale = eight_bits(parts, (2, 4))
+        wide = (quantised.float() * scale).flatten(3, 4).flatten(1, 2)
+        return quantised.flatten(3, 4).flatten(1, 2), scale[:, :, 0, :, 0].contiguous(), wide
+
+    (first8, by_first, wide_first), (second8, by_second, wide_second) = blocks(first), blocks(second)
+    want, _ = oracle(x, ids, scales, wide_first, wide_second)
+    for name in ("use_fp8_block_scaling", "use_deepseek_fp8_block_scale"):
+        (got,) = cutlass_fused_moe(
+            x, ids, scales, first8, second8, torch.bfloat16, [by_first, by_second], **{name: True}
+        )  # fmt: skip
+        assert relative(got, want) < 0.06  # input and what lies between the products have four bits
+
+
+def test_one_graph_for_all_routings(device, cold_dynamo):
+    def moe(x: torch.Tensor, logits: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        from flashinfer.fused_moe import route
+
+        scales, ids = route(logits, 2, 1)
+        return cutlass_fused_moe(x, ids, scales, first, second, x.dtype, None)[0]
+
+    compiled = torch.compile(moe, fullgraph=True, dynamic=True)
+    for tokens in (9, 33, 4):
+        x, _, _, first, second = layer(device, torch.bfloat16, tokens, 2, 8, 64, 48)
+        logits = torch.randn(tokens, 8, device=device)
+        assert compiled(x, logits, first, second).equal(moe(x, logits, first, second))
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or "cuda" not in kernels_of("gemm"), reason="needs a GPU and kernels for it"
+)
+def test_a_graph_replays_other_routings():
+    x, ids, scales, first, second = layer("cuda", torch.bfloat16, 64, 4, 16, 128, 64)
+    out = torch.empty_like(x)
+
+    def call(to: torch.Tensor | None) -> torch.Tensor:
+        return cutlass_fused_moe(x, ids, scales, first, second, x.dtype, None, output=to)[0]
+
+    call(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(out)
+    for _ in range(3):
+        ids.copy_(torch.randint(0, int(torch.randint(1, 17, ())), ids.shape))
+        x.normal_()
+        graph.replay()
+        assert out.equal(call(None))
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or "cuda" in kernels_of("gemm"), reason="grouped products have kernels for CUDA"
+)
+def test_a_device_without_products_is_refused():
+    x, ids, scales, first, second = layer("cuda", torch.bfloat16, 4, 2, 3, 16, 8)
+    with pytest.raises(UnsupportedError, match="grouped products"):
+        cutlass_fused_moe(x, ids, scales, first, second, torch.bfloat16, None)
+
+
+def test_what_is_refused(device):
+    x, ids, scales, first, second = layer(device, torch.float32, 4, 2, 3, 16, 8)
+    eight = first.to(torch.float8_e4m3fn), second.to(torch.float8_e4m3fn)
+
+    def refused(kind: type[Exception], text: str, *places: Any, **other: Any) -> None:
+        given: list[Any] = [x, ids, scales, first, second, torch.float32, None]
+        for place, value in places:
+            given[place] = value
+        with pytest.raises(kind, match=text):
+            cutlass_fused_moe(*given, **other)
+
+    refused(ValueError, "input: got 1 dimensions, wanted 2", (0, x[0]))
+    refused(ValueError, "fc1_expert_weights: got shape .*3, 15", (3, first[:, :15]))
+    refused(ValueError, "token_selected_experts: got shape", (1, ids[:3]))
+    refused(TypeError, "token_selected_experts: got torch.int64", (1, ids.long()))
+    refused(ValueError, "token_final_scales: got shape", (2, scales[:, :1]))
+    refused(TypeError, "token_final_scales: got torch.float16", (2, scales.half()))
+    refused(TypeError, "input: got torch.float16", (0, x.half()))
+    refused(TypeError, "fc2_expert_weights: got torch.float16", (4, second.half()))
+    refused(TypeError, "output_dtype: got torch.int32", (5, torch.int32))
+    refused(ValueError, "quant_scales: got 1 tensors, wanted 0", (6, [scales]))
+    refused(
+        ValueError, "quant_scales: got 0 tensors, wanted 4", (0, x.to(eight[0].dtype)), (3, eight[0]), (4, eight[1])
+    )
+    refused(TypeError, "wanted torch.float8_e4m3fn for block", use_fp8_block_scaling=True)
+    refused(
+        ValueError,
+        r"quant_scales\[0\]: got shape",
+        (3, eight[0]),
+        (4, eight[1]),
+        (6, [scales, scales]),
+        use_fp8_block_scaling=True,
+    )
+    refused(ValueError, "ep_rank: got 2, wanted 0 to", ep_size=2, ep_rank=2)
+    refused(ValueError, "output: got shape", output=x[:2])
+    refused(TypeError, "output: got torch.float16", output=x.half())
+    refused(UnsupportedError, "fc1_expert_weights", (3, first.to(torch.uint8)))
+    refused(UnsupportedError, "min_latency_mode", min_latency_mode=True)
+    refused(UnsupportedError, "Situ has no kernel", activation_type=ActivationType.Situ)
+    refused(GradientError, "has no gradient", (0, x.clone().requires_grad_()))
