@@ -10,7 +10,7 @@
 
 namespace flashinfer::binding {
 
-// The plan's buffer, int32: a header, lengths of queries and keys, merges, items.
+// The plan's buffer, int32: a header, lengths of queries and keys, merges, items, and a ticket for each merge and head.
 constexpr int64_t kPlanHeader = 16;
 enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
 
@@ -80,24 +80,27 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
     check.fail("plan", "got " + std::to_string(items) + " work items and " + std::to_string(merges) +
                            " merges, and the buffers of this wrapper hold " + std::to_string(max_items) + " and " +
                            std::to_string(max_merges));
-  const PlanLayout layout(batch_size, max_items > 0 ? max_items : items, max_items > 0 ? max_merges : merges);
+  const int64_t room_of_merges = max_items > 0 ? max_merges : merges;
+  const PlanLayout layout(batch_size, max_items > 0 ? max_items : items, room_of_merges);
+  const int64_t needed = layout.size + room_of_merges * request.num_kv_heads;
   std::fill(data, data + kPlanHeader, 0);
   data[kItems] = static_cast<int32_t>(items), data[kMerges] = static_cast<int32_t>(merges);
   data[kTileRows] = request.tile_rows, data[kSlotRows] = made.slot_rows, data[kSlots] = made.num_slots;
   data[kMaxItems] = static_cast<int32_t>(most_tiles + most_pieces);
   data[kMaxMerges] = static_cast<int32_t>(most_tiles < most_pieces ? most_tiles : most_pieces);
   data[kMaxSlots] = static_cast<int32_t>(2 * most_pieces);
-  data[kNeeded] = static_cast<int32_t>(layout.size);
-  if (buffer.numel < layout.size) return;
+  data[kNeeded] = static_cast<int32_t>(needed);
+  if (buffer.numel < needed) return;
   for (int32_t b = 0; b < request.batch_size; ++b) {
     data[layout.qo_lens + b] = request.qo_len(b), data[layout.kv_lens + b] = request.kv_lens[b];
   }
   std::copy(made.merges.begin(), made.merges.end(), reinterpret_cast<MergeItem*>(data + layout.merges));
   std::copy(made.items.begin(), made.items.end(), reinterpret_cast<WorkItem*>(data + layout.items));
+  std::fill(data + layout.size, data + needed, 0);
 }
 
-// Points the parameters to the lists of a plan.
-inline void use_plan(const Check& check, AttentionParams& params, const View& plan, int64_t batch_size) {
+// Points the parameters to the lists of a plan. Returns how many tickets there are.
+inline int64_t use_plan(const Check& check, AttentionParams& params, const View& plan, int64_t batch_size) {
   check.dtype(plan, {DType::kInt32});
   check.contiguous(plan);
   const PlanLayout layout(batch_size, params.max_items, params.max_merges);
@@ -109,6 +112,9 @@ inline void use_plan(const Check& check, AttentionParams& params, const View& pl
   params.qo_lens = data + layout.qo_lens, params.kv_lens = data + layout.kv_lens;
   params.merges = reinterpret_cast<const MergeItem*>(data + layout.merges);
   params.items = reinterpret_cast<const WorkItem*>(data + layout.items);
+  params.tickets =
+      static_cast<uint32_t*>(plan.data) + layout.size;  // the one part that kernels write, and leave as it was
+  return plan.numel - layout.size;
 }
 
 // Memory for partial results, or none.

@@ -132,6 +132,10 @@ inline int64_t attend(const Check& check, Params& params, const Setting& setting
     require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
   }
   if (slots > 0) use_partials(check, params, partials, slots, inputs.v.size(-1));
+  if (setting.planned && setting.tickets < int64_t{params.max_merges} * params.num_kv_heads)
+    check.fail("plan", "got room for " + std::to_string(setting.tickets) + " tickets, wanted " +
+                           std::to_string(int64_t{params.max_merges} * params.num_kv_heads) +
+                           ", one for each merge and head");
   if (out.numel > 0) attention(params, config, where);
   return reinterpret_cast<int64_t>(static_cast<const Launch&>(where).stream);
 }

@@ -62,7 +62,8 @@ struct Setting {
   Params params{};
   Place place;
   int64_t max_slots, kv_layout, mask_bytes = 0;
-  int64_t masks = 1;  // without a plan: how many mask_indptr tells apart
+  int64_t tickets = 0;  // that the plan has room for
+  int64_t masks = 1;    // without a plan: how many mask_indptr tells apart
   int32_t variant;
   bool paged, planned;
   Partials workspace;
@@ -113,7 +114,7 @@ struct Setting {
     params.slot_rows = check.int32("slot_rows", given.slot_rows);
     const View lists(*given.plan, "plan");
     place.must_hold(check, lists);
-    use_plan(check, params, lists, given.batch_size);
+    tickets = use_plan(check, params, lists, given.batch_size);
     if (max_slots <= 0) return;
     if (!given.float_workspace) check.fail("float_workspace", "got none, wanted one for split keys");
     const View bytes(*given.float_workspace, "float_workspace");

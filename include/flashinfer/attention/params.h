@@ -106,6 +106,9 @@ struct AttentionParams {
   int32_t slot_rows;   // rows kept of each slot
   float* partial_o;    // [slots, num_kv_heads, slot_rows, head_dim_vo], normalised where there is softmax
   float* partial_lse;  // [slots, num_kv_heads, slot_rows]
+  // [max_merges, num_kv_heads] of a plan: how many parts of a tile are there, where kernels count them; 0 between two
+  // launches. Null: there is no plan.
+  uint32_t* tickets;
 
   FLASHINFER_HD int32_t get_qo_len(int32_t batch_idx) const { return items ? qo_lens[batch_idx] : single.qo_len; }
   FLASHINFER_HD int32_t get_kv_len(int32_t batch_idx) const { return items ? kv_lens[batch_idx] : single.kv_len; }

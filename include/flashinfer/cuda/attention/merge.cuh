@@ -64,40 +64,30 @@ struct PartSum {
   }
 };
 
-// What threads have in common while they put a row together.
-template <typename Types>
-struct MergeShape {
-  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
-  static_assert(kColumns * kTurns == kPartThreads, "every thread has four columns of a row");
-  float4 sums[kTurns][kColumns];
-  float2 weights[kTurns];
-};
-
-template <typename Variant, typename Types, typename P>
-__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
-  constexpr int kDV = Types::HEAD_DIM_VO, kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
-  constexpr int kAtOnce = 4;  // parts of a thread whose loads are under way together
-  const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  PartSum<Variant::use_softmax> all;
-  for (int start = turn; start < row.parts; start += kAtOnce * kTurns) {
+// Adds a row's parts start, start + stride, ... to four columns' sums, kAtOnce of them under way together. They may
+// have been written while this kernel ran: they are read from the L2 cache.
+template <int kDV, int kAtOnce, bool kSoftmax>
+__device__ __forceinline__ void add_parts(const AttentionParams& params, const MergeRow& row, int start, int stride,
+                                          int column, PartSum<kSoftmax>& all) {
+  for (; start < row.parts; start += kAtOnce * stride) {
     float4 parts[kAtOnce];
     float lse[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = row.first + min(start + i * kTurns, row.parts - 1) * row.step;
-      lse[i] = params.partial_lse[at];
-      parts[i] = *reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4);
+      const int64_t at = row.first + min(start + i * stride, row.parts - 1) * row.step;
+      lse[i] = __ldcg(params.partial_lse + at);
+      parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * kTurns < row.parts) all.add(parts[i], lse[i], 1.0f);
+      if (start + i * stride < row.parts) all.add(parts[i], lse[i], 1.0f);
   }
-  shared.sums[turn][column] = all.sum;
-  if (column == 0) shared.weights[turn] = {all.top, all.total};
-  __syncthreads();
-  if (turn != 0) return;
-#pragma unroll
-  for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
+}
+
+// Four columns of a row, of the sums of all its parts.
+template <typename Variant, typename Types, typename P>
+__device__ __forceinline__ void put_merged(const P& params, const MergeRow& row, int column,
+                                           PartSum<Variant::use_softmax>& all) {
   float share = params.o_scale * add_sink<Variant>(params, row.qo_head, all.top, all.total);
   if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
   float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
@@ -112,6 +102,30 @@ __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, 
   if (params.lse && column == 0)
     params.lse[row.token * params.num_qo_heads + row.qo_head] =
         !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+}
+
+// What threads have in common while they put a row together.
+template <typename Types>
+struct MergeShape {
+  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
+  static_assert(kColumns * kTurns == kPartThreads, "every thread has four columns of a row");
+  float4 sums[kTurns][kColumns];
+  float2 weights[kTurns];
+};
+
+template <typename Variant, typename Types, typename P>
+__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
+  constexpr int kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
+  const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  PartSum<Variant::use_softmax> all;
+  add_parts<Types::HEAD_DIM_VO, 4>(params, row, turn, kTurns, column, all);
+  shared.sums[turn][column] = all.sum;
+  if (column == 0) shared.weights[turn] = {all.top, all.total};
+  __syncthreads();
+  if (turn != 0) return;
+#pragma unroll
+  for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
+  put_merged<Variant, Types>(params, row, column, all);
 }
 
 // Blocks take rows in turns: a CUDA graph launches this kernel for the most rows that a plan may ever have, of which

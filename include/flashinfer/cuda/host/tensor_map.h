@@ -9,7 +9,15 @@
 #include <stdexcept>
 #include <string>
 
+#include <flashinfer/common/dtype.h>
+
 namespace flashinfer::cuda {
+
+template <typename T>
+constexpr CUtensorMapDataType map_type() {
+  if (sizeof(T) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return __is_same(T, bfloat16_t) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
 
 // A tensor of kRank dimensions, the contiguous one first.
 template <int kRank>

@@ -21,9 +21,8 @@ struct Residency {
 };
 
 // As many stages as leave room for S::kBlocks blocks on a multiprocessor.
-template <typename Variant, typename S, typename P>
+template <auto kKernel, typename S>
 Residency find_residency(int device) {
-  const auto kernel = attention_kernel<Variant, S, P>;
   const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const int all = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
@@ -31,25 +30,25 @@ Residency find_residency(int device) {
   while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
   const int bytes = S::shared_bytes(stages);
   if (bytes > most) return {};
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "cudaFuncSetAttribute");
   int blocks = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, S::kThreads, bytes), "occupancy");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kKernel, S::kThreads, bytes), "occupancy");
   return {stages, blocks * device_info(device).num_sms};
 }
 
 // Found once: attributes and occupancy cost more than a launch.
-template <typename Variant, typename S, typename P>
+template <auto kKernel, typename S>
 const Residency& residency(int device) {
   static PerDevice<Residency> found;
-  return found.get(device, find_residency<Variant, S, P>);
+  return found.get(device, find_residency<kKernel, S>);
 }
 
 template <typename Variant, typename S, typename P>
 WorkLimits limits_of(int device) {
   constexpr int kStep = S::kKeys * S::kKeyWarps;
-  return {S::kRows, residency<Variant, S, P>(device).blocks, std::max(256, 2 * kStep), kStep};
+  return {S::kRows, residency<attention_kernel<Variant, S, P>, S>(device).blocks, std::max(256, 2 * kStep), kStep};
 }
 
 // How many key heads go through the items together. All of them, so that the longest items of all come first; but one
@@ -64,18 +63,24 @@ int heads_together(const P& params) {
   return heads;
 }
 
-// The tile kernel, and the merges where there can be any.
-template <typename Variant, typename S, typename P>
-void launch_attention(const P& params, const Launch& where) {
-  const Residency& how = residency<Variant, S, P>(where.device);
+// One block for each item and key head.
+template <typename P>
+unsigned blocks_of(const P& params, const Residency& how) {
   if (how.blocks == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
   const int64_t items = params.items ? params.max_items : params.num_items();
   const int64_t blocks = items * params.num_kv_heads;
   if (blocks > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
-  launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
-         S::shared_bytes(how.stages), where, with_tracks(params, blocks, S::kThreads), how.stages,
-         heads_together<S>(params));
-  launch_merges<Variant, typename S::Types>(params, where);
+  return static_cast<unsigned>(blocks);
+}
+
+// The tile kernel, and the merges where there can be any; kTickets: it does the merges of a plan itself.
+template <typename Variant, typename S, typename P, bool kTickets = false>
+void launch_attention(const P& params, const Launch& where) {
+  const Residency& how = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
+  const unsigned blocks = blocks_of(params, how);
+  launch(attention_kernel<Variant, S, P, kTickets>, dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where,
+         with_tracks(params, blocks, S::kThreads), how.stages, heads_together<S>(params));
+  if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 
 // The smallest tile, for rows of decode and of short prefills: warps share the keys among them.

@@ -13,6 +13,7 @@
 #include <flashinfer/cuda/attention/sm80/load.cuh>
 #include <flashinfer/cuda/attention/sm80/queries.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
+#include <flashinfer/cuda/attention/tickets.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
@@ -230,7 +231,8 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
   return true;
 }
 
-template <typename Variant, typename S, typename P>
+// kTickets: the last block of a tile whose keys are split does the merge, see tickets.cuh.
+template <typename Variant, typename S, typename P, bool kTickets = false>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -246,6 +248,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   load_first<S>(keys, stages);
   profiler.begin(Event::kLoadQuery);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
+  const int32_t merge = kTickets ? merge_of_slot(params, item.slot) : -1;
   auto* turns = reinterpret_cast<PairTurns*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
     find_turns<S>(params, turns);
@@ -261,6 +264,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   profiler.begin(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
   profiler.end(Event::kWriteOutput);
+  if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);
   profiler.end(Event::kItem);
   profiler.finish();
 }

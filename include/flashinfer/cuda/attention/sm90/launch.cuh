@@ -26,12 +26,6 @@ WorkLimits limits_of(int32_t group, int device) {
   return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys};
 }
 
-template <typename T>
-constexpr CUtensorMapDataType map_type() {
-  if (sizeof(T) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  return __is_same(T, bfloat16_t) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-}
-
 // Rows of queries or of outputs: a box has `rows` of them.
 template <typename T, int kWidth>
 CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,

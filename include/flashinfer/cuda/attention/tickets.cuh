@@ -1,0 +1,60 @@
+// Merging the parts of a tile in the kernel that computes them. Each block that has written a part takes a ticket of
+// its tile and key head; the block with the last one finds all parts in the L2 cache and puts them together. That
+// spares the launch of another kernel and the wait for the end of all blocks of this one.
+//
+// Tickets lie behind the lists of a plan, 0 when they are copied there; the last one sets the counter to 0 again, so
+// that a graph may be replayed. Parts are added in the order of their slots, whoever comes last: results have the same
+// bits in every run.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/merge.cuh>
+#include <flashinfer/cuda/ptx/atomic.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+
+namespace flashinfer::cuda {
+
+// Which merge has a slot, found by the lanes of a warp together; -1: the slot is none, or there is no plan.
+__device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, int32_t slot) {
+  if (slot < 0 || params.tickets == nullptr) return -1;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, count = params.counts[1];
+  int32_t found = -1;
+#pragma unroll 4
+  for (int32_t i = lane; i < count; i += 32) {
+    const int32_t first = params.merges[i].first_slot;
+    if (slot >= first && slot - first < params.merges[i].num_slots) found = i;
+  }
+  return __reduce_max_sync(kAllLanes, found);
+}
+
+// Rows of a tile, by the threads of a block.
+template <typename Variant, typename Types, int kThreads, typename P>
+__device__ __forceinline__ void merge_tile(const P& params, const MergeItem& item, int32_t number, int32_t head) {
+  constexpr int kColumns = Types::HEAD_DIM_VO / 4, kAtOnce = 16;
+  const int32_t rows = item.qo_len * static_cast<int32_t>(params.group.divisor) - item.row_start;
+  const uint32_t first = (static_cast<uint32_t>(number) * params.num_kv_heads + head) * params.slot_rows;
+  for (int i = threadIdx.x; i < min(rows, params.slot_rows) * kColumns; i += kThreads) {
+    MergeRow row;
+    if (!row.find(params, item, first + i / kColumns)) continue;
+    PartSum<Variant::use_softmax> all;
+    add_parts<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, all);
+    put_merged<Variant, Types>(params, row, i % kColumns, all);
+  }
+}
+
+// By all threads of a block, after its part was written; `number` as merge_of_slot() returned it.
+template <typename Variant, typename Types, int kThreads, typename P>
+__device__ __forceinline__ void merge_if_last(const P& params, int32_t number, int32_t head) {
+  if (number < 0) return;
+  const MergeItem item = params.merges[number];
+  const auto last = static_cast<uint32_t>(item.num_slots) - 1;
+  __syncthreads();  // the part is written, by all threads
+  bool is_last = false;
+  if (threadIdx.x == 0)
+    is_last = ptx::atomic_inc_acq_rel(params.tickets + int64_t{number} * params.num_kv_heads + head, last) == last;
+  if (__syncthreads_or(is_last)) merge_tile<Variant, Types, kThreads>(params, item, number, head);
+}
+
+}  // namespace flashinfer::cuda
