@@ -36,6 +36,10 @@ output of 16 bits, have kernels for Hopper alone: `prefill_e4m3_kv_e4m3_o_bf16_d
 `single_prefill_with_kv_cache`, and behind the keys and values of a wrapper's `run()`. Weights become e4m3 on their way
 to the values: outputs err by 2 to 3 % of their norm.
 
+Decode has one, too (`csrc/decode_sm90a.cu`): `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper` asks for it, and
+builds it where it is not; nothing takes it by itself. It serves all that the portable one does but RoPE on the fly and
+variants of your own.
+
 Seconds are of all the compilers that a module takes, added up, while as many run as the machine has cores.
 
 """

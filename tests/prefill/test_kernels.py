@@ -18,7 +18,6 @@ from tests.support.attention_oracle import indptr_of, workspace
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4, 16)
 NOT_SERVED = [
-    (dict(family="decode"), "decode has no kernels for Hopper alone"),
     (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
     (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys beside torch.bfloat16 queries"),
     (dict(dtypes=(E4M3, E4M3, BF16), head_dims=(192, 128)), "got head_dims (192, 128) of torch.float8_e4m3fn"),

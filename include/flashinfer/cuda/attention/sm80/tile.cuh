@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   attend_all<S>(keys, tile, warp.active(), stages, profiler);
   profiler.begin(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
-  profiler.end(Event::kWriteOutput);
   if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);
+  profiler.end(Event::kWriteOutput);
   profiler.end(Event::kItem);
   profiler.finish();
 }
