@@ -14,8 +14,9 @@ import flashinfer
 from ..conftest import DEVICES, no_synchronisation
 from ..support.attention_oracle import assert_near, attention, batch_attention, drawn, indptr_of, workspace
 
-# The largest error of a row of a gradient, as a part of the norm of the largest row, where logits are spread by 1.
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# The largest error of a row of a gradient, as a part of the norm of the largest row, where logits are spread by 1. Of
+# float32: a logit's products add up to some 10, of which half a unit in the last place for each of ten sums is 6e-6.
+TOLERANCE = {torch.float32: 6e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 PLACES = [
     (device, dtype, dims)
     for device in DEVICES
