@@ -27,6 +27,7 @@ from . import gemm as gemm
 from . import grouped_mm as grouped_mm
 from . import integrations as integrations
 from . import jit as jit
+from . import kda as kda
 from . import logits_processor as logits_processor
 from . import mamba as mamba
 from . import mla as mla
@@ -92,6 +93,7 @@ from .gated_norm import gen_gated_norm_module as gen_gated_norm_module
 from .gated_norm_backward import gen_gated_norm_backward_module as gen_gated_norm_backward_module
 from .gdn_decode import gated_delta_rule_decode as gated_delta_rule_decode
 from .gdn_decode import gated_delta_rule_decode_pretranspose as gated_delta_rule_decode_pretranspose
+from .gdn_decode import gated_delta_rule_mtp as gated_delta_rule_mtp
 from .gdn_prefill import chunk_gated_delta_rule as chunk_gated_delta_rule
 from .gemm import SegmentGEMMWrapper as SegmentGEMMWrapper
 from .gemm import batch_deepgemm_fp8_nt_groupwise as batch_deepgemm_fp8_nt_groupwise
@@ -105,6 +107,7 @@ from .gemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_group
 from .gemm import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
 from .gemm import mm_bf16 as mm_bf16
 from .grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
+from .kda import recurrent_kda as recurrent_kda
 from .logits_processor import CompileError as CompileError
 from .logits_processor import Compiler as Compiler
 from .logits_processor import FusionRule as FusionRule

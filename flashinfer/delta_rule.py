@@ -1,4 +1,4 @@
-"""The delta rule: DeltaNet and Gated DeltaNet, a linear attention whose state is corrected by each token.
+"""The delta rule: DeltaNet, Gated DeltaNet and Kimi Delta Attention, a linear attention whose state is corrected by each token.
 
 Of a sequence and a value head, with a state ``S`` of ``[K, V]``, decays ``a = exp(g)`` and ``scale`` s::
 
@@ -24,6 +24,7 @@ from ._delta_rule.arguments import (
     gate,
     mistake,
     numbers,
+    row_gate,
     sigmoid_of,
 )
 from ._delta_rule.operators import delta_rule as delta_rule_operator
@@ -37,10 +38,12 @@ __all__ = [
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "chunk_kda",
     "delta_rule_step",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
+    "fused_recurrent_kda",
     "gen_delta_rule_module",
 ]
 
@@ -218,6 +221,87 @@ def chunk_gated_delta_rule(
     dtype = state_dtype(q)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
+        sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+def fused_recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Kimi Delta Attention: each row of the state decays by itself. In float32, token by token, with a gradient.
+
+    What is not named here is as in :func:`fused_recurrent_gated_delta_rule`, errors too.
+
+    Args:
+        g: ``[B, T, HV, K]``, any float dtype, **natural logarithms** of decays, at most 0.
+        beta: ``[B, T, HV]``.
+        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log ``[HV]`` and
+            dt_bias ``[HV, K]``, flat or not.
+        lower_bound: with ``use_gate_in_kernel``, it is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` in its place.
+    """
+    name = "fused_recurrent_kda"
+    dtype = state_dtype(q)
+    return _run(
+        name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
+        sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+    )  # fmt: skip
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    *,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Kimi Delta Attention under the name of its chunk form. Arguments and results are :func:`fused_recurrent_kda`'s.
+
+    Args:
+        safe_gate: promises logarithms of at least ``lower_bound``, which is -5 or more then: a hint.
+        cu_seqlens_cpu: accepted and not needed.
+        chunk_size: 32 or 64, a hint.
+    """
+    name = "chunk_kda"
+    check_chunk(name, chunk_size, (32, 64))
+    if safe_gate and (lower_bound is None or lower_bound < -5):
+        raise mistake(name, "lower_bound", f"got {lower_bound}, wanted -5 or more beside safe_gate")
+    dtype = state_dtype(q)
+    return _run(
+        name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
     )  # fmt: skip

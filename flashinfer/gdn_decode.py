@@ -3,12 +3,14 @@ gates, ``g = -exp(A_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, co
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from ._delta_rule.arguments import check_rank
 from .delta_rule import delta_rule_step
 
-__all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose"]
+__all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
 
 
 def _step(
@@ -102,3 +104,81 @@ def gated_delta_rule_decode_pretranspose(
         name, q, k, v, initial_state if state is None else state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         True, backend, initial_state_indices, output_state_indices, intermediate_states_buffer, not disable_state_update,
     )  # fmt: skip
+
+
+def gated_delta_rule_mtp(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    initial_state: torch.Tensor,
+    initial_state_indices: torch.Tensor,
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    scale: float | None = None,
+    output: torch.Tensor | None = None,
+    intermediate_states_buffer: torch.Tensor | None = None,
+    ssm_state_indices: torch.Tensor | None = None,
+    disable_state_update: bool | None = None,
+    use_qk_l2norm: bool = True,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Several tokens of each sequence, drafts that are verified, on a pool of states ``[slots, HV, V, K]``.
+
+    Args:
+        q, k: ``[B, T, H, K]`` (float16, bfloat16, float32).
+        v: ``[B, T, HV, V]``, same dtype.
+        initial_state: float32, float16 or bfloat16, the pool.
+        initial_state_indices: ``[B]``, slots that are read; of a negative one o is 0 and no slot is touched.
+        A_log, dt_bias: ``[HV]``.
+        a, b: ``[B, T, HV]``: the decay and beta before their activations.
+        output: ``[B, T, HV, V]``.
+        intermediate_states_buffer: ``[at least B, at least T, HV, V, K]``, receives the state after each token.
+        ssm_state_indices: ``[B, T]``, slots that receive the state after each token, none of which is negative in a
+            sequence that has a slot; not beside a buffer. Sequences' own slots stay as they were.
+        disable_state_update: leaves the slots as they were. ``None`` warns, and is ``True``.
+        use_qk_l2norm: q and k are normalised, by default.
+
+    Returns:
+        ``(output, initial_state)``.
+
+    Raises:
+        ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
+    """
+    name = "gated_delta_rule_mtp"
+    check_rank(name, 4, "", q=q, k=k, v=v)
+    if disable_state_update is None:
+        text = f"{name}: disable_state_update: got None, which is True and will be False: say which"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        disable_state_update = True
+    given = (A_log, a, dt_bias, b)
+    if ssm_state_indices is None:
+        buffer = None if intermediate_states_buffer is None else intermediate_states_buffer[: q.shape[0]]
+        return _step(
+            name, q, k, v, initial_state, *given, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
+            None, buffer, not disable_state_update,
+        )  # fmt: skip
+    if intermediate_states_buffer is not None:
+        raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
+    if ssm_state_indices.shape != q.shape[:2]:
+        raise ValueError(f"{name}: ssm_state_indices: got {list(ssm_state_indices.shape)}, wanted {list(q.shape[:2])}")
+    if not disable_state_update:
+        raise ValueError(f"{name}: disable_state_update: got False, wanted True beside ssm_state_indices")
+    parts, reads = [], initial_state_indices
+    for t in range(q.shape[1]):  # each token reads the slot that the one before it wrote
+        one = slice(t, t + 1)
+        writes = torch.where(initial_state_indices < 0, initial_state_indices, ssm_state_indices[:, t])
+        o, _ = _step(
+            name, q[:, one], k[:, one], v[:, one], initial_state, A_log, a[:, one], dt_bias, b[:, one], scale, None,
+            use_qk_l2norm, True, backend, reads, writes,
+        )  # fmt: skip
+        parts.append(o)
+        reads = writes
+    result = torch.cat(parts, 1) if parts else v.new_empty(v.shape)
+    if output is None:
+        return result, initial_state
+    if output.shape != result.shape or output.dtype != result.dtype:
+        wanted = f"wanted {list(result.shape)} {result.dtype}"
+        raise ValueError(f"{name}: output: got {list(output.shape)} {output.dtype}, {wanted}")
+    return output.copy_(result), initial_state

@@ -57,6 +57,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("comm", "create_allreduce_fusion_workspace allreduce_fusion", "SGLang, vLLM"),
     ("mamba", "selective_state_update", "SGLang, vLLM, TensorRT-LLM"),
     ("gdn_prefill", "chunk_gated_delta_rule", "SGLang, vLLM"),
+    ("gdn_decode", "gated_delta_rule_decode_pretranspose gated_delta_rule_mtp", "SGLang"),
+    ("kda", "recurrent_kda", "SGLang, vLLM"),
     ("fused_moe", "cutlass_fused_moe", "SGLang, vLLM"),
     ("gemm", "fp8_blockscale_gemm_sm90", "SGLang, vLLM"),
 )  # fmt: skip

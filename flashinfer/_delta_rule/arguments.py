@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .._ops.errors import check_dense
@@ -57,6 +59,34 @@ def gate(
     return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
 
 
+def row_gate(
+    function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
+    lower_bound: float | None, dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """g of each row ``[B, T, HV, K]`` in ``dtype``, of raw numbers where ``use_gate``, with gradients of what makes it."""
+    if not isinstance(g, torch.Tensor):
+        raise TypeError(f"{function}: g: got {type(g).__name__}, wanted Tensor")
+    if g.dim() != 4:
+        raise mistake(function, "g", f"got {g.dim()} dimensions, wanted 4: one number for each row of the state")
+    if lower_bound is not None and lower_bound >= 0:
+        raise mistake(function, "lower_bound", f"got {lower_bound}, wanted a number below 0")
+    if not use_gate:
+        if A_log is not None or dt_bias is not None:
+            raise mistake(function, "use_gate_in_kernel", "got False, wanted True beside A_log or dt_bias")
+        return g.to(dtype).contiguous()
+    if A_log is None:
+        raise mistake(function, "A_log", "got None, wanted it for use_gate_in_kernel")
+    heads, keys = g.shape[2:]
+    for name, tensor, shape in (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, keys))):
+        if tensor is not None and tensor.numel() != math.prod(shape):
+            raise mistake(function, name, f"got shape {list(tensor.shape)}, wanted {list(shape)}")
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads, keys)
+    rate = A_log.to(dtype).reshape(heads, 1).exp()
+    if lower_bound is not None:
+        return (lower_bound * (rate * raw).sigmoid()).contiguous()
+    return (-rate * torch.nn.functional.softplus(raw)).contiguous()
+
+
 def sigmoid_of(
     function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
 ) -> torch.Tensor | None:
@@ -82,6 +112,6 @@ def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> Non
         raise mistake(function, name, "got numbers above 0, wanted natural logarithms of decays, which are not")
 
 
-def check_chunk(function: str, chunk_size: int) -> None:
-    if chunk_size not in CHUNK_SIZES:
-        raise mistake(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, CHUNK_SIZES))}")
+def check_chunk(function: str, chunk_size: int, sizes: tuple[int, ...] = CHUNK_SIZES) -> None:
+    if chunk_size not in sizes:
+        raise mistake(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, sizes))}")

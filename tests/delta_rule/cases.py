@@ -90,6 +90,26 @@ def functions(device: str) -> dict[str, Case]:
     def rows_first(**given: Any) -> torch.Tensor:
         return flashinfer.gated_delta_rule_decode(**given)[0]
 
+    def several(tokens: int) -> dict[str, Any]:
+        q, k, v, *_ = arguments(device, 4, batch=tokens).values()
+        heads = {name: torch.randn(6, device=device) for name in ("A_log", "dt_bias")}
+        raw = {name: torch.randn(tokens, 4, 6, device=device) for name in ("a", "b")}
+        pool = torch.randn(tokens + 3, 6, 24, 20, device=device)
+        slots = torch.arange(tokens, device=device) + 2
+        given = dict(q=q, k=k, v=v, initial_state=pool, initial_state_indices=slots, disable_state_update=False)
+        return given | heads | raw
+
+    def rows_apart(tokens: int) -> dict[str, Any]:
+        q, k, v, _, beta = arguments(device, 3, batch=tokens).values()
+        g = -torch.rand(tokens, 3, 6, 20, device=device)
+        return dict(q=q, k=k, v=v, g=g, beta=beta, initial_state=torch.randn(tokens, 6, 24, 20, device=device))
+
+    def drafts(**given: Any) -> torch.Tensor:
+        return flashinfer.gated_delta_rule_mtp(**given)[0]
+
+    def kimi(**given: Any) -> torch.Tensor:
+        return flashinfer.recurrent_kda(**given)[0]
+
     given = ("q", "k", "v", "g", "beta")
     return {
         "chunk_gated_delta_rule": Case(output, lambda n: arguments(device, 9, batch=n), ("scale",), given),
@@ -97,6 +117,8 @@ def functions(device: str) -> dict[str, Case]:
         "gated_delta_rule_decode_pretranspose": Case(
             columns_first, lambda n: step(n, 24, 20), ("scale",), (), ("state",)
         ),
+        "gated_delta_rule_mtp": Case(drafts, several, ("scale",), (), ("initial_state",)),
+        "recurrent_kda": Case(kimi, rows_apart, ("scale",), (), ("initial_state",)),
     }
 
 

@@ -88,6 +88,72 @@ def test_decode(device):
         flashinfer.gated_delta_rule_decode(**args, **gates, state=k_first, backend="x")
 
 
+def test_several_tokens(device):
+    given = inputs(torch.float32, device, batch=3, tokens=4)
+    args = {n: given[n] for n in "qkv"}
+    gates = dict(
+        A_log=torch.randn(6, device=device) - 3, dt_bias=torch.randn(6, device=device),
+        a=torch.randn(3, 4, 6, device=device), b=torch.randn(3, 4, 6, device=device),
+    )  # fmt: skip
+    g = -gates["A_log"].exp() * torch.nn.functional.softplus(gates["a"] + gates["dt_bias"])
+    plain = {n: one.cpu().double() for n, one in (args | {"g": g, "beta": gates["b"].sigmoid()}).items()}
+    states = given["initial_state"]
+    steps = [
+        oracle(
+            **{n: one[:, :t] for n, one in plain.items()}, initial_state=states.cpu().double(), scale=0.3, l2norm=True
+        )
+        for t in range(1, 5)
+    ]
+    pool, slots = torch.randn(20, 6, 80, 48, device=device), torch.tensor([5, 0, 2], device=device)
+    pool[slots] = states.mT
+    before = pool.clone()
+    call = args | gates | dict(initial_state_indices=slots, scale=0.3)
+    buffer = torch.full((4, 5, 6, 80, 48), float("nan"), device=device)
+    with pytest.warns(DeprecationWarning, match="disable_state_update: got None"):
+        o, same = flashinfer.gated_delta_rule_mtp(
+            **call, initial_state=pool, intermediate_states_buffer=buffer[:3].contiguous()
+        )
+    assert same is pool and pool.equal(before) and error(o, steps[-1][0]) < 1e-5
+    flashinfer.gated_delta_rule_mtp(
+        **call, initial_state=pool, intermediate_states_buffer=buffer, disable_state_update=False
+    )
+    for t, (_, state) in enumerate(steps):
+        assert error(buffer[:3, t].mT, state) < 1e-5
+    assert error(pool[slots].mT, steps[-1][1]) < 1e-5
+    assert buffer[3].isnan().all() and buffer[:, 4].isnan().all()
+    # The same with a slot for each token; a sequence without one is left alone.
+    pool.copy_(before)
+    call["initial_state_indices"] = torch.tensor([5, -1, 2], device=device)
+    each = torch.arange(8, 20, device=device).view(3, 4)
+    out = torch.full_like(args["v"], float("nan"))
+    o, _ = flashinfer.gated_delta_rule_mtp(
+        **call, initial_state=pool, ssm_state_indices=each, disable_state_update=True, output=out
+    )
+    assert o is out and not o[1].any() and pool[:8].equal(before[:8]) and pool[each[1]].equal(before[each[1]])
+    for row in (0, 2):
+        assert error(o[row : row + 1], steps[-1][0][row : row + 1]) < 1e-5
+        for t, (_, state) in enumerate(steps):
+            assert error(pool[each[row, t]][None].mT, state[row : row + 1]) < 1e-5
+
+
+def test_several_tokens_refuse(device):
+    given = inputs(torch.float32, device, batch=2, tokens=3)
+    pool, slots = given["initial_state"].mT.contiguous(), torch.tensor([0, 1], device=device)
+    call = {n: given[n] for n in "qkv"} | dict(initial_state=pool, initial_state_indices=slots, a=given["g"])
+    call |= dict(b=given["beta"], A_log=given["g"][0, 0], dt_bias=given["g"][0, 0], disable_state_update=True)
+    each = torch.arange(6, device=device).view(2, 3)
+    for change, text in (
+        (dict(ssm_state_indices=each[:, :2]), "ssm_state_indices: got"),
+        (dict(ssm_state_indices=each, disable_state_update=False), "disable_state_update: got False"),
+        (dict(ssm_state_indices=each, intermediate_states_buffer=pool), "ssm_state_indices: got both"),
+        (dict(ssm_state_indices=each, output=given["v"][:, :1]), "output: got"),
+        (dict(intermediate_states_buffer=pool[:, None]), "snapshots: got"),
+        (dict(backend="x"), "backend: got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flashinfer.gated_delta_rule_mtp(**(call | change))
+
+
 def test_no_name_is_in_two_modules():
     assert flashinfer.chunk_gated_delta_rule is not delta_rule.chunk_gated_delta_rule
     assert not hasattr(flashinfer, "fused_recurrent_delta_rule")

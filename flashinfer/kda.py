@@ -1,0 +1,96 @@
+"""Kimi Delta Attention under FlashInfer's name: states ``[N, HV, V, K]``, changed in place."""
+
+from __future__ import annotations
+
+import torch
+
+from ._delta_rule.arguments import check_logarithms, check_rank, mistake, row_gate
+from .delta_rule import delta_rule_step, fused_recurrent_kda
+
+__all__ = ["recurrent_kda"]
+
+_NAME = "recurrent_kda"
+
+
+def recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    ssm_state_indices: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
+    initial_state_source: torch.Tensor | None = None,
+    initial_state_indices: torch.Tensor | None = None,
+    beta_is_logit: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tokens of each sequence, on states that are changed in place. It has no gradient:
+    :func:`flashinfer.delta_rule.fused_recurrent_kda` has.
+
+    Args:
+        q, k: ``[B, T, H, K]`` (float16, bfloat16, float32); ``[1, T, H, K]`` beside ``cu_seqlens``.
+        v: ``[B, T, HV, V]``, same dtype.
+        g: ``[B, T, HV, K]``, any float dtype, natural logarithms of decays, at most 0.
+        beta: ``[B, T, HV]``; logits with ``beta_is_logit``.
+        use_gate_in_kernel, A_log, dt_bias, lower_bound: g is raw, as in ``fused_recurrent_kda``.
+        initial_state: ``[B, HV, V, K]``, float32, float16 or bfloat16, changed in place; ``None``: zeros, of float32. With
+            ``ssm_state_indices`` a pool ``[slots, HV, V, K]``.
+        output_final_state: whether to return the states.
+        use_qk_l2norm_in_kernel: q and k are normalised, by default.
+        cu_seqlens: ``[N + 1]``, sequences behind each other, with states ``[N, HV, V, K]`` and no indices.
+        ssm_state_indices: ``[B]``, slots that are read and written; negative: o is 0 and no slot is touched.
+        initial_state_source, initial_state_indices: a pool and its slots by other names.
+        output: ``[B, T, HV, V]``, is written and returned.
+
+    Returns:
+        ``(output, states or None)``.
+
+    Raises:
+        ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
+        GradientError: a tensor wants a gradient.
+    """
+    check_rank(_NAME, 4, "", q=q, k=k, v=v)
+    if initial_state_source is not None and initial_state is not None:
+        raise mistake(_NAME, "initial_state_source", "got both, wanted it or initial_state")
+    if initial_state_indices is not None and ssm_state_indices is not None:
+        raise mistake(_NAME, "initial_state_indices", "got both, wanted them or ssm_state_indices")
+    state = initial_state if initial_state_source is None else initial_state_source
+    slots = ssm_state_indices if initial_state_indices is None else initial_state_indices
+    if slots is not None and state is None:
+        raise mistake(_NAME, "initial_state", "got None, wanted the pool that indices are of")
+    if cu_seqlens is not None and slots is not None:
+        raise mistake(_NAME, "ssm_state_indices", "got them beside cu_seqlens, wanted one of the two")
+    numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if state is None:
+        count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = q.new_zeros((count, v.shape[2], v.shape[3], q.shape[3]), dtype=numbers)
+    if cu_seqlens is not None:
+        with torch.no_grad():
+            o, final = fused_recurrent_kda(
+                q, k, v, g, beta, A_log, dt_bias, scale, state, True, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+                beta_is_logit, False, lower_bound, True, cu_seqlens,
+            )  # fmt: skip
+        assert final is not None
+        state.copy_(final)
+        if output is not None:
+            if output.shape != o.shape or output.dtype != o.dtype:
+                wanted = f"wanted {list(o.shape)} {o.dtype}"
+                raise mistake(_NAME, "output", f"got {list(output.shape)} {output.dtype}, {wanted}")
+            o = output.copy_(o)
+    else:
+        rows = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
+        check_logarithms(_NAME, "g", rows)
+        o = delta_rule_step(
+            q, k, v, state, None, beta, gk=rows, beta_is_logit=beta_is_logit, scale=scale,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, state_v_first=True, state_indices=slots, out=output,
+        )  # fmt: skip
+    return o, state if output_final_state else None

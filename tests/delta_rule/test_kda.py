@@ -1,0 +1,121 @@
+"""Kimi Delta Attention, whose rows of a state decay apart: against float64, and FlashInfer's name for its steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer
+from flashinfer import delta_rule
+from flashinfer.errors import GradientError
+
+from .oracle import delta_rule as oracle
+from .oracle import error, inputs
+
+
+def kda_inputs(device: str, **shape) -> dict[str, torch.Tensor]:
+    given = inputs(torch.float32, device, gate=False, row_gate=True, **shape)
+    given["g"] = given.pop("gk")
+    return given
+
+
+def exactly(given, **options):
+    wide = {name: one.detach().cpu().double() for name, one in given.items()}
+    return oracle(gk=wide.pop("g"), **wide, **options)
+
+
+@pytest.mark.parametrize("function", ["fused_recurrent_kda", "chunk_kda"])
+def test_sequences_and_gradients(function, device):
+    lengths = [5, 0, 1, 30]
+    given = kda_inputs(device, batch=1, tokens=sum(lengths), sequences=len(lengths))
+    leaves = {name: one.clone().requires_grad_() for name, one in given.items()}
+    exact = {name: one.cpu().double().requires_grad_() for name, one in given.items()}
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
+    got = getattr(delta_rule, function)(**leaves, scale=0.3, output_final_state=True, cu_seqlens=offsets)
+    rest = {name: one for name, one in exact.items() if name != "g"}
+    want = oracle(**rest, gk=exact["g"], scale=0.3, lengths=lengths)
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, list(leaves.values()), grads)
+    right = torch.autograd.grad(want, list(exact.values()), [one.cpu().double() for one in grads])
+    for one, other in zip((*got, *ours), (*want, *right), strict=True):
+        if one.dim() == 3:
+            one, other = one.mT, other.mT
+        assert error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_gates_of_raw_numbers(lower_bound, device):
+    given = kda_inputs(device, tokens=20)
+    raw, logits = torch.randn_like(given["g"]), torch.randn_like(given["beta"])
+    a_log, dt_bias = (torch.randn(6, device=device) - 2).requires_grad_(), torch.randn(6 * 48, device=device)
+    dt_bias.requires_grad_()
+    rate, shifted = a_log.detach().exp()[:, None], raw + dt_bias.detach().view(6, 48)
+    if lower_bound is None:
+        g = -rate * torch.nn.functional.softplus(shifted)
+    else:
+        g = lower_bound * (rate * shifted).sigmoid()
+    want = exactly(given | {"g": g, "beta": logits.sigmoid()}, scale=48**-0.5, l2norm=True)
+    o, state = delta_rule.chunk_kda(
+        **(given | {"g": raw, "beta": logits}), output_final_state=True, use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, A_log=a_log, dt_bias=dt_bias,
+        lower_bound=lower_bound, safe_gate=lower_bound is not None,
+    )  # fmt: skip
+    # The gate itself is computed in float32, its errors add up over twenty tokens.
+    assert error(o, want[0]) < 2e-5 and error(state, want[1]) < 2e-5
+    assert all(one.abs().max() > 0 for one in torch.autograd.grad(o.square().sum(), (a_log, dt_bias)))
+
+
+def test_steps_in_place(device):
+    given = kda_inputs(device, batch=3, tokens=2)
+    want, last = exactly(given, scale=48**-0.5, l2norm=True)
+    states = given.pop("initial_state").mT.contiguous()
+    mine = states.clone()
+    o, state = flashinfer.recurrent_kda(**given, initial_state=mine, output_final_state=True)
+    assert state is mine and error(o, want) < 1e-5 and error(mine.mT, last) < 1e-5
+    pool = torch.randn(7, 6, 80, 48, device=device)
+    slots, before = torch.tensor([5, -1, 2], device=device), pool.clone()
+    pool[5], pool[2] = states[0], states[2]
+    out = torch.full_like(given["v"], float("nan"))
+    o, none = flashinfer.recurrent_kda(**given, initial_state=pool, ssm_state_indices=slots, output=out)
+    assert none is None and o is out and not o[1].any()
+    for row, slot in ((0, 5), (2, 2)):
+        assert error(o[row : row + 1], want[row : row + 1]) < 1e-5
+        assert error(pool[slot : slot + 1].mT, last[row : row + 1]) < 1e-5
+    untouched = [0, 1, 3, 4, 6]
+    assert pool[untouched].equal(before[untouched])
+    again, _ = flashinfer.recurrent_kda(
+        **{name: one.flatten(0, 1)[None] for name, one in given.items()}, initial_state=states,
+        cu_seqlens=torch.tensor([0, 2, 4, 6], device=device),
+    )  # fmt: skip
+    assert error(again.view(want.shape), want) < 1e-5 and error(states.mT, last) < 1e-5
+
+
+def test_refused(device):
+    given = kda_inputs(device, tokens=9)
+    state = given["initial_state"].mT.contiguous()
+    for change, text in (
+        (dict(g=given["beta"]), "g: got 3 dimensions, wanted 4"),
+        (dict(lower_bound=0.5), "lower_bound: got 0.5"),
+        (dict(lower_bound=-6.0, safe_gate=True), "lower_bound: got -6.0, wanted -5 or more"),
+        (dict(use_gate_in_kernel=True), "A_log: got None"),
+        (dict(A_log=given["beta"][0, 0]), "use_gate_in_kernel: got False"),
+        (dict(A_log=given["beta"], use_gate_in_kernel=True), "A_log: got shape"),
+        (dict(chunk_size=16), "chunk_size: got 16, wanted one of 32, 64"),
+        (dict(allow_neg_eigval=True), "allow_neg_eigval: got True"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            delta_rule.chunk_kda(**(given | change))
+    given["initial_state"] = state
+    slots = torch.zeros(2, dtype=torch.int64, device=device)
+    for change, text in (
+        (dict(initial_state_source=state), "initial_state_source: got both"),
+        (dict(ssm_state_indices=slots, initial_state_indices=slots), "initial_state_indices: got both"),
+        (dict(initial_state=None, ssm_state_indices=slots), "initial_state: got None"),
+        (dict(ssm_state_indices=slots, cu_seqlens=slots), "ssm_state_indices: got them beside cu_seqlens"),
+        (dict(output=given["v"][:1]), "out: got"),
+        (dict(initial_state=state.mT), "state: got shape"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flashinfer.recurrent_kda(**(given | change))
+    with pytest.raises(GradientError):
+        flashinfer.recurrent_kda(**(given | {"q": given["q"].requires_grad_()}))
