@@ -160,32 +160,6 @@ void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* 
 
 // ---- states ------------------------------------------------------------------------------------------------------
 
-template <typename S>
-S load_number(const void* from, DType dtype, int64_t i) {
-  if constexpr (std::is_same_v<S, double>) {
-    return static_cast<const double*>(from)[i];
-  } else {
-    if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
-    if (dtype == DType::kFloat16) return to_float(static_cast<const half_t*>(from)[i]);
-    return to_float(static_cast<const bfloat16_t*>(from)[i]);
-  }
-}
-
-template <typename S>
-void store_number(void* to, DType dtype, int64_t i, S value) {
-  if constexpr (std::is_same_v<S, double>) {
-    static_cast<double*>(to)[i] = value;
-  } else {
-    if (dtype == DType::kFloat32) {
-      static_cast<float*>(to)[i] = value;
-    } else if (dtype == DType::kFloat16) {
-      static_cast<half_t*>(to)[i] = from_float<half_t>(value);
-    } else {
-      static_cast<bfloat16_t*>(to)[i] = from_float<bfloat16_t>(value);
-    }
-  }
-}
-
 // Calls body(pointer of the state's type).
 template <typename S, typename Body>
 void with_state_type(DType dtype, const Body& body) {
@@ -211,9 +185,21 @@ void load_state(const DeltaRuleInputs& in, const void* states, DType dtype, int6
       for (int64_t d = 0; d < in.key_dim; ++d) rows[d] = load_columns<S>(from + d * in.value_dim, count);
       return;
     }
-    for (int64_t c = 0; c < count; ++c)
-      for (int64_t d = 0; d < in.key_dim; ++d)
-        reinterpret_cast<S*>(rows + d)[c] = load_number<S>(from, dtype, c * in.key_dim + d);
+    if constexpr (std::is_same_v<S, float>) {
+      for (int64_t first_lane = 0; first_lane < count; first_lane += kLanes)
+        for_lanes(in.key_dim, [&](int64_t d, int n) {
+          vfloat block[kLanes];
+          for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const int64_t c = first_lane + lane;
+            block[lane] = c < count ? load(from + c * in.key_dim + d, n) : vfloat{};
+          }
+          transpose(block);
+          for (int i = 0; i < n; ++i) store(reinterpret_cast<float*>(rows + d + i) + first_lane, block[i]);
+        });
+    } else {
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t d = 0; d < in.key_dim; ++d) reinterpret_cast<S*>(rows + d)[c] = from[c * in.key_dim + d];
+    }
   });
 }
 
@@ -227,9 +213,20 @@ void store_state(const DeltaRuleInputs& in, void* states, DType dtype, int64_t h
       for (int64_t d = 0; d < in.key_dim; ++d) store_columns(to + d * in.value_dim, rows[d], count);
       return;
     }
-    for (int64_t c = 0; c < count; ++c)
-      for (int64_t d = 0; d < in.key_dim; ++d)
-        store_number<S>(to, dtype, c * in.key_dim + d, reinterpret_cast<const S*>(rows + d)[c]);
+    if constexpr (std::is_same_v<S, float>) {
+      for (int64_t first_lane = 0; first_lane < count; first_lane += kLanes)
+        for_lanes(in.key_dim, [&](int64_t d, int n) {
+          vfloat block[kLanes];
+          for (int i = 0; i < kLanes; ++i)
+            block[i] = i < n ? load(reinterpret_cast<const float*>(rows + d + i) + first_lane) : vfloat{};
+          transpose(block);
+          for (int64_t lane = 0; lane < kLanes && first_lane + lane < count; ++lane)
+            store(to + (first_lane + lane) * in.key_dim + d, block[lane], n);
+        });
+    } else {
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t d = 0; d < in.key_dim; ++d) to[c * in.key_dim + d] = reinterpret_cast<const S*>(rows + d)[c];
+    }
   });
 }
 

@@ -27,7 +27,7 @@ class DeltaRuleChain {
   using S = StateOf<T>;
 
   explicit DeltaRuleChain(const DeltaRuleParams& p)
-      : p_(p), in_(p.in), state_(p.in.key_dim), numbers_(4 * p.in.key_dim), scale_(static_cast<S>(p.in.scale.get())) {}
+      : p_(p), in_(p.in), state_(p.in.key_dim), numbers_(5 * p.in.key_dim), scale_(static_cast<S>(p.in.scale.get())) {}
 
   // Columns [first, first + 32) of one value head of sequence n.
   void run(int64_t n, int64_t value_head, int64_t first) {
@@ -45,14 +45,16 @@ class DeltaRuleChain {
     }
     load_state(in_, p_.initial_state, p_.state_dtype, slot * in_.num_value_heads + value_head, first, count,
                state_.data());
-    S *q = numbers_.data(), *k = q + in_.key_dim, *next = k + in_.key_dim, *decay = next + in_.key_dim;
+    S *q = numbers_.data(), *k = q + in_.key_dim, *next = k + in_.key_dim;
+    S *decay = next + in_.key_dim, *next_decay = decay + in_.key_dim;
     Columns<S> prediction{};
-    const auto enter = [&](int64_t t, S* key) {  // a token's key and decays: what is read of the state before it
+    // A token's key and decays: what is read of the state before it.
+    const auto enter = [&](int64_t t, S* key, S* decay) {
       rows.key(tokens.batch, t, key);
       rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay);
     };
     if (tokens.begin < tokens.end) {
-      enter(tokens.begin, k);
+      enter(tokens.begin, k, decay);
       for (int64_t d = 0; d < in_.key_dim; ++d) prediction.add(state_[d], decay[d] * k[d]);
     }
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -61,14 +63,13 @@ class DeltaRuleChain {
       Columns<S> u = load_columns<S>(rows.value(tokens.batch, t) + first, count);
       u.add(prediction, -1);
       u = product(u, rows.beta(tokens.batch, t, first, count, step.beta(rows.scalar_beta(tokens.batch, t))));
-      now_.assign(decay, decay + in_.key_dim);
       const bool last = t + 1 == tokens.end;
-      if (!last) enter(t + 1, next);
-      Columns<S> out = last ? pass<true>(q, k, now_.data(), next, decay, u, prediction)
-                            : pass<false>(q, k, now_.data(), next, decay, u, prediction);
+      if (!last) enter(t + 1, next, next_decay);
+      Columns<S> out = last ? pass<true>(q, k, decay, next, next_decay, u, prediction)
+                            : pass<false>(q, k, decay, next, next_decay, u, prediction);
       out.scale(scale_);
       store_columns(o + number * in_.value_dim, out, count);
-      std::swap(k, next);
+      std::swap(k, next), std::swap(decay, next_decay);
       if (p_.snapshots)
         store_state(in_, p_.snapshots, p_.state_dtype,
                     (n * p_.snapshot_rows + t - tokens.begin) * in_.num_value_heads + value_head, first, count,
@@ -102,7 +103,7 @@ class DeltaRuleChain {
   const DeltaRuleParams& p_;
   const DeltaRuleInputs& in_;
   std::vector<Columns<S>> state_;
-  std::vector<S> numbers_, now_;
+  std::vector<S> numbers_;
   S scale_;
 };
 
