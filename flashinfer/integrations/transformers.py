@@ -16,8 +16,9 @@ from .._attention.equal_batch import attend_batch
 from ..errors import DependencyError
 from ..jit.modules._attention import head_dims_value
 from ..jit.spec import BACKENDS
+from ._experts import EXPERTS, experts_forward
 
-__all__ = ["NAME", "register"]
+__all__ = ["EXPERTS", "NAME", "register", "register_experts"]
 
 # transformers takes every name with "flash" in it for a version of FlashAttention, and refuses one it does not know.
 NAME = "fi_attention"
@@ -29,6 +30,21 @@ _UNSUPPORTED = {
     "position_bias": "a bias of positions",
     "output_attentions": "weights of attention among the outputs",
 }
+
+
+def _require_transformers() -> None:
+    """Raises ``DependencyError`` where transformers is not there, or too old."""
+    try:
+        import transformers
+        import transformers.modeling_utils
+    except ImportError as err:
+        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer-python[transformers]") from err
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise DependencyError(
+            "transformers", f"got {version}, wanted {wanted} or newer", "flashinfer-python[transformers]"
+        )
 
 
 def register() -> str:
@@ -43,21 +59,33 @@ def register() -> str:
     Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16; what kernels do not have (a
     dtype, a head_dim, dropout, attention sinks, a bias) is a ``ValueError`` or ``TypeError`` of the first attention.
     """
-    try:
-        import transformers
-        from transformers.masking_utils import AttentionMaskInterface
-        from transformers.modeling_utils import AttentionInterface
-    except ImportError as err:
-        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer-python[transformers]") from err
-    version = transformers.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
-        raise DependencyError(
-            "transformers", f"got {version}, wanted {wanted} or newer", "flashinfer-python[transformers]"
-        )
+    _require_transformers()
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
     return NAME
+
+
+def register_experts() -> str:
+    """Register our mixtures of experts with transformers' ``ExpertsInterface``.
+
+    Returns:
+        The name to pass as ``experts_implementation``. Registering again changes nothing.
+
+    Raises:
+        DependencyError: transformers is not installed, or older than 5.17.
+
+    Experts of a model are then two grouped products and what stands around them; its router stays its own. They have no
+    gradient: without ``torch.no_grad()``, parameters that want one are a ``GradientError``. What kernels do not have (an
+    activation, gates of a module's own, halves that are interleaved) is a ``ValueError`` of the first call.
+    """
+    _require_transformers()
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts_forward)
+    return EXPERTS
 
 
 def attention_forward(
