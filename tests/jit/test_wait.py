@@ -91,7 +91,7 @@ def test_a_wait_speaks(holder, events, monkeypatch):
     assert {event.kind for event in events} == {"wait"} and len(events) == len(lines) + 1
     assert events[0].detail["done"] == 3 and events[0].detail["total"] == 7
     assert f"pid {owner.pid} on " in events[0].detail["owner"]
-    assert 0.5 < sum(event.ms for event in events) / 1e3 < 30, "each event counts what passed since the one before"
+    assert 0.5 < sum(event.ms for event in events) / 1e3 < 300, "each event counts what passed since the one before"
 
 
 def test_the_first_word_comes_within_ten_seconds_and_then_every_thirty():
