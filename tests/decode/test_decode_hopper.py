@@ -172,6 +172,19 @@ def test_the_portable_kernels_agree():
 
 
 @hopper
+def test_strides_of_one_element_and_caches_of_nothing():
+    paged = Paged([300, 5], 16, 1, 128, BF16, "cuda")
+    q = drawn((2, 4, 128), BF16, "cuda")
+    strange = tuple(x.as_strided(x.shape, (*x.stride()[:2], 3, 1)) for x in (paged.cache[:, 0], paged.cache[:, 1]))
+    out = planned(paged, TYPES[0], (4, 1)).run(q, strange)
+    assert_near(out, wanted(q, paged)[0])
+    nothing = Paged([0, 0], 16, 1, 128, BF16, "cuda")
+    wrapper = planned(nothing, TYPES[0], (4, 1))
+    out, lse = wrapper.run(q, torch.empty(0, 2, 16, 1, 128, dtype=BF16, device="cuda"), return_lse=True)
+    assert bool((out == 0).all()) and bool((lse == -math.inf).all())
+
+
+@hopper
 def test_other_modes_are_refused_on_a_gpu():
     paged = Paged([7], 16, 2, 128, BF16, "cuda")
     with pytest.raises(ValueError, match="backend: got 'fa3', .*: got pos_encoding_mode 'ROPE_LLAMA'"):

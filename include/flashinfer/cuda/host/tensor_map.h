@@ -49,7 +49,9 @@ CUtensorMap tensor_map(CUtensorMapDataType type, int64_t element_bytes, const Ma
   cuuint32_t steps[kRank];
   for (int i = 0; i < kRank; ++i) {
     sizes[i] = shape.sizes[i] > 0 ? shape.sizes[i] : 1, steps[i] = 1;
-    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(shape.strides[i] * element_bytes);
+    if (i == 0) continue;
+    strides[i - 1] = static_cast<cuuint64_t>(shape.strides[i] * element_bytes);
+    if (shape.sizes[i] <= 1 && strides[i - 1] % 16 != 0) strides[i - 1] = 16;  // of one element it may be any number
   }
   constexpr CUtensorMapSwizzle kSwizzle = kWidth == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                           : kWidth == 64 ? CU_TENSOR_MAP_SWIZZLE_64B

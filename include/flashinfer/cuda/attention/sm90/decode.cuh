@@ -111,7 +111,8 @@ CUtensorMap map_of_boxes(const AttentionParams& params, const void* data, int he
   const KvCache& kv = params.kv;
   const bool paged = kv.is_paged();
   const uint64_t rows = paged ? kv.page_size.divisor : kv.num_pages, pages = paged ? kv.num_pages : 1;
-  const MapShape<4> shape{data,
+  // A cache of nothing has no memory, and a map wants some.
+  const MapShape<4> shape{kv.num_pages > 0 ? data : params.q,
                           {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
                           {1, row, head, paged ? page : row},
                           {static_cast<uint32_t>((head_dim * kSize % 128 == 0 ? 128 : 64) / kSize), kBoxKeys, 1, 1}};
