@@ -24,6 +24,7 @@ COMMANDS = {
     "aot": "aot",
     "why": "why",
     "trace": "trace",
+    "profile": "profile",
     "verify": "verify",
     "store": "store",
     "export": "export",
