@@ -1,13 +1,16 @@
-"""Attention of Hugging Face transformers by our kernels.
+"""Attention and the delta rule of Hugging Face transformers by our kernels.
 
     from flashinfer.integrations.transformers import register
     model = AutoModelForCausalLM.from_pretrained(..., dtype=torch.bfloat16, attn_implementation=register())
 
-Importing this module does not import transformers; :func:`register` does.
+:func:`register_delta_rule` is for hybrid models such as Qwen3-Next, whose other layers are a gated delta rule.
+
+Importing this module does not import transformers; its functions do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from ..jit.modules._attention import head_dims_value
 from ..jit.spec import BACKENDS
 from ._experts import EXPERTS, experts_forward
 
-__all__ = ["EXPERTS", "NAME", "register", "register_experts"]
+__all__ = ["EXPERTS", "NAME", "register", "register_delta_rule", "register_experts"]
 
 # transformers takes every name with "flash" in it for a version of FlashAttention, and refuses one it does not know.
 NAME = "fi_attention"
@@ -66,6 +69,38 @@ def register() -> str:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
     return NAME
+
+
+def register_delta_rule(model_type: str | None = None) -> Callable[[], None]:
+    """Run the delta rule of transformers' hybrid models on our kernels, with their short convolutions and gated norms.
+
+    Args:
+        model_type: ``"qwen3_next"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"qwen4_exp"``, ``"olmo_hybrid"`` or
+            ``"kimi_linear"``; ``None``: all of these that this version of transformers has.
+
+    Returns:
+        A function that puts the models' own back.
+
+    Raises:
+        DependencyError: transformers is not installed, is older than 5.17, or lacks the model.
+        ValueError: another model_type.
+
+    Models that exist already change too: layers call functions of their file by name.
+    """
+    _require_transformers()
+    from transformers import __version__ as version
+
+    from .linear_attention import MODEL_TYPES, modules_of, set_functions
+
+    if model_type is not None and model_type not in MODEL_TYPES:
+        raise ValueError(f"register_delta_rule: model_type: got {model_type!r}, wanted one of {', '.join(MODEL_TYPES)}")
+    modules = modules_of(MODEL_TYPES if model_type is None else (model_type,))
+    if not modules:
+        raise DependencyError(
+            "transformers", f"got {version}, which has no {model_type or 'model of these'}",
+            "flashinfer-python[transformers]",
+        )  # fmt: skip
+    return set_functions(modules)
 
 
 def register_experts() -> str:
