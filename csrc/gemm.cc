@@ -151,6 +151,8 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
   p.b_scale = b_scale_of(check, b_scale, b, granularity_n, granularity_k);
   // Factors that the whole depth shares are applied once.
   p.scale_depth = p.a_scale.depth_stride || p.b_scale.depth_stride ? granularity_k : 0;
+  if (p.scale_depth && size_of(a.dtype) > 1)
+    check.fail("granularity_k", "got scales along the depth of " + std::string(to_string(a.dtype)) + ", wanted fp8");
   for (const auto& [tensor, name, dtype] :
        {std::tuple<const Maybe&, const char*, DType>{a_rows, "a_rows", DType::kInt32},
         {row_scale, "row_scale", DType::kFloat32}}) {

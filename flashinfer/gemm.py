@@ -27,7 +27,7 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, by_rows, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from .jit.modules.gemm import gen_gemm_module
+from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
 
 __all__ = [
     "SegmentGEMMWrapper",
@@ -38,6 +38,7 @@ __all__ = [
     "gemm_fp8_nt_blockscaled",
     "gemm_fp8_nt_groupwise",
     "gen_gemm_module",
+    "gen_gemm_sm90_module",
     "group_deepgemm_fp8_nt_groupwise",
     "group_gemm_fp8_nt_groupwise",
     "mm_bf16",
@@ -131,12 +132,9 @@ def mm_bf16(
 
 
 def bmm_bf16(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    A: torch.Tensor, B: torch.Tensor, out: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Batch of products: ``out[i] = A[i] @ B[i]``.
 
     Args:

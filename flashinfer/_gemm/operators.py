@@ -14,5 +14,9 @@ GROUPED_GEMM = (
 # no group stay as they are. Groups are m_indptr[g] to m_indptr[g + 1]; or m_counts[g] rows from m_indptr[g] on; or so many
 # of equal parts of the rows; or, without either, these parts. A granularity of 0 stands for one scale of the extent.
 grouped_gemm = define(
-    GROUPED_GEMM, gen_gemm_module, lambda *_: None, general=without_gradient("grouped_gemm", "a", "b")
+    GROUPED_GEMM,
+    gen_gemm_module,
+    lambda *_: None,
+    general=without_gradient("grouped_gemm", "a", "b"),
+    needs=lambda *_: {},
 )

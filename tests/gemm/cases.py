@@ -46,7 +46,10 @@ def functions(device: str) -> dict[str, Case]:
     def pairs(n: int) -> dict[str, Any]:
         b = eight_bits(n, 33, 48, device=device).transpose(1, 2)
         scales = dict(A_scale=one(1)[0], B_scale=one(1)[0])
-        return dict(A=eight_bits(n, 3, 48, device=device), B=b, **scales, dtype=torch.bfloat16)
+        return dict(A=eight_bits(n, 3, 48, device=device), B=b, **scales)
+
+    def bmm_to_bfloat16(**operands: torch.Tensor) -> torch.Tensor:
+        return gemm.bmm_fp8(**operands, dtype=torch.bfloat16)
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device).bfloat16()
@@ -78,7 +81,7 @@ def functions(device: str) -> dict[str, Case]:
         return dict(input=half(n, 256), weight=eight_bits(136, 256, device=device), weight_scale=one(2, 2))
 
     calls: dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]] = {
-        "bmm_fp8": (gemm.bmm_fp8, pairs),
+        "bmm_fp8": (bmm_to_bfloat16, pairs),
         "mm_bf16": (gemm.mm_bf16, lambda n: dict(a=half(n, 48), b=half(48, 33))),
         "bmm_bf16": (gemm.bmm_bf16, lambda n: dict(A=half(n, 3, 48), B=half(n, 48, 33))),
         "gemm_fp8_nt_groupwise": (gemm.gemm_fp8_nt_groupwise, blocked),

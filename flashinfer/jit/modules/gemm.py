@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..module import JitSpec
+from ..spec import DTYPES
 from . import Matrix, device_of
 from ._family import family_spec
+
+FP8 = ("e4m3", "e5m2")
 
 
 def gen_gemm_module(device: object = None) -> JitSpec:
     """Grouped products of every element type; group sizes are read on the device."""
-    return family_spec("gemm", device_of(device))
+    backend = device_of(device)
+    spec = family_spec("gemm", backend)
+    # Kernels for each pair of types have a file of their own.
+    parts = (*DTYPES, *(f"{a}_{b}" for a in FP8 for b in FP8)) if backend == "cuda" else ()
+    return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/gemm/{part}.cu" for part in parts), spec.sources[-1]))
+
+
+def gen_gemm_sm90_module() -> JitSpec:
+    """The module that serves Hopper: that of all GPUs."""
+    return gen_gemm_module("cuda")
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
     for backend in matrix["backends"]:
-        if backend == "cpu":
-            yield gen_gemm_module(backend)
+        yield gen_gemm_module(backend)

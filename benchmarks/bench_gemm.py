@@ -1,0 +1,152 @@
+"""Matrix products, grouped and not, beside torch's in turns: time, products and bytes of weights over the time.
+
+    python benchmarks/bench_gemm.py [--device cpu] [--only grouped] [--json FILE]
+
+A peer of None is a product that this torch or this device has no function for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from timing import Report, arguments, seconds, sets_for
+
+from flashinfer.gemm import bmm_bf16, bmm_fp8, gemm_fp8_nt_groupwise, group_gemm_fp8_nt_groupwise, mm_bf16
+from flashinfer.grouped_mm import grouped_mm_bf16
+
+Calls = list[tuple[Callable[[], object], Callable[[], object] | None]]
+FP8 = torch.float8_e4m3fn
+
+
+class Row(NamedTuple):
+    """A product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``."""
+
+    name: str
+    make: Callable[[Row, str], tuple[Callable[[], object], Callable[[], object] | None]]
+    groups: int
+    rows: int
+    n: int
+    k: int
+
+
+def draw(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def indptr(row: Row, device: str) -> torch.Tensor:
+    """Tokens that choose a group each by chance."""
+    owners = torch.randint(0, row.groups, (row.groups * row.rows,))
+    counts = torch.bincount(owners, minlength=row.groups)
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int().to(device)
+
+
+def dense(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a, b = draw(row.rows, row.k, device=device), draw(row.n, row.k, device=device)
+    return lambda: mm_bf16(a, b.t()), lambda: torch.mm(a, b.t())
+
+
+def batched(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a, b = draw(row.groups, row.rows, row.k, device=device), draw(row.groups, row.n, row.k, device=device)
+    return lambda: bmm_bf16(a, b.mT), lambda: torch.bmm(a, b.mT)
+
+
+def batched_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a = draw(row.groups, row.rows, row.k, device=device, dtype=FP8)
+    b, one = draw(row.groups, row.n, row.k, device=device, dtype=FP8), torch.ones((), device=device)
+
+    def peer() -> None:
+        for x, y in zip(a, b, strict=True):
+            torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.bfloat16)
+
+    return lambda: bmm_fp8(a, b.mT, one, one, torch.bfloat16), peer if device == "cuda" else None
+
+
+def grouped(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a, b = draw(row.groups * row.rows, row.k, device=device), draw(row.groups, row.n, row.k, device=device)
+    begins = indptr(row, device)
+    return lambda: grouped_mm_bf16(a, b, begins), lambda: torch._grouped_mm(a, b.mT, offs=begins[1:])
+
+
+def grouped_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a = draw(row.groups * row.rows, row.k, device=device, dtype=FP8)
+    b = draw(row.groups, row.n, row.k, device=device, dtype=FP8)
+    a_scale = torch.rand(len(a), row.k // 128, device=device)
+    b_scale, begins = torch.rand(row.groups, -(-row.n // 128), row.k // 128, device=device), indptr(row, device)
+    return lambda: group_gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, begins, scale_major_mode="K"), None
+
+
+def blocks_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    a, b = draw(row.rows, row.k, device=device, dtype=FP8), draw(row.n, row.k, device=device, dtype=FP8)
+    a_scale = torch.rand(row.rows, row.k // 128, device=device)
+    b_scale = torch.rand(row.n // 128, row.k // 128, device=device)
+    one = torch.ones((), device=device)
+
+    def peer() -> object:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+
+    return lambda: gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, "K"), peer if device == "cuda" else None
+
+
+ROWS = {
+    "cuda": [
+        Row("dense", dense, 1, 8192, 8192, 8192),
+        Row("dense", dense, 1, 16, 14336, 4096),
+        Row("bmm", batched, 16, 4096, 4096, 4096),
+        Row("bmm_fp8", batched_fp8, 16, 4096, 4096, 4096),
+        Row("blocks_fp8", blocks_fp8, 1, 4096, 7168, 16384),
+        Row("blocks_fp8", blocks_fp8, 1, 4096, 24576, 1536),
+        Row("grouped", grouped, 8, 512, 14336, 4096),
+        Row("grouped", grouped, 64, 128, 1408, 2048),
+        Row("grouped", grouped, 64, 2, 1408, 2048),
+        Row("grouped_fp8", grouped_fp8, 64, 2, 1408, 2048),
+        Row("grouped_fp8", grouped_fp8, 16, 32, 4096, 7168),
+        Row("grouped_fp8", grouped_fp8, 4, 8192, 4096, 7168),
+    ],
+    "cpu": [
+        Row("dense", dense, 1, 512, 1024, 2048),
+        Row("dense", dense, 1, 16, 4096, 2048),
+        Row("dense", dense, 1, 1, 8192, 4096),
+        Row("grouped", grouped, 8, 64, 1408, 2048),
+        Row("grouped", grouped, 8, 2, 1408, 2048),
+        Row("bmm_fp8", batched_fp8, 4, 128, 512, 1024),
+        Row("blocks_fp8", blocks_fp8, 1, 256, 512, 1024),
+        Row("grouped_fp8", grouped_fp8, 8, 2, 1408, 2048),
+    ],
+}
+
+
+def in_turns(calls: Calls, device: str, sets: int) -> list[float | None]:
+    """Seconds of ours and of the peer's, the best median of three turns of each."""
+    best: list[float | None] = [None, None]
+    for _ in range(3):
+        for which in (0, 1):
+            functions = [pair[which] for pair in calls]
+            if None not in functions:
+                taken = seconds(lambda i, f=functions: f[i](), sets, device, 0.2)  # type: ignore[misc]
+                best[which] = min(taken, best[which] or taken)
+    return best
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    report = Report("gemm")
+    for row in ROWS[options.device]:
+        if options.only not in row.name:
+            continue
+        weights = row.groups * row.n * row.k * (1 if "fp8" in row.name else 2)
+        sets = min(sets_for(weights, options.device), 8)
+        calls = [row.make(row, options.device) for _ in range(sets)]
+        ours, peer = in_turns(calls, options.device, sets)
+        assert ours is not None
+        products = 2 * row.groups * row.rows * row.n * row.k
+        numbers: dict[str, Any] = {"us": ours * 1e6, "tflops": products / ours * 1e-12, "tb_s": weights / ours * 1e-12}
+        if peer is not None:
+            numbers |= {"torch_us": peer * 1e6, "ratio": peer / ours}
+        report.add(name=row.name, groups=row.groups, rows=row.rows, n=row.n, k=row.k, **numbers)
+    report.write(options.json)
+
+
+if __name__ == "__main__":
+    main()

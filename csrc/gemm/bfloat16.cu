@@ -1,0 +1,11 @@
+// The gemm family's CUDA kernels for bfloat16.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/kernel.cuh>
+
+namespace flashinfer::cuda {
+
+void grouped_gemm_bfloat16(const GemmParams& params, const Launch& where) {
+  launch_grouped_gemm<bfloat16_t, bfloat16_t>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,11 @@
+// The gemm family's CUDA kernels for rows of float8_e4m3 and matrices of float8_e4m3.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/kernel.cuh>
+
+namespace flashinfer::cuda {
+
+void grouped_gemm_e4m3_e4m3(const GemmParams& params, const Launch& where) {
+  launch_grouped_gemm<fp8_e4m3_t, fp8_e4m3_t>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,11 @@
+// The gemm family's CUDA kernels for float32.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/kernel.cuh>
+
+namespace flashinfer::cuda {
+
+void grouped_gemm_float32(const GemmParams& params, const Launch& where) {
+  launch_grouped_gemm<float, float>(params, where);
+}
+
+}  // namespace flashinfer::cuda

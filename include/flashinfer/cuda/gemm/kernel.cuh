@@ -1,0 +1,151 @@
+// Grouped products for GPUs from sm_80 on: blocks that stay and walk over tiles, whose number the device alone knows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <flashinfer/common/dispatch.h>
+#include <flashinfer/cuda/gemm/load.cuh>
+#include <flashinfer/cuda/gemm/sums.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+
+namespace flashinfer::cuda {
+
+// Two results beside each other, `first` of them in front of the matrix's end.
+template <typename T>
+__device__ __forceinline__ void store_results(T* to, float first, float second, bool has_second, bool as_pair) {
+  if (as_pair && has_second) {
+    if constexpr (__is_same(T, float)) {
+      *reinterpret_cast<float2*>(to) = {first, second};
+    } else {
+      *reinterpret_cast<uint32_t*>(to) = pack<T>(first, second);
+    }
+    return;
+  }
+  to[0] = from_float<T>(first);
+  if (has_second) to[1] = from_float<T>(second);
+}
+
+// Factors that the whole depth shares are applied here, and those of rows.
+template <typename Shape, typename Sums>
+__device__ __forceinline__ void write_tile(const GemmParams& p, const GemmSettings& settings, const GemmTile& tile,
+                                           Sums& sums, uint32_t factors) {
+  sums.for_pairs([&](int row, int column, float first, float second) {
+    const int64_t at_row = tile.row + row, at_column = tile.column + column;
+    if (at_row >= tile.end || at_column >= p.n) return;
+    if (!Shape::kScaled) {
+      const float by = load_shared_float(factors + row * 4);
+      first *= by * load_shared_float(factors + (128 + column) * 4);
+      second *= by * load_shared_float(factors + (129 + column) * 4);
+    }
+    if (p.row_scale) first *= p.row_scale[at_row], second *= p.row_scale[at_row];
+    const int64_t at = p.out_places.offset(at_row) + at_column;
+    const bool has_second = at_column + 1 < p.n;
+    if (p.out_dtype == DType::kFloat32) {
+      store_results(static_cast<float*>(p.out) + at, first, second, has_second, settings.out_pairs);
+    } else if (p.out_dtype == DType::kFloat16) {
+      store_results(static_cast<half_t*>(p.out) + at, first, second, has_second, settings.out_pairs);
+    } else {
+      store_results(static_cast<bfloat16_t*>(p.out) + at, first, second, has_second, settings.out_pairs);
+    }
+  });
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
+    grouped_gemm_kernel(const __grid_constant__ GemmParams p, const __grid_constant__ GemmSettings settings) {
+  extern __shared__ uint8_t raw[];
+  using Sums = std::conditional_t<Shape::kFloat, FloatSums<Shape>, TensorSums<Shape>>;
+  const uint32_t shared = (ptx::shared_address(raw) + 127) & ~127u;
+  wait_for_inputs();
+  let_next_start();
+  GemmTiles<Shape::kRows, Shape::kColumns> tiles(p, settings.column_tiles);
+  const int64_t block = Shape::kScaled ? p.scale_depth : p.k;  // of the depth, with factors of its own
+  uint32_t stage = 0;
+  GemmTile tile;
+  for (int64_t number = blockIdx.x; tiles.find(number, tile); number += gridDim.x) {
+    GemmLoader<Shape> loader(p, settings, tile);
+    Sums sums, part;
+    sums.clear();
+    if constexpr (Shape::kScaled) part.clear();
+    int64_t k = 0, blocks = 0,
+            end = block < p.k ? block : p.k;  // the step's first number, its block and that one's end
+    loader.load(0, end, 0);
+    // Factors are there even if there is no depth.
+    do {
+      stage ^= 1;
+      const uint32_t here = shared + stage * Shape::kStageBytes;
+      loader.store(here);
+      __syncthreads();
+      k = k + Shape::kDepth < end ? k + Shape::kDepth : end;
+      const bool whole = k == end;
+      if (whole) end = end + block < p.k ? end + block : p.k, ++blocks;
+      if (k < p.k) loader.load(k, end, Shape::kScaled ? blocks : 0);
+      if constexpr (Shape::kScaled) {
+        part.multiply(here);
+        if (whole) sums.add(part, here + Shape::kFactorsAt), part.clear();
+      } else {
+        sums.multiply(here);
+      }
+    } while (k < p.k);
+    write_tile<Shape>(p, settings, tile, sums, shared + stage * Shape::kStageBytes + Shape::kFactorsAt);
+  }
+}
+
+// Whether what the caller gave can be moved `bytes` at a time.
+inline bool moves_by(const void* data, std::initializer_list<int64_t> strides, int64_t element, int64_t bytes) {
+  bool fits = reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  for (const int64_t stride : strides) fits = fits && stride * element % bytes == 0;
+  return fits;
+}
+
+template <typename Shape>
+void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
+  static PerDevice<int> found;
+  const int blocks = found.get(where.device, [](int device) {
+    check(cudaFuncSetAttribute(grouped_gemm_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               Shape::kSharedBytes),
+          "cudaFuncSetAttribute");
+    int resident = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, grouped_gemm_kernel<Shape>, Shape::kThreads,
+                                                        Shape::kSharedBytes),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return device_info(device).num_sms * std::max(resident, 1);
+  });
+  const Rows &a = p.a_places, &out = p.out_places;
+  constexpr int64_t kA = sizeof(typename Shape::A), kB = sizeof(typename Shape::B);
+  const int64_t step = Shape::kScaled ? p.scale_depth : 0, column_tiles = (p.n - 1) / Shape::kColumns + 1;
+  if (column_tiles > INT32_MAX) throw_value_error("grouped_gemm: b: got too many columns, wanted fewer than 2^38");
+  const GemmSettings settings{
+      static_cast<int32_t>(column_tiles),
+      moves_by(p.a, {a.outer_stride, a.middle_stride, a.inner_stride, step}, kA, Shape::kChunk * kA),
+      moves_by(p.b, {p.b_matrix_stride, Shape::kByDepth ? p.b_stride_n : p.b_stride_k, Shape::kByDepth ? step : 0}, kB,
+               Shape::kChunk * kB),
+      moves_by(p.out, {out.outer_stride, out.middle_stride, out.inner_stride}, size_of(p.out_dtype),
+               2 * size_of(p.out_dtype))};
+  // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
+  const int64_t most = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
+  launch(grouped_gemm_kernel<Shape>, dim3(static_cast<unsigned>(std::min<int64_t>(blocks, most))),
+         dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
+}
+
+template <typename TA, typename TB, int kRows>
+void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
+  if constexpr (sizeof(TA) == 1) {
+    if (p.scale_depth) return launch_grouped_gemm<GemmShape<TA, TB, kRows, true, true>>(p, where);
+    launch_grouped_gemm<GemmShape<TA, TB, kRows, true, false>>(p, where);
+  } else {
+    if (p.b_stride_k != 1) return launch_grouped_gemm<GemmShape<TA, TB, kRows, false, false>>(p, where);
+    launch_grouped_gemm<GemmShape<TA, TB, kRows, true, false>>(p, where);
+  }
+}
+
+// Tiles of as many rows as a group has, if its share is the usual one.
+template <typename TA, typename TB>
+void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
+  if (p.m / p.num_groups <= 16) return launch_grouped_gemm<TA, TB, 16>(p, where);
+  launch_grouped_gemm<TA, TB, 128>(p, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,146 @@
+// A step of the depth from global memory by way of registers into shared memory: numbers of 8 bits are widened, and
+// what lies behind a row's, a column's or a block's end is zero.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <flashinfer/cuda/gemm/shape.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+
+namespace flashinfer::cuda {
+
+// kCount numbers of T: of 16 bytes in shared memory.
+template <typename T, int kCount>
+struct GemmChunk {
+  static constexpr int kBytes = kCount * sizeof(T);
+  uint32_t word[kBytes / 4];
+
+  // The first `count` numbers at `from`.
+  __device__ __forceinline__ void load(const T* from, int64_t count, bool vectors) {
+    if (vectors && count >= kCount) {
+      if constexpr (kBytes == 16) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(from);
+        memcpy(word, &raw, 16);
+      } else {
+        const uint2 raw = *reinterpret_cast<const uint2*>(from);
+        memcpy(word, &raw, 8);
+      }
+      return;
+    }
+    T numbers[kCount];
+    memset(numbers, 0, sizeof(numbers));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (i < count) numbers[i] = from[i];
+    memcpy(word, numbers, kBytes);
+  }
+
+  __device__ __forceinline__ void store(uint32_t to) const {
+    if constexpr (kBytes == 16) {
+      ptx::store_shared_16(to, {word[0], word[1], word[2], word[3]});
+    } else {
+      ptx::store_shared_16(to, {widen_to_half<T>(word[0]), widen_to_half<T>(word[0] >> 16), widen_to_half<T>(word[1]),
+                                widen_to_half<T>(word[1] >> 16)});
+    }
+  }
+};
+
+// What a thread moves in each step of one tile.
+template <typename Shape>
+class GemmLoader {
+  using A = typename Shape::A;
+  using B = typename Shape::B;
+  static constexpr int kChunk = Shape::kChunk, kThreads = Shape::kThreads;
+  static constexpr int kLeftInRow = Shape::kDepth / kChunk;
+  static constexpr int kLeftAll = Shape::kRows * kLeftInRow, kLeft = (kLeftAll + kThreads - 1) / kThreads;
+  static constexpr int kRightInRow = (Shape::kByDepth ? Shape::kDepth : Shape::kColumns) / kChunk;
+  static constexpr int kRight = Shape::kColumns * Shape::kDepth / kChunk / kThreads;
+  static constexpr int kLeftStep = kThreads / kLeftInRow, kRightStep = kThreads / kRightInRow;
+  static_assert(kThreads % kLeftInRow == 0 && kThreads % kRightInRow == 0, "a thread stays in its column of chunks");
+
+ public:
+  __device__ __forceinline__ GemmLoader(const GemmParams& params, const GemmSettings& settings, const GemmTile& tile)
+      : p_(params), settings_(settings), column_(tile.column) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) {
+      const int row = thread / kLeftInRow + i * kLeftStep;
+      const int64_t from = row < Shape::kRows ? source(tile, row) : -1;
+      left_[i] = from < 0 ? nullptr : static_cast<const A*>(p_.a) + p_.a_places.offset(from);
+    }
+    right_ = static_cast<const B*>(p_.b) + tile.matrix * p_.b_matrix_stride;
+    factor_ = nullptr, factor_stride_ = 0;
+    if (thread < 128) {
+      const int64_t from = thread < Shape::kRows && p_.a_scale.data ? source(tile, thread) : -1;
+      if (from >= 0) factor_ = p_.a_scale.of_row(0, from), factor_stride_ = p_.a_scale.depth_stride;
+    } else if (p_.b_scale.data && column_ + thread - 128 < p_.n) {
+      factor_ = p_.b_scale.of_row(tile.matrix, column_ + thread - 128), factor_stride_ = p_.b_scale.depth_stride;
+    }
+  }
+
+  // Numbers [k, end) of the depth, at most as many as a step has, of a block of factors.
+  __device__ __forceinline__ void load(int64_t k, int64_t end, int64_t block) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int64_t left_k = k + thread % kLeftInRow * kChunk;
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i)
+      left_chunk_[i].load(left_[i] + left_k, left_[i] ? end - left_k : 0, settings_.a_vectors);
+    const int row = thread / kRightInRow, at = thread % kRightInRow * kChunk;
+#pragma unroll
+    for (int i = 0; i < kRight; ++i) {
+      if constexpr (Shape::kByDepth) {
+        const int64_t column = column_ + row + i * kRightStep, depth = k + at;
+        right_chunk_[i].load(right_ + column * p_.b_stride_n + depth, column < p_.n ? end - depth : 0,
+                             settings_.b_vectors);
+      } else {
+        const int64_t depth = k + row + i * kRightStep, column = column_ + at;
+        right_chunk_[i].load(right_ + depth * p_.b_stride_k + column, depth < end ? p_.n - column : 0,
+                             settings_.b_vectors);
+      }
+    }
+    factor_now_ = factor_ ? factor_[block * factor_stride_] : 1.0f;
+  }
+
+  __device__ __forceinline__ void store(uint32_t stage) const {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) {
+      const int row = thread / kLeftInRow + i * kLeftStep;
+      if (kLeftAll % kThreads == 0 || row < Shape::kRows)
+        left_chunk_[i].store(place<Shape::kLeftBytes>(stage + Shape::kLeftAt, row, thread % kLeftInRow));
+    }
+#pragma unroll
+    for (int i = 0; i < kRight; ++i)
+      right_chunk_[i].store(place<Shape::kRightBytes>(stage + Shape::kRightAt, thread / kRightInRow + i * kRightStep,
+                                                      thread % kRightInRow));
+    ptx::store_shared(stage + Shape::kFactorsAt + thread * 4, __float_as_uint(factor_now_));
+  }
+
+ private:
+  template <int kBytes>
+  __device__ __forceinline__ static uint32_t place(uint32_t start, int row, int chunk) {
+    return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, row), chunk);
+  }
+
+  // The row of a for a row of a tile; -1 where there is none.
+  __device__ __forceinline__ int64_t source(const GemmTile& tile, int row) const {
+    if (tile.row + row >= tile.end) return -1;
+    if (!p_.a_rows) return tile.row + row;
+    const int64_t from = p_.a_rows[tile.row + row];
+    return from < p_.a_num_rows ? from : -1;
+  }
+
+  const GemmParams& p_;
+  const GemmSettings& settings_;
+  const A* left_[kLeft];
+  const B* right_;
+  const float* factor_;
+  int64_t factor_stride_;
+  int32_t column_;
+  GemmChunk<A, kChunk> left_chunk_[kLeft];
+  GemmChunk<B, kChunk> right_chunk_[kRight];
+  float factor_now_;
+};
+
+}  // namespace flashinfer::cuda
