@@ -155,11 +155,11 @@ def test_eight_bits_with_a_scale_of_each_expert(device, dtype):
         eight_bits(x, (0, 1)),
         *(eight_bits(w, (1, 2)) for w in (first, second)),
     )
-    by_hidden = torch.tensor(50.0, device=device)
+    by_hidden = torch.tensor(8.0, device=device)  # what is cut off is beyond 56
     given = [(by_first.flatten() * by_x.flatten()), by_hidden, by_second.flatten() / by_hidden, by_x.flatten()]
     (got,) = cutlass_fused_moe(x8, ids, scales, first8, second8, dtype, given)
     want, _ = oracle(x8.float() * by_x, ids, scales, first8.float() * by_first, second8.float() * by_second)
-    assert got.dtype == dtype and relative(got, want) < 0.04  # what lies between the products has four bits
+    assert got.dtype == dtype and relative(got, want) < 0.06  # what lies between the products has four bits
 
 
 @pytest.mark.parametrize("hidden, inner", [(256, 128), (384, 256)])
@@ -178,7 +178,7 @@ def test_eight_bits_with_scales_of_blocks(hidden, inner, device):
         (got,) = cutlass_fused_moe(
             x, ids, scales, first8, second8, torch.bfloat16, [by_first, by_second], **{name: True}
         )  # fmt: skip
-        assert relative(got, want) < 0.06  # input and what lies between the products have four bits
+        assert relative(got, want) < 0.09  # input and what lies between the products have four bits
 
 
 def test_one_graph_for_all_routings(device, cold_dynamo):
