@@ -30,7 +30,13 @@ EXPORTED_BY_TORCH_2_10 = {
     *("aoti_torch_dtype_bfloat16", "aoti_torch_dtype_bool", "aoti_torch_dtype_element_size"),
     *("aoti_torch_dtype_float16", "aoti_torch_dtype_float32", "aoti_torch_dtype_float64"),
     *("aoti_torch_dtype_float8_e4m3fn", "aoti_torch_dtype_float8_e5m2", "aoti_torch_dtype_int32"),
-    *("aoti_torch_dtype_int64", "aoti_torch_dtype_uint16", "aoti_torch_dtype_uint32", "aoti_torch_dtype_uint8"),
+    *(
+        "aoti_torch_dtype_int8",
+        "aoti_torch_dtype_int64",
+        "aoti_torch_dtype_uint16",
+        "aoti_torch_dtype_uint32",
+        "aoti_torch_dtype_uint8",
+    ),
     *("aoti_torch_get_current_cuda_stream", "torch_c10_cuda_check_msg", "torch_c10_cuda_free_error_msg"),
     *("aoti_torch_create_device_guard", "aoti_torch_delete_device_guard", "aoti_torch_get_current_device_index"),
 }
