@@ -43,7 +43,8 @@ def inputs(
     value_dim: int = 80, sequences: int | None = None, gate: bool = True, row_gate: bool = False, vector: bool = False,
     alike: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Arguments by name. Decays are near 1 but for a few resets, keys are unit vectors: states last, and stay small.
+    """Arguments by name. Decays are near 1 but for a few resets, keys are unit vectors: states last, and stay small. The
+    last head has no reset: in one head at least the initial state reaches the end.
 
     ``alike``: keys are copies of one with noise, as those after an activation are, and beta reaches 2.
     """
@@ -64,6 +65,7 @@ def inputs(
     }
     if gate:
         resets = torch.rand(heads_of_values, **wide) < 0.01
+        resets[..., -1] = False
         given["g"] = (-0.02 * torch.rand(heads_of_values, **wide)).masked_fill(resets, -30.0)
     if row_gate:
         given["gk"] = -0.05 * torch.rand(*heads_of_values, key_dim, **wide)
