@@ -24,20 +24,23 @@ def run(given, lengths=None, **options):
 
 
 def check(given, lengths=None, gradients=True, **options) -> None:
-    """Results, and every gradient, against float64."""
+    """Results, and every gradient, against float64. Where a head has one column, what is compared at once are as few
+    numbers as there are heads: they may be small beside the sums that they come from."""
     dtype = given["q"].dtype
     leaves = {name: one.detach().clone().requires_grad_(gradients) for name, one in given.items()}
     exact = {name: one.detach().cpu().double().requires_grad_(gradients) for name, one in given.items()}
     l2norm = options.get("use_qk_l2norm_in_kernel", False)
     got, want = run(leaves, lengths, **options), oracle(**exact, scale=0.3, l2norm=l2norm, lengths=lengths)
-    assert error(got[0], want[0]) < BOUNDS[dtype] and error(got[1], want[1]) < STATE_BOUND
+    room = 4 if given["v"].shape[3] == 1 else 1
+    bounds = {**BOUNDS, torch.float32: room * BOUNDS[torch.float32]}
+    assert error(got[0], want[0]) < bounds[dtype] and error(got[1], want[1]) < room * STATE_BOUND
     if not gradients:
         return
     grads = [torch.randn_like(one) for one in got]
     ours = torch.autograd.grad(got, list(leaves.values()), grads)
     right = torch.autograd.grad(want, list(exact.values()), [one.cpu().double() for one in grads])
     for name, one, other in zip(leaves, ours, right, strict=True):
-        bound = BOUNDS[dtype] if one.dtype == dtype else STATE_BOUND
+        bound = bounds[dtype] if one.dtype == dtype else room * STATE_BOUND
         if one.dim() == 3:  # one number a token: a head's over all tokens are held against their size
             one, other = one.mT, other.mT
         assert error(one, other) < (4 if l2norm else 1) * bound, name  # dy - y <y, dy> takes digits away
