@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import torch
 
+from .._gemm.arguments import check_tensor
 from . import operators
 
 MAX_TOP_K = 32
@@ -96,6 +97,9 @@ def fused_topk_deepseek(
     Raises:
         ValueError, TypeError: as :func:`route`.
     """
+    given = {"scores": scores, "bias": bias, "topk_values": topk_values, "topk_indices": topk_indices}
+    for name, tensor in given.items():
+        check_tensor("fused_topk_deepseek", name, tensor)
     if topk_values.dim() == 2 and topk_values.shape[1] != topk:
         raise ValueError(f"fused_topk_deepseek: topk_values: got {topk_values.shape[1]} columns, wanted topk, {topk}")
     numbers = bias.to(torch.float32).contiguous()

@@ -40,6 +40,13 @@ def route(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch
     return fused_moe.route(logits, 3, method, bias=bias, n_group=4, topk_group=2)
 
 
+def deepseek(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = torch.empty(logits.shape[0], 3, device=logits.device)
+    ids = torch.empty(logits.shape[0], 3, dtype=torch.int64, device=logits.device)
+    fused_moe.fused_topk_deepseek(logits, bias, 4, 2, 3, 2.5, weights, ids)
+    return weights, ids
+
+
 def moe(**given: torch.Tensor) -> torch.Tensor:
     return fused_moe.cutlass_fused_moe(**given, output_dtype=torch.float32, quant_scales=None)[0]
 
@@ -61,7 +68,8 @@ def functions(device: str) -> dict[str, Case]:
             fc2_expert_weights=torch.randn(4, 32, 18, device=device),
         )
 
-    return {"route": Case(route, logits)} | ({"cutlass_fused_moe": Case(moe, layer)} if has_products(device) else {})
+    routes = {"route": Case(route, logits), "fused_topk_deepseek": Case(deepseek, logits)}
+    return routes | ({"cutlass_fused_moe": Case(moe, layer)} if has_products(device) else {})
 
 
 CASES = Cases(operators, functions)
