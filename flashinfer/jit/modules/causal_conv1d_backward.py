@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from ..module import JitSpec
 from ..spec import DTYPES
@@ -15,9 +14,9 @@ AXES = (DTYPE_AXIS,)
 
 def gen_causal_conv1d_backward_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """The causal convolution's gradients for the element types ``dtypes``."""
-    backend = device_of(device)
-    spec = family_spec("causal_conv1d_backward", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
-    return replace(spec, split=backend == "cuda")  # the kernels of an element type take seconds
+    return family_spec(
+        "causal_conv1d_backward", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)}
+    )
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
