@@ -23,15 +23,6 @@ double slope(bool silu, double y) {
 }
 
 template <typename T>
-constexpr DType kType = DType::kFloat32;
-template <>
-inline constexpr DType kType<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
-template <>
-inline constexpr DType kType<double> = DType::kFloat64;
-
-template <typename T>
 void sequences(const Shape& shape) {
   const double slack = sizeof(T) == 8 ? 1e-13 : 2e-6;
   const int64_t channels = shape.channels, width = shape.width, before = width - 1;

@@ -7,15 +7,6 @@
 using namespace driver;
 
 template <typename T>
-constexpr DType kType = DType::kFloat32;
-template <>
-inline constexpr DType kType<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
-template <>
-inline constexpr DType kType<double> = DType::kFloat64;
-
-template <typename T>
 void gated(int64_t num_rows, int64_t groups, int64_t n, bool before, bool is_sigmoid) {
   const int64_t hidden = groups * n, stride = hidden + 5, all = num_rows * hidden;
   const double slack = sizeof(T) == 8 ? 1e-9 : 2e-6, eps = 1e-3;

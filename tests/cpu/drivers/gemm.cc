@@ -10,17 +10,6 @@ struct Shape {
   int64_t n, k;
 };
 
-template <typename T>
-constexpr DType kType = DType::kFloat32;
-template <>
-inline constexpr DType kType<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
-template <>
-inline constexpr DType kType<fp8_e4m3_t> = DType::kFloat8E4M3;
-template <>
-inline constexpr DType kType<fp8_e5m2_t> = DType::kFloat8E5M2;
-
 // With scales, each 32 numbers of the depth of a row of a have one, and each 16 rows of a matrix.
 template <typename A, typename B, typename O>
 void products(const Shape& shape, bool by_depth, bool with_scales) {

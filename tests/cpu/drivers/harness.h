@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include <flashinfer/common/dtype.h>
 #include <flashinfer/common/rows.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/simd/convert.h>
@@ -39,6 +40,20 @@ using flashinfer::cpu::to_float;
 inline std::mt19937_64 engine;
 inline int64_t checks = 0, failures = 0;
 inline bool falsifies = false;
+
+// An element type as a kernel's parameters name it.
+template <typename T>
+constexpr DType kType = DType::kFloat32;
+template <>
+inline constexpr DType kType<half_t> = DType::kFloat16;
+template <>
+inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
+template <>
+inline constexpr DType kType<double> = DType::kFloat64;
+template <>
+inline constexpr DType kType<fp8_e4m3_t> = DType::kFloat8E4M3;
+template <>
+inline constexpr DType kType<fp8_e5m2_t> = DType::kFloat8E5M2;
 
 inline Rows rows(int64_t count, int64_t stride) { return {count, 1, 0, 0, stride}; }
 

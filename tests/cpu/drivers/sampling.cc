@@ -12,13 +12,6 @@ using namespace driver;
 
 constexpr int64_t kRows = 7;
 
-template <typename T>
-constexpr DType kType = DType::kFloat32;
-template <>
-inline constexpr DType kType<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kType<bfloat16_t> = DType::kBFloat16;
-
 // The same for all outputs, and one of its own for each.
 PerRow all_real(double number) { return {nullptr, DType::kFloat64, 0, 0, number, 0}; }
 PerRow all_integer(int64_t number) { return {nullptr, DType::kInt64, 0, 0, 0, number}; }
