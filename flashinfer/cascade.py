@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from ._attention.arguments import LAYOUTS, PagedCache, caches_of, check_dims, check_tensor
+from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
 from ._ops.indices import index_tables
+from ._ops.tensors import check_dims, check_tensor
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache

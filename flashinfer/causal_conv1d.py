@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
-from ._ops.errors import check_dense
 from ._ops.route import General, without_gradient, write
+from ._ops.tensors import check_tensor
 from .causal_conv1d_backward import INPUTS, causal_conv1d_gradient, new_conv_states
 from .jit.modules.causal_conv1d import gen_causal_conv1d_module
 
@@ -52,9 +52,7 @@ _update = define(
 def _checked(function: str, activation: str | None, ranks: tuple[int, ...], **tensors: torch.Tensor) -> bool:
     """Whether there is an activation. ``ranks`` are those that the first tensor may have."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
-        check_dense(function, [name], [tensor])
+        check_tensor(function, name, tensor)
         if ranks and tensor.dim() not in ranks:
             wanted = " or ".join(map(str, ranks))
             raise ValueError(f"{function}: {name}: got {tensor.dim()} dimensions, wanted {wanted}")

@@ -17,7 +17,7 @@ import torch
 
 from . import _unsupported
 from ._attention.accepted import check_backend, check_hints, check_run, cut_of
-from ._attention.arguments import NON_CAUSAL, PagedCache, check_dims, layout_of, logits_of
+from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.engines import fast_decode_plan as fast_decode_plan
 from ._attention.masks import MaskTensors
@@ -28,6 +28,7 @@ from ._attention.schedule import Shape
 from ._attention.tables import Tables, on_host, paged_batch
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
+from ._ops.tensors import check_dims
 from .jit.modules.decode import (
     gen_batch_decode_module,
     gen_customize_batch_decode_module,

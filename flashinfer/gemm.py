@@ -17,7 +17,6 @@ from ._gemm.arguments import (
     check_dtype,
     check_same_depth,
     check_shape,
-    check_tensor,
     matrices,
     output,
     quantized,
@@ -27,6 +26,7 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, by_rows, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
+from ._ops.tensors import check_tensor
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
 
 __all__ = [

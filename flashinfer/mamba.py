@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from ._ops.declare import define
-from ._ops.errors import check_dense
 from ._ops.route import without_gradient
+from ._ops.tensors import check_tensor
 from .errors import UnsupportedError
 from .jit.modules.mamba import gen_mamba_module
 
@@ -127,9 +127,7 @@ def selective_state_update(
     if algorithm not in ALGORITHMS:
         raise _mistake("algorithm", f"got {algorithm!r}, wanted one of {', '.join(ALGORITHMS)}")
     for name, tensor in (("state", state), ("x", x)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
-        check_dense(_NAME, [name], [tensor])
+        check_tensor(_NAME, name, tensor)
     if state.dim() not in (3, 4):
         raise _mistake("state", f"got {state.dim()} dimensions, wanted 4, or 3 without heads")
     heads = state.dim() == 4

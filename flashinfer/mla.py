@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import _unsupported
-from ._attention.arguments import check_dims
 from ._mla.wrapper import MlaWrapper
+from ._ops.tensors import check_dims
 from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
 
 trtllm_batch_decode_with_kv_cache_mla = _unsupported.function(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, check_dims, logits_of
+from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, logits_of
 from ._attention.scales import Scale
+from ._ops.tensors import check_dims
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
 

@@ -16,14 +16,7 @@ from typing import Any
 
 import torch
 
-from ._attention.arguments import (
-    CAUSAL,
-    CUSTOM,
-    NON_CAUSAL,
-    check_dims,
-    layout_of,
-    logits_of,
-)
+from ._attention.arguments import CAUSAL, CUSTOM, NON_CAUSAL, layout_of, logits_of
 from ._attention.backward import single, wanted
 from ._attention.bound import BoundCalls
 from ._attention.kernels import size_class
@@ -33,6 +26,7 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+from ._ops.tensors import check_dims
 
 # vLLM imports it from here.
 from ._unsupported import trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache

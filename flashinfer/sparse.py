@@ -13,7 +13,6 @@ from functools import partialmethod
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention.arguments import check_dims, check_tensor
 from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
 from ._attention.plan import check_result
 from ._attention.scales import Scale
@@ -21,6 +20,7 @@ from ._attention.schedule import Shape
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._attention.traced import differs
 from ._ops.indices import index_tables
+from ._ops.tensors import check_dims, check_tensor
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.tensors import check_dims, check_tensor
 from ..errors import GradientError
 from ..utils import get_alibi_slopes
 from .operators import number_of_variant
@@ -18,19 +19,6 @@ LAYOUTS = {"NHD": 0, "HND": 1}
 POS_ENCODINGS = {"NONE": 0, "ROPE_LLAMA": 1, "ALIBI": 2}
 NON_CAUSAL, CAUSAL, CUSTOM, MULTI_ITEM = range(4)  # mask_mode of the operators
 PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-
-def check_tensor(op: str, name: str, x: object) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
-    if x.layout != torch.strided:
-        raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
-
-
-def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
-    check_tensor(op, name, x)
-    if x.dim() != wanted:
-        raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
 
 
 def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from .._ops.tensors import check_dims
 from ..jit.capture import refuse_capture
 from ..jit.modules.prefill import check_kernels
-from .arguments import CAUSAL, NON_CAUSAL, check_dims, logits_of
+from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .masks import MaskRequest, MaskTensors, masks_of
 from .schedule import Shape
 from .tables import Batch, Tables

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from .._ops.tensors import check_dims, check_tensor
 from .accepted import BALANCED, Cut
-from .arguments import CAUSAL, MULTI_ITEM, Logits, check_dims, check_tensor, parameters_of
+from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
 from .masks import MaskTensors
 from .operators import Operators

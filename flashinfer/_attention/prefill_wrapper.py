@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules.prefill import KERNELS, gen_customize_batch_prefill_module
 from .accepted import check_backend
-from .arguments import CAUSAL, NON_CAUSAL, Logits, check_dims, check_tensor, rows_of
+from .arguments import CAUSAL, NON_CAUSAL, Logits, rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
 from .masks import MaskRequest, masks_of

@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.scalars import numbers_of
+from .._ops.tensors import check_tensor
 from ..jit.capture import refuse_capture
 from ..jit.module import JitSpec
 from ..utils import canonicalize_torch_dtype
@@ -18,7 +19,6 @@ from .arguments import (
     PagedCache,
     caches_of,
     check_sinks,
-    check_tensor,
     layout_of,
     logits_of,
     no_gradient,

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .._ops.errors import check_dense
+from .._ops.tensors import check_tensor
 
 CHUNK_SIZES = (16, 32, 64)
 
@@ -18,9 +18,7 @@ def mistake(function: str, argument: str, text: str) -> ValueError:
 def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
     """``elsewhere`` says who takes tensors of the other layout."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
-        check_dense(function, [name], [tensor])
+        check_tensor(function, name, tensor)
         if tensor.dim() != rank:
             raise mistake(function, name, f"got {tensor.dim()} dimensions, wanted {rank}{elsewhere}")
 

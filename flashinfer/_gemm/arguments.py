@@ -5,23 +5,17 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops import tensors
+from .._ops.tensors import check_tensor
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK = 128
 
 
-def check_tensor(function: str, name: str, x: object) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{function}: {name}: got {type(x).__name__}, wanted Tensor")
-    if x.layout != torch.strided:
-        raise ValueError(f"{function}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
-
-
-def check_dims(function: str, rank: int, **tensors: torch.Tensor) -> None:
-    for name, x in tensors.items():
-        check_tensor(function, name, x)
-        if x.dim() != rank:
-            raise ValueError(f"{function}: {name}: got {x.dim()} dimensions, wanted {rank}")
+def check_dims(function: str, rank: int, **given: torch.Tensor) -> None:
+    for name, x in given.items():
+        tensors.check_dims(function, name, x, rank)
 
 
 def check_dtype(function: str, name: str, dtype: object, wanted: tuple[torch.dtype, ...]) -> None:

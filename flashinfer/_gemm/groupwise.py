@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from .arguments import BLOCK, FP8, blocks, check_dtype, check_same_depth, check_shape, check_tensor, matrices, rows
+from .._ops.tensors import check_tensor
+from .arguments import BLOCK, FP8, blocks, check_dtype, check_same_depth, check_shape, matrices, rows
 from .operators import grouped_gemm
 
 Granularity = tuple[int, int, int]

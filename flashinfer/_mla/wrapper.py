@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import torch
 
-from .._attention.arguments import check_dims, check_tensor, no_gradient, rows_of
+from .._attention.arguments import no_gradient, rows_of
 from .._attention.schedule import Scheduler
 from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._attention.traced import differs, exceeds
 from .._ops.indices import index_table
+from .._ops.tensors import check_dims, check_tensor
 from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
 from ..utils import canonicalize_torch_dtype

@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .. import _unsupported
-from .._ops.errors import check_dense
+from .._ops.tensors import check_tensor
 from ..errors import UnsupportedError
 from .layer import BLOCK, Gate, Scales, run_experts
 from .operators import GATED
@@ -50,9 +50,7 @@ def _check_shape(argument: str, tensor: torch.Tensor, *wanted: int) -> None:
 
 def _check_ranks(**given: tuple[torch.Tensor, int]) -> None:
     for name, (tensor, rank) in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
-        check_dense(_NAME, [name], [tensor])
+        check_tensor(_NAME, name, tensor)
         if tensor.dim() != rank:
             raise _mistake(name, f"got {tensor.dim()} dimensions, wanted {rank}")
 

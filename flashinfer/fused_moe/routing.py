@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-from .._gemm.arguments import check_tensor
+from .._ops.tensors import check_dims, check_tensor
 from . import operators
 
 MAX_TOP_K = 32
@@ -59,10 +59,7 @@ def route(
         TypeError: dtypes that do not fit.
         GradientError: logits want a gradient.
     """
-    if not isinstance(logits, torch.Tensor):
-        raise TypeError(f"route: logits: got {type(logits).__name__}, wanted Tensor")
-    if logits.dim() != 2:
-        raise ValueError(f"route: logits: got {logits.dim()} dimensions, wanted 2")
+    check_dims("route", "logits", logits, 2)
     if not 1 <= top_k <= MAX_TOP_K:
         raise ValueError(f"route: top_k: got {top_k}, wanted 1 to {MAX_TOP_K}")
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
