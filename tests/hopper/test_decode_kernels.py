@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine.toolchain import find_nvcc
-
-from .test_prefill_kernels import disassembler
+from ..support.device_code import compiled_for_hopper, sass_or_skip
 
 HERE = Path(__file__).parent
 INSTANCES = 3
@@ -20,18 +16,7 @@ INSTANCES = 3
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The object file of decode.cu, and what ptxas said."""
-    try:
-        nvcc = find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(f"no nvcc: {error}")
-    cubin = tmp_path_factory.mktemp("decode") / "decode.o"
-    command = [
-        nvcc, "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
-        f"-I{HERE.parents[1] / 'include'}", str(HERE / "decode.cu"), "-o", str(cubin),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return cubin, done.stdout + done.stderr
+    return compiled_for_hopper(HERE / "decode.cu", tmp_path_factory.mktemp("decode"))
 
 
 def test_ptxas_spills_nothing(compiled: tuple[Path, str]) -> None:
@@ -43,10 +28,7 @@ def test_ptxas_spills_nothing(compiled: tuple[Path, str]) -> None:
 
 
 def test_tiles_come_as_boxes_and_parts_together(compiled: tuple[Path, str]) -> None:
-    program = disassembler()
-    if program is None:
-        pytest.skip("no cuobjdump, which triton brings")
-    sass = subprocess.run([program, "--dump-sass", str(compiled[0])], capture_output=True, text=True, check=True).stdout
+    sass = sass_or_skip(compiled[0])
     functions = dict(re.findall(r"Function : (\w*sm9013decode_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == INSTANCES
     for name, body in functions.items():

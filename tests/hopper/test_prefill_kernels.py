@@ -6,44 +6,21 @@ A product that ptxas serialises, for a register that is touched too early, gives
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine.toolchain import find_nvcc
+from ..support.device_code import compiled_for_hopper, nvcc_or_skip, sass_or_skip
 
 HERE = Path(__file__).parent
 INSTANCES = 3
 
 
-def disassembler() -> str | None:
-    """cuobjdump on the path, or triton's."""
-    try:
-        import triton
-    except ImportError:
-        return shutil.which("cuobjdump")
-    own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return shutil.which("cuobjdump") or (str(own) if own.exists() else None)
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The object file of prefill.cu, and what ptxas said."""
-    try:
-        nvcc = find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(f"no nvcc: {error}")
-    cubin = tmp_path_factory.mktemp("prefill") / "prefill.o"
-    command = [
-        nvcc, "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
-        f"-I{HERE.parents[1] / 'include'}", str(HERE / "prefill.cu"), "-o", str(cubin),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return cubin, done.stdout + done.stderr
+    return compiled_for_hopper(HERE / "prefill.cu", tmp_path_factory.mktemp("prefill"))
 
 
 def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None:
@@ -57,10 +34,7 @@ def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None
 
 def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
     """64 rows by a tile of keys take head_dim / 16 instructions, those by values keys / 16 (of 8 bits: / 32)."""
-    program = disassembler()
-    if program is None:
-        pytest.skip("no cuobjdump, which triton brings")
-    sass = subprocess.run([program, "--dump-sass", str(compiled[0])], capture_output=True, text=True, check=True).stdout
+    sass = sass_or_skip(compiled[0])
     functions = dict(re.findall(r"Function : (\w*sm90\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == INSTANCES
     for name, body in functions.items():
@@ -74,12 +48,8 @@ def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
 
 
 def test_blocks_take_each_number_once_and_about_as_much(tmp_path: Path) -> None:
-    try:
-        nvcc = find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(f"no nvcc: {error}")
     program = tmp_path / "turns"
-    command = [nvcc, "-std=c++17", "-arch=sm_90", f"-I{HERE.parents[1] / 'include'}", str(HERE / "turns.cu")]
+    command = [nvcc_or_skip(), "-std=c++17", "-arch=sm_90", f"-I{HERE.parents[1] / 'include'}", str(HERE / "turns.cu")]
     done = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ran = subprocess.run([str(program)], capture_output=True, text=True, check=False)

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine.toolchain import find_nvcc
-
-from .test_prefill_kernels import disassembler
+from ..support.device_code import nvcc_or_skip, sass_or_skip
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "include"
@@ -43,10 +40,7 @@ def without_events(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    try:
-        return find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(f"no nvcc: {error}")
+    return nvcc_or_skip()
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +74,7 @@ def compiled(nvcc: str, arch: str, include: Path, place: Path, *defines: str) ->
 
 def instructions(place: Path) -> dict[str, list[str]]:
     """Of each kernel, in the order in which they stand there, and without their names, which templates change."""
-    program = disassembler()
-    if program is None:
-        pytest.skip("no cuobjdump, which triton brings")
-    text = subprocess.run([program, "--dump-sass", str(place)], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", text, re.DOTALL)
+    found = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", sass_or_skip(place), re.DOTALL)
     kernels = {name: re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?;)", body) for name, body in found}
     assert kernels and all(len(body) > 100 for body in kernels.values())
     return kernels

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine.toolchain import find_nvcc
+from ..support.device_code import nvcc_or_skip
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "include"
@@ -30,13 +29,9 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The library of units.cu, and what the compilers said."""
-    try:
-        nvcc = find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(f"no nvcc: {error}")
     library = tmp_path_factory.mktemp("units") / "units.so"
     command = [
-        nvcc, "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-Xcompiler=-fPIC",
+        nvcc_or_skip(), "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-Xcompiler=-fPIC",
         "-shared", "-cudart=static", f"-I{INCLUDE}", str(HERE / "units.cu"), "-o", str(library),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

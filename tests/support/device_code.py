@@ -1,0 +1,48 @@
+"""What the compilers make of CUDA sources: object files, what ptxas said of them, and their instructions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flashinfer.errors import ToolchainError
+from flashinfer.jit.machine.toolchain import find_nvcc
+
+from .tree import ROOT
+
+
+def nvcc_or_skip() -> str:
+    try:
+        return find_nvcc()
+    except ToolchainError as error:
+        pytest.skip(f"no nvcc: {error}")
+
+
+def compiled_for_hopper(source: Path, folder: Path) -> tuple[Path, str]:
+    """The object file of a source in ``folder``, and what ptxas said."""
+    place = folder / f"{source.stem}.o"
+    command = [
+        nvcc_or_skip(), "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
+        f"-I{ROOT / 'include'}", str(source), "-o", str(place),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place, done.stdout + done.stderr
+
+
+def sass_or_skip(place: Path) -> str:
+    """Instructions of an object file, by the cuobjdump on the path or by triton's."""
+    program = shutil.which("cuobjdump")
+    try:
+        import triton
+
+        brought = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        program = program or (str(brought) if brought.exists() else None)
+    except ImportError:
+        pass
+    if program is None:
+        pytest.skip("no cuobjdump, which triton brings")
+    return subprocess.run([program, "--dump-sass", str(place)], capture_output=True, text=True, check=True).stdout
