@@ -3,7 +3,7 @@
 
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/sampling/draw.cuh>
-#include <flashinfer/cuda/sampling/select.cuh>
+#include <flashinfer/cuda/sampling/threshold.cuh>
 
 namespace flashinfer::cuda {
 

@@ -6,7 +6,7 @@
 // Bins are read by other blocks: before they are written again, a barrier lies in between.
 #pragma once
 
-#include <flashinfer/cuda/sampling/find.cuh>
+#include <flashinfer/cuda/sampling/bins.cuh>
 
 namespace flashinfer::cuda {
 
