@@ -25,7 +25,7 @@ from ..module import JitSpec
 from ..spec import digest
 from ..specjson import from_json
 from .job import marked, places
-from .worker import store, tree_of
+from .tasks import store, tree_of
 
 # Not the module's fault, wherever it stands in what a compiler says: the disk of this machine is full.
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))

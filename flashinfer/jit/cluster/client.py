@@ -36,7 +36,7 @@ from ..machine.workspace import workspace, write_atomically
 from ..publish import publish
 from ..run import Outcome, Request
 from ..spec import Spec, digest
-from . import worker
+from . import tasks
 from .job import PROTOCOL, Job, Tools, described, tools_of, unmarked
 
 TICK = 0.25  # seconds between two looks at who is there
@@ -97,7 +97,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What is still under way ends when nobody waits for it any more: see worker.make.
+        # What is still under way ends when nobody waits for it any more: see tasks.make.
         with suppress(Exception):
             self.client.close(timeout=5)
 
@@ -121,8 +121,8 @@ class Fleet:
     def _of_most(self, backend: str, mine: str) -> Tools:
         deadline, offers = time.monotonic() + self.wait, dict[str, Any]()
         while not offers and time.monotonic() < deadline:
-            tasks = {one: self.client.submit(worker.offer, [], workers=[one], pure=False) for one in self.present()}
-            for address, future in tasks.items():
+            asked = {one: self.client.submit(tasks.offer, [], workers=[one], pure=False) for one in self.present()}
+            for address, future in asked.items():
                 with suppress(Exception):  # it says nothing, or is gone
                     offers[address] = future.result(timeout=max(deadline - time.monotonic(), 1))["tools"][backend]
             time.sleep(TICK)
@@ -189,7 +189,7 @@ class _Building:
         self.looked = time.monotonic()
         for address in present.keys() - self.workers.keys():
             self.workers[address] = _Worker(present[address])
-            self._send(address, partial(self._asked, address), None, worker.offer, [*self.contents])
+            self._send(address, partial(self._asked, address), None, tasks.offer, [*self.contents])
         for future, task in list(self.tasks.items()):
             if task.address not in present:
                 self._again(future, task, f"{task.address} was lost")
@@ -207,7 +207,7 @@ class _Building:
                 self.waiting.remove(request)
                 self.attempts[request] += 1
                 message = self.jobs[request].message(digest(self.files)[:32], self.compilers)
-                self._send(address, partial(self._made, request, address), request, worker.make, message)
+                self._send(address, partial(self._made, request, address), request, tasks.make, message)
         building = any(task.request is not None for task in self.tasks.values())
         if self.waiting and not building and time.monotonic() - self.since > self.fleet.wait:
             raise ClusterError(self._why_nobody())
@@ -279,7 +279,7 @@ class _Building:
         if others:
             say(f"worker {address} is used for {' '.join(able)} alone: {has}")
         lacking = {name: self.contents[name] for name in offer["lacks"]}
-        self._send(address, partial(self._kept, address, able), None, worker.keep, lacking, self.files)
+        self._send(address, partial(self._kept, address, able), None, tasks.keep, lacking, self.files)
 
     def _kept(self, address: str, able: tuple[str, ...], _: object) -> None:
         self.workers[address].backends = able
