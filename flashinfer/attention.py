@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ._attention.arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
+from ._attention.lists import Shape
 from ._attention.masks import MaskTensors
 from ._attention.scales import NO_SCALES
-from ._attention.schedule import Shape
 from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper

@@ -20,11 +20,11 @@ from ._attention.accepted import check_backend, check_hints, check_run, cut_of
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.engines import fast_decode_plan as fast_decode_plan
+from ._attention.lists import Shape
 from ._attention.masks import MaskTensors
 from ._attention.one_request import attend_one, run_one
 from ._attention.operators import operators_of_module
 from ._attention.scales import Scale
-from ._attention.schedule import Shape
 from ._attention.tables import Tables, on_host, paged_batch
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables

@@ -14,9 +14,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
+from ._attention.lists import Shape
 from ._attention.plan import check_result
 from ._attention.scales import Scale
-from ._attention.schedule import Shape
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._attention.traced import differs
 from ._ops.indices import index_tables

@@ -10,8 +10,8 @@ from .._ops.tensors import check_dims
 from ..jit.capture import refuse_capture
 from ..jit.modules.prefill import check_kernels
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
+from .lists import Shape
 from .masks import MaskRequest, MaskTensors, masks_of
-from .schedule import Shape
 from .tables import Batch, Tables
 from .wrapper import BatchWrapper
 

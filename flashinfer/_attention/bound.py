@@ -22,9 +22,9 @@ from torch.overrides import has_torch_function_variadic
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of
 from .kernels import kernels_of_one
+from .lists import DTYPES, Shape
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
-from .schedule import DTYPES, Shape
 from .signature import Expected, Parameters, Setting
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

@@ -14,8 +14,8 @@ import torch
 
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
+from .lists import Scheduler
 from .plan import Options, Plan
-from .schedule import Scheduler
 from .tables import Batch, check_indices, check_indptr, on_host, paged_kv_lens
 
 Wrapper = Any  # a BatchWrapper, whose base is defined here

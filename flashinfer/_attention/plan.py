@@ -11,9 +11,9 @@ from .._ops.tensors import check_dims, check_tensor
 from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
+from .lists import Lists, Shape
 from .masks import MaskTensors
 from .operators import Operators
-from .schedule import Lists, Shape
 from .signature import Parameters, Setting
 from .tables import Batch
 from .traced import as_shape, differs, exceeds, number_of_kernels

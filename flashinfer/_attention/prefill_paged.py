@@ -10,10 +10,10 @@ import torch
 from .._ops.indices import index_table, index_tables
 from .accepted import check_hints, check_run, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
+from .lists import Shape
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
 from .scales import Scale
-from .schedule import Shape
 from .tables import Tables
 
 

@@ -10,9 +10,9 @@ import torch
 from .._ops.indices import index_table
 from .accepted import check_hints, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
+from .lists import Shape
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
-from .schedule import Shape
 from .tables import Tables
 
 

@@ -15,10 +15,10 @@ from .accepted import check_backend
 from .arguments import CAUSAL, NON_CAUSAL, Logits, rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
+from .lists import Shape
 from .masks import MaskRequest, masks_of
 from .plan import check_inputs
 from .scales import NO_SCALES
-from .schedule import Shape
 from .tables import Batch, Tables, check_batch_size, check_indptr, on_host, paged_batch
 from .traced import from_shape
 from .wrapper import BatchWrapper

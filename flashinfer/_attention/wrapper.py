@@ -29,11 +29,11 @@ from .bound import Bound, Result
 from .engines import EngineContract
 from .events import Events
 from .kernels import Wanted, choose
+from .lists import Scheduler, Shape
 from .masks import MaskTensors
 from .operators import Operators, call, custom_operators
 from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
-from .schedule import Scheduler, Shape
 from .signature import Parameters, Setting
 from .streams import LastRun
 from .tables import Batch, Tables, check_buffer, refuse_graph

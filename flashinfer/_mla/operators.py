@@ -59,7 +59,7 @@ class Operators(NamedTuple):
     profiler: bool = False
 
     def fill(self, workspace: torch.Tensor, buffer: torch.Tensor, *fields: Any) -> None:
-        """Make a plan, as :class:`flashinfer._attention.schedule.Scheduler` asks for one, for ``workspace``'s device."""
+        """Make a plan, as :class:`flashinfer._attention.lists.Scheduler` asks for one, for ``workspace``'s device."""
         p = Problem(*fields)
         self.plan(
             workspace, buffer, p.qo_indptr, p.kv_lens, p.num_heads, p.causal, p.max_items, p.max_merges, p.tile_rows,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from .._attention.arguments import no_gradient, rows_of
-from .._attention.schedule import Scheduler
+from .._attention.lists import Scheduler
 from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._attention.traced import differs, exceeds

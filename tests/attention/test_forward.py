@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.schedule import Scheduler
+from flashinfer._attention.lists import Scheduler
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
 

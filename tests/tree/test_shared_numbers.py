@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer import utils
-from flashinfer._attention import arguments, schedule
+from flashinfer._attention import arguments, lists
 from flashinfer._ops.scalars import numbers_of
 from flashinfer._profiler import buffer
 from flashinfer.jit.modules import _attention
@@ -65,7 +65,7 @@ def test_modes():
 
 def test_fields_of_a_plan():
     fields = enumerators("PlanField")
-    assert fields == {name: getattr(schedule, f"_{name}") for name in fields}
+    assert fields == {name: getattr(lists, f"_{name}") for name in fields}
 
 
 def test_bits_of_a_variant():
