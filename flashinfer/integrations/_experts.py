@@ -33,9 +33,9 @@ def _gate(module: Any) -> Gate:
     """
     if module.has_gate and type(module)._apply_gate.__module__ != "transformers.integrations.moe":
         raise _mistake(f"{type(module).__name__} has a gate of its own, wanted act(gate) * up")
-    if module.has_gate and not module.is_concatenated:
+    if module.has_gate and not getattr(module, "is_concatenated", True):
         raise _mistake("gate and up are interleaved, wanted one behind the other")
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # releases of transformers before it have no such norm
         raise _mistake("a norm follows each expert, wanted none")
     name = type(module.act_fn).__name__
     activation = _ACTIVATIONS.get(name, (None, None))[1 if module.has_gate else 0]

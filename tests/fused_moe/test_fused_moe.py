@@ -178,9 +178,10 @@ def test_activation_of_experts_and_eight_bits(size, device, dtype):
     numbers = [one.cpu().double()[of_row][:, None] for one in (alpha, beta, limit)]
     want = activated(h[:13].cpu().double() + bias.cpu().double()[of_row], ActivationType.Swiglu, *numbers)
     given = (h, bounds, 3, False, bias, alpha, beta, limit)
+    twenty = torch.tensor(20.0, device=device)
     with no_synchronisation(device):
         plain, _ = operators.activate(*given, None, False)
-        one_scale, _ = operators.activate(*given, torch.tensor(20.0, device=device), False)
+        one_scale, _ = operators.activate(*given, twenty, False)
         quantised, scales = operators.activate(*given, None, True)
     assert ((plain[:13].cpu().double() - want).abs() <= 1.01 * ROUNDING[dtype] * want.abs() + 1e-5).all()
     halves = h.view(20, 2, size).flip(1).flatten(1), bounds, 3, True, bias.view(4, 2, size).flip(1).flatten(1)
