@@ -31,18 +31,31 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, first_k_dense_replace=2, num_key_value_heads=3,
         ),
     ),
+    "olmo_hybrid": ("OlmoHybrid", HEADS),
+    "qwen3_5": ("Qwen3_5", HEADS),
+    "qwen3_5_moe": ("Qwen3_5Moe", dict(HEADS, shared_expert_intermediate_size=16)),
+    "qwen4_exp": (
+        "Qwen4Exp",
+        dict(
+            HEADS, shared_expert_intermediate_size=16, indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16,
+            indexer_budget=64, indexer_compress_ratio=4,
+        ),
+    ),
 }  # fmt: skip
 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    name = str(request.param)
+    pytest.importorskip(f"transformers.models.{name}", reason="this release of transformers has no such model")
+    return name
 
 
 @pytest.fixture
 def model(kind: str, device: str) -> torch.nn.Module:
     name, more = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**SIZES | more)
+    of_text = getattr(transformers, f"{name}TextConfig", None)  # of models that see as well
+    config = (of_text or getattr(transformers, f"{name}Config"))(**SIZES | more)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{name}ForCausalLM")(config).to(device).eval()
 
@@ -90,6 +103,7 @@ def test_prefill_and_decode(model, ours):
     torch.testing.assert_close(piecewise(model, ids), want, rtol=1e-4, atol=1e-4)  # as before
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear"], indirect=True)
 def test_generate(model, ours):
     ids = tokens(model, 9)
     how = dict(max_new_tokens=20, do_sample=False)
@@ -108,8 +122,9 @@ def test_training(model, ours):
 
     want, got = gradients(model), ours(gradients, copy.deepcopy(model))
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-5)
-    for one, other in zip(got[1], want[1], strict=True):
-        torch.testing.assert_close(one, other, rtol=5e-3, atol=1e-4 * float(other.abs().max()) + 1e-6)
+    largest = max(float(grad.abs().max()) for grad in want[1])
+    for one, other in zip(got[1], want[1], strict=True):  # a gate's gradient is a sum whose terms cancel
+        torch.testing.assert_close(one, other, rtol=5e-3, atol=1e-4 * float(other.abs().max()) + 3e-5 * largest)
 
 
 def test_what_was_there_comes_back(kind):
