@@ -10,6 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+# Threads of a parallel loop sleep where they wait for the others: a worker for each CPU has no CPU to spare, and one that
+# spins keeps from it the thread that all wait for. libgomp reads this when torch is loaded; children inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import hypothesis
 import pytest
 import torch
