@@ -49,8 +49,8 @@ def test_mixed_lengths(layout, form, page_size, causal, dtype, device):
 def test_quantised_keys_and_a_scale(kv_dtype, device):
     paged = Paged(KV_LENS, 16, KV_HEADS, DIM, kv_dtype, device)
     wrapper = flashinfer.BatchAttention()
-    plan(wrapper, paged, QO_LENS, device, 16, torch.bfloat16, sm_scale=0.2, kv_data_type=kv_dtype)
-    q = drawn((sum(QO_LENS), HEADS, DIM), torch.bfloat16, device)
+    plan(wrapper, paged, QO_LENS, device, 16, torch.float16, sm_scale=0.2, kv_data_type=kv_dtype)
+    q = drawn((sum(QO_LENS), HEADS, DIM), torch.float16, device)
     requests = [paged.request(b) for b in range(len(KV_LENS))]
     want, want_lse = batch_attention(q, QO_LENS, requests, sm_scale=0.2)
     out, lse = wrapper.run(q, paged.cache)
