@@ -140,15 +140,16 @@ def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cl
 
 
 def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
-    """Every module of it has the keys of a local build, and every unit is compiled once."""
+    """Every module of it, with one size of heads, has the keys of a local build, and every unit is compiled once."""
     for _ in range(4):
         cluster.worker(compiles=FAKE)
-    arguments = ["--backend", "cpu", "--cluster", cluster.address, "--out-dir", str(tmp_path / "out"), "--json"]
+    arguments = ["--backend", "cpu", "--head-dims", "64", "--cluster", cluster.address, "--json"]
+    arguments += ["--out-dir", str(tmp_path / "out")]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment(), timeout=180
     )
     assert done.returncode == 0, done.stderr
-    specs, target = matrix_specs(Matrix(backends=("cpu",))), Target("cpu", (native_level(),), True)
+    specs, target = matrix_specs(Matrix(backends=("cpu",), head_dims=("64",))), Target("cpu", (native_level(),), True)
     assert sorted(row["name"] for row in json.loads(done.stdout)) == [spec.name for spec in specs] and len(specs) > 20
     assert all(build.finished(build.make_request(spec, tmp_path / "out" / spec.name, target)) for spec in specs)
     assert Counter(cluster.compiled()) == {spec.name: len(spec.units()) for spec in specs}
