@@ -181,7 +181,7 @@ class Paged:
         free = random.sample(range(num_pages), num_pages)
         tables: list[list[int]] = []
         for count in counts:
-            known = sorted({page for table in tables for page in table})
+            known = sorted({page for table in tables for page in table}) if shared else []
             borrowed = random.sample(known, min(len(known), count // 2)) if shared else []
             tables.append(borrowed + [free.pop() for _ in range(count - len(borrowed))])
         self.tables = tables
@@ -189,8 +189,7 @@ class Paged:
         self.last_page_len = int32([n - (c - 1) * page_size if c else 0 for n, c in zip(kv_lens, counts, strict=True)])
         owned = torch.zeros(num_pages, page_size, dtype=torch.bool)
         for length, table in zip(self.kv_lens, tables, strict=True):
-            for at, page in enumerate(table):
-                owned[page, : min(page_size, length - at * page_size)] = True
+            owned[table] |= (torch.arange(len(table) * page_size) < length).view(-1, page_size)
         self.k, self.v = (
             torch.randn(num_pages, page_size, num_kv_heads, d).masked_fill(~owned[..., None, None], math.nan).to(dtype)
             for d in (head_dim, head_dim_vo or head_dim)
@@ -217,7 +216,7 @@ class Paged:
     def request(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a request, ``[kv_len, num_kv_heads, head_dim]``."""
         pages = torch.tensor(self.tables[b], dtype=torch.int64)
-        return tuple(x.float()[pages].flatten(0, 1)[: self.kv_lens[b]] for x in (self.k, self.v))  # type: ignore[return-value]
+        return tuple(x[pages].float().flatten(0, 1)[: self.kv_lens[b]] for x in (self.k, self.v))  # type: ignore[return-value]
 
     def tables_on(self, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.indptr.to(device), self.indices.to(device), self.last_page_len.to(device)
