@@ -11,9 +11,9 @@ std::tuple<Tensor, Tensor> delta_rule_autograd(const Tensor& q, const Tensor& k,
                                                const OptionalTensor& beta, const OptionalTensor& initial_state,
                                                const OptionalTensor& cu_seqlens, double scale,
                                                const OptionalTensor& scale_tensor, bool final_state, bool l2norm,
-                                               bool v_first) {
+                                               bool v_first, bool chunked) {
   const Check check("delta_rule");
-  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first);
+  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first, chunked);
   const int64_t num = args.inputs.num_sequences;
   const void* initial = args.state(initial_state, "initial_state");
   const OnDevice where(args.q);
@@ -25,6 +25,8 @@ std::tuple<Tensor, Tensor> delta_rule_autograd(const Tensor& q, const Tensor& k,
   params.final_state = final_state ? View(state, "final_state").data : nullptr;
   params.num_slots = num;
   params.state_dtype = state_dtype(args.q.dtype);
+  const Tensor workspace = empty_bytes(delta_rule_chunk_workspace(args.inputs, where), q);
+  params.workspace = View(workspace, "workspace").data;
   delta_rule(params, where);
   return {std::move(o), std::move(state)};
 }
@@ -33,8 +35,9 @@ std::tuple<Tensor, Tensor> delta_rule_forward(const Tensor& q, const Tensor& k, 
                                               const OptionalTensor& g, const OptionalTensor& gk,
                                               const OptionalTensor& beta, const OptionalTensor& initial_state,
                                               const OptionalTensor& cu_seqlens, double scale, bool final_state,
-                                              bool l2norm, bool v_first) {
-  return delta_rule_autograd(q, k, v, g, gk, beta, initial_state, cu_seqlens, scale, {}, final_state, l2norm, v_first);
+                                              bool l2norm, bool v_first, bool chunked) {
+  return delta_rule_autograd(q, k, v, g, gk, beta, initial_state, cu_seqlens, scale, {}, final_state, l2norm, v_first,
+                             chunked);
 }
 
 // One or a few tokens of each sequence, on a pool of states that is changed in place.
@@ -45,7 +48,7 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
                        const OptionalTensor& scale_tensor, int64_t beta_sigmoid, bool l2norm, bool v_first,
                        bool update_state) {
   const Check check("delta_rule_step");
-  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, {}, scale, scale_tensor, l2norm, v_first);
+  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, {}, scale, scale_tensor, l2norm, v_first, false);
   const DeltaRuleInputs& in = args.inputs;
   const View pool(state, "state");
   check.rank(pool, 4, 4);

@@ -13,9 +13,9 @@ Gradients delta_rule_gradients(const OptionalTensor& grad_o, const OptionalTenso
                                const Tensor& k, const Tensor& v, const OptionalTensor& g, const OptionalTensor& gk,
                                const OptionalTensor& beta, const OptionalTensor& initial_state,
                                const OptionalTensor& cu_seqlens, double scale, const OptionalTensor& scale_tensor,
-                               bool l2norm, bool v_first) {
+                               bool l2norm, bool v_first, bool chunked) {
   const Check check("delta_rule_backward");
-  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first);
+  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first, chunked);
   const DeltaRuleInputs& in = args.inputs;
   DeltaRuleBackwardParams params{};
   params.in = in;

@@ -6,6 +6,8 @@
 
 namespace flashinfer {
 
+int64_t delta_rule_chunk_workspace(const DeltaRuleInputs&, const Launch&) { return 0; }
+
 void delta_rule(const DeltaRuleParams& params, const Launch&) {
   if (params.in.dtype == DType::kFloat64) return cpu::delta_rule<double>(params);
   DISPATCH_dtype(params.in.dtype, T, cpu::delta_rule<T>(params))

@@ -1,12 +1,47 @@
-// The CUDA kernels of the delta rule for the element types of this module.
+// The CUDA kernels of the delta rule: a part of this file for each element type.
 #include <flashinfer/cuda/delta_rule.cuh>
+#include <flashinfer/cuda/delta_rule_chunk.cuh>
+
+#include <iterator>
 
 #include "delta_rule_config.h"
 
 namespace flashinfer {
 
-void delta_rule(const DeltaRuleParams& params, const Launch& where) {
-  DISPATCH_dtype(params.in.dtype, T, cuda::delta_rule<T>(params, where))
+template <int kPart>
+int64_t delta_rule_chunk_workspace_part(const DeltaRuleInputs& inputs);
+template <int kPart>
+void delta_rule_part(const DeltaRuleParams& params, const Launch& where);
+
+template <>
+int64_t delta_rule_chunk_workspace_part<FLASHINFER_PART>(const DeltaRuleInputs& inputs) {
+  return cuda::takes_chunks<T>(inputs) ? cuda::delta_chunk_workspace(inputs) : 0;
 }
+
+template <>
+void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launch& where) {
+  cuda::takes_chunks<T>(params.in) ? cuda::delta_rule_chunks<T>(params, where) : cuda::delta_rule<T>(params, where);
+}
+
+#if FLASHINFER_PART == 0
+
+template <typename Body>
+void with_part(DType dtype, const Body& body) {
+  const int part = find_row(kParts, std::tuple<DType>(dtype));
+  if (part < 0) throw_not_covered("dtype", to_string(dtype), kDtypeText);
+  call_numbered<std::size(kParts)>(part, body);
+}
+
+int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch&) {
+  int64_t bytes = 0;
+  with_part(inputs.dtype, [&](auto number) { bytes = delta_rule_chunk_workspace_part<number>(inputs); });
+  return bytes;
+}
+
+void delta_rule(const DeltaRuleParams& params, const Launch& where) {
+  with_part(params.in.dtype, [&](auto number) { delta_rule_part<number>(params, where); });
+}
+
+#endif
 
 }  // namespace flashinfer

@@ -51,7 +51,7 @@ __all__ = [
 def _run(
     function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, gk: torch.Tensor | None,
     beta: torch.Tensor | None, scale: float | None, initial_state: torch.Tensor | None, output_final_state: bool,
-    l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool,
+    l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool, chunked: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     number = checked_scale(function, q, k, v, scale)
     if q.device.type in BACKENDS and torch.is_autocast_enabled(q.device.type):
@@ -60,8 +60,9 @@ def _run(
     check_logarithms(function, "gk", gk)
     state = numbers(initial_state, state_dtype(q))
     o, final = delta_rule_operator(
-        dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first
-    )
+        dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first,
+        chunked,
+    )  # fmt: skip
     return o, final if output_final_state else None
 
 
@@ -103,7 +104,7 @@ def fused_recurrent_delta_rule(
     name = "fused_recurrent_delta_rule"
     return _run(
         name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def chunk_delta_rule(
         raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
     return _run(
         name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def fused_recurrent_gated_delta_rule(
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(gk, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
-        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def chunk_gated_delta_rule(
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
-        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def fused_recurrent_kda(
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
-        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
 
@@ -303,7 +304,7 @@ def chunk_kda(
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
-        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
 

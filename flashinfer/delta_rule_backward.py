@@ -37,7 +37,7 @@ def new_states(
 def _like_inputs(
     grad_o: Any, grad_state: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None,
     gk: torch.Tensor | None, beta: torch.Tensor | None, initial_state: Any, cu_seqlens: torch.Tensor | None,
-    scale: float, scale_tensor: Any, l2norm: bool, v_first: bool,
+    scale: float, scale_tensor: Any, l2norm: bool, v_first: bool, chunked: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     def like(tensor: torch.Tensor | None) -> torch.Tensor:
         return q.new_empty((0,), dtype=state_dtype(q)) if tensor is None else tensor.new_empty(tensor.shape)
@@ -47,7 +47,7 @@ def _like_inputs(
 
 _backward = define(
     f"delta_rule_backward(Tensor? grad_o, Tensor? grad_state, {INPUTS}, float scale, Tensor? scale_tensor, bool l2norm,"
-    " bool v_first) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " bool v_first, bool chunked) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     gen_delta_rule_backward_module,
     _like_inputs,
     gradient=no_second_derivative("delta_rule_backward"),
@@ -55,24 +55,24 @@ _backward = define(
 
 
 def delta_rule_gradient() -> Gradient:
-    """Of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first) -> (o, state)``."""
+    """Of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first, chunked) -> (o, state)``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.scale, scale_tensor, ctx.final_state, ctx.l2norm, ctx.v_first = inputs
+        *tensors, ctx.scale, scale_tensor, ctx.final_state, ctx.l2norm, ctx.v_first, ctx.chunked = inputs
         ctx.save_for_backward(*tensors, scale_tensor)
         ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, grad_o: torch.Tensor | None, grad_state: torch.Tensor | None) -> tuple[Any, ...]:
         *tensors, scale_tensor = ctx.saved_tensors
         if grad_o is None and grad_state is None:
-            return (None,) * 13
+            return (None,) * 14
         *grads, grad_initial = _backward(
             None if grad_o is None else grad_o.contiguous(),
             grad_state.contiguous() if ctx.final_state and grad_state is not None else None,
-            *tensors, ctx.scale, scale_tensor, ctx.l2norm, ctx.v_first,
+            *tensors, ctx.scale, scale_tensor, ctx.l2norm, ctx.v_first, ctx.chunked,
         )  # fmt: skip
         grads = [*grads, grad_initial]
         given = (grad if one is not None else None for grad, one in zip(grads, tensors, strict=False))
-        return (*given, None, None, None, None, None, None)
+        return (*given, None, None, None, None, None, None, None)
 
     return Gradient(setup_context, backward)

@@ -25,7 +25,7 @@ struct DeltaRuleArguments {
 
   DeltaRuleArguments(const Check& check_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const OptionalTensor& g,
                      const OptionalTensor& gk, const OptionalTensor& beta, const OptionalTensor& cu_seqlens,
-                     double scale, const OptionalTensor& scale_tensor, bool l2norm, bool v_first)
+                     double scale, const OptionalTensor& scale_tensor, bool l2norm, bool v_first, bool chunked)
       : check(check_), q(q_, "q"), k(k_, "k"), v(v_, "v") {
     for (const View* arg : {&q, &k, &v}) {
       check.rank(*arg, 4, 4);
@@ -55,7 +55,7 @@ struct DeltaRuleArguments {
     inputs.num_sequences = inputs.batch_size;
     if (cu_seqlens) take(View(*cu_seqlens, "cu_seqlens"));
     inputs.scale = check.scalar(scale, scale_tensor, "scale_tensor", q);
-    inputs.l2norm = l2norm, inputs.v_first = v_first;
+    inputs.l2norm = l2norm, inputs.v_first = v_first, inputs.chunked = chunked;
     inputs.dtype = q.dtype;
   }
 

@@ -16,6 +16,7 @@ from ..jit.modules.delta_rule import gen_delta_rule_module
 def _outputs(
     q: torch.Tensor, k: Any, v: torch.Tensor, g: Any, gk: Any, beta: Any, initial_state: Any,
     cu_seqlens: torch.Tensor | None, scale: float, final_state: bool, l2norm: bool, v_first: bool,
+    chunked: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return v.new_empty(v.shape), new_states(q, v, cu_seqlens, final_state, v_first)
 
@@ -25,7 +26,7 @@ def _outputs_of_autograd(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 delta_rule_autograd = define(
-    f"delta_rule_autograd({INPUTS}, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first)"
+    f"delta_rule_autograd({INPUTS}, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first, bool chunked)"
     " -> (Tensor, Tensor)",
     gen_delta_rule_module,
     _outputs_of_autograd,
@@ -38,7 +39,7 @@ def _general(*args: Any) -> Any:
 
 
 delta_rule = define(
-    f"delta_rule({INPUTS}, float scale, bool final_state, bool l2norm, bool v_first) -> (Tensor, Tensor)",
+    f"delta_rule({INPUTS}, float scale, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
     gen_delta_rule_module,
     _outputs,
     general=General(_general, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),

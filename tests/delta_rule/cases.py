@@ -36,19 +36,28 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         q, k, v, g, _, beta = (None if one is None else one[:1].contiguous() for one in inputs()[:6])
         return q, k, v, g, None, beta, None, torch.tensor([0, 3, 3, 7], device=device)
 
+    def halves() -> tuple[Any, ...]:
+        q, k, v, g, _, beta, *_ = inputs(tokens=70)
+        q, k, v = (one.repeat(1, 1, 1, 2).to(torch.bfloat16) for one in (q, k, v))
+        return q, k, v, g, None, beta, None, None
+
     scale = torch.tensor(0.3, dtype=torch.float64, device=device)
     pool, snapshots = leaf(5, 6, 20, 24), leaf(2, 9, 6, 20, 24)
     slots = torch.tensor([3, 1], device=device)
     step = inputs()
     return {
-        "delta_rule": [(*inputs(), 0.3, True, True, False), (*packed(), 0.3, False, False, False)],
+        "delta_rule": [
+            (*inputs(), 0.3, True, True, False, False),
+            (*packed(), 0.3, False, False, False, True),
+            (*halves(), 0.3, True, True, False, True),
+        ],
         "delta_rule_autograd": [
-            (*inputs(True), 0.3, None, True, True, False),
-            (*packed(), 0.0, scale, True, False, False),
+            (*inputs(True), 0.3, None, True, True, False, True),
+            (*packed(), 0.0, scale, True, False, False, False),
         ],
         "delta_rule_backward": [
-            (leaf(2, 7, 6, 24), leaf(2, 6, 20, 24), *inputs(), 0.3, None, True, False),
-            (leaf(1, 7, 6, 24), None, *packed(), 0.0, scale, False, False),
+            (leaf(2, 7, 6, 24), leaf(2, 6, 20, 24), *inputs(), 0.3, None, True, False, True),
+            (leaf(1, 7, 6, 24), None, *packed(), 0.0, scale, False, False, False),
         ],
         "delta_rule_step": [
             (

@@ -73,6 +73,15 @@ def inputs(
     return {name: one if name in "qkv" else one.to(numbers) for name, one in given.items()}
 
 
+def chunk_bound(given: dict[str, torch.Tensor], alike: bool = False) -> float | None:
+    """Of a head's output and state where chunks of half types are multiplied on tensor cores, their operands rounded;
+    ``None`` where they are not. Keys that are ``alike`` enlarge what rounding does."""
+    q = given["q"]
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    return (2e-2 if alike else 8e-3) / (8 if q.dtype == torch.float16 else 1)
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Of a tensor ``[a, b, ...]``, the largest of its parts' root mean square errors relative to the part."""
     assert got.shape == want.shape

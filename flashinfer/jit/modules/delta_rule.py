@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ..module import JitSpec
 from ..spec import DTYPES
@@ -14,7 +15,9 @@ AXES = (DTYPE_AXIS,)
 
 def gen_delta_rule_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """The delta rule, gated and not, for the element types ``dtypes``."""
-    return family_spec("delta_rule", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    backend = device_of(device)
+    spec = family_spec("delta_rule", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    return replace(spec, split=backend == "cuda")  # the kernels of an element type take ten seconds
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

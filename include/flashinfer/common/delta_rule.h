@@ -37,6 +37,7 @@ struct DeltaRuleInputs {
   Scalar scale;
   bool l2norm;   // q and k are divided by sqrt(sum x^2 + 1e-6)
   bool v_first;  // states are [.., V, K], else [.., K, V]
+  bool chunked;  // operands of products may be rounded to q's type
   DType dtype;   // of q, k, v and o
 
   FLASHINFER_HD int64_t group() const { return num_value_heads / num_heads; }
@@ -74,6 +75,7 @@ struct DeltaRuleParams {
   Indices output_slots;   // where it goes to in final_state; null: as slots. Negative ones: nothing is touched, o is 0
   int64_t num_slots;      // of both
   DType state_dtype;
+  void* workspace;  // delta_rule_chunk_workspace() bytes, of calls that are no step
 };
 
 struct DeltaRuleBackwardParams {
@@ -93,6 +95,8 @@ struct DeltaRuleBackwardParams {
 
 struct Launch;
 
+// Bytes that the kernels of chunks work in: 0 where the call is not theirs.
+int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
 // Bytes that the gradient's kernels work in.
 int64_t delta_rule_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
 

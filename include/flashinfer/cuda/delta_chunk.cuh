@@ -1,0 +1,92 @@
+// What the kernels of the delta rule over chunks of 64 tokens share: where chunks lie, and what one leaves for another.
+//
+// With i, j numbers of tokens in a chunk, G the sums of g from its start on, Gam_ij = exp(G_i - G_j), B = diag(beta):
+//   L = strict lower(k_i k_j Gam_ij)    P = scale lower(q_i k_j Gam_ij)    Z = (I + L B)^-1 L
+//   R = V - e^G K S    r = R - Z (B R)    u = B r    O = scale e^G Q S + P u    S = e^Gn S + K' e^(Gn-G) u
+// Where q and k are normalised, their factors stand in L and P and beside e^G, and rows are what they were.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/delta_rule.h>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kDeltaChunk = 64;
+
+// The number of a sequence's first chunk. From the shapes alone it is known how many numbers there are; some of them no
+// chunk has, where there are cu_seqlens.
+FLASHINFER_HD int64_t first_chunk(const DeltaRuleInputs& in, int64_t n) {
+  if (!in.cu_seqlens.data) return n * ((in.num_tokens + kDeltaChunk - 1) / kDeltaChunk);
+  return sequence_of(in, n).begin / kDeltaChunk + n;
+}
+inline int64_t count_chunks(const DeltaRuleInputs& in) {
+  if (!in.cu_seqlens.data) return first_chunk(in, in.num_sequences);
+  return in.num_tokens / kDeltaChunk + in.num_sequences;
+}
+
+// Up to 64 tokens of a sequence.
+struct DeltaChunk {
+  int64_t batch, first;
+  int count;  // not positive: none
+
+  __device__ __forceinline__ DeltaChunk(const Sequence& tokens, int64_t number)
+      : batch(tokens.batch), first(tokens.begin + number * kDeltaChunk) {
+    const int64_t left = number < 0 ? 0 : tokens.end - first;
+    count = static_cast<int>(left < kDeltaChunk ? left : kDeltaChunk);
+  }
+};
+
+__device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int64_t number) {
+  int64_t low = 0, high = in.num_sequences;  // the last sequence whose first chunk is not behind `number`
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (first_chunk(in, middle) <= number ? low : high) = middle;
+  }
+  return {sequence_of(in, low), number - first_chunk(in, low)};
+}
+
+// What of a chunk and a value head does not depend on the state. -Z and P are blocks of 16 x 16 on and below the
+// diagonal, row by row, each as RightRows would load it: 16 bytes of a lane behind those of the lane before.
+struct DeltaTerms {
+  static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
+
+  uint4 z[kBlocks][32], p[kBlocks][32];
+  float read[kDeltaChunk];   // e^G, and k's factor
+  float beta[kDeltaChunk];   // 0 behind the last token, as k and q are
+  float out[kDeltaChunk];    // scale e^G, and q's factor
+  float write[kDeltaChunk];  // e^(Gn - G), and k's factor
+  float last[4];             // e^Gn, and nothing
+
+  static __host__ __device__ constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
+};
+static_assert(sizeof(DeltaTerms) % 16 == 0, "terms lie behind each other and are copied by 16 bytes");
+
+// Starts copies of a chunk's rows of q, k or v into a tile of 64 rows of kBytes, by kThreads threads: zeros behind the
+// last token and behind `size` elements.
+template <typename T, int kBytes, int kThreads>
+__device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, const TokenStrides& strides,
+                                            const DeltaChunk& chunk, int64_t head, int64_t from, int64_t size,
+                                            int thread) {
+  constexpr int kPieces = kBytes / 16;
+  static_assert(kDeltaChunk * kPieces % kThreads == 0, "each thread copies as much");
+  const T* start = static_cast<const T*>(rows) + strides.at(chunk.batch, chunk.first, head) + from;
+#pragma unroll
+  for (int i = 0; i < kDeltaChunk * kPieces / kThreads; ++i) {
+    const int piece = thread + i * kThreads, row = piece / kPieces, column = piece % kPieces;
+    const bool there = row < chunk.count && from + 8 * column < size;
+    ptx::cp_async_16(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(tile, row), column),
+                     there ? start + row * strides.token + 8 * column : static_cast<const T*>(rows), there);
+  }
+}
+
+// Two tiles of sums side by side as a left operand.
+template <typename T>
+__device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+  a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
+  a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
+}
+
+}  // namespace flashinfer::cuda

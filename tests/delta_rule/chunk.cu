@@ -1,0 +1,8 @@
+// The kernels of the delta rule over chunks, for the compiler alone: each shape of a block, and heads of both sizes.
+#include <flashinfer/cuda/delta_rule_chunk.cuh>
+
+namespace flashinfer::cuda {
+
+template void delta_rule_chunks<bfloat16_t>(const DeltaRuleParams& params, const Launch& where);
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,128 @@
+"""The delta rule over chunks in half types, on tensor cores where there are some: against float64, a head at a time.
+
+On the CPU, and where rows cannot be copied by 16 bytes, these calls are computed in float: the bounds hold all the more.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from flashinfer import delta_rule
+
+from .oracle import chunk_bound, error, inputs
+from .oracle import delta_rule as oracle
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def run(given, lengths=None, **options):
+    offsets = {}
+    if lengths is not None:
+        index = random.choice([torch.int32, torch.int64])
+        offsets["cu_seqlens"] = torch.tensor([0, *lengths], device=given["q"].device).cumsum(0).to(index)
+    return delta_rule.chunk_gated_delta_rule(**given, scale=0.3, output_final_state=True, **offsets, **options)
+
+
+def check(given, lengths=None, alike=False, **options) -> None:
+    bound = chunk_bound(given, alike) or {torch.bfloat16: 4e-3, torch.float16: 5e-4}[given["q"].dtype]
+    wide = {name: one.cpu().double() for name, one in given.items()}
+    o, state = run(given, lengths, **options)
+    l2norm = options.get("use_qk_l2norm_in_kernel", False)
+    want, last = oracle(**wide, scale=0.3, l2norm=l2norm, lengths=lengths)
+    parts = [want.shape[1]] if lengths is None else lengths
+    for got, right in zip(o.split(parts, 1), want.split(parts, 1), strict=True):
+        assert error(got.transpose(1, 2), right.transpose(1, 2)) < bound
+        tail = slice(right.shape[1] // 64 * 64, None)  # by itself
+        assert error(got[:, tail].transpose(1, 2), right[:, tail].transpose(1, 2)) < 1.5 * bound
+    assert error(state, last) < bound
+
+
+# Two, four and eight warps a block, the last of which columns may not fill; one head and many.
+@pytest.mark.parametrize(
+    "heads, value_heads, key_dim, value_dim, batch, tokens",
+    [
+        (1, 2, 64, 64, 2, 190),
+        (2, 6, 48, 104, 1, 131),
+        (1, 1, 128, 40, 1, 257),
+        (2, 26, 40, 56, 4, 65),
+        (2, 10, 128, 64, 10, 70),
+        (10, 10, 64, 136, 10, 64),
+        (1, 13, 120, 128, 8, 129),
+    ],
+)
+def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, device):
+    for dtype in HALVES:
+        shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
+        check(inputs(dtype, device, batch=batch, **shape))
+
+
+@pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128)])
+def test_keys_that_are_alike(key_dim, value_dim, device):
+    for dtype in HALVES:
+        shape = dict(tokens=300, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim)
+        check(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
+
+
+def test_random_sequences(device):
+    lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 300)]) for _ in range(7)] + [400]
+    for dtype in HALVES:
+        given = inputs(dtype, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=64, value_dim=40)
+        check(given, lengths, use_qk_l2norm_in_kernel=True)
+
+
+def test_a_neighbour_that_is_not_a_number(device):
+    lengths = [100, 90, 80]
+    given = inputs(torch.bfloat16, device, batch=1, tokens=270, sequences=3)
+    good, state = run(given, lengths)
+    for name in ("q", "k", "v", "g", "beta"):
+        given[name][:, 100:190] = float("nan")
+    o, last = run(given, lengths)
+    for got, want in (
+        (o[:, :100], good[:, :100]),
+        (o[:, 190:], good[:, 190:]),
+        (last[0], state[0]),
+        (last[2], state[2]),
+    ):
+        assert got.equal(want)
+
+
+def test_layouts(device):
+    """Views with a head's rows apart, columns first, no initial state: the same numbers, and the same bits twice."""
+    given = inputs(torch.bfloat16, device, tokens=140)
+    del given["initial_state"]
+    want = run(given)
+    views = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
+    o, last = run(given | views, state_v_first=True)
+    assert o.equal(want[0]) and last.mT.equal(want[1])
+    assert all(one.equal(other) for one, other in zip(run(given), want, strict=True))
+
+
+def test_rows_that_begin_anywhere(device):
+    """What cannot be copied by 16 bytes is computed all the same."""
+    given = inputs(torch.float16, device, tokens=70, key_dim=44, value_dim=60)
+    check(given)
+    shifted = torch.empty(given["q"].numel() + 1, device=device, dtype=torch.float16)[1:].view(given["q"].shape)
+    check(given | {"q": shifted.copy_(given["q"])})
+
+
+def test_resets(device):
+    given = inputs(torch.float16, device, tokens=150)
+    given["g"][:, [0, 20, 21, 37, 64, 149]] = -float("inf")
+    o, state = run(given)
+    assert o.isfinite().all()
+    want, last = oracle(**{name: one.cpu().double() for name, one in given.items()}, scale=0.3)
+    bound = chunk_bound(given) or 5e-4
+    assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
+
+
+def test_states_are_carried_on(device):
+    """A prefill in two pieces is one prefill."""
+    given = inputs(torch.bfloat16, device, batch=1, tokens=200)
+    whole, last = run(given)
+    state = given.pop("initial_state")
+    first, middle = run({n: one[:, :128] for n, one in given.items()} | {"initial_state": state})
+    second, end = run({n: one[:, 128:] for n, one in given.items()} | {"initial_state": middle})
+    assert torch.cat([first, second], 1).equal(whole) and end.equal(last)
