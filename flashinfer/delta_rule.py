@@ -9,7 +9,10 @@ natural logarithm of the decay**, and **states are** ``[N, HV, K, V]`` (``state_
 ``[N, HV, V, K]``, which is what FlashInfer's functions have; where K = V nothing can tell them apart).
 
 Each function is one operator with a gradient: it saves its inputs, works in float32 (float64 for float64) whatever the
-length, sums in fixed orders, and is one node of a ``torch.compile`` graph for all shapes and scales.
+length, sums in fixed orders, and is one node of a ``torch.compile`` graph for all shapes and scales. On CUDA the
+``chunk_*`` functions multiply half types on tensor cores, with states and sums in float32: what is multiplied is rounded
+to q's dtype, and an output's error is two or three of its roundings. Where a head has more than 128 keys, where rows
+begin at no multiples of 16 bytes, and with a decay for each row of the state they compute as the others do.
 """
 
 from __future__ import annotations
