@@ -44,7 +44,7 @@ BUILD = """
 ELSEWHERE = {
     "batch build, then single load, then batch again": "test_build:test_a_batch_reuses_a_single_build_and_the_reverse",
     "a warm process starts nothing and takes no lock": "test_warm_start:test_twenty_modules",
-    "an operator without a toolchain on a read-only tree": "test_build:test_without_a_toolchain_and_read_only",
+    "an operator without a toolchain on a read-only tree": "test_build:test_first_call_builds_with_one_line_and_later_processes_start_nothing",
     "any edit in the closure": "test_identity_property:test_an_edit_inside_changes_the_key",
     "no edit outside of it": "test_identity_property:test_an_edit_outside_does_not",
     "two specs that differ": "test_identity_property:test_two_specs_never_encode_alike",
