@@ -23,15 +23,24 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Inductor's cache is this session's own: in one that other runs share, what is found and who holds a lock is theirs."""
-    folder = tempfile.mkdtemp(prefix="inductor-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    """Inductor's cache is this session's own: in one that other runs share, what is found and who holds a lock is theirs.
+
+    Its workers share it: Inductor compiles torch's headers once before its first kernel, which takes ten seconds.
+    """
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="inductor-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     # An example that waits for a CPU is no failure, nor are ten that take a second to draw.
     hypothesis.settings.register_profile(
         "busy machines", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("busy machines")
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are CPUs: some tests wait for a minute until other processes give up."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(params=DEVICES)
