@@ -19,8 +19,10 @@ from ..jit.probe import probe
 
 CUSTOM = 2  # mask_mode of the operators: bits hide element by element
 MOST_HEADS = 64  # query heads of a key head
-PAGE_STEP = 16  # of a page: other ones are gathered, which the portable kernels do faster
 FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
+PAGE_STEP = 16  # of a page: other ones are gathered
+FEW_GATHERED_ROWS = 128  # the same where keys are gathered,
+GATHERED_HEAD_DIMS = (128, 128)  # which has been timed at this size
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         if reason is not None:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
-    slow = rows <= FEW_ROWS or (wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0)
+    slow = rows <= FEW_ROWS
+    if wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0:
+        slow = rows <= FEW_GATHERED_ROWS or wanted.head_dims != GATHERED_HEAD_DIMS
     slow = (slow or wanted.mask_mode > CUSTOM) and not wanted.eight_bits  # multi-item scoring: where it was asked for
     if (
         backend == "fa2"

@@ -60,10 +60,17 @@ def test_another_gpu(monkeypatch):
         choose("fa3", SERVED, 1000)
 
 
-@pytest.mark.parametrize("change", [dict(page_size=1), dict(page_size=8), dict(page_size=40), dict(mask_mode=3)])
+@pytest.mark.parametrize("change", [dict(page_size=1, head_dims=(64, 64)), dict(mask_mode=3)])
 def test_what_is_served_where_it_was_asked_for(hopper, change):
     wanted = replace(SERVED, **change)
     assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 40])
+def test_pages_that_are_gathered_want_more_rows(hopper, page_size):
+    wanted = replace(SERVED, page_size=page_size)
+    assert (choose("auto", wanted, 128), choose("auto", wanted, 129)) == ("cuda", "sm90a")
+    assert choose("fa3", wanted, 1) == "sm90a"
 
 
 def test_queries_of_8_bits_are_served_here_alone(hopper):
