@@ -1,8 +1,6 @@
 // Activation between an expert's products, and the sum over a token's experts, on CUDA.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include <cstdint>
 
 #include <flashinfer/common/fused_moe.h>
@@ -10,6 +8,7 @@
 #include <flashinfer/cuda/fused_moe_sort.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/quantize.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
@@ -22,10 +21,6 @@ struct MoeMath {
   static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
   static __device__ __forceinline__ float erf(float x) { return erff(x); }
 };
-
-__device__ __forceinline__ uint8_t to_e4m3(float value) {
-  return static_cast<uint8_t>(__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3));
-}
 
 // kN elements of a row from `at` on, activated.
 template <typename T, int kN>
@@ -64,7 +59,7 @@ __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const Activa
         const float factor = *p.quant_scale;
         auto* out = static_cast<uint8_t*>(p.output) + row * p.size + at;
 #pragma unroll
-        for (int i = 0; i < kN; ++i) out[i] = to_e4m3(values[i] * factor);
+        for (int i = 0; i < kN; ++i) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
       } else {
         T* out = static_cast<T*>(p.output) + row * p.size + at;
         if constexpr (kN == 1) {
@@ -109,7 +104,7 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
     auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;
 #pragma unroll
     for (int i = 0; i < kQuantLanes; ++i)
-      if (first + i < p.size) out[i] = to_e4m3(values[i] * factor);
+      if (first + i < p.size) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
   }
 }
 

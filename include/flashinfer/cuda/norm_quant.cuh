@@ -1,19 +1,11 @@
 // RMSNorm with a quantised result on CUDA: the kernels of norm.cuh, whose results are numbers of eight bits here.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include <flashinfer/common/norm_quant.h>
 #include <flashinfer/cuda/norm.cuh>
+#include <flashinfer/cuda/tile/quantize.cuh>
 
 namespace flashinfer::cuda {
-
-// Eight bits of a float: rounded to nearest, ties to even, clamped to the finite numbers; NaN stays NaN, as an integer
-// 0.
-__device__ __forceinline__ uint8_t quantize(float value, DType dtype) {
-  if (dtype == DType::kInt8) return static_cast<uint8_t>(max(-128, min(127, __float2int_rn(value))));
-  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
-}
 
 template <typename T>
 struct RmsNormQuantOutput {
