@@ -22,6 +22,7 @@ from ..support.attention_oracle import assert_near, attention, drawn, workspace
 from ..support.tree import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
+FLAGS = "-DWARM_UP=1 -O0"  # nothing that was built ahead of time is of use
 FRESH = """
 import json, sys, torch, flashinfer
 device, path = sys.argv[1:]
@@ -45,8 +46,7 @@ print(json.dumps([first, again, specs, file]))
 
 
 def run(device: str, place: Path, specs: Path) -> list[list[list[object]]]:
-    # A flag of no consequence: nothing that was built ahead of time is of use.
-    environment = clean_environment(FLASHINFER_WORKSPACE_DIR=place, FLASHINFER_EXTRA_CFLAGS="-DWARM_UP=1")
+    environment = clean_environment(FLASHINFER_WORKSPACE_DIR=place, FLASHINFER_EXTRA_CFLAGS=FLAGS)
     command = [sys.executable, "-c", FRESH, device, str(specs)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def written(path: Path, *specs) -> Path:
 
 
 def test_a_function_and_specs_in_a_fresh_process(device, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-DWARM_UP=1")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", FLAGS)
     path = written(tmp_path / "specs.jsonl", gen_norm_module(device), gen_cascade_module(device))
     norm, cascade, attention = f"norm_{device}", f"cascade_{device}", f"prefill_f16_d64_{device}"
     for how in ("built", "hit"):
