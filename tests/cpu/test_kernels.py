@@ -18,7 +18,8 @@ DRIVERS = Path(__file__).parent / "drivers"
 LEVEL = native_level()
 X86, AVX2 = LEVEL != "generic", LEVEL.startswith(("x86-64-v3", "x86-64-v4"))
 # On a desk -O1: most of this file's time is compilers', and what is shipped is optimised more and called by all other tests.
-OPTIMISE = "-O2" if os.environ.get("FLASHINFER_TEST_EXAMPLES") else "-O1"
+IN_CI = bool(os.environ.get("FLASHINFER_TEST_EXAMPLES"))
+OPTIMISE = "-O2" if IN_CI else "-O1"
 FLAGS = [OPTIMISE, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
 
 # The compiler, and what runs its programs. What g++ makes of the level of this machine is what the other tests call.
@@ -28,25 +29,29 @@ TOOLS = {
     "aarch64": (["aarch64-linux-gnu-g++", "-static"], [shutil.which("qemu-aarch64-static") or "qemu-aarch64"]),
     "native": (["g++", *Target("cpu", (LEVEL,), True).flags()], []),
 }
+# Each driver by each of them in CI; on a desk by g++ and by one of the others, another one in another run.
+OTHERS = ["clang++", "aarch64"]
+COLUMNS = [["g++"], *([[tool] for tool in OTHERS] if IN_CI else [OTHERS]), ["native"]]
 CASES = [
-    (path.stem, tool)
+    (path.stem, tools)
     for path in sorted(DRIVERS.glob("*.cc"))
-    for tool in TOOLS
-    if (path.stem == "gemm_bf16") == (tool == "native")
+    for tools in COLUMNS
+    if (path.stem == "gemm_bf16") == (tools == ["native"])
 ]
 
 
-def needs(tool: str) -> list[pytest.MarkDecorator]:
+def missing(tool: str) -> list[str]:
     compiler, runner = TOOLS[tool]
-    missing = [name for name in (compiler[0], *runner) if shutil.which(name) is None]
-    if tool == "native" and not LEVEL.endswith("+avx512bf16"):
-        missing.append("a CPU with AVX512-BF16")
-    return [pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")]
+    names = [name for name in (compiler[0], *runner) if shutil.which(name) is None]
+    return [*names, *(["a CPU with AVX512-BF16"] if tool == "native" and not LEVEL.endswith("+avx512bf16") else [])]
 
 
-@pytest.mark.parametrize("driver, tool", [pytest.param(*case, marks=needs(case[1])) for case in CASES])
-def test_kernels_against_double(driver, tool, tmp_path):
-    (compiler, runner), program = TOOLS[tool], tmp_path / driver
+@pytest.mark.parametrize(("driver", "tools"), CASES, ids=[f"{driver}-{' or '.join(tools)}" for driver, tools in CASES])
+def test_kernels_against_double(driver, tools, tmp_path):
+    there = [tool for tool in tools if not missing(tool)]
+    if not there:
+        pytest.skip(f"needs {', or '.join(' and '.join(missing(tool)) for tool in tools)}")
+    (compiler, runner), program = TOOLS[random.choice(there)], tmp_path / driver
     build = [*compiler, *FLAGS, str(DRIVERS / f"{driver}.cc"), "-o", str(program)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(build)}\n{done.stderr}"
