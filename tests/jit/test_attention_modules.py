@@ -206,7 +206,6 @@ def test_what_a_call_gets(python, tmp_path, built, compilers_started):
     before = compilers_started()
     aot = {"FLASHINFER_AOT_DIR": str(tmp_path / "aot")}
     asked = ("decode,float32,40", "decode,float32,72")
-    assert python(LOAD, *asked, **aot).stdout.split() == ["decode_cpu", "decode_cpu"]
     assert python(LOAD, *asked, **aot, FLASHINFER_DISABLE_JIT="1").stdout.split() == ["decode_cpu", "decode_cpu"]
     assert compilers_started() == before
     # Another size is built; in the workspace it is exact, and so comes before the dispatching one.
