@@ -24,12 +24,13 @@ def threads():
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
 def test_every_float8_is_read_as_torch_reads_it(kv_dtype):
     """One key's weight is 1: the output is its value, infinities and NaN included."""
-    v = torch.arange(256, dtype=torch.uint8).view(kv_dtype)[torch.randperm(256)].view(1, 1, 256)
-    k = torch.zeros(1, 1, 256, dtype=torch.uint8).view(kv_dtype)
-    q = torch.randn(2, 256)
-    out = flashinfer.single_decode_with_kv_cache(q, k, v)
-    assert torch.equal(out.nan_to_num(1e9), v.float().view(1, 256).expand(2, 256).nan_to_num(1e9))
-    assert torch.equal(out.isnan(), v.float().view(1, 256).expand(2, 256).isnan())
+    v = torch.arange(256, dtype=torch.uint8).view(kv_dtype)[torch.randperm(256)].view(1, 4, 64)
+    k = torch.zeros(1, 4, 64, dtype=torch.uint8).view(kv_dtype)
+    q = torch.randn(8, 64).half()  # which has every number of either type
+    out = flashinfer.single_decode_with_kv_cache(q, k, v).float()
+    want = v.float().view(4, 64).repeat_interleave(2, 0)
+    assert torch.equal(out.isnan(), want.isnan())
+    assert torch.equal(out.nan_to_num(1e9), want.nan_to_num(1e9))
 
 
 def test_who_does_what_does_not_change_a_bit(threads):
