@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("busy machines")
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest knows none of this name where pytest-xdist is not
 def pytest_xdist_auto_num_workers() -> int | None:
     """One more than there are CPUs: some tests wait for a minute until other processes give up."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
