@@ -1,4 +1,4 @@
-"""Matrix products, grouped and not, beside torch's in turns: time, products and bytes of weights over the time.
+"""Matrix products, grouped and not, and experts, beside torch's in turns: time, products and weights over the time.
 
     python benchmarks/bench_gemm.py [--device cpu] [--only grouped] [--json FILE]
 
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from timing import Report, arguments, seconds, sets_for
 
+from flashinfer.fused_moe import RoutingMethodType, cutlass_fused_moe, route
 from flashinfer.gemm import bmm_bf16, bmm_fp8, gemm_fp8_nt_groupwise, group_gemm_fp8_nt_groupwise, mm_bf16
 from flashinfer.grouped_mm import grouped_mm_bf16
 
@@ -89,6 +90,34 @@ def blocks_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[]
     return lambda: gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, "K"), peer if device == "cuda" else None
 
 
+TOP_K = 8
+
+
+def experts(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    """A layer from its router's logits on: ``groups`` experts of ``n`` and ``k`` numbers, for tokens that choose eight."""
+    tokens, e = row.groups * row.rows // TOP_K, row.groups
+    first, second = draw(e, 2 * row.n, row.k, device=device) / 45, draw(e, row.k, row.n, device=device) / 30
+    x, logits = draw(tokens, row.k, device=device), torch.randn(tokens, e, device=device)
+
+    def ours() -> object:
+        weights, ids = route(logits, TOP_K, RoutingMethodType.Renormalize)
+        return cutlass_fused_moe(x, ids, weights, first, second, x.dtype, None)
+
+    @torch.compile(dynamic=False)
+    def peer() -> torch.Tensor:
+        most, ids = logits.topk(TOP_K)
+        order = ids.flatten().argsort(stable=True)
+        owners = ids.flatten()[order]
+        ends = torch.searchsorted(owners, torch.arange(e, device=device), right=True).int()
+        hidden = torch._grouped_mm(x[order // TOP_K], first.mT, offs=ends)
+        active = torch.nn.functional.silu(hidden[:, row.n :]) * hidden[:, : row.n]
+        result = torch._grouped_mm(active, second.mT, offs=ends).float()
+        result *= most.softmax(-1).flatten()[order, None]
+        return torch.zeros_like(x, dtype=torch.float32).index_add_(0, order // TOP_K, result).to(x.dtype)
+
+    return ours, peer
+
+
 ROWS = {
     "cuda": [
         Row("dense", dense, 1, 8192, 8192, 8192),
@@ -103,6 +132,9 @@ ROWS = {
         Row("grouped_fp8", grouped_fp8, 64, 2, 1408, 2048),
         Row("grouped_fp8", grouped_fp8, 16, 32, 4096, 7168),
         Row("grouped_fp8", grouped_fp8, 4, 8192, 4096, 7168),
+        Row("experts", experts, 64, 2, 1408, 2048),
+        Row("experts", experts, 128, 32, 768, 2048),
+        Row("experts", experts, 128, 512, 768, 2048),
     ],
     "cpu": [
         Row("dense", dense, 1, 512, 1024, 2048),
@@ -113,6 +145,7 @@ ROWS = {
         Row("bmm_fp8", batched_fp8, 4, 128, 512, 1024),
         Row("blocks_fp8", blocks_fp8, 1, 256, 512, 1024),
         Row("grouped_fp8", grouped_fp8, 8, 2, 1408, 2048),
+        Row("experts", experts, 16, 8, 96, 256),
     ],
 }
 
@@ -135,12 +168,13 @@ def main() -> None:
     for row in ROWS[options.device]:
         if options.only not in row.name:
             continue
-        weights = row.groups * row.n * row.k * (1 if "fp8" in row.name else 2)
+        parts = 3 if row.make is experts else 1  # a gate's weights, those beside it, and those of the way back
+        weights = parts * row.groups * row.n * row.k * (1 if "fp8" in row.name else 2)
         sets = min(sets_for(weights, options.device), 8)
         calls = [row.make(row, options.device) for _ in range(sets)]
         ours, peer = in_turns(calls, options.device, sets)
         assert ours is not None
-        products = 2 * row.groups * row.rows * row.n * row.k
+        products = 2 * parts * row.groups * row.rows * row.n * row.k
         numbers: dict[str, Any] = {"us": ours * 1e6, "tflops": products / ours * 1e-12, "tb_s": weights / ours * 1e-12}
         if peer is not None:
             numbers |= {"torch_us": peer * 1e6, "ratio": peer / ours}
