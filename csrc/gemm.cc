@@ -118,7 +118,7 @@ void check_b_layout(const Check& check, const View& b) {
 void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, const Maybe& a_scale,
                       const Maybe& b_scale, const Maybe& m_indptr, const Maybe& m_counts, const Maybe& b_indices,
                       const Maybe& a_rows, const Maybe& row_scale, int64_t granularity_m, int64_t granularity_n,
-                      int64_t granularity_k) {
+                      int64_t granularity_k, bool sm90) {
   const Check check("grouped_gemm");
   const View out(out_, "out"), a(a_, "a"), b(b_, "b");
   check.rank(out, 2, 3), check.rank(a, 2, 3), check.rank(b, 3, 3);
@@ -166,6 +166,7 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
         list.data;
   }
   p.a_dtype = a.dtype, p.b_dtype = b.dtype, p.out_dtype = out.dtype;
+  p.sm90 = sm90;
   if (m == 0 || n == 0 || p.num_groups == 0) return;
   grouped_gemm(p, OnDevice(a));
 }

@@ -1,9 +1,14 @@
 // The gemm family's CPU kernels: element types are chosen at run time, where rows are packed.
+#include <flashinfer/common/dispatch.h>
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/gemm.h>
 
 namespace flashinfer {
 
-void grouped_gemm(const GemmParams& params, const Launch&) { cpu::grouped_gemm(params); }
+void grouped_gemm(const GemmParams& params, const Launch&) {
+  if (params.sm90)
+    throw_value_error("grouped_gemm: backend: got 'sm90' for tensors on the CPU, wanted 'auto' or 'cpu'");
+  cpu::grouped_gemm(params);
+}
 
 }  // namespace flashinfer

@@ -20,13 +20,14 @@ class SegmentGEMMWrapper:
         """
         Args:
             float_workspace_buffer: on the device that the wrapper is for; nothing is kept in it.
-            backend: ``auto``, or a name of FlashInfer's for kernels; the device chooses them.
+            backend: ``sm90`` for the kernels for Hopper alone, or an error; others leave the choice to the device.
 
         Raises:
             ValueError: another backend.
         """
         if backend not in BACKENDS:
             raise ValueError(f"SegmentGEMMWrapper: backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+        self._sm90 = backend == "sm90"
         self.reset_workspace_buffer(float_workspace_buffer, None)
 
     def reset_workspace_buffer(
@@ -67,7 +68,7 @@ class SegmentGEMMWrapper:
             ``[rows, d_out]``, in bfloat16 for fp8.
 
         Raises:
-            ValueError: shapes that do not fit, or neither ``seg_lens`` nor ``seg_indptr``.
+            ValueError: shapes that do not fit, neither ``seg_lens`` nor ``seg_indptr``, or what ``sm90`` cannot serve.
             TypeError: dtypes that do not fit.
             GradientError: a tensor wants a gradient; there is none.
         """
@@ -87,7 +88,9 @@ class SegmentGEMMWrapper:
         halves = (torch.bfloat16, torch.float16) if x.dtype in FP8 else (x.dtype,)
         result = output(name, out, x, (x.shape[0], b.shape[1]), None, default=halves[0], zeros=True)
         check_dtype(name, "out", result.dtype, halves)
-        grouped_gemm(result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0)
+        grouped_gemm(
+            result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, sm90=self._sm90
+        )
         return result
 
     forward = run

@@ -11,6 +11,7 @@ from . import Matrix, device_of
 from ._family import family_spec
 
 FP8 = ("e4m3", "e5m2")
+HOPPER = ("bfloat16", "float16", "e4m3")  # what there are kernels for Hopper alone of
 
 
 def gen_gemm_module(device: object = None) -> JitSpec:
@@ -18,7 +19,8 @@ def gen_gemm_module(device: object = None) -> JitSpec:
     backend = device_of(device)
     spec = family_spec("gemm", backend)
     # Kernels for each pair of types have a file of their own.
-    parts = (*DTYPES, *(f"{a}_{b}" for a in FP8 for b in FP8)) if backend == "cuda" else ()
+    pairs = (f"{a}_{b}" for a in FP8 for b in FP8)
+    parts = (*DTYPES, *pairs, *(f"sm90_{part}" for part in HOPPER)) if backend == "cuda" else ()
     return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/gemm/{part}.cu" for part in parts), spec.sources[-1]))
 
 

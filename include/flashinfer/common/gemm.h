@@ -38,6 +38,7 @@ struct GemmParams {
   GemmScale a_scale, b_scale;
   int64_t scale_depth;  // numbers of the depth that share a factor; 0: all do
   DType a_dtype, b_dtype, out_dtype;
+  bool sm90;  // the kernels for Hopper alone, or an error
 
   // Where a group's rows are. What points out of the output is cut off, and a matrix that there is not leaves nothing.
   FLASHINFER_HD GemmGroup group(int64_t g) const {

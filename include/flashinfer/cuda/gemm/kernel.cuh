@@ -35,9 +35,9 @@ __device__ __forceinline__ void write_tile(const GemmParams& p, const GemmSettin
     const int64_t at_row = tile.row + row, at_column = tile.column + column;
     if (at_row >= tile.end || at_column >= p.n) return;
     if (!Shape::kScaled) {
-      const float by = load_shared_float(factors + row * 4);
-      first *= by * load_shared_float(factors + (128 + column) * 4);
-      second *= by * load_shared_float(factors + (129 + column) * 4);
+      const float by = ptx::load_shared_float(factors + row * 4);
+      first *= by * ptx::load_shared_float(factors + (128 + column) * 4);
+      second *= by * ptx::load_shared_float(factors + (129 + column) * 4);
     }
     if (p.row_scale) first *= p.row_scale[at_row], second *= p.row_scale[at_row];
     const int64_t at = p.out_places.offset(at_row) + at_column;

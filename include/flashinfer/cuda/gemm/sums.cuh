@@ -9,12 +9,6 @@
 
 namespace flashinfer::cuda {
 
-__device__ __forceinline__ float load_shared_float(uint32_t from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
-  return value;
-}
-
 // A warp's part of a tile.
 template <typename Shape>
 struct TensorSums {
@@ -77,11 +71,11 @@ struct TensorSums {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        rows[m][half] = load_shared_float(factors + (first_row() + m * 16 + half * 8 + lane / 4) * 4);
+        rows[m][half] = ptx::load_shared_float(factors + (first_row() + m * 16 + half * 8 + lane / 4) * 4);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const uint32_t at = factors + (128 + first_column() + n * 8 + lane % 4 * 2) * 4;
-      const float columns[2] = {load_shared_float(at), load_shared_float(at + 4)};
+      const float columns[2] = {ptx::load_shared_float(at), ptx::load_shared_float(at + 4)};
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -105,7 +99,7 @@ struct FloatSums {
 
   template <int kBytes>
   __device__ __forceinline__ static float number(uint32_t start, int row, int at) {
-    return load_shared_float(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, row), at / 4) + at % 4 * 4);
+    return ptx::load_shared_float(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, row), at / 4) + at % 4 * 4);
   }
 
   __device__ __forceinline__ void multiply(uint32_t stage) {

@@ -30,22 +30,36 @@ inline const DeviceInfo& device_info(int device) {
   });
 }
 
-// Launches kernel(args...). With PDL the kernel may start while the one before it ends; it must call wait_for_inputs()
-// before it touches memory.
+// Launches kernel(args...) in clusters of `cluster` blocks. With PDL the kernel may start while the one before it ends;
+// it must call wait_for_inputs() before it touches memory.
 template <typename... Params, typename... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, const Launch& where, Args&&... args) {
+void launch_clusters(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block, size_t smem_bytes,
+                     const Launch& where, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  cudaLaunchAttribute pdl[1];
-  pdl[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  pdl[0].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (where.pdl != 0 && device_info(where.device).major >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = smem_bytes;
   config.stream = static_cast<cudaStream_t>(where.stream);
-  config.attrs = pdl;
-  config.numAttrs = where.pdl != 0 && device_info(where.device).major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
+}
+
+// The same of blocks that know nothing of each other.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, const Launch& where, Args&&... args) {
+  launch_clusters(kernel, 1, grid, block, smem_bytes, where, std::forward<Args>(args)...);
 }
 
 // Waits until the memory written by the kernel before this one can be read (nothing to do without PDL).

@@ -22,6 +22,15 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t count
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
+// At the barrier that has the place of `barrier` in another block of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_of_rank(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, "
+      "[there];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
 // Arrives, and lets the phase wait for `bytes` of copies besides. Boxes count in full, also behind a tensor's end.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

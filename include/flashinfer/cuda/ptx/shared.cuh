@@ -19,6 +19,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 value) {
                : "memory");
 }
 
+__device__ __forceinline__ float load_shared_float(uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  return value;
+}
+
 __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
   uint2 value;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");

@@ -17,7 +17,7 @@ enum class WgmmaType { kBF16, kF16, kE4M3, kE5M2, kE4M3E5M2 };
 template <WgmmaType kType>
 constexpr bool kHas16Bits = kType == WgmmaType::kBF16 || kType == WgmmaType::kF16;
 
-// kTransB: rows of b are k, and N is contiguous. Elements of 8 bits do not have it.
+// kTransB: rows of b are k, and N is contiguous; kTransA: rows of a are, and M is. Elements of 8 bits have neither.
 template <int kN>
 struct Wgmma;
 
@@ -47,6 +47,7 @@ struct Wgmma;
 #define T64_ T48_ R48_ R56_
 #define T80_ T64_ R64_ R72_
 #define T96_ T80_ R80_ R88_
+#define T112_ T96_ R96_ R104_
 #define T128_ T96_ R96_ R104_ R112_ R120_
 #define D4_(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D8_(i) D4_(i), D4_(i + 4)
@@ -58,6 +59,7 @@ struct Wgmma;
 #define D64_(i) D32_(i), D32_(i + 32)
 #define D80_(i) D64_(i), D16_(i + 64)
 #define D96_(i) D64_(i), D32_(i + 64)
+#define D112_(i) D96_(i), D16_(i + 96)
 #define D128_(i) D64_(i), D64_(i + 64)
 
 // n1 ... n6: the numbers of registers and of the operands behind them.
@@ -75,13 +77,15 @@ struct Wgmma;
 #define WGMMA_(n, r, n1, n2, n3, n4, n5, n6)                                                                     \
   template <>                                                                                                    \
   struct Wgmma<n> {                                                                                              \
-    template <WgmmaType kType, bool kTransB>                                                                     \
+    template <WgmmaType kType, bool kTransB, bool kTransA = false>                                               \
     __device__ __forceinline__ static void ss(float (&d)[r], uint64_t a, uint64_t b, bool accumulate) {          \
-      static_assert(kHas16Bits<kType> || !kTransB, "8-bit operands have k contiguous");                          \
+      static_assert(kHas16Bits<kType> || !(kTransA || kTransB), "8-bit operands have k contiguous");             \
       if constexpr (kType == WgmmaType::kBF16) {                                                                 \
-        SS_(n, r, "k16.f32.bf16.bf16", ", 0, %" #n3, r, n1, n2, COMMA_ "n"(static_cast<int>(kTransB)));          \
+        SS_(n, r, "k16.f32.bf16.bf16", ", %" #n4 ", %" #n3, r, n1, n2,                                           \
+            COMMA_ "n"(static_cast<int>(kTransB))COMMA_ "n"(static_cast<int>(kTransA)));                         \
       } else if constexpr (kType == WgmmaType::kF16) {                                                           \
-        SS_(n, r, "k16.f32.f16.f16", ", 0, %" #n3, r, n1, n2, COMMA_ "n"(static_cast<int>(kTransB)));            \
+        SS_(n, r, "k16.f32.f16.f16", ", %" #n4 ", %" #n3, r, n1, n2,                                             \
+            COMMA_ "n"(static_cast<int>(kTransB))COMMA_ "n"(static_cast<int>(kTransA)));                         \
       } else if constexpr (kType == WgmmaType::kE4M3) {                                                          \
         SS_(n, r, "k32.f32.e4m3.e4m3", "", r, n1, n2);                                                           \
       } else if constexpr (kType == WgmmaType::kE5M2) {                                                          \
@@ -116,6 +120,7 @@ WGMMA_(96, 48, 49, 50, 51, 52, 53, 54)
 WGMMA_(128, 64, 65, 66, 67, 68, 69, 70)
 WGMMA_(160, 80, 81, 82, 83, 84, 85, 86)
 WGMMA_(192, 96, 97, 98, 99, 100, 101, 102)
+WGMMA_(224, 112, 113, 114, 115, 116, 117, 118)
 WGMMA_(256, 128, 129, 130, 131, 132, 133, 134)
 #undef WGMMA_
 #undef R0_
@@ -143,6 +148,7 @@ WGMMA_(256, 128, 129, 130, 131, 132, 133, 134)
 #undef T64_
 #undef T80_
 #undef T96_
+#undef T112_
 #undef T128_
 #undef D4_
 #undef D8_
@@ -154,6 +160,7 @@ WGMMA_(256, 128, 129, 130, 131, 132, 133, 134)
 #undef D64_
 #undef D80_
 #undef D96_
+#undef D112_
 #undef D128_
 #undef SS_
 #undef RS_

@@ -1,0 +1,11 @@
+// The gemm family's kernels for Hopper alone, for float8_e4m3.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/sm90/launch.cuh>
+
+namespace flashinfer::cuda {
+
+bool hopper_gemm_e4m3(const GemmParams& params, const Launch& where) {
+  return sm90::launch_hopper_gemm<fp8_e4m3_t>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,104 @@
+// Grouped products on Hopper: clusters of two blocks that stay and walk over tiles, whose number the device alone
+// knows.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/load.cuh>
+#include <flashinfer/cuda/gemm/sm90/output.cuh>
+#include <flashinfer/cuda/gemm/sm90/shape.cuh>
+#include <flashinfer/cuda/gemm/sm90/tile.cuh>
+#include <flashinfer/cuda/gemm/sm90/tiles.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/ptx/cluster.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+template <typename S, int kN>
+__device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSettings& settings,
+                                             const GemmShared<S>& shared, const HopperTile& tile, int group,
+                                             uint32_t rank, int steps, int& use) {
+  float d[kN / 2];
+  if constexpr (S::kFp8) {
+    multiply_scaled<S, kN>(shared, group, steps, use, d);
+  } else {
+    multiply<S, kN>(shared, group, steps, use, d);
+  }
+  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
+  const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
+  if (settings.lines) {
+    output.template write_lines<kN>(d);
+  } else {
+    output.template write_any<kN>(d);
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperSettings& settings,
+                                              const GemmShared<S>& shared, int group, uint32_t rank) {
+  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTile tile;
+  const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
+  int use = 0;
+  if (S::kFp8 && group == 1) ptx::named_barrier_arrive<256>(kTurns);  // the other one begins
+#define FLASHINFER_TILE(n)                                                                                 \
+  case n:                                                                                                  \
+    if constexpr (n <= S::kTokens) compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, use); \
+    break;
+#pragma unroll 1
+  for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
+    switch (__shfl_sync(~0u, tile.tokens, 0)) {
+      FLASHINFER_TILE(16)
+      FLASHINFER_TILE(32)
+      FLASHINFER_TILE(64)
+      FLASHINFER_TILE(96)
+      FLASHINFER_TILE(128)
+      FLASHINFER_TILE(160)
+      FLASHINFER_TILE(192)
+      FLASHINFER_TILE(224)
+      FLASHINFER_TILE(256)
+    }
+  }
+#undef FLASHINFER_TILE
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    hopper_gemm_kernel(const __grid_constant__ GemmParams p, const __grid_constant__ HopperMaps maps,
+                       const HopperSettings settings) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ uint8_t raw[];
+  __shared__ uint64_t barriers[2 * S::kStages];  // that there are some tells the host that there is a kernel
+  const GemmShared<S> shared{(ptx::shared_address(raw) + 1023) & ~1023u, ptx::shared_address(barriers)};
+  if (threadIdx.x == 0) {
+    shared.ring().init(1 + (S::kFp8 ? 64 : 0) + (p.a_rows ? S::kGatherThreads : 0), 8 * S::kCluster);
+    ptx::mbarrier_fence_init();
+    ptx::tma_prefetch(&maps.weights);
+    for (const CUtensorMap& map : maps.tokens) ptx::tma_prefetch(&map);
+  }
+  ptx::cluster_sync();
+  wait_for_inputs();
+  let_next_start();
+  const uint32_t rank = ptx::cluster_rank();
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group == 2) {
+    ptx::setmaxnreg_dec<S::kLoadRegisters>();
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) % 4;
+    if (warp == 0) {
+      load_tiles(p, maps, shared, settings, rank);
+    } else if (S::kFp8 && warp == 1) {
+      load_factors(p, shared, settings, rank);
+    } else if (p.a_rows) {
+      gather_tokens(p, settings, shared);
+    }
+    ptx::cluster_sync();  // the other block still counts at this one's barriers
+  } else {
+    ptx::setmaxnreg_inc<S::kComputeRegisters>();
+    compute_tiles(p, settings, shared, group, rank);
+    ptx::cluster_sync();
+  }
+#endif
+}
+
+}  // namespace flashinfer::cuda::sm90

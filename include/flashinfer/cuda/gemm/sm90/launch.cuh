@@ -1,0 +1,111 @@
+// Launching grouped products on Hopper: maps of the operands, how many blocks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/serves.h>
+#include <flashinfer/cuda/host/tensor_map.h>
+#include <flashinfer/cuda/gemm/sm90/kernel.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Matrices of rows. What lies beside a matrix, or below its only row, may be anywhere: maps want a place.
+template <typename T>
+CUtensorMap hopper_map(const void* data, int64_t columns, int64_t rows, int64_t row_stride, int64_t matrices,
+                       int64_t matrix_stride, int box_columns, int box_rows) {
+  constexpr int64_t kLine = 16 / sizeof(T);
+  const int64_t somewhere = (columns + kLine - 1) / kLine * kLine;
+  return tensor_map<128, 3>(
+      map_type<T>(), sizeof(T),
+      {data,
+       {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows), static_cast<uint64_t>(matrices)},
+       {1, rows > 1 ? row_stride : somewhere, matrices > 1 ? matrix_stride : somewhere},
+       {static_cast<uint32_t>(box_columns), static_cast<uint32_t>(box_rows), 1}});
+}
+
+template <typename S>
+HopperMaps hopper_maps(const GemmParams& p) {
+  using T = typename S::T;
+  HopperMaps maps;
+  if (S::kByDepth) {
+    maps.weights = hopper_map<T>(p.b, p.k, p.n, p.b_stride_n, p.num_matrices, p.b_matrix_stride, S::kDepth, kGemmStrip);
+  } else {
+    maps.weights = hopper_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
+  }
+  const int64_t stride = stride_of(p.a_places, p.a_num_rows);
+  for (int i = 0; i < 3; ++i)
+    maps.tokens[i] = hopper_map<T>(p.a, p.k, p.a_num_rows, stride, 1, 0, S::kDepth, kGemmBox >> i);
+  return maps;
+}
+
+// Of groups whose sizes are known here: tiles of fewer tokens where they fill the last round of clusters better.
+template <typename S>
+int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
+  if (p.m_indptr.data || p.m_counts.data || p.m < p.num_groups) return S::kTokens;
+  const int64_t rows = p.m / p.num_groups;
+  int32_t best = S::kTokens;
+  double least = 0;
+  for (int32_t tokens = S::kTokens; tokens >= 64 && tokens + 96 >= S::kTokens; tokens -= 32) {
+    const int64_t down = (rows + tokens - 1) / tokens,
+                  rounds = (p.num_groups * down * strips + clusters - 1) / clusters;
+    // What a tile costs beside its products is about 16 tokens; large tiles read less, so that small ones must gain.
+    const double cost =
+        static_cast<double>(rounds) * (filled_up_tokens(static_cast<int32_t>((rows + down - 1) / down)) + 16);
+    if (least == 0 || cost < 0.97 * least) best = tokens, least = cost;
+  }
+  return best;
+}
+
+// False where this binary has no kernel for the device, which is none of compute capability 9.0 or has no code
+// for 9.0a.
+template <typename S>
+bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
+  static PerDevice<int> found;  // clusters; 0: no kernel
+  const int clusters = found.get(where.device, [](int device) {
+    cudaFuncAttributes attributes{};
+    if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return 0;
+    if (attribute(cudaDevAttrComputeCapabilityMinor, device) != 0) return 0;
+    check(cudaFuncGetAttributes(&attributes, hopper_gemm_kernel<S>), "cudaFuncGetAttributes");
+    if (attributes.sharedSizeBytes == 0) return 0;
+    check(cudaFuncSetAttribute(hopper_gemm_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+          "cudaFuncSetAttribute");
+    return device_info(device).num_sms / S::kCluster;
+  });
+  if (clusters == 0) return false;
+  const int64_t strips = (p.n + kGemmStrip * S::kCluster - 1) / (kGemmStrip * S::kCluster);
+  const int64_t stride = stride_of(p.out_places, p.m), bytes = size_of(p.out_dtype);
+  const bool same = S::kFp8 ? p.out_dtype == DType::kBFloat16 : p.out_dtype == p.a_dtype;
+  const HopperSettings settings{
+      stride_of(p.a_places, p.a_num_rows), stride, static_cast<int32_t>(strips), tokens_of_tile<S>(p, strips, clusters),
+      same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0};
+  // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
+  const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
+  launch_clusters(hopper_gemm_kernel<S>, S::kCluster,
+                  dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)), dim3(kGemmThreads),
+                  S::kSharedBytes, where, p, hopper_maps<S>(p), settings);
+  return true;
+}
+
+// Of tiles for as many tokens as a group has, if its share is the usual one.
+template <typename T, bool kByDepth>
+bool launch_hopper_layout(const GemmParams& p, const Launch& where) {
+  const int64_t share = p.m / p.num_groups;
+  if (share <= 32) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
+  if constexpr (sizeof(T) > 1) {
+    if (share <= 160) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
+  }
+  return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
+}
+
+template <typename T>
+bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
+  if constexpr (sizeof(T) > 1) {
+    if (p.b_stride_k != 1) return launch_hopper_layout<T, false>(p, where);
+  }
+  return launch_hopper_layout<T, true>(p, where);
+}
+
+}  // namespace flashinfer::cuda::sm90

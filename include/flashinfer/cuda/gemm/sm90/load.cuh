@@ -1,0 +1,162 @@
+// The warps that fill the ring: boxes of weights and tokens by TMA, tokens for both blocks of the cluster, and factors.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/shape.cuh>
+#include <flashinfer/cuda/gemm/sm90/tiles.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+struct HopperMaps {
+  CUtensorMap weights, tokens[3];  // of kGemmBox rows, of half and of a quarter of them
+};
+
+// Each block loads half of a tile's tokens for both, but 16, which are too few to be halved.
+template <typename S>
+__device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShared<S>& shared, const HopperTile& tile,
+                                          int use, int k, uint32_t rank, bool gathers) {
+  const Ring<S::kStages> ring = shared.ring();
+  const int stage = ring.stage(use);
+  const uint32_t full = ring.full(use);
+  ring.wait_empty(use);
+  ptx::mbarrier_arrive_expect_tx(full, S::kWeightBytes + (gathers ? 0 : tile.tokens * 128));
+  const int column = (tile.strip + static_cast<int>(rank)) * kGemmStrip;
+  if constexpr (S::kByDepth) {
+    ptx::tma_load(shared.weights(stage), &maps.weights, full, k, column, tile.matrix);
+  } else {
+    ptx::tma_load(shared.weights(stage), &maps.weights, full, column, k, tile.matrix);
+    ptx::tma_load(shared.weights(stage) + S::kGroupBytes, &maps.weights, full, column + 64, k, tile.matrix);
+  }
+  if (gathers) return;
+  const bool shares = S::kCluster > 1 && tile.tokens > 16;
+  int rows = shares ? tile.tokens / 2 : tile.tokens, at = shares ? static_cast<int>(rank) * rows : 0;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int box = kGemmBox >> i;
+#pragma unroll 1
+    for (; rows >= box; rows -= box, at += box)
+      if constexpr (S::kCluster > 1) {
+        ptx::tma_load_multicast(shared.tokens(stage) + at * 128, &maps.tokens[i], full, k, tile.row + at, 0,
+                                shares ? 3 : 1 << rank);
+      } else {
+        ptx::tma_load(shared.tokens(stage) + at * 128, &maps.tokens[i], full, k, tile.row + at, 0);
+      }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void load_tiles(const GemmParams& p, const HopperMaps& maps, const GemmShared<S>& shared,
+                                           const HopperSettings& settings, uint32_t rank) {
+  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTile tile;
+  const auto depth = static_cast<int32_t>(p.k);
+  const bool leads = ptx::elect_one();
+  int use = 0;
+  for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
+    if (leads)
+      for (int k = 0; k < depth; k += S::kDepth, ++use)
+        load_step(maps, shared, tile, use, k, rank, p.a_rows != nullptr);
+    __syncwarp();
+  }
+}
+
+// The row of a for a row of the output; -1 where there is none, which counts as zeros.
+__device__ __forceinline__ int64_t source_row(const GemmParams& p, int64_t row) {
+  if (!p.a_rows) return row;
+  const int32_t from = p.a_rows[row];
+  return from < p.a_num_rows ? from : -1;
+}
+
+// Tokens whose rows are anywhere, 16 bytes at a time, by the warps of the third group that have nothing else to do.
+// What ordinary copies wrote is made known to wgmma by whom copied it, when it has arrived: a few steps later.
+template <typename S>
+__device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperSettings& settings,
+                                              const GemmShared<S>& shared) {
+  using T = typename S::T;
+  constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRowsAtATime = S::kGatherThreads / 8;
+  const Ring<S::kStages> ring = shared.ring();
+  const int thread = static_cast<int>(threadIdx.x) - (kGemmThreads - S::kGatherThreads), unit = thread % 8;
+  const auto depth = static_cast<int32_t>(p.k);
+  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTile tile;
+  int use = 0;
+  for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
+    for (int k = 0; k < depth; k += S::kDepth, ++use) {
+      ring.wait_empty(use);
+      const uint32_t tokens = shared.tokens(ring.stage(use));
+      const int at = k + unit * kUnit;
+#pragma unroll 4
+      for (int row = thread / 8; row < tile.rows; row += kRowsAtATime) {
+        const int64_t from = source_row(p, tile.row + row);
+        const bool wanted = from >= 0 && at < depth;
+        ptx::cp_async_16(tokens + ChunkedTile<8>::unit(row, unit),
+                         static_cast<const T*>(p.a) + (wanted ? from * settings.a_stride + at : 0), wanted);
+      }
+      ptx::cp_async_commit();
+      if (use >= kLag) {
+        ptx::cp_async_wait<kLag>();
+        ptx::fence_proxy_async();
+        ring.arrive_full(use - kLag);
+      }
+    }
+  }
+  ptx::cp_async_wait<0>();
+  ptx::fence_proxy_async();
+  for (int left = use > kLag ? use - kLag : 0; left < use; ++left) ring.arrive_full(left);
+}
+
+// Factors of a step's tokens and weights, by a warp.
+template <typename S>
+__device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShared<S>& shared,
+                                             const HopperSettings& settings, uint32_t rank) {
+  constexpr int kOfLane = (S::kTokens + kGemmStrip) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Ring<S::kStages> ring = shared.ring();
+  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTile tile;
+  const auto depth = static_cast<int32_t>(p.k);
+  // Steps that share a factor.
+  const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : 0;
+  int use = 0;
+  for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
+    const float* from[kOfLane];
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const int at = i * 32 + lane;
+      if (i < S::kTokens / 32) {
+        const int64_t row = at < tile.rows ? source_row(p, tile.row + at) : -1;
+        from[i] = p.a_scale.data && row >= 0 ? p.a_scale.of_row(0, row) : nullptr;
+      } else {
+        const int64_t row = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + at - S::kTokens;
+        from[i] = p.b_scale.data && row < p.n ? p.b_scale.of_row(tile.matrix, row) : nullptr;
+      }
+    }
+    int block = 0, steps = 0;
+    for (int k = 0; k < depth; k += S::kDepth, ++use) {
+      ring.wait_empty(use);
+      const uint32_t to = shared.factors(ring.stage(use)) + lane * 4;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        const int64_t stride = i < S::kTokens / 32 ? p.a_scale.depth_stride : p.b_scale.depth_stride;
+        if (from[i]) {
+          ptx::cp_async_4(to + i * 128, from[i] + block * stride);
+        } else {
+          ptx::store_shared(to + i * 128, __float_as_uint(1.0f));
+        }
+      }
+      ptx::mbarrier_arrive_after_cp_async(ring.full(use));
+      ptx::mbarrier_arrive(ring.full(use));
+      if (++steps == each) steps = 0, ++block;
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,105 @@
+// From a warpgroup's sums to the output: 64 columns of a tile's rows, which lie beside each other there and below each
+// other in registers.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/shape.cuh>
+#include <flashinfer/cuda/gemm/sm90/tiles.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/descriptor.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+template <typename S>
+struct HopperOutput {
+  const GemmParams& p;
+  const HopperSettings& settings;
+  const HopperTile& tile;
+  const int group;
+  const int64_t column;  // the first of its 64
+  uint32_t buffer;       // this warpgroup's
+  int thread = static_cast<int>(threadIdx.x) % 128;
+
+  // Addresses that are the same for all tiles would be computed once and kept, in registers that sums need.
+  __device__ __forceinline__ HopperOutput(const GemmParams& params, const HopperSettings& others, const HopperTile& of,
+                                          int which, int64_t first, uint32_t to)
+      : p(params), settings(others), tile(of), group(which), column(first), buffer(to) {
+    asm volatile("" : "+r"(buffer), "+r"(thread));
+  }
+
+  // Rows of 128 bytes through shared memory: 16 bytes of a thread. A row behind the group's end is of another one.
+  template <int kN>
+  __device__ __forceinline__ void write_lines(const float (&d)[kN / 2]) const {
+    using Out = typename S::Out;
+    using Lines = ChunkedTile<S::kOutRows>;
+    const int lane = thread % 32, warp = thread / 32;
+    // Of four blocks of 8 x 8 the lane has the address of a row: 8 weights, then 8 more, then both of the next tokens.
+    const int to_row = lane / 16 * 8 + lane % 8, to_unit = 2 * warp + lane / 8 % 2;
+    const int unit = thread % 8, from_row = thread / 8;
+    const int64_t at = column + unit * 8;
+#pragma unroll
+    for (int first = 0; first < kN; first += S::kOutRows) {
+      sync();
+#pragma unroll
+      for (int row = first; row < (first + S::kOutRows < kN ? first + S::kOutRows : kN); row += 16) {
+        const float* from = d + row / 2;
+        ptx::stmatrix_x4_trans(buffer + Lines::unit(row - first + to_row, to_unit), pack<Out>(from[0], from[1]),
+                               pack<Out>(from[2], from[3]), pack<Out>(from[4], from[5]), pack<Out>(from[6], from[7]));
+      }
+      sync();
+      if (at >= p.n) continue;
+      const int end = tile.rows - first < S::kOutRows ? tile.rows - first : S::kOutRows;
+      const uint32_t lines = buffer + Lines::unit(from_row, unit);  // rows are 16 apart, which the pattern repeats for
+      Out* out = static_cast<Out*>(p.out) + (tile.row + first + from_row) * settings.out_stride + at;
+#pragma unroll 4
+      for (int row = from_row; row < end; row += 16, out += 16 * settings.out_stride)
+        *reinterpret_cast<uint4*>(out) = ptx::load_shared_16(lines + (row - from_row) * 128);
+    }
+  }
+
+  // Any type, any place: float32 through shared memory, 32 rows at a time, then one by one.
+  template <int kN>
+  __device__ __forceinline__ void write_any(const float (&d)[kN / 2]) const {
+    constexpr int kRows = kN < 32 ? kN : 32, kPitch = 68;  // of a row: lanes of a store lie in different banks
+    static_assert(kRows * kPitch * 4 <= S::kOutBytes, "rows fit");
+    const int lane = thread % 32, weight = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int first = 0; first < kN; first += kRows) {
+      sync();
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        ptx::store_shared(buffer + (row * kPitch + weight + i / 2 % 2 * 8) * 4, __float_as_uint(d[first / 2 + i]));
+      }
+      sync();
+      if (column + thread % 64 >= p.n) continue;
+      const int end = tile.rows - first < kRows ? tile.rows - first : kRows;
+#pragma unroll 1
+      for (int row = thread / 64; row < end; row += 2) write_one(first + row, row * kPitch + thread % 64);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }
+
+  __device__ __forceinline__ void write_one(int row, int place) const {
+    float value = ptx::load_shared_float(buffer + place * 4);
+    const int64_t at_row = tile.row + row;
+    if (p.row_scale) value *= p.row_scale[at_row];
+    const int64_t at = at_row * settings.out_stride + column + thread % 64;
+    if (p.out_dtype == DType::kFloat32) {
+      static_cast<float*>(p.out)[at] = value;
+    } else if (p.out_dtype == DType::kFloat16) {
+      static_cast<half_t*>(p.out)[at] = from_float<half_t>(value);
+    } else {
+      static_cast<bfloat16_t*>(p.out)[at] = from_float<bfloat16_t>(value);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,74 @@
+// The Hopper kernels of grouped products: sizes of their tiles, and their shared memory.
+//
+// Rows of a matrix (weights) are the rows of a warpgroup's product, and rows of the output (tokens) are its columns: of
+// those there may be any multiple of 16, so that a small group costs little more than its share.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/cuda/ptx/wgmma.cuh>
+#include <flashinfer/cuda/tile/descriptor.cuh>
+#include <flashinfer/cuda/tile/ring.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+constexpr int kGemmStrip = 128;         // weights of a block, 64 of each of its two warpgroups
+constexpr int kGemmThreads = 384;       // two warpgroups that compute, then one that loads
+constexpr int kGemmStripsTogether = 8;  // tiles of tokens that a strip is kept in the L2 cache for
+constexpr int kGemmBox = 64;            // tokens of one copy; there are others of half and of a quarter of them
+
+// For how many tokens of a group. The fewer a tile may have, the more of the weights are under way.
+enum class GemmSize { kMany, kSome, kFew };
+
+// kByDepth: of weights, numbers of the depth lie beside each other, else those of a step of it.
+template <typename T_, bool kByDepth_, GemmSize kSize>
+struct GemmShape {
+  using T = T_;
+  static constexpr bool kByDepth = kByDepth_;
+  // Sums of 8 bits are added to others, with factors, after each step: both take registers.
+  static constexpr bool kFp8 = sizeof(T) == 1, kFew = kSize == GemmSize::kFew;
+  static constexpr int kTokens = kFew ? 64 : kFp8 || kSize == GemmSize::kSome ? 160 : 256;
+  static constexpr int kStages = kFew ? (kFp8 ? 7 : 8) : kTokens == 160 ? 5 : 4;
+  static constexpr int kCluster = kFew ? 1 : 2;   // blocks with neighbouring strips, which share their tokens
+  static constexpr int kDepth = 128 / sizeof(T);  // of a step: a line of 128 bytes of each row
+  static constexpr auto kType = kFp8                       ? ptx::WgmmaType::kE4M3
+                                : __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16
+                                                           : ptx::WgmmaType::kF16;
+  static constexpr int kGatherThreads = kFp8 ? 64 : 96;  // beside those of the warps for boxes and for factors
+  static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
+  using Out = std::conditional_t<kFp8, bfloat16_t, T>;  // what leaves in whole lines
+  static_assert(kByDepth || !kFp8, "products of 8 bits take numbers of the depth beside each other");
+
+  static constexpr int kGroupBytes = 64 * 128;  // of a warpgroup's weights: as many numbers of the depth as weights
+  static constexpr int kWeightBytes = 2 * kGroupBytes, kTokenBytes = kTokens * 128;
+  static constexpr int kFactorBytes = kFp8 ? 2048 : 0;  // float32: of tokens, then of weights
+  static constexpr int kTokensAt = kWeightBytes, kFactorsAt = kTokensAt + kTokenBytes;
+  static constexpr int kWeightFactorsAt = kFactorsAt + kTokens * 4;
+  static constexpr int kStageBytes = kFactorsAt + kFactorBytes;
+  static constexpr int kOutRows = 128, kOutBytes = kOutRows * 128;  // 64 columns of a warpgroup
+  static constexpr int kOutputsAt = kStages * kStageBytes, kBytes = kOutputsAt + 2 * kOutBytes;
+  static constexpr int kSharedBytes = kBytes + 1024;  // what the start may be moved by
+  static_assert(kStageBytes % 1024 == 0 && kSharedBytes + 16 * kStages <= 232448, "whole patterns of the swizzle fit");
+};
+
+struct HopperSettings {
+  int64_t a_stride, out_stride;  // from row to row, in elements
+  int32_t strips;                // of clusters
+  int32_t tokens;                // of a tile at most
+  bool lines;                    // the output is written in lines of 16 bytes
+};
+
+template <typename S>
+struct GemmShared {
+  uint32_t start, barriers;
+
+  __device__ __forceinline__ uint32_t weights(int stage) const { return start + stage * S::kStageBytes; }
+  __device__ __forceinline__ uint32_t tokens(int stage) const { return weights(stage) + S::kTokensAt; }
+  __device__ __forceinline__ uint32_t factors(int stage) const { return weights(stage) + S::kFactorsAt; }
+  __device__ __forceinline__ uint32_t outputs(int group) const { return start + S::kOutputsAt + group * S::kOutBytes; }
+  __device__ __forceinline__ Ring<S::kStages> ring() const { return {barriers}; }
+};
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,99 @@
+// A warpgroup's part of a tile: 64 weights by kN tokens, summed over the depth.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/cuda/gemm/sm90/shape.cuh>
+#include <flashinfer/cuda/ptx/mbarrier.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+#include <flashinfer/cuda/ptx/wgmma.cuh>
+#include <flashinfer/cuda/tile/descriptor.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Every warp tells the loaders of both blocks: what it read may be overwritten by either.
+template <typename S>
+__device__ __forceinline__ void release_stage(const Ring<S::kStages>& ring, int use) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (S::kCluster == 1) {
+    if (lane == 0) ring.release(use);
+  } else if (lane < S::kCluster) {
+    ptx::mbarrier_arrive_of_rank(ring.empty(use), lane);
+  }
+}
+
+template <typename S, int kN>
+__device__ __forceinline__ void multiply_step(const GemmShared<S>& shared, int group, int use, bool add,
+                                              float (&d)[kN / 2]) {
+  using Lines = ChunkedTile<64>;
+  const int stage = Ring<S::kStages>::stage(use);
+  const uint32_t at = shared.weights(stage) + group * S::kGroupBytes;
+  const uint64_t weights = S::kByDepth ? Lines::k_contiguous(at) : Lines::n_contiguous(at);
+  const uint64_t tokens = Lines::k_contiguous(shared.tokens(stage));
+  ptx::warpgroup_fence();
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    ptx::Wgmma<kN>::template ss<S::kType, false, !S::kByDepth>(
+        d, weights + (S::kByDepth ? Lines::k_contiguous_step(i) : Lines::n_contiguous_step(i)),
+        tokens + Lines::k_contiguous_step(i), add || i > 0);
+  ptx::warpgroup_commit();
+}
+
+// d = sums of all steps; `use` goes on behind them.
+template <typename S, int kN>
+__device__ __forceinline__ void multiply(const GemmShared<S>& shared, int group, int steps, int& use,
+                                         float (&d)[kN / 2]) {
+  const Ring<S::kStages> ring = shared.ring();
+  // Sums that the first product might read would be alive before it, beside those of all other numbers of tokens.
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) d[i] = 0;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ++use) {
+    ring.wait_full(use);
+    multiply_step<S, kN>(shared, group, use, true, d);
+    ptx::warpgroup_wait<1>();
+    if (step > 0) release_stage<S>(ring, use - 1);
+  }
+  ptx::warpgroup_wait<0>();
+  ptx::warpgroup_hold(d);
+  release_stage<S>(ring, use - 1);
+}
+
+constexpr int kTurns = 3;  // the first of two named barriers
+
+// The same of 8 bits. Tensor cores add up about 14 bits of each sum: those of a step are added to others in float32,
+// with the factors of its tokens and weights.
+template <typename S, int kN>
+__device__ __forceinline__ void multiply_scaled(const GemmShared<S>& shared, int group, int steps, int& use,
+                                                float (&d)[kN / 2]) {
+  const Ring<S::kStages> ring = shared.ring();
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) d[i] = 0;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, ++use) {
+    float part[kN / 2];
+    ring.wait_full(use);
+    ptx::named_barrier<256>(kTurns + group);
+    multiply_step<S, kN>(shared, group, use, false, part);
+    const uint32_t factors = shared.factors(ring.stage(use));
+    const uint32_t weights = factors + S::kTokens * 4 + row * 4;
+    const float of_weights[2] = {ptx::load_shared_float(weights), ptx::load_shared_float(weights + 32)};
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(part);
+    ptx::named_barrier_arrive<256>(kTurns + 1 - group);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const uint2 raw = ptx::load_shared_8(factors + j * 32 + lane % 4 * 8);
+      const float of_tokens[2] = {__uint_as_float(raw.x), __uint_as_float(raw.y)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        d[4 * j + i] = fmaf(part[4 * j + i], of_tokens[i % 2] * of_weights[i / 2], d[4 * j + i]);
+    }
+    release_stage<S>(ring, use);
+  }
+}
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,80 @@
+// Which tiles a cluster computes: of groups whose sizes the device alone knows.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/shape.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+struct HopperTile {
+  int32_t matrix;
+  int32_t row, rows;  // of the output
+  int32_t tokens;     // columns of a product: `rows` and what fills them up
+  int32_t strip;      // the first of the cluster's
+};
+
+// Columns of a product for so many rows.
+FLASHINFER_HD int32_t filled_up_tokens(int32_t rows) { return rows <= 16 ? 16 : (rows + 31) / 32 * 32; }
+
+// Tiles of all groups in order. A group's rows are cut into tiles of about equal size, as few as can be. A cluster's
+// strips meet kGemmStripsTogether tiles of tokens one after the other, so that what clusters compute at a time is about
+// square. Every warp finds tiles for itself, 32 groups at a time.
+template <int kCluster>
+class HopperTiles {
+ public:
+  __device__ __forceinline__ HopperTiles(const GemmParams& params, const HopperSettings& settings)
+      : p_(params), strips_(settings.strips), tokens_(settings.tokens) {
+    count();
+  }
+
+  // Of a number that rises from call to call; false behind the last.
+  __device__ __forceinline__ bool find(int32_t number, HopperTile& tile) {
+    while (number >= before_ + all_) {
+      if (first_ + 32 >= static_cast<int32_t>(p_.num_groups)) return false;
+      before_ += all_, first_ += 32;
+      count();
+    }
+    const int owner = __ffs(__ballot_sync(~0u, number < before_ + upto_)) - 1;
+    const int32_t begin = __shfl_sync(~0u, begin_, owner), rows = __shfl_sync(~0u, rows_, owner);
+    const int32_t down = tiles_of(rows), upto = __shfl_sync(~0u, upto_, owner);
+    const int32_t rest = number - before_ - (upto - down * strips_);
+    // Tiles of tokens in columns of kGemmStripsTogether.
+    const int32_t column = kGemmStripsTogether * strips_, first = rest / column * kGemmStripsTogether;
+    const int32_t within = rest % column;
+    const int32_t height = down - first < kGemmStripsTogether ? down - first : kGemmStripsTogether;
+    const int32_t each = filled_up_tokens((rows + down - 1) / down), at = (first + within % height) * each;
+    tile.matrix = __shfl_sync(~0u, matrix_, owner);
+    tile.strip = within / height * kCluster;
+    tile.row = begin + at;
+    tile.rows = rows - at < each ? rows - at : each;
+    tile.tokens = filled_up_tokens(tile.rows);
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ int32_t tiles_of(int32_t rows) const { return (rows + tokens_ - 1) / tokens_; }
+
+  __device__ __forceinline__ void count() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const GemmGroup group = first_ + lane < p_.num_groups ? p_.group(first_ + lane) : GemmGroup{0, 0, 0};
+    begin_ = static_cast<int32_t>(group.begin), rows_ = static_cast<int32_t>(group.end - group.begin);
+    matrix_ = static_cast<int32_t>(group.matrix);
+    upto_ = tiles_of(rows_) * strips_;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t below = __shfl_up_sync(~0u, upto_, step);
+      if (lane >= step) upto_ += below;
+    }
+    all_ = __shfl_sync(~0u, upto_, 31);
+  }
+
+  const GemmParams& p_;
+  int32_t strips_, tokens_;         // of clusters, and of a tile at most
+  int32_t first_ = 0, before_ = 0;  // the first of the 32 groups, and tiles in front of it
+  int32_t begin_, rows_, matrix_;   // this lane's group
+  int32_t upto_, all_;              // tiles up to it and its own, those of all 32
+};
+
+}  // namespace flashinfer::cuda::sm90

@@ -1,0 +1,114 @@
+"""Sizes and layouts that meet each part of the kernels for Hopper alone; other devices run theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer._gemm.operators import grouped_gemm
+from flashinfer.gemm import SegmentGEMMWrapper
+from flashinfer.utils import is_sm90a_supported
+
+from .oracle import SENTINEL, assert_product, drawn, product
+
+# Rows of a group: each number of tokens that a tile is filled up to, and groups of several tiles.
+SIZES = [1, 16, 0, 17, 32, 33, 64, 90, 128, 130, 160, 161, 200, 224, 230, 256, 257, 330, 513]
+HALVES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+
+
+def on_hopper(device: str) -> bool:
+    return device == "cuda" and is_sm90a_supported(torch.device(device))
+
+
+@pytest.mark.parametrize("more", [[], [0] * 100, [2500]])
+@pytest.mark.parametrize("n", [136, 388])
+@pytest.mark.parametrize("by_depth", [True, False])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_size_of_a_tile(dtype, by_depth, n, more, device):
+    """Outputs in whole lines and one by one; strips that end inside of a block or of a cluster.
+
+    The mean of the groups' rows chooses between kernels for many, some and few tokens.
+    """
+    if dtype.itemsize == 1 and not by_depth:
+        pytest.skip("fp8 has numbers of the depth beside each other")
+    sizes = [*SIZES[torch.randint(0, 3, ()) :], *more]
+    m, k = sum(sizes) + 5, 208
+    indptr = torch.tensor([0, *sizes]).cumsum(0).to(device)
+    a, b = drawn(m, k, dtype=dtype, device=device), drawn(len(sizes), n, k, dtype=dtype, device=device)
+    if not by_depth and n % 8 == 0:
+        b = b.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = sum(sizes)
+    parts = [product(x.double(), y.double()) for x, y in zip(a[:rows].split(sizes), b, strict=True)]
+    want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
+    for out_dtype in (torch.bfloat16 if dtype.itemsize == 1 else dtype, torch.float32):
+        buffer = torch.full((m, n + 8), SENTINEL, device=device, dtype=out_dtype)
+        out = buffer[:, :n]
+        grouped_gemm(out, a, b, None, None, indptr, *[None] * 4, 0, 0, 0, sm90=on_hopper(device))
+        assert_product(out[:rows], want, magnitude, dtype)
+        assert bool((out[rows:] == SENTINEL).all() and (buffer[:, n:] == SENTINEL).all())
+
+
+@pytest.mark.parametrize("more", [[], [0] * 20, [900]])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gathered_rows(dtype, more, device):
+    """Rows from anywhere, several times and not at all; with scales, those of the rows that are taken."""
+    m, n, k, sizes = 150, 200, 336, [70, 1, 0, 270, 30, *more]
+    a, b = drawn(m, k, dtype=dtype, device=device), drawn(len(sizes), n, k, dtype=dtype, device=device)
+    rows = torch.randint(0, m, (sum(sizes),), device=device)
+    indptr = torch.tensor([0, *sizes], device=device).cumsum(0)
+    scales = (None, None, *(0, 0, 0)) if dtype.itemsize > 1 else (torch.rand(m, 3, device=device) + 0.5, torch.ones(len(sizes), 2, 3, device=device), 1, 128, 128)  # fmt: skip
+    taken = a[rows].double()
+    if scales[0] is not None:
+        taken *= scales[0][rows].repeat_interleave(128, 1)[:, :k].double()
+    parts = [product(x, y.double()) for x, y in zip(taken.split(sizes), b, strict=True)]
+    want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
+    places = rows.int()
+    places[5], places[100] = -1, m
+    want[5] = want[100] = magnitude[5] = magnitude[100] = 0
+    out = torch.full((sum(sizes), n), SENTINEL, device=device)
+    grouped_gemm(out, a, b, *scales[:2], indptr, None, None, places, None, *scales[2:], sm90=on_hopper(device))
+    assert_product(out, want, magnitude, dtype)
+
+
+def test_more_tiles_than_blocks(device):
+    """Blocks that go on from tile to tile, and strips of many tiles of tokens."""
+    m, n, k = (5000, 3200, 72) if device == "cuda" else (700, 300, 72)
+    a, b = (drawn(*size, dtype=torch.bfloat16, device=device) for size in ((m, k), (2, n, k)))
+    indptr = torch.tensor([0, m - 260, m], device=device)
+    out = torch.full((m, n), SENTINEL, device=device, dtype=torch.bfloat16)
+    grouped_gemm(out, a, b, None, None, indptr, *[None] * 4, 0, 0, 0)
+    parts = [product(x.double(), y.double()) for x, y in zip(a.split([m - 260, 260]), b, strict=True)]
+    want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
+    assert_product(out, want, magnitude, torch.bfloat16)
+
+
+@pytest.mark.parametrize("granularity_n", [1, 128])
+def test_factors_of_steps_and_of_two_steps(granularity_n, device):
+    """Of rows and of blocks of weights, for 128 and for 256 numbers of the depth."""
+    m, n, k = 333, 264, 640
+    a, b = (drawn(*size, dtype=torch.float8_e4m3fn, device=device) for size in ((m, k), (2, n, k)))
+    for depth in (128, 256):
+        blocks = -(-k // depth)
+        a_scale = torch.rand(blocks, m, device=device).t() + 0.5
+        b_scale = torch.rand(2, -(-n // granularity_n), blocks, device=device) + 0.5
+        out = torch.full((m, n), SENTINEL, device=device, dtype=torch.bfloat16)
+        indptr = torch.tensor([0, 70, m], device=device)
+        grouped_gemm(out, a, b, a_scale, b_scale, indptr, *[None] * 4, 1, granularity_n, depth, sm90=on_hopper(device))
+        x = a.double() * a_scale.repeat_interleave(depth, 1)[:, :k].double()
+        y = b.double() * b_scale.repeat_interleave(depth, 2)[:, :, :k].repeat_interleave(granularity_n, 1)[:, :n]
+        parts = [product(rows, matrix) for rows, matrix in zip(x.split([70, m - 70]), y, strict=True)]
+        want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
+        assert_product(out, want, magnitude, torch.float8_e4m3fn)
+
+
+def test_what_hopper_cannot_serve_is_refused_where_it_is_asked_for(device):
+    x, weights = (drawn(*size, dtype=torch.float32, device=device) for size in ((5, 16), (1, 8, 16)))
+    wrapper = SegmentGEMMWrapper(torch.empty(8, device=device), backend="sm90")
+    lens = torch.tensor([5])
+    reason = "operands are neither bfloat16" if device == "cuda" else "for tensors on the CPU"
+    with pytest.raises(ValueError, match=f"backend: got 'sm90'.*{reason}"):
+        wrapper.run(x, weights, 1, True, seg_lens=lens)
+    if device == "cuda":
+        halves = torch.ones(5, 17, device=device).bfloat16(), torch.ones(1, 8, 17, device=device).bfloat16()
+        with pytest.raises(ValueError, match="rows do not begin at multiples of 16 bytes"):
+            wrapper.run(*halves, 1, True, seg_lens=lens)

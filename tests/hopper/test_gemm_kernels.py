@@ -1,0 +1,43 @@
+"""What the compilers make of the Hopper kernels of grouped products: no spills, no product that waits for another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..support.device_code import compiled_for_hopper, sass_or_skip
+
+HERE = Path(__file__).parent
+TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # of a tile
+TOKENS_OF_8_BITS, FEW_TOKENS = TOKENS[:6], TOKENS[:3]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The object file of gemm.cu, and what ptxas said."""
+    return compiled_for_hopper(HERE / "gemm.cu", tmp_path_factory.mktemp("gemm"))
+
+
+def test_ptxas_spills_nothing_and_serialises_nothing(compiled: tuple[Path, str]) -> None:
+    said = compiled[1]
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert len(spills) == 4 and set(spills) == {("0", "0", "0")}, said
+    assert not re.search(r"C75\d\d", said), said
+
+
+def test_each_size_has_its_products_and_boxes_come_by_tma(compiled: tuple[Path, str]) -> None:
+    sass = sass_or_skip(compiled[0])
+    functions = dict(re.findall(r"Function : (\w*hopper_gemm_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
+    assert len(functions) == 4
+    for name, body in functions.items():
+        eight, few = "fp8" in name, "GemmSizeE2" in name
+        kind = "QGMMA.64x{}x32.F32.E4M3.E4M3" if eight else "HGMMA.64x{}x16.F32"
+        for tokens in TOKENS_OF_8_BITS if eight else FEW_TOKENS if few else TOKENS:
+            assert body.count(kind.format(tokens)) == 4, (name, tokens)
+        # Weights once or twice, tokens to both blocks; memory is read behind the wait for the kernel in front.
+        assert body.count("UTMALDG.3D.MULTICAST") == (0 if few else 3), name
+        assert body.count("UTMALDG.3D") == (5 if "Lb0E" in name else 4), name
+        assert not re.search(r"\b(STL|LDL)\b", body), name
+        assert "ACQBULK" in body and not re.search(r"\bLDG\b", body.split("ACQBULK")[0]), name
