@@ -5,6 +5,9 @@
 namespace flashinfer::cuda {
 
 void launch_maps(const MapRowsParams& p, const Launch& where) {
+  // Sums over flat rows, and of exponentials, are faster in clusters in batches of any size.
+  const int64_t rows = p.map == RowMap::kTopKRenorm ? p.num_rows : 1;
+  if (is_held(rows, p.vocab_size, where.device)) return launch_held_maps(p, where);
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
   if (!shape.resident) return launch_streamed_maps(p, shape, where);
   launch_clusters<map_kernel<true>>(shape, p.num_rows, where, p);

@@ -8,7 +8,7 @@ import torch
 from flashinfer import sampling
 
 from ..conftest import DEVICES
-from ..support.sampling_oracle import rows_of
+from ..support.sampling_oracle import KINDS, rows_of
 
 RANDOM = dict(seed=11, offset=12)
 VOCABS = [111, 513, 5000, 32000]
@@ -58,6 +58,33 @@ def test_a_request_draws_the_same_in_any_batch(vocab_size, device):
         alone = draws(vocab_size, 1, seed=seeds[one], offset=zeros[one], slot=0)
         for name, draw in alone.items():
             assert draw(x[one]).equal(whole[name][one]), (name, row)
+
+
+def test_many_rows_draw_what_each_draws_alone(device):
+    """More rows than SMs: what filters may keep is collected while a row is read, if it is not too much."""
+    rows, vocab_size = 144, 17000
+    x = torch.cat([rows_of(kind, rows // len(KINDS) + 1, vocab_size) for kind in KINDS])[:rows].to(device)
+    ways = {
+        "top_k 1": lambda x, slot: sampling.top_k_sampling_from_probs(x, 1, **RANDOM, slot=slot),
+        "top_k 50": lambda x, slot: sampling.top_k_sampling_from_probs(x, 50, **RANDOM, slot=slot),
+        "min_p": lambda x, slot: sampling.min_p_sampling_from_probs(x, 0.1, **RANDOM, slot=slot),
+        "a little": lambda x, slot: sampling.min_p_sampling_from_probs(x, 1e-3, **RANDOM, slot=slot),
+        "first": lambda x, slot: sampling.top_k_top_p_sampling_from_probs(x, 70, 0.8, **RANDOM, slot=slot),
+        "joint": lambda x, slot: sampling.top_k_top_p_sampling_from_probs(
+            x, 70, 0.4, filter_apply_order="joint", **RANDOM, slot=slot
+        ),
+        "logits": lambda x, slot: sampling.top_k_top_p_sampling_from_logits(x.log(), 20, 0.9, **RANDOM, slot=slot),
+    }
+    slots = torch.arange(rows, device=device)
+    numbers = torch.linspace(0, 1, rows, device=device)
+    each = sampling.min_p_sampling_from_probs(x, numbers, **RANDOM)
+    for name, draw in ways.items():
+        whole = draw(x, slots)
+        for row in range(0, rows, 3):
+            one = slice(row, row + 1)
+            assert draw(x[one], row).equal(whole[one]), (name, row)
+            alone = sampling.min_p_sampling_from_probs(x[one], numbers[one], **RANDOM, slot=row)
+            assert alone.equal(each[one]), row
 
 
 @pytest.mark.parametrize("vocab_size", VOCABS)

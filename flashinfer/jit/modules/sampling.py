@@ -18,10 +18,9 @@ def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -
     backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
     # What is longest to compile has a file of its own.
-    parts = ("samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks") if backend == "cuda" else ()
-    return replace(
-        spec, sources=(*spec.sources[:-1], *(f"csrc/sampling/{part}.cu" for part in parts), spec.sources[-1])
-    )
+    names = ("few", "held", "samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks")
+    parts = [f"csrc/sampling/{name}.cu" for name in names] if backend == "cuda" else []
+    return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -36,6 +36,18 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
+// The same in two steps, with work in between that needs no other block.
+__device__ __forceinline__ void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 // The same for reads alone: they are done before any thread goes on. It does not wait for writes, which takes longer:
 // bins written by atomics were seen to be read by another block before they were complete.
 __device__ __forceinline__ void cluster_sync_reads() {

@@ -97,12 +97,18 @@ struct Engine {
   __device__ __forceinline__ bool keeps(int c) const { return kResident && c - first >= skip; }
 
   // Once for each block, before the first pass: all blocks have started, and their barriers are there.
-  __device__ __forceinline__ void start() const {
-    if (is_cluster() && threadIdx.x == 0) {
+  __device__ __forceinline__ void start() const { arrive(), wait(); }
+  // In two steps, the first of which does not wait.
+  __device__ __forceinline__ void arrive() const {
+    if (!is_cluster()) return;
+    if (threadIdx.x == 0) {
       for (uint64_t& barrier : scratch().barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
       ptx::mbarrier_fence_init();
     }
-    sync();
+    ptx::cluster_arrive();
+  }
+  __device__ __forceinline__ void wait() const {
+    if (is_cluster()) ptx::cluster_wait();
   }
 
   // All threads of the cluster; and for reads alone.

@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include <flashinfer/cuda/host/launch.cuh>
-#include <flashinfer/cuda/sampling/engine.cuh>
+#include <flashinfer/cuda/sampling/held.cuh>
 
 namespace flashinfer::cuda {
 
@@ -45,6 +45,19 @@ inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   int size = 1;
   while (info.major >= 9 && size < kMaxCluster && size * rows < info.num_sms && chunks >= 16 * size) size *= 2;
   return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
+}
+
+// Rows that a cluster holds (held.cuh), where there are clusters and most of the rows are at work at once.
+inline bool is_held(int64_t rows, int64_t vocab_size, int device) {
+  const DeviceInfo& info = device_info(device);
+  const int64_t chunks = num_chunks(vocab_size);
+  return info.major >= 9 && chunks <= kHeldChunks &&
+         rows * ((chunks + kOwnChunks - 1) / kOwnChunks) <= 2 * info.num_sms;
+}
+
+inline Shape held_shape(int64_t vocab_size) {
+  const int chunks = static_cast<int>(num_chunks(vocab_size)), size = (chunks + kOwnChunks - 1) / kOwnChunks;
+  return {size, kHeldThreads, Held::bytes(Engine<true>::own_chunks(chunks, size)), false};
 }
 
 template <auto kKernel, typename... Args>
@@ -92,6 +105,9 @@ struct Groups {
 };
 
 // Each kernel of a family of kernels is compiled in a file of its own.
+bool launch_few_samples(const SampleParams& p, const Launch& where);  // whether it is what they are for
+void launch_held_samples(const SampleParams& p, const Launch& where);
+void launch_held_maps(const MapRowsParams& p, const Launch& where);
 void launch_samples(const SampleParams& p, const Launch& where);
 void launch_maps(const MapRowsParams& p, const Launch& where);
 void launch_masks(const MapRowsParams& p, const Launch& where);

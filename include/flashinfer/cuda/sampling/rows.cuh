@@ -180,21 +180,27 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   }
 }
 
+// The threshold of a row, with the engine's sums those of what is kept.
+template <bool kResident>
+__device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& e, const Filters& f,
+                                             Totals& totals) {
+  if (!p.is_logits) {
+    totals = load_probs(e);
+    return apply(e, f, p.top_k_first, p.input.dtype, totals);
+  }
+  // Logits are masked by the first filter before there are probabilities.
+  const bool masked = p.top_k_first && f.top_k.on;
+  Filters rest = f;
+  if (masked) rest.top_k = {};
+  totals = load_softmax(e, f.temperature, masked ? f.top_k : TopK{});
+  return apply(e, rest, false, DType::kFloat32, totals);
+}
+
 // All registers that 512 threads can have: what is spilled by a whole SM's threads is more than its L1 cache holds.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
-    if (!p.is_logits) {
-      totals = load_probs(e);
-      return apply(e, f, p.top_k_first, p.input.dtype, totals);
-    }
-    // Logits are masked by the first filter before there are probabilities.
-    const bool masked = p.top_k_first && f.top_k.on;
-    Filters rest = f;
-    if (masked) rest.top_k = {};
-    totals = load_softmax(e, f.temperature, masked ? f.top_k : TopK{});
-    return apply(e, rest, false, DType::kFloat32, totals);
-  });
+  sample_groups<kResident>(
+      p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) { return prepare_row(p, e, f, totals); });
 }
 
 // softmax and renormalised rows, a cluster each.

@@ -1,0 +1,15 @@
+// Rows that the registers of a cluster hold: filtered draws, and rows with new values.
+#include <flashinfer/cuda/sampling/held_kernels.cuh>
+#include <flashinfer/cuda/sampling/launch.cuh>
+
+namespace flashinfer::cuda {
+
+void launch_held_samples(const SampleParams& p, const Launch& where) {
+  launch_clusters<held_sample_kernel>(held_shape(p.vocab_size), p.num_outputs, where, p);
+}
+
+void launch_held_maps(const MapRowsParams& p, const Launch& where) {
+  launch_clusters<held_map_kernel>(held_shape(p.vocab_size), p.num_rows, where, p);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,104 @@
+// Kernels for rows that a cluster holds, as those of rows.cuh and ranks.cuh.
+#pragma once
+
+#include <flashinfer/cuda/sampling/held_rows.cuh>
+
+namespace flashinfer::cuda {
+
+__device__ __forceinline__ HeldRow start_held(int64_t n) {
+  HeldRow x;
+  x.e = Engine<false>::of(n);
+  x.e.arrive();
+  wait_for_inputs();
+  let_next_start();
+  return x;
+}
+
+__global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
+    held_sample_kernel(const __grid_constant__ SampleParams p) {
+  const int64_t row = blockIdx.x / ptx::cluster_size();
+  HeldRow x = start_held(p.vocab_size);
+  const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
+  Filters f = Filters::of(p, row, row);
+  Totals totals{{1, 1}, 0, false};
+  float t = 0;
+  if (!p.is_logits) {
+    x.transform<true>([&](const auto& work) { x.read(source, 0.0f, work); }, [](float l) { return max_nan(l, 0.0f); });
+    totals = x.totals();
+  } else {
+    x.read_maxima<true>(source, -INFINITY);
+    const float top = largest_of(x.maxima(), x.e.chunks);
+    if (top == top) {
+      float least = -INFINITY;
+      if (p.top_k_first && f.top_k.on) {
+        least = Signed::real(x.top_k_key<Signed>(Signed::key(top), f.top_k.k));
+        f.top_k = {};
+      }
+      x.transform<false>(Exponential{least, top, exponent_scale(f.temperature)});
+      totals = x.totals();
+      if (totals.valid) {
+        x.transform<true>(Normalizer::of(totals.real()));
+        totals = x.totals();
+      }
+    }
+  }
+  t = x.filter(f, p.top_k_first && !p.is_logits, p.input.dtype, totals);
+  x.draw(p, row, totals, t);
+  x.e.sync_reads();  // others may read this block's bins
+}
+
+// softmax and renormalised rows; masked logits.
+__global__ void __launch_bounds__(kHeldThreads, kHeldBlocks) held_map_kernel(const __grid_constant__ MapRowsParams p) {
+  const int64_t row = blockIdx.x / ptx::cluster_size();
+  HeldRow x = start_held(p.vocab_size);
+  const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
+  const auto write = [&](DType dtype, const auto& change) {
+    x.each_chunk([&](Chunk& chunk, int which) {
+      chunk.each([&](float& value) { value = change(value); });
+      const int64_t at = int64_t{x.chunk(which)} * kSumChunk;
+      store_chunk(p.output, dtype, row, chunk, at, p.vocab_size);
+    });
+  };
+  if (p.map == RowMap::kTopKMask) {
+    const TopK top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+    x.read_maxima<false>(source, NAN);
+    float least = -INFINITY;
+    if (top_k.on) {
+      uint32_t most = 0;
+      for (int c = lane_id(); c < x.e.chunks; c += 32) most = max(most, Signed::key(x.maxima()[c]));
+      least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kWarp, most), top_k.k));
+    }
+    write(p.input.dtype, [&](float value) { return value < least ? -INFINITY : value; });
+  } else {
+    DType dtype = p.input.dtype;
+    Totals totals{{1, 1}, 0, false};
+    float t = 0, otherwise = NAN;
+    if (p.map == RowMap::kSoftmax) {
+      dtype = DType::kFloat32;
+      x.read_maxima<true>(source, -INFINITY);
+      const float top = largest_of(x.maxima(), x.e.chunks);
+      if (top == top) {
+        x.transform<false>(Exponential{-INFINITY, top, exponent_scale(p.number.get_real(row, row))});
+        totals = x.totals();
+      }
+    } else {
+      Filters f{};
+      f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
+      if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+      x.transform<true>([&](const auto& work) { x.read(source, 0.0f, work); },
+                        [](float value) { return max_nan(value, 0.0f); });
+      totals = x.totals();
+      if (f.valid() && x.e.largest_bits(x.sums(), x.e.chunks) == 0) otherwise = 0;
+      t = x.filter(f, false, dtype, totals);
+    }
+    if (totals.valid) {
+      const Normalizer by = Normalizer::of(totals.real());
+      write(dtype, [&](float value) { return value >= t ? by(value) : 0.0f; });
+    } else {
+      write(dtype, [&](float) { return otherwise; });
+    }
+  }
+  x.e.sync_reads();
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,120 @@
+// Rows that a cluster holds, filtered and drawn from, as rows.cuh has them.
+#pragma once
+
+#include <flashinfer/cuda/sampling/held_threshold.cuh>
+#include <flashinfer/cuda/sampling/rows.cuh>
+
+namespace flashinfer::cuda {
+
+struct Exponential {
+  float least, top, scale;
+
+  __device__ __forceinline__ float operator()(float x) const {
+    return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
+  }
+};
+
+struct HeldRow : HeldSearch {
+  // As apply() in rows.cuh.
+  __device__ __forceinline__ float filter(const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+    float t = 0;
+    if (!row.valid || !f.valid()) {
+      row.valid = false;
+      return t;
+    }
+    if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
+    float most = largest();
+    if (f.has_min_p) t = f.min_p >= 1 ? most : static_cast<float>(f.min_p) * most;
+    if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(__float_as_uint(most), f.top_k.k)));
+    if (f.has_top_p) {
+      if (f.top_k.on && top_k_first) {
+        sum_kept(t);
+        const Normalizer by = Normalizer::of(totals(row.fixed).real());
+        transform<true>([&](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; });
+        row = totals();
+        most = largest(), t = 0;
+      }
+      t = fmaxf(t, top_p(f.top_p, row, most));
+    }
+    sum_kept(t);
+    const Totals kept = totals(row.fixed);
+    row.total = kept.total, row.valid = kept.valid;
+    return t;
+  }
+
+  // The chunk in which sums pass the share, and what of the share is left there, for all threads.
+  __device__ __forceinline__ int choose(const SampleParams& p, int64_t output, const Totals& totals) const {
+    if (e.warp() == 0) {
+      const float* of_chunks = sums();
+      const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+      uint64_t own = 0;
+      for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
+      const uint64_t end = warp_ends(own);
+      uint64_t share = share_of(p.random.draw(output, 0), totals.total);
+      if (end - own <= share && share < end) {
+        int c = from;
+        share -= end - own;
+        for (uint64_t part; (part = totals.fixed(of_chunks[c])) <= share; ++c) share -= part;
+        scratch().found_above = share, scratch().found_position = c;
+      }
+    }
+    __syncthreads();
+    return scratch().found_position;
+  }
+
+  // The first element whose sum passes the share, of the warp that has its chunk; everyone calls this.
+  __device__ __forceinline__ void draw(const SampleParams& p, int64_t output, const Totals& totals, float t) const {
+    if (!totals.valid) {
+      if (e.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
+      return;
+    }
+    const int c = choose(p, output, totals);
+    each_chunk([&](const Chunk& x, int which) {
+      if (chunk(which) == c) walk(x, c, scratch().found_above, p, output, totals, t);
+    });
+  }
+  // The same, of rows that are not held, of whose elements change(x) is drawn from.
+  template <typename F>
+  __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
+                                            const Totals& totals, float t, const F& change) const {
+    if (!totals.valid) {
+      if (threadIdx.x == 0) put_sample(p, output, 0, false);
+      return;
+    }
+    const int c = choose(p, output, totals);
+    if (e.warp() != 0) return;
+    Chunk x;
+    source.load(x, int64_t{c} * kSumChunk, padding);
+    x.each([&](float& value) { value = change(value); });
+    walk(x, c, scratch().found_above, p, output, totals, t);
+  }
+
+  __device__ __forceinline__ void walk(const Chunk& x, int c, uint64_t share, const SampleParams& p, int64_t output,
+                                       const Totals& totals, float t) const {
+    const int count = min(e.left(c), kSumChunk);
+    int token = -1, last = -1;
+    uint64_t before = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint64_t ends[4], own = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float value = x.at[j][i];
+        if (value > 0 && value >= t && part_start(j) + i < count) own += totals.fixed(value), last = part_start(j) + i;
+        ends[i] = own;
+      }
+      const uint64_t end = warp_ends(own) + before, start = end - own;
+      if (token < 0 && start <= share && share < end) {
+        token = part_start(j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) token += start + ends[i] <= share;
+      }
+      before = __shfl_sync(kWarp, end, 31);
+    }
+    // Where rounding leaves none, the last that is kept.
+    const int most = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
+    if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (most >= 0 ? most : kept), true);
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,267 @@
+// Thresholds of rows that a cluster holds, as threshold.cuh has them.
+//
+// Histograms and candidates lie where an engine has its bins: two histograms, used in turns, the keys that a block
+// finds, and a copy of those of all blocks. Before an area is written again, all blocks have met once since it was
+// read.
+#pragma once
+
+#include <flashinfer/cuda/sampling/held.cuh>
+#include <flashinfer/cuda/sampling/threshold.cuh>
+
+namespace flashinfer::cuda {
+
+// Keys that the blocks of a cluster have found. A lane knows the number of the block that has its number.
+struct Gathered {
+  bool room;
+  uint32_t total, count;
+};
+
+struct HeldSearch : Held {
+  // Sums over all blocks' bins: the words of a thread, from the top down.
+  static constexpr int kEach = kBins / 256;
+  __device__ __forceinline__ void merge(uint32_t (&words)[kEach]) const {
+    e.sync();
+#pragma unroll
+    for (uint32_t& word : words) word = 0;
+    if (threadIdx.x >= kBins / kEach) return;
+    const uint32_t* own = bins() + kBins - 4 - 4 * threadIdx.x;
+#pragma unroll 4
+    for (int r = 0; r < e.size; ++r) {
+      const uint4 part = ptx::load4_of_rank(ptx::of_rank(own, r));
+      words[0] += part.w, words[1] += part.z, words[2] += part.y, words[3] += part.x;
+    }
+  }
+  template <bool kMass>
+  __device__ __forceinline__ Found find_in(uint64_t need, Weights weights) const {
+    uint32_t words[kEach];
+    merge(words);
+    if constexpr (kMass) {
+      const uint64_t values[2] = {weights.sum(words[1], words[0]), weights.sum(words[3], words[2])};
+      return find(values, need, kBins / 2 - 1);
+    } else {
+      const uint64_t values[4] = {words[0], words[1], words[2], words[3]};
+      return find(values, need, kBins - 1);
+    }
+  }
+
+  template <typename Key>
+  __device__ __forceinline__ Gathered gather(uint32_t low, uint32_t high) {
+    if (threadIdx.x == 0) scratch().counter = 0;
+    __syncthreads();
+    each_chunk([&](const Chunk& x, int) {
+      uint32_t found = 0;
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (Key::key(x.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
+      if (!__any_sync(kWarp, found)) return;
+      uint32_t end = __popc(found);
+#pragma unroll
+      for (int apart = 1; apart < 32; apart *= 2) {
+        const uint32_t before = __shfl_up_sync(kWarp, end, apart);
+        if (lane_id() >= apart) end += before;
+      }
+      uint32_t base = 0;
+      if (lane_id() == 31) base = atomicAdd(&scratch().counter, end);
+      base = __shfl_sync(kWarp, base, 31);
+      if (base + __shfl_sync(kWarp, end, 31) > kOwnKeys) return;
+      uint32_t* to = keys() + base + end - __popc(found);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (found >> i & 1) *to++ = Key::key(x.at[i / 4][i % 4]);
+    });
+    e.sync();
+    const int lane = lane_id();
+    const uint32_t count = lane < e.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
+    return {!__any_sync(kWarp, count > kOwnKeys), __reduce_add_sync(kWarp, count), count};
+  }
+
+  // f(key, number) of all: some of the warps take the keys of a block.
+  template <typename F>
+  __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
+    const int parts = kHeldWarps / e.size, r = e.warp() / parts, lane = lane_id();
+    if (r >= e.size) return;
+    const uint32_t base = __reduce_add_sync(kWarp, lane < r ? all.count : 0), n = __shfl_sync(kWarp, all.count, r);
+    const uint32_t from = ptx::of_rank(keys(), r);
+    for (uint32_t i = (e.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
+      f(ptx::load_of_rank(from + 4 * i), base + i);
+  }
+
+  // The key of the need-th largest of a few keys: each thread ranks one.
+  __device__ __forceinline__ uint32_t ranked(const Gathered& all, uint32_t need) const {
+    uint32_t* few = few_keys();
+    each_key(all, [&](uint32_t key, uint32_t number) { few[number] = key; });
+    __syncthreads();
+    if (threadIdx.x < all.total) {
+      const uint32_t own = few[threadIdx.x];
+      uint32_t above = 0, reach = 0;
+#pragma unroll 4
+      for (uint32_t i = 0; i < all.total; ++i) {
+        const uint32_t key = few[i];
+        above += key > own, reach += key >= own;
+      }
+      if (above < need && need <= reach) scratch().found_position = own;
+    }
+    __syncthreads();
+    return scratch().found_position;
+  }
+
+  // Levels of bins over what was gathered, in each block for itself, until one key is left.
+  template <bool kMass>
+  __device__ __forceinline__ Edge among(const Gathered& all, uint32_t low, uint32_t high, uint64_t need,
+                                        Weights weights) const {
+    constexpr int kEachBins = kLocalBins / 256;
+    uint32_t* words = bins();
+    uint64_t value;
+    do {
+      Bins<kLocalBins> parted(low, high);
+      clear(words, kMass ? 2 * kLocalBins : kLocalBins);
+      each_key(all, [&](uint32_t key, uint32_t) {
+        if (!parted.holds(key)) return;
+        if constexpr (kMass) weights.add(words + 2 * parted.of(key), __uint_as_float(key));
+        if constexpr (!kMass) atomicAdd(words + parted.of(key), 1u);
+      });
+      __syncthreads();
+      uint64_t values[kEachBins];
+#pragma unroll
+      for (int i = 0; i < kEachBins; ++i) {
+        const int bin = kLocalBins - 1 - (kEachBins * static_cast<int>(threadIdx.x) + i);
+        values[i] = 0;
+        if (bin >= 0) values[i] = kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[bin];
+      }
+      const Found found = find(values, need, kLocalBins - 1);
+      need = need > found.above ? need - found.above : 1;
+      parted.narrow(kLocalBins - 1 - found.position);
+      low = parted.low, high = parted.high, value = found.value;
+    } while (low < high);
+    return {low, value};
+  }
+
+  // The threshold in [low, high]: what is found there is gathered, and parted by bins first where it is too much.
+  template <typename Key, bool kMass>
+  __device__ __forceinline__ Edge resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
+    constexpr int kCount = kMass ? kBins / 2 : kBins;
+    uint64_t value;
+    do {
+      const Gathered all = gather<Key>(low, high);
+      if (all.room) {
+        if (kMass || all.total > kFewKeys) return among<kMass>(all, low, high, need, weights);
+        need = need > all.total ? all.total : need;
+        return {ranked(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
+      }
+      Bins<kCount> parted(low, high);
+      uint32_t* words = bins();
+      clear(words, kBins);
+      each([&](float x) {
+        const uint32_t key = Key::key(x);
+        if (!parted.holds(key)) return;
+        if constexpr (kMass) weights.add(words + 2 * parted.of(key), x);
+        if constexpr (!kMass) atomicAdd(words + parted.of(key), 1u);
+      });
+      const Found found = find_in<kMass>(need, weights);
+      need = need > found.above ? need - found.above : 1;
+      parted.narrow(kCount - 1 - found.position);
+      low = parted.low, high = parted.high, value = found.value;
+    } while (low < high);
+    return {low, value};
+  }
+
+  // The k-th largest of what each thread has.
+  __device__ __forceinline__ uint32_t reached_by(uint32_t own, uint32_t k) const {
+    uint32_t* all = bins();
+    all[threadIdx.x] = own;
+    __syncthreads();
+    uint32_t above = 0, reach = 0;
+#pragma unroll 4
+    for (int i = 0; i < kHeldThreads; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(all + i);
+      for (uint32_t key : {four.x, four.y, four.z, four.w}) above += key > own, reach += key >= own;
+    }
+    if (above < k && k <= reach) scratch().found_position = own;
+    __syncthreads();
+    return scratch().found_position;
+  }
+
+  // The key of the k-th largest element, 1 <= k < n, of rows whose padding has the least key.
+  template <typename Key>
+  __device__ __forceinline__ uint32_t top_k_key(uint32_t most, uint64_t k) {
+    static_assert(kHeldThreads >= kHeldChunks);
+    if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // as many chunks have an element that reaches it
+      const uint32_t own = threadIdx.x < e.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
+      return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), most, k, {}).key;
+    }
+    const Octaves octaves = Octaves::up_to(most);
+    uint32_t* words = bins();
+    clear(words, kBins);
+    // As many threads as k have an element that reaches the k-th largest of their maxima.
+    const bool few = k <= 4 * static_cast<uint64_t>(e.chunks);
+    if (few) {
+      uint32_t largest = 0;
+      each([&](float x) { largest = max(largest, Key::key(x)); });
+      atomicAdd(words + octaves.of(largest), 1u);
+    } else {
+      each([&](float x) { atomicAdd(words + octaves.of(Key::key(x)), 1u); });
+    }
+    const Found found = find_in<false>(k, {});
+    const uint32_t bin = kBins - 1 - found.position;
+    const uint32_t low = octaves.low(bin);
+    uint32_t high = most;
+    uint64_t need = k;
+    if (!few) high = min(octaves.high(bin), most), need = k > found.above ? k - found.above : 1;
+    return resolve<Key, false>(low, high, need, {}).key;
+  }
+
+  // As top_p_threshold() in threshold.cuh.
+  __device__ __forceinline__ float top_p(double p, const Totals& row, float largest) {
+    if (!(p > 0)) return largest;
+    const uint32_t most = __float_as_uint(largest);
+    const Octaves octaves = Octaves::up_to(most);
+    const double mass = row.real(), wanted = p * mass;
+    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
+    const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
+    uint32_t* words = bins();
+    clear(words, kBins);
+    {
+      const Normalizer by = Normalizer::of(mass * 0x1p-30);
+      each([&](float x) {
+        const uint32_t key = __float_as_uint(x);
+        if (key < least) return;
+        // Rounded by an addition, unless the integer takes more than 23 bits.
+        const float raised = x * by.up, sum = fmaf(raised, by.inverse, 0x1p23f);
+        const uint32_t weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * by.inverse);
+        atomicAdd(words + octaves.of(key), weight);
+      });
+    }
+    const Found found = find_in<false>(share, {});
+    uint32_t bin = kBins - 1 - found.position;
+    for (bool is_guess = true, went_down = false;; is_guess = false) {
+      const uint32_t low = octaves.low(bin), high = min(octaves.high(bin), most);
+      const Weights weights = Weights::of(high, e.n);
+      double missing = static_cast<double>(share > found.above ? share - found.above : 1) * (mass * 0x1p-30);
+      bool enough = true;
+      if (!is_guess) {
+        sum_kept(__uint_as_float(low));
+        enough = totals(row.fixed).real() >= wanted;
+        sum_kept(__uint_as_float(high + 1));
+        missing = wanted - totals(row.fixed).real();
+      }
+      const uint64_t need = missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1;
+      if (!(missing > 0) && high < most) {
+        ++bin;
+        if (!went_down) continue;
+        return __uint_as_float(high + 1);
+      }
+      if (!enough && low > least) {
+        went_down = true, --bin;
+        continue;
+      }
+      const Edge edge = resolve<Unsigned, true>(low, high, need, weights);
+      const float t = __uint_as_float(edge.key);
+      if (!is_guess) return t;
+      sum_kept(t);
+      const double kept = totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
+      if (kept >= wanted && kept - edges < wanted) return t;
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda
