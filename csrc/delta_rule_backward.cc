@@ -39,13 +39,13 @@ Gradients delta_rule_gradients(const OptionalTensor& grad_o, const OptionalTenso
   };
   Tensor dq = like(args.q, q), dk = like(args.k, k), dv = like(args.v, v);
   Tensor dg = optional(g), dgk = optional(gk), dbeta = optional(beta), dh0 = args.new_states(in.num_sequences, q);
-  const Tensor workspace = empty_bytes(delta_rule_workspace(in, where), q);
   params.grad_q = View(dq, "grad_q").data, params.grad_k = View(dk, "grad_k").data;
   params.grad_v = View(dv, "grad_v").data;
   params.grad_g = g ? View(dg, "grad_g").data : nullptr;
   params.grad_gk = gk ? View(dgk, "grad_gk").data : nullptr;
   params.grad_beta = beta ? View(dbeta, "grad_beta").data : nullptr;
   params.grad_initial_state = View(dh0, "grad_initial_state").data;
+  const Tensor workspace = empty_bytes(delta_rule_workspace(params, where), q);
   params.workspace = View(workspace, "workspace").data;
   delta_rule_backward(params, where);
   return {std::move(dq), std::move(dk), std::move(dv), std::move(dg), std::move(dgk), std::move(dbeta), std::move(dh0)};

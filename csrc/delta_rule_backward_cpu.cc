@@ -6,7 +6,7 @@
 
 namespace flashinfer {
 
-int64_t delta_rule_workspace(const DeltaRuleInputs&, const Launch&) { return 0; }
+int64_t delta_rule_workspace(const DeltaRuleBackwardParams&, const Launch&) { return 0; }
 
 void delta_rule_backward(const DeltaRuleBackwardParams& params, const Launch&) {
   if (params.in.dtype == DType::kFloat64) return cpu::delta_rule_backward<double>(params);

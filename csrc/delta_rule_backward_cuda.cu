@@ -1,5 +1,6 @@
 // The CUDA kernels of the delta rule's gradients: a part of this file for each element type.
 #include <flashinfer/cuda/delta_rule_backward.cuh>
+#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
 
 #include <iterator>
 
@@ -8,23 +9,39 @@
 namespace flashinfer {
 
 template <int kPart>
+int64_t delta_rule_workspace_part(const DeltaRuleBackwardParams& params);
+template <int kPart>
 void delta_rule_backward_part(const DeltaRuleBackwardParams& params, const Launch& where);
 
 template <>
+int64_t delta_rule_workspace_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params) {
+  return cuda::takes_chunks<T>(params) ? cuda::delta_chunk_backward_workspace(params.in)
+                                       : cuda::delta_rule_workspace(params.in);
+}
+
+template <>
 void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
-  cuda::delta_rule_backward<T>(params, where);
+  cuda::takes_chunks<T>(params) ? cuda::delta_rule_chunks_backward<T>(params, where)
+                                : cuda::delta_rule_backward<T>(params, where);
 }
 
 #if FLASHINFER_PART == 0
 
-int64_t delta_rule_workspace(const DeltaRuleInputs& inputs, const Launch&) {
-  return cuda::delta_rule_workspace(inputs);
+template <typename Body>
+void with_part(DType dtype, const Body& body) {
+  const int part = find_row(kParts, std::tuple<DType>(dtype));
+  if (part < 0) throw_not_covered("dtype", to_string(dtype), kDtypeText);
+  call_numbered<std::size(kParts)>(part, body);
+}
+
+int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch&) {
+  int64_t bytes = 0;
+  with_part(params.in.dtype, [&](auto number) { bytes = delta_rule_workspace_part<number>(params); });
+  return bytes;
 }
 
 void delta_rule_backward(const DeltaRuleBackwardParams& params, const Launch& where) {
-  const int part = find_row(kParts, std::tuple<DType>(params.in.dtype));
-  if (part < 0) throw_not_covered("dtype", to_string(params.in.dtype), kDtypeText);
-  call_numbered<std::size(kParts)>(part, [&](auto number) { delta_rule_backward_part<number>(params, where); });
+  with_part(params.in.dtype, [&](auto number) { delta_rule_backward_part<number>(params, where); });
 }
 
 #endif

@@ -1,8 +1,8 @@
-// The kernels of the delta rule over chunks, for the compiler alone: each shape of a block, and heads of both sizes.
+// The kernels of the delta rule over chunks, for the compiler alone: each shape of a block, for the longest heads.
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_chunks<bfloat16_t>(const DeltaRuleParams& params, const Launch& where);
+template void delta_rule_chunks<bfloat16_t, 128>(const DeltaRuleParams& params, const Launch& where);
 
 }  // namespace flashinfer::cuda

@@ -5,20 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from ..support.device_code import compiled_for_hopper, sass_or_skip
 
-SHAPES = [(key_dim, warps) for key_dim in (64, 128) for warps in (2, 4, 8)]
+# Of tiles of 16 x 8 by 16: a state of 16 columns by 128 keys times 64 tokens, and a matrix on and below the diagonal.
+STATE, LOWER = 64, 20
+# The kernel of each source that walks over the chunks, and its products.
+WALKS = {
+    "chunk.cu": {"chain": 3 * STATE + 2 * LOWER},
+    "chunk_backward.cu": {"replay": 2 * STATE + LOWER, "reverse": 3 * STATE + 2 * LOWER},
+}
 
 
-def test_spills_and_instructions(tmp_path: Path) -> None:
-    place, said = compiled_for_hopper(Path(__file__).parent / "chunk.cu", tmp_path)
+@pytest.mark.parametrize("source", WALKS)
+def test_spills_and_products(source: str, tmp_path: Path) -> None:
+    place, said = compiled_for_hopper(Path(__file__).parent / source, tmp_path)
     spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert len(spills) == len(SHAPES) + 2 and set(spills) == {("0", "0", "0")}, said
+    assert spills and set(spills) == {("0", "0", "0")}, said
     sass = sass_or_skip(place)
     functions = dict(re.findall(r"Function : (\w*delta_\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
-    for key_dim, warps in SHAPES:
-        (body,) = (text for name, text in functions.items() if f"Li{key_dim}ELi{warps}E" in name)
-        # S K and S Q, Z and P on and below the diagonal, K' u.
-        assert body.count("HMMA.16816") == 3 * key_dim // 8 * 4 + 2 * 20
-        assert body.count("MOVM.16.MT88") == 16 and body.count("LDGSTS") > 0
-        assert not re.search(r"\b(STL|LDL)\b", body)
+    for kernel, products in WALKS[source].items():
+        bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name]
+        assert len(bodies) == 3  # blocks of two, four and eight warps
+        for body in bodies:
+            assert body.count("HMMA.16816") == products and body.count("LDGSTS") > 0
+            assert not re.search(r"\b(STL|LDL)\b", body)

@@ -26,8 +26,28 @@ def run(given, lengths=None, **options):
     return delta_rule.chunk_gated_delta_rule(**given, scale=0.3, output_final_state=True, **offsets, **options)
 
 
+def bound_of(given, alike=False) -> float:
+    return chunk_bound(given, alike) or {torch.bfloat16: 4e-3, torch.float16: 5e-4}[given["q"].dtype]
+
+
+def check_gradients(given, lengths=None, alike=False, **options) -> None:
+    """Each gradient, a head at a time."""
+    bound, l2norm = bound_of(given, alike), options.get("use_qk_l2norm_in_kernel", False)
+    leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
+    exact = {name: one.detach().cpu().double().requires_grad_() for name, one in given.items()}
+    got, want = run(leaves, lengths, **options), oracle(**exact, scale=0.3, l2norm=l2norm, lengths=lengths)
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, list(leaves.values()), grads)
+    right = torch.autograd.grad(want, list(exact.values()), [one.cpu().double() for one in grads])
+    for name, one, other in zip(leaves, ours, right, strict=True):
+        assert one.dtype == leaves[name].dtype and other.square().mean() > 1e-6
+        if name != "initial_state":
+            one, other = one.transpose(1, 2), other.transpose(1, 2)
+        assert error(one, other) < (2 if l2norm or name == "g" else 1) * bound, name
+
+
 def check(given, lengths=None, alike=False, **options) -> None:
-    bound = chunk_bound(given, alike) or {torch.bfloat16: 4e-3, torch.float16: 5e-4}[given["q"].dtype]
+    bound = bound_of(given, alike)
     wide = {name: one.cpu().double() for name, one in given.items()}
     o, state = run(given, lengths, **options)
     l2norm = options.get("use_qk_l2norm_in_kernel", False)
@@ -114,7 +134,7 @@ def test_resets(device):
     o, state = run(given)
     assert o.isfinite().all()
     want, last = oracle(**{name: one.cpu().double() for name, one in given.items()}, scale=0.3)
-    bound = chunk_bound(given) or 5e-4
+    bound = bound_of(given)
     assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
 
 
@@ -126,3 +146,55 @@ def test_states_are_carried_on(device):
     first, middle = run({n: one[:, :128] for n, one in given.items()} | {"initial_state": state})
     second, end = run({n: one[:, 128:] for n, one in given.items()} | {"initial_state": middle})
     assert torch.cat([first, second], 1).equal(whole) and end.equal(last)
+
+
+@pytest.mark.parametrize(
+    "heads, value_heads, key_dim, value_dim, batch, tokens, l2norm",
+    [
+        (1, 2, 64, 64, 2, 190, False),
+        (2, 6, 48, 104, 1, 131, True),
+        (1, 1, 128, 40, 1, 257, False),
+        (2, 26, 40, 56, 4, 65, False),
+        (2, 10, 128, 72, 10, 70, True),
+        (5, 15, 64, 136, 7, 64, False),
+    ],
+)
+def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, device):
+    for dtype in HALVES:
+        shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
+        check_gradients(inputs(dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
+
+
+def test_gradients_of_keys_that_are_alike(device):
+    for dtype in HALVES:
+        given = inputs(
+            dtype, device, batch=1, tokens=200, heads=1, value_heads=2, key_dim=128, value_dim=64, alike=True
+        )
+        check_gradients(given, alike=True)
+
+
+def test_gradients_of_random_sequences(device):
+    lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 200)]) for _ in range(5)] + [320]
+    given = inputs(
+        torch.bfloat16, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=64, value_dim=40
+    )
+    check_gradients(given, lengths)
+
+
+def test_gradients_of_one_result(device):
+    """Of the output alone, of the state alone, without a gate and an initial state: and the same bits twice."""
+    given = inputs(torch.bfloat16, device, tokens=140, gate=False)
+    leaves = {name: one.clone().requires_grad_() for name, one in given.items() if name != "initial_state"}
+    exact = {name: one.detach().cpu().double().requires_grad_() for name, one in leaves.items()}
+    got = delta_rule.chunk_delta_rule(**leaves, scale=0.3, output_final_state=True)
+    want = oracle(**exact, scale=0.3)
+    for which, names in ((0, "qkv"), (1, "kv")):
+        grad = torch.randn_like(got[which])
+        mine = [
+            torch.autograd.grad(got[which], [leaves[name] for name in names], grad, retain_graph=True) for _ in range(2)
+        ]
+        right = torch.autograd.grad(
+            want[which], [exact[name] for name in names], grad.cpu().double(), retain_graph=True
+        )
+        for one, again, other in zip(*mine, right, strict=True):
+            assert one.equal(again) and error(one.transpose(1, 2), other.transpose(1, 2)) < bound_of(given)

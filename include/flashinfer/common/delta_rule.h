@@ -98,7 +98,7 @@ struct Launch;
 // Bytes that the kernels of chunks work in: 0 where the call is not theirs.
 int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
 // Bytes that the gradient's kernels work in.
-int64_t delta_rule_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
+int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch& launch);
 
 void delta_rule(const DeltaRuleParams& params, const Launch& launch);
 void delta_rule_backward(const DeltaRuleBackwardParams& params, const Launch& launch);

@@ -48,21 +48,44 @@ __device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int6
   return {sequence_of(in, low), number - first_chunk(in, low)};
 }
 
+// Four matrices of 8 x 8, each with rows of 16 bytes behind each other: ldmatrix takes them by lane.
+using DeltaBlocks = uint4[32];
+
 // What of a chunk and a value head does not depend on the state. -Z and P are blocks of 16 x 16 on and below the
-// diagonal, row by row, each as RightRows would load it: 16 bytes of a lane behind those of the lane before.
+// diagonal, row by row, each with its upper two matrices before its lower ones.
 struct DeltaTerms {
   static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
 
-  uint4 z[kBlocks][32], p[kBlocks][32];
+  DeltaBlocks z[kBlocks], p[kBlocks];
   float read[kDeltaChunk];   // e^G, and k's factor
   float beta[kDeltaChunk];   // 0 behind the last token, as k and q are
   float out[kDeltaChunk];    // scale e^G, and q's factor
   float write[kDeltaChunk];  // e^(Gn - G), and k's factor
   float last[4];             // e^Gn, and nothing
+  // What follows is for gradients.
+  float sums[kDeltaChunk];  // G, of powers of two
+  float k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 
   static __host__ __device__ constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
 };
+constexpr uint32_t kDeltaForwardTerms = 2 * DeltaTerms::kBlocks * sizeof(DeltaBlocks) + (4 * kDeltaChunk + 4) * 4;
 static_assert(sizeof(DeltaTerms) % 16 == 0, "terms lie behind each other and are copied by 16 bytes");
+
+// A lane's pairs of a block's four matrices.
+template <bool kTransposed>
+__device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
+  const uint32_t at = start + threadIdx.x % 32 * 16;
+  if constexpr (kTransposed) {
+    ptx::ldmatrix_x4_trans(r, at);
+  } else {
+    ptx::ldmatrix_x4(r, at);
+  }
+}
+// In memory of any kind, 32 words after each other.
+__device__ __forceinline__ void store_block(void* start, const uint32_t (&r)[4]) {
+  uint32_t* to = static_cast<uint32_t*>(start) + threadIdx.x % 32;
+  to[0] = r[0], to[32] = r[1], to[64] = r[2], to[96] = r[3];
+}
 
 // Starts copies of a chunk's rows of q, k or v into a tile of 64 rows of kBytes, by kThreads threads: zeros behind the
 // last token and behind `size` elements.

@@ -108,8 +108,9 @@ struct DeltaPrepare {
       if (column > warp) continue;
       const auto& left = p[0][2 * column];
       const auto& right = p[0][2 * column + 1];
-      to.p[DeltaTerms::block(warp, column)][lane] = make_uint4(pack<T>(left[0], left[1]), pack<T>(right[0], right[1]),
-                                                               pack<T>(left[2], left[3]), pack<T>(right[2], right[3]));
+      const uint32_t words[4] = {pack<T>(left[0], left[1]), pack<T>(right[0], right[1]), pack<T>(left[2], left[3]),
+                                 pack<T>(right[2], right[3])};
+      store_block(to.p[DeltaTerms::block(warp, column)], words);
     }
     __syncwarp();
   }
@@ -141,12 +142,14 @@ struct DeltaPrepare {
         const float* z = &shared.z[row + below][column + right];
         return pack<T>(-z[0], -z[1]);
       };
-      to.z[block][lane] = make_uint4(two(0, 0), two(0, 8), two(8, 0), two(8, 8));
+      const uint32_t words[4] = {two(0, 0), two(0, 8), two(8, 0), two(8, 8)};
+      store_block(to.z[block], words);
     }
     const int i = threadIdx.x % kDeltaChunk;
     const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
     if (threadIdx.x < kDeltaChunk) {
       to.read[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
+      to.sums[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
       if (i == 0) to.last[0] = ptx::ex2_approx(last);
     } else {
       to.out[i] = scale * decay * shared.q_factor[i], to.write[i] = ptx::ex2_approx(last - sum) * shared.k_factor[i];
@@ -233,15 +236,15 @@ struct DeltaPrepare {
 };
 
 template <typename T, int kKeys>
-__global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads) delta_prepare_kernel(const DeltaRuleParams p) {
+__global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
+    delta_prepare_kernel(const DeltaRuleInputs in, DeltaTerms* all) {
   __shared__ __align__(128) DeltaPrepareShared<kKeys> shared;
   wait_for_inputs();
-  const DeltaRuleInputs& in = p.in;
   const int64_t value_head = blockIdx.x % in.num_value_heads, number = blockIdx.x / in.num_value_heads;
   const DeltaChunk chunk = find_chunk(in, number);
   if (chunk.count <= 0) return;
   const float scale = static_cast<float>(in.scale.get());
-  DeltaTerms& terms = static_cast<DeltaTerms*>(p.workspace)[blockIdx.x];
+  DeltaTerms& terms = all[blockIdx.x];
   const DeltaPrepare<T, kKeys> prepare{in, shared};
   prepare.load(chunk, value_head);
   prepare.correlate(scale, terms);

@@ -23,32 +23,43 @@ inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(DeltaTerms));
 }
 
-template <typename Shape>
-void launch_delta_chain(const DeltaRuleParams& p, const Launch& where) {
+// Launches a kernel that wants more shared memory than any has without asking.
+template <auto kKernel, typename... Args>
+void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& where, const Args&... args) {
   static PerDevice<bool> allowed;
-  allowed.get(where.device, [](int) {
-    check(cudaFuncSetAttribute(delta_chain_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               Shape::kSharedBytes),
+  allowed.get(where.device, [shared_bytes](int) {
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           "cudaFuncSetAttribute");
     return true;
   });
-  const auto blocks = static_cast<unsigned>(delta_blocks(p.in, Shape::kColumns));
-  launch(delta_chain_kernel<Shape>, blocks, Shape::kThreads, Shape::kSharedBytes, where, p);
+  launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
+}
+
+// Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
+// processors have one.
+template <typename T, int kKeys, typename Body>
+void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
+  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0>{});
+  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0>{});
+  body(DeltaWalkShape<T, kKeys, 2, 2>{});
+}
+
+template <typename T, int kKeys>
+void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const Launch& where) {
+  const auto blocks = static_cast<unsigned>(count_chunks(in) * in.num_value_heads);
+  launch(delta_prepare_kernel<T, kKeys>, blocks, DeltaPrepare<T, kKeys>::kThreads, 0, where, in, terms);
 }
 
 template <typename T, int kKeys>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
-  const DeltaRuleInputs& in = p.in;
-  const auto prepared = static_cast<unsigned>(count_chunks(in) * in.num_value_heads);
-  launch(delta_prepare_kernel<T, kKeys>, prepared, DeltaPrepare<T, kKeys>::kThreads, 0, where, p);
-  // The more columns a block has, the less it reads; the fewer, the more processors have one.
-  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
-  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted)
-    return launch_delta_chain<DeltaChainShape<T, kKeys, 8, 0>>(p, where);
-  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted)
-    return launch_delta_chain<DeltaChainShape<T, kKeys, 4, 0>>(p, where);
-  launch_delta_chain<DeltaChainShape<T, kKeys, 2, 2>>(p, where);
+  launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_wide<delta_chain_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           2 * sizeof(DeltaChainStage<Shape>), where, p);
+  });
 }
 
 template <typename T>

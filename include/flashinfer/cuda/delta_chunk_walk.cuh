@@ -1,0 +1,232 @@
+// What walks from chunk to chunk of a value head share. A warp has 16 columns of a state, transposed, as sums in
+// registers, which are left operands as they are: nothing of a state is in shared memory, and warps of a block share
+// tiles of rows and terms alone. Two chunks have tiles: one is on its way while the other is computed.
+#pragma once
+
+#include <flashinfer/cuda/delta_chunk.cuh>
+#include <flashinfer/cuda/delta_columns.cuh>
+#include <flashinfer/cuda/ptx/movmatrix.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+
+namespace flashinfer::cuda {
+
+// Of a block: kWarps warps compute, kLoaders more start copies; none of them: all do.
+template <typename T_, int kKeys_, int kWarps_, int kLoaders_>
+struct DeltaWalkShape {
+  using T = T_;
+  static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kWarps;
+  static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
+  static constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kColumns;
+  using Keys = uint4[kDeltaChunk][kKeyBytes / 16];      // a chunk's rows of q or k
+  using Values = uint4[kDeltaChunk][kValueBytes / 16];  // and of v or o, the columns of the block
+};
+
+template <typename Shape>
+struct DeltaWalk {
+  using T = typename Shape::T;
+  using State = Accumulator<16, Shape::kKeys>;
+  using Sums = Accumulator<16, kDeltaChunk>;  // of columns and tokens
+  using Left = uint32_t[kDeltaChunk / 16][1][4];
+  static constexpr int kSteps = kDeltaChunk / 16;
+
+  const DeltaRuleInputs& in;
+  const DeltaBlock block;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs)
+      : in(inputs), block(inputs, Shape::kColumns) {}
+
+  __device__ __forceinline__ bool computes() const { return warp < Shape::kWarps; }
+  // Of the threads that start copies.
+  __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
+  __device__ __forceinline__ int64_t num_chunks() const {
+    return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
+  }
+  __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {block.tokens, number}; }
+  // Of a chunk of this head among all chunks and value heads.
+  __device__ __forceinline__ int64_t place(int64_t number) const {
+    return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
+  }
+  // The first of this warp's columns.
+  __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
+
+  __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
+                                            const DeltaChunk& chunk) const {
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk,
+                                                      block.value_head / in.group(), 0, in.key_dim, copier());
+  }
+  __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
+                                              const DeltaChunk& chunk) const {
+    copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
+                                                        block.slice * Shape::kColumns, in.value_dim, copier());
+  }
+  // `bytes` from the start of some memory, multiples of 16.
+  __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
+    const uint32_t start = ptx::shared_address(to);
+    for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
+      ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
+  }
+
+  // Calls body(one, i) for each of a lane's elements of the state, element i of a tensor of states.
+  template <typename Body>
+  __device__ __forceinline__ void for_state(State& state, const Body& body) const {
+    const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
+        if (row < in.key_dim && v < in.value_dim)
+          body(state[0][n][i], start + row * in.row_stride() + v * in.column_stride());
+      }
+    }
+  }
+
+  // Factors of a lane's two tokens of tile n.
+  __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
+    return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
+  }
+  __device__ __forceinline__ void scale_tokens(Sums& sums, int m, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int n = 2 * m; n < 2 * m + 2; ++n) {
+      const float2 by = of_tokens(factors, n);
+      sums[0][n][0] *= by.x, sums[0][n][1] *= by.y, sums[0][n][2] *= by.x, sums[0][n][3] *= by.y;
+    }
+  }
+  // Tokens 16 m to 16 m + 15 times their factors as a left operand.
+  __device__ __forceinline__ void scaled(uint32_t (&a)[4], const Sums& sums, int m, const float (&factors)[kDeltaChunk],
+                                         float sign = 1.f) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 by = of_tokens(factors, 2 * m + half);
+      const auto& of = sums[0][2 * m + half];
+      const float x = sign * by.x, y = sign * by.y;
+      a[2 * half] = pack<T>(of[0] * x, of[1] * y), a[2 * half + 1] = pack<T>(of[2] * x, of[3] * y);
+    }
+  }
+  // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
+  __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
+    uint32_t b[2][2];
+    SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
+    a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
+  }
+  // sums += left times a matrix of blocks on and below the diagonal: as it is, or transposed.
+  template <bool kTransposed>
+  __device__ __forceinline__ void multiply(Sums& sums, const Left& left,
+                                           const DeltaBlocks (&blocks)[DeltaTerms::kBlocks]) const {
+#pragma unroll
+    for (int column = 0; column < kSteps; ++column) {
+#pragma unroll
+      for (int row = column; row < kSteps; ++row) {
+        uint32_t r[4];
+        load_block<!kTransposed>(r, ptx::shared_address(blocks[DeltaTerms::block(row, column)]));
+        if constexpr (kTransposed) {
+          const uint32_t b[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
+          sums.template add<T>(left[column], b, row);
+        } else {
+          const uint32_t b[2][2] = {{r[0], r[2]}, {r[1], r[3]}};
+          sums.template add<T>(left[row], b, column);
+        }
+      }
+    }
+  }
+  // sums += the state times k or q, transposed.
+  __device__ __forceinline__ void read(Sums& sums, const uint32_t (&a)[1][4], const typename Shape::Keys& tile,
+                                       int step) const {
+    const RightRows<Shape::kKeyBytes> rows(ptx::shared_address(tile), 0);
+#pragma unroll
+    for (int pair = 0; pair < kSteps; ++pair) {
+      uint32_t b[2][2];
+      rows.load(b, pair, step), sums.template add<T>(a, b, pair);
+    }
+  }
+  // The state += 16 tokens' rows of k or q.
+  __device__ __forceinline__ void write(State& state, const uint32_t (&a)[1][4], const typename Shape::Keys& tile,
+                                        int step) const {
+    const SummedRows<Shape::kKeyBytes> rows(ptx::shared_address(tile), 0);
+#pragma unroll
+    for (int pair = 0; pair < Shape::kKeys / 16; ++pair) {
+      uint32_t b[2][2];
+      rows.load(b, step, 2 * pair), state.template add<T>(a, b, pair);
+    }
+  }
+  // r = V - read K S, behind K S.
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const typename Shape::Values& v,
+                                                       const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t a[4];
+      load_values(a, v, m);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        auto& sums = r[0][2 * m + half];
+        const float2 by = of_tokens(factors, 2 * m + half);
+        float rows[4];
+        unpack<T>(a[2 * half], rows[0], rows[1]), unpack<T>(a[2 * half + 1], rows[2], rows[3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? by.y : by.x);
+      }
+    }
+  }
+
+  // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read.
+  __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
+                                        const Sums& o) const {
+    using Rows = Swizzle<Shape::kValueBytes>;
+    const uint32_t start = ptx::shared_address(tile);
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < kDeltaChunk / 8; ++n) {
+      const uint32_t row = Rows::row(start, 8 * n + lane / 4);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t pair = ptx::movmatrix_trans(pack<T>(o[0][n][2 * half], o[0][n][2 * half + 1]));
+        ptx::store_shared(Rows::chunk(row, 2 * warp + half) + lane % 4 * 4, pair);
+      }
+    }
+    __syncwarp();
+    const int64_t v = column() + lane % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kDeltaChunk / 16; ++i) {
+      const int token = 16 * i + lane / 2;
+      const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), 2 * warp + lane % 2));
+      if (token < chunk.count && v < in.value_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + block.number(in, chunk.first + token) * in.value_dim + v) =
+            eight;
+    }
+  }
+};
+
+// Walks from chunk to chunk, or from the last to the first, with a state that comes from `from` and goes to `to`; both
+// may be null.
+template <typename Shape, bool kBackwards, typename Walk, typename Stage>
+__device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const void* from, void* to) {
+  const int64_t count = walk.num_chunks();
+  const auto number = [&](int64_t i) { return kBackwards ? count - 1 - i : i; };
+  const bool copies = Shape::kLoaders == 0 || !walk.computes();
+  const auto load = [&](int64_t i) {
+    walk.load(stages[i % 2], number(i));
+    ptx::cp_async_commit();
+  };
+  // Waits for a chunk's tiles, and starts the next one's copies where no loaders do.
+  const auto turn = [&](int64_t i, bool mine) {
+    if (mine) ptx::cp_async_wait<0>();
+    __syncthreads();  // the other stage has been read, too
+    if (mine && i + 1 < count) load(i + 1);
+  };
+  if (copies && count > 0) load(0);
+  if (Shape::kLoaders > 0 && copies) {
+    for (int64_t i = 0; i < count; ++i) turn(i, true);
+    return;
+  }
+  typename Walk::State state;
+  state.clear();
+  if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+  for (int64_t i = 0; i < count; ++i) {
+    turn(i, Shape::kLoaders == 0);
+    walk.advance(stages[i % 2], number(i), state);
+  }
+  if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,8 @@
+// The kernels of the gradients over chunks, for the compiler alone, in the way of chunk.cu.
+#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
+
+namespace flashinfer::cuda {
+
+template void delta_rule_chunks_backward<bfloat16_t, 128>(const DeltaRuleBackwardParams& params, const Launch& where);
+
+}  // namespace flashinfer::cuda
