@@ -11,10 +11,10 @@ from ..support.device_code import compiled_for_hopper, sass_or_skip
 
 # Of tiles of 16 x 8 by 16: a state of 16 columns by 128 keys times 64 tokens, and a matrix on and below the diagonal.
 STATE, LOWER = 64, 20
-# The kernel of each source that walks over the chunks, and its products.
+# The kernels of each source that walk over the chunks: how many shapes of blocks they have, and their products.
 WALKS = {
-    "chunk.cu": {"chain": 3 * STATE + 2 * LOWER},
-    "chunk_backward.cu": {"replay": 2 * STATE + LOWER, "reverse": 3 * STATE + 2 * LOWER},
+    "chunk.cu": {"chain": (3, 3 * STATE + 2 * LOWER), "split": (1, 3 * STATE + 2 * LOWER)},
+    "chunk_backward.cu": {"replay": (3, 2 * STATE + LOWER), "reverse": (3, 3 * STATE + 2 * LOWER)},
 }
 
 
@@ -25,9 +25,9 @@ def test_spills_and_products(source: str, tmp_path: Path) -> None:
     assert spills and set(spills) == {("0", "0", "0")}, said
     sass = sass_or_skip(place)
     functions = dict(re.findall(r"Function : (\w*delta_\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
-    for kernel, products in WALKS[source].items():
+    for kernel, (shapes, products) in WALKS[source].items():
         bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name]
-        assert len(bodies) == 3  # blocks of two, four and eight warps
+        assert len(bodies) == shapes
         for body in bodies:
             assert body.count("HMMA.16816") == products and body.count("LDGSTS") > 0
             assert not re.search(r"\b(STL|LDL)\b", body)

@@ -94,15 +94,15 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
                                             const DeltaChunk& chunk, int64_t head, int64_t from, int64_t size,
                                             int thread) {
   constexpr int kPieces = kBytes / 16;
-  static_assert(kDeltaChunk * kPieces % kThreads == 0, "each thread copies as much");
-  const T* start = static_cast<const T*>(rows) + strides.at(chunk.batch, chunk.first, head) + from;
+  static_assert(kDeltaChunk * kPieces % kThreads == 0 && kThreads % kPieces == 0, "each thread copies one column");
+  constexpr int kStep = kThreads / kPieces;  // rows
+  const int column = thread % kPieces;
+  const bool inside = from + 8 * column < size;
+  int row = thread / kPieces;
+  const T* at = static_cast<const T*>(rows) + strides.at(chunk.batch, chunk.first + row, head) + from + 8 * column;
 #pragma unroll
-  for (int i = 0; i < kDeltaChunk * kPieces / kThreads; ++i) {
-    const int piece = thread + i * kThreads, row = piece / kPieces, column = piece % kPieces;
-    const bool there = row < chunk.count && from + 8 * column < size;
-    ptx::cp_async_16(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(tile, row), column),
-                     there ? start + row * strides.token + 8 * column : static_cast<const T*>(rows), there);
-  }
+  for (int i = 0; i < kDeltaChunk / kStep; ++i, row += kStep, at += kStep * strides.token)
+    ptx::cp_async_16(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(tile, row), column), at, inside && row < chunk.count);
 }
 
 // Two tiles of sums side by side as a left operand.

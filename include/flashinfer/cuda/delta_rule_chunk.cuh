@@ -1,8 +1,8 @@
 // The delta rule on CUDA over chunks of 64 tokens, on tensor cores: which calls it takes, and its two launches.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_chain.cuh>
 #include <flashinfer/cuda/delta_chunk_prepare.cuh>
+#include <flashinfer/cuda/delta_chunk_split.cuh>
 
 namespace flashinfer::cuda {
 
@@ -35,6 +35,12 @@ void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& wh
   launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
 }
 
+// Shared memory that a block may ask for.
+inline size_t most_shared_bytes(int device) {
+  static PerDevice<int> found;
+  return found.get(device, [](int index) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index); });
+}
+
 // Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
 // processors have one.
 template <typename T, int kKeys, typename Body>
@@ -51,12 +57,24 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
   launch(delta_prepare_kernel<T, kKeys>, blocks, DeltaPrepare<T, kKeys>::kThreads, 0, where, in, terms);
 }
 
+// Whether there is the memory for it.
+template <typename Shape>
+bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
+  constexpr size_t kBytes = sizeof(DeltaSplitShared<Shape>);
+  if (kBytes > most_shared_bytes(where.device)) return false;
+  launch_wide<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
+  return true;
+}
+
 template <typename T, int kKeys>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
   launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
+    if constexpr (Shape::kLoaders > 0) {
+      if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
+    }
     launch_wide<delta_chain_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            2 * sizeof(DeltaChainStage<Shape>), where, p);
   });
