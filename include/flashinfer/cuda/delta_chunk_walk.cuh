@@ -1,6 +1,6 @@
 // What walks from chunk to chunk of a value head share. A warp has 16 columns of a state, transposed, as sums in
 // registers, which are left operands as they are: nothing of a state is in shared memory, and warps of a block share
-// tiles of rows and terms alone. Two chunks have tiles: one is on its way while the other is computed.
+// tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk.cuh>
@@ -17,6 +17,7 @@ struct DeltaWalkShape {
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
   static constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kColumns;
+  static constexpr int kStages = kLoaders ? 3 : 2;      // chunks that have tiles at once
   using Keys = uint4[kDeltaChunk][kKeyBytes / 16];      // a chunk's rows of q or k
   using Values = uint4[kDeltaChunk][kValueBytes / 16];  // and of v or o, the columns of the block
 };
@@ -204,17 +205,19 @@ __device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const 
   const int64_t count = walk.num_chunks();
   const auto number = [&](int64_t i) { return kBackwards ? count - 1 - i : i; };
   const bool copies = Shape::kLoaders == 0 || !walk.computes();
+  constexpr int kStages = Shape::kStages, kAhead = kStages - 1;
   const auto load = [&](int64_t i) {
-    walk.load(stages[i % 2], number(i));
+    if (i < count) walk.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
   };
-  // Waits for a chunk's tiles, and starts the next one's copies where no loaders do.
+  // Waits for a chunk's tiles, and starts the copies of one further on where no loaders do.
   const auto turn = [&](int64_t i, bool mine) {
-    if (mine) ptx::cp_async_wait<0>();
-    __syncthreads();  // the other stage has been read, too
-    if (mine && i + 1 < count) load(i + 1);
+    if (mine) ptx::cp_async_wait<kAhead - 1>();
+    __syncthreads();  // the stage of the chunk before has been read, too
+    if (mine) load(i + kAhead);
   };
-  if (copies && count > 0) load(0);
+  if (copies)
+    for (int64_t i = 0; i < kAhead; ++i) load(i);
   if (Shape::kLoaders > 0 && copies) {
     for (int64_t i = 0; i < count; ++i) turn(i, true);
     return;
@@ -224,7 +227,7 @@ __device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const 
   if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
   for (int64_t i = 0; i < count; ++i) {
     turn(i, Shape::kLoaders == 0);
-    walk.advance(stages[i % 2], number(i), state);
+    walk.advance(stages[i % kStages], number(i), state);
   }
   if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }

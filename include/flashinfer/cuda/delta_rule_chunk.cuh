@@ -76,7 +76,7 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
       if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
     }
     launch_wide<delta_chain_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           2 * sizeof(DeltaChainStage<Shape>), where, p);
+                                           Shape::kStages * sizeof(DeltaChainStage<Shape>), where, p);
   });
 }
 

@@ -24,10 +24,10 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
     const int64_t blocks = delta_blocks(p.in, Shape::kColumns);
-    launch_wide<delta_replay_kernel<Shape>>(blocks, Shape::kThreads, 2 * sizeof(DeltaReplayStage<Shape>), where, p,
-                                            chunks);
-    launch_wide<delta_reverse_kernel<Shape>>(blocks, Shape::kThreads, 2 * sizeof(DeltaReverseStage<Shape>), where, p,
-                                             chunks);
+    launch_wide<delta_replay_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReplayStage<Shape>),
+                                            where, p, chunks);
+    launch_wide<delta_reverse_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReverseStage<Shape>),
+                                             where, p, chunks);
   });
   launch_wide<delta_gradients_kernel<T, kKeys>>(chunks * p.in.num_heads, DeltaGradients<T, kKeys>::kThreads,
                                                 sizeof(DeltaGradientsShared<kKeys>), where, p, chunks);
