@@ -18,6 +18,7 @@ from flashinfer._attention.arguments import POS_ENCODINGS
 from flashinfer._attention.kernels import Wanted
 from tests.support.attention_oracle import (
     FLOAT8,
+    LSE_TOLERANCE,
     Paged,
     assert_near,
     attention,
@@ -160,6 +161,13 @@ def scaled(requests, scales):
     return [(k.double() * k_scale, v.double() * v_scale) for k, v in requests]
 
 
+def lse_tolerance(case: Case) -> float:
+    """A logit of rotated halves has their rounding, and is alone where a window shows one key: it grows with the scale."""
+    spread = case.options.get("sm_scale", 0) * case.module[3][0] ** 0.5
+    rotated = case.options.get("pos_encoding_mode") == "ROPE_LLAMA"
+    return LSE_TOLERANCE * max(1.0, spread if rotated and case.module[1] != torch.float32 else 0.0)
+
+
 def run_single(case: Case, device: str) -> None:
     family, dtype, dtype_kv, (head_dim, head_dim_vo), *_ = case.module
     (qo_len,), (kv_len,) = case.qo_lens, case.kv_lens
@@ -182,7 +190,7 @@ def run_single(case: Case, device: str) -> None:
             q, k, v, None, k_scale, v_scale, kv_layout=case.layout, return_lse=True, backend=backend_of(case, device),
             **arguments, **case.options,
         )  # fmt: skip
-    assert_near(out, want, lse, want_lse)
+    assert_near(out, want, lse, want_lse, lse_tolerance=lse_tolerance(case))
 
 
 def run_batch(case: Case, device: str) -> None:
@@ -217,7 +225,7 @@ def run_batch(case: Case, device: str) -> None:
         q, case.qo_lens, scaled(requests, case.scales), masks, causal=case.mask == "causal", **case.options
     )
     if case.kv_lens:
-        assert_near(out, want, lse, want_lse)
+        assert_near(out, want, lse, want_lse, lse_tolerance=lse_tolerance(case))
     again, lse_again = wrapper.run(q, *inputs, return_lse=True, **scales)
     assert torch.equal(again, out) and torch.equal(lse_again, lse), "the same inputs, other bits"
 

@@ -43,7 +43,11 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         assert one.dtype == leaves[name].dtype and other.square().mean() > 1e-6
         if name != "initial_state":
             one, other = one.transpose(1, 2), other.transpose(1, 2)
-        assert error(one, other) < (2 if l2norm or name == "g" else 1) * bound, name
+        allowed = (2 if l2norm or name == "g" else 1) * bound
+        if name == "g":  # sums whose terms cancel: a head of small ones has the errors of the others
+            assert error(one.reshape(1, -1), other.reshape(1, -1)) < allowed
+            allowed *= 4
+        assert error(one, other) < allowed, name
 
 
 def check(given, lengths=None, alike=False, **options) -> None:

@@ -102,6 +102,7 @@ def test_training_compiled_by_inductor(example, model):
     assert kernels
     for kernel in kernels:
         code = "\n".join(line for line in kernel.splitlines() if not line.lstrip().startswith(("#", "//")))
+        code = re.sub(r"\btriton_\w+", "", code)  # names that Inductor makes of those of the operators beside a kernel
         assert not re.search(r"delta_rule|conv1d|gated_rmsnorm", code)
 
 
