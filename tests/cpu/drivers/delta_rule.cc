@@ -5,15 +5,6 @@
 
 using namespace driver;
 
-template <typename State>
-constexpr DType kStateType = DType::kFloat32;
-template <>
-inline constexpr DType kStateType<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kStateType<bfloat16_t> = DType::kBFloat16;
-template <>
-inline constexpr DType kStateType<double> = DType::kFloat64;
-
 // What a case does besides: where states lie, and who computes the gates.
 struct Besides {
   std::vector<int64_t> slots, output_slots;  // empty: none are given
@@ -43,7 +34,7 @@ void sequences(const DeltaCase& shape, const Besides& besides) {
   std::vector<int32_t> narrow(besides.output_slots.begin(), besides.output_slots.end());
   if (!besides.slots.empty()) p.slots = {besides.slots.data(), true};
   if (!narrow.empty()) p.output_slots = {narrow.data(), false};
-  p.num_slots = num_slots, p.state_dtype = kStateType<State>;
+  p.num_slots = num_slots, p.state_dtype = kType<State>;
   if (besides.sigmoid) {  // raw numbers, also where softplus is a line
     data.g.change([](double x) { return 40 * x + 25; }), data.beta.change([](double x) { return 4 * x - 2; });
     p.a_log = a_log.data(), p.dt_bias = dt_bias.data(), p.beta_sigmoid = besides.sigmoid;

@@ -5,13 +5,6 @@
 
 using namespace driver;
 
-template <typename T>
-constexpr DType kTypeOf = DType::kFloat32;
-template <>
-inline constexpr DType kTypeOf<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kTypeOf<bfloat16_t> = DType::kBFloat16;
-
 // An expert is counted to be as good as those chosen where its choice is within rounding of theirs.
 template <typename T>
 void routes(RoutingMethod method, int experts, int top_k, int groups, int kept, bool has_bias) {
@@ -21,7 +14,7 @@ void routes(RoutingMethod method, int experts, int top_k, int groups, int kept, 
   auto weights = unwritten<float>(tokens * top_k);
   std::vector<int64_t> ids(tokens * top_k, -7);
   RouteParams p{};
-  p.logits = logits.data(), p.logits_stride = experts, p.dtype = kTypeOf<T>;
+  p.logits = logits.data(), p.logits_stride = experts, p.dtype = kType<T>;
   if (has_bias) p.bias = bias.data();
   p.weights = weights.data(), p.ids = ids.data(), p.wide_ids = true, p.weights_stride = p.ids_stride = top_k;
   p.tokens = tokens, p.experts = experts, p.top_k = top_k, p.num_groups = groups, p.top_groups = kept;
@@ -104,7 +97,7 @@ void layers(Activation act, int64_t size, int bits) {
   auto scales = unwritten<float>(rows * blocks);
   const float scale = 9;
   ActivateParams p{};
-  p.input = in.data(), p.input_stride = width, p.dtype = kTypeOf<T>, p.rows = rows, p.size = size, p.act = act;
+  p.input = in.data(), p.input_stride = width, p.dtype = kType<T>, p.rows = rows, p.size = size, p.act = act;
   p.indptr = bounds.data(), p.experts = 3, p.bias = bias.data();
   p.output = bits == 8 ? static_cast<void*>(eight.data()) : out.data();
   if (bits == 8) (size > 128 ? p.block_scales = scales.data() : nullptr), p.quant_scale = size > 128 ? nullptr : &scale;
@@ -133,7 +126,7 @@ void layers(Activation act, int64_t size, int bits) {
   const auto weights = drawn<float>(tokens * top_k), shift = drawn<float>(3 * width);
   auto sum = unwritten<float>(tokens * width);
   FinalizeParams f{};
-  f.input = in.data(), f.input_stride = width, f.dtype = kTypeOf<T>, f.out = sum.data(), f.out_stride = width;
+  f.input = in.data(), f.input_stride = width, f.dtype = kType<T>, f.out = sum.data(), f.out_stride = width;
   f.out_dtype = DType::kFloat32, f.weights = weights.data(), f.rows = of_slot.data(), f.bias = shift.data();
   f.indptr = bounds.data(), f.experts = 3, f.tokens = tokens, f.size = width, f.top_k = top_k;
   cpu::finalize<T>(f);

@@ -5,13 +5,6 @@
 
 using namespace driver;
 
-template <typename S>
-constexpr DType kTypeOf = DType::kFloat32;
-template <>
-inline constexpr DType kTypeOf<half_t> = DType::kFloat16;
-template <>
-inline constexpr DType kTypeOf<bfloat16_t> = DType::kBFloat16;
-
 struct Shape {
   int64_t batch, tokens, heads, groups, dim, size;
   bool one_decay, softplus, gate;
@@ -36,17 +29,17 @@ void steps(const Shape& s) {
   from[0] = -1;
 
   StateUpdateParams p{};
-  p.state = state.data(), p.state_dtype = kTypeOf<S>, p.num_slots = slots, p.slot_stride = h * in_head;
+  p.state = state.data(), p.state_dtype = kType<S>, p.num_slots = slots, p.slot_stride = h * in_head;
   p.x = {x.data(), t * h * s.dim, h * s.dim, s.dim}, p.out = {out.data(), t * h * s.dim, h * s.dim, s.dim};
   if (s.gate) p.z = {z.data(), t * h * s.dim, h * s.dim, s.dim};
   p.b = {bs.data(), t * s.groups * s.size, s.groups * s.size, s.size}, p.c = p.b, p.c.data = cs.data();
-  p.dt = {dt.data(), kTypeOf<T>, {t * h * rows, h * rows, rows, s.one_decay ? 0 : 1}};
+  p.dt = {dt.data(), kType<T>, {t * h * rows, h * rows, rows, s.one_decay ? 0 : 1}};
   p.a = {a.data(), DType::kFloat32, {rows * elements, s.one_decay ? 0 : elements, s.one_decay ? 0 : 1}};
   p.d = {d.data(), DType::kFloat32, {rows, s.one_decay ? 0 : 1}};
-  p.bias = {bias.data(), kTypeOf<T>, {rows, s.one_decay ? 0 : 1}};
+  p.bias = {bias.data(), kType<T>, {rows, s.one_decay ? 0 : 1}};
   p.softplus = s.softplus, p.update = true;
   p.batch_size = b, p.num_tokens = t, p.num_heads = h, p.num_groups = s.groups, p.dim = s.dim, p.state_size = s.size;
-  p.num_sequences = b, p.pad_slot = -1, p.dtype = kTypeOf<T>, p.rounds = 10;
+  p.num_sequences = b, p.pad_slot = -1, p.dtype = kType<T>, p.rounds = 10;
   p.slots = {from.data(), false, 1, 1};
   p.history = history.data(), p.history_slots = b, p.history_steps = t + 1;
   p.history_indices = {numbers.data(), true, 1, 1};
