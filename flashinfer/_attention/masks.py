@@ -37,7 +37,7 @@ class MultiItem:
     prefix_len: torch.Tensor  # [batch_size] uint32
     token_pos_in_items: torch.Tensor  # uint16, token_pos_in_items_len of each request
     token_pos_in_items_len: int
-    given_len: int  # how many of these were given, of a sole request
+    given_of_last: int  # how many of these were given of the last request
 
 
 def multi_item(
@@ -49,7 +49,7 @@ def multi_item(
 ) -> MultiItem | None:
     """The arguments of those names, or ``None`` where there are none.
 
-    Of a single request each table may be one number, and positions fewer than their length says.
+    Of a single request each table may be one number. Positions of the last request may be fewer than their length says.
     """
     given = {
         "prefix_len_ptr": prefix_len_ptr,
@@ -69,13 +69,15 @@ def multi_item(
         raise ValueError(f"{op}: token_pos_in_items_len: got {length}, wanted 0 or more")
     if longest.numel() != batch_size:
         raise ValueError(f"{op}: max_item_len_ptr: got {longest.numel()} elements, wanted {batch_size}")
-    given_len = positions.numel()
-    if batch_size == 1 and given_len < length:
+    missing = batch_size * length - positions.numel()
+    if missing < 0 or missing > length or (missing and not batch_size):
+        raise ValueError(
+            f"{op}: token_pos_in_items_ptr: got {positions.numel()} elements, wanted {batch_size * length}"
+        )
+    if missing:
         # As signed numbers, which have all operations on every device.
-        positions = torch.nn.functional.pad(positions.view(torch.int16), (0, length - given_len)).view(torch.uint16)
-    elif given_len != batch_size * length:
-        raise ValueError(f"{op}: token_pos_in_items_ptr: got {given_len} elements, wanted {batch_size * length}")
-    return MultiItem(prefix_len, positions, length, min(given_len, length))
+        positions = torch.nn.functional.pad(positions.view(torch.int16), (0, missing)).view(torch.uint16)
+    return MultiItem(prefix_len, positions, length, length - missing)
 
 
 def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
@@ -186,10 +188,10 @@ def _multi_item(
         raise ValueError(
             f"{op}: token_pos_in_items_len: got {length}, and request {at} has {int(behind[at])} keys behind its prefix"
         )
-    if kv_lens.numel() == 1 and int(behind.max()) > items.given_len:
+    if kv_lens.numel() and int(behind[-1]) > items.given_of_last:
         raise ValueError(
-            f"{op}: token_pos_in_items_ptr: got {items.given_len} elements, and the request has {int(behind.max())} keys"
-            " behind its prefix"
+            f"{op}: token_pos_in_items_ptr: got {items.given_of_last} elements of the last request, which has"
+            f" {int(behind[-1])} keys behind its prefix"
         )
     return MaskTensors(
         prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len),

@@ -123,7 +123,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 then items, each of which sees the prefix and itself.
             token_pos_in_items_ptr: ``[batch_size * token_pos_in_items_len]`` uint16: for each key behind the prefix, how far
                 it is from the delimiter before its item, 0 at a delimiter.
-            token_pos_in_items_len: entries of each request there; unused ones are 0.
+            token_pos_in_items_len: entries of each request there; unused ones are 0, and the last request's may be left out.
             max_item_len_ptr: ``[batch_size]`` uint16, the longest item of each request.
             block_tables: ``None``: pages are named by ``paged_kv_indices``.
             seq_lens: ``[batch_size]``, lengths of keys, which the tables say too: not read.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from .._gemm.operators import grouped_gemm
-from ..errors import UnsupportedError
-from ..jit.modules._family import kernels_of
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
@@ -44,11 +40,6 @@ class Gate:
     limit: torch.Tensor | None = None
 
 
-@cache
-def _has_products(backend: str) -> bool:
-    return backend in kernels_of("gemm")
-
-
 def run_experts(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -71,12 +62,7 @@ def run_experts(
         weights: ``[T, k]`` float32, or ``None``: 1.
         first, second: ``[E, N, H]``, where N is I, or 2 I with a gate, and ``[E, H, I]``.
         biases: ``[E, N]`` and ``[E, H]``, float32.
-
-    Raises:
-        UnsupportedError: grouped products have no kernels for this device.
     """
-    if not is_dynamo_compiling() and x.device.type == "cuda" and not _has_products("cuda"):
-        raise UnsupportedError("fused_moe: input: is on cuda, and grouped products have kernels for the CPU alone")
     blocks, numbers = scales is not None and scales.blocks, scales
     granularity = (1, BLOCK, BLOCK) if blocks else (0, 0, 0)
     bounds, tokens, rows = operators.sort(ids, first.shape[0], first_expert)

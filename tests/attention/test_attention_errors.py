@@ -215,6 +215,7 @@ BAD_PREFILL_PLAN = [
     (dict(ITEMS, prefix_len_ptr=None), ValueError, "prefix_len_ptr: got None, wanted all of"),
     (dict(ITEMS, prefix_len_ptr=torch.ones(2)), TypeError, "prefix_len_ptr: got torch.float32, wanted torch.uint32"),
     (dict(ITEMS, token_pos_in_items_len=3), ValueError, "token_pos_in_items_ptr: got 8 elements, wanted 6"),
+    (dict(ITEMS, token_pos_in_items_len=9), ValueError, "token_pos_in_items_ptr: got 8 elements, wanted 18"),
     (dict(ITEMS, token_pos_in_items_len=-1), ValueError, "token_pos_in_items_len: got -1, wanted 0 or more"),
     (dict(ITEMS, prefix_len_ptr=torch.tensor([0, 2], dtype=torch.int32).to(torch.uint32)), ValueError,
      "token_pos_in_items_len: got 4, and request 0 has 5 keys behind its prefix"),

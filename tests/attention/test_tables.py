@@ -116,7 +116,7 @@ def test_numbers_of_multi_item_scoring(dtype, device):
         (dict(prefix_len_ptr=torch.tensor([5, 5])), ValueError, "max_item_len_ptr: got 1 elements, wanted 2"),
         (
             dict(token_pos_in_items_ptr=torch.arange(9), token_pos_in_items_len=100), ValueError,
-            "token_pos_in_items_ptr: got 9 elements, and the request has 10 keys behind its prefix",
+            "token_pos_in_items_ptr: got 9 elements of the last request, which has 10 keys behind its prefix",
         ),
         (dict(token_pos_in_items_ptr=torch.full((10,), 1 << 16)), ValueError, "token_pos_in_items_ptr: got 65536"),
         (dict(max_item_len_ptr=torch.tensor(4.0)), TypeError, "max_item_len_ptr: got torch.float32, wanted torch.uint16"),

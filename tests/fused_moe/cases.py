@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from flashinfer import fused_moe
-from flashinfer.jit.modules._family import kernels_of
 
 from ..support.cases import Case, Cases
 
@@ -51,10 +50,6 @@ def moe(**given: torch.Tensor) -> torch.Tensor:
     return fused_moe.cutlass_fused_moe(**given, output_dtype=torch.float32, quant_scales=None)[0]
 
 
-def has_products(device: str) -> bool:
-    return device in kernels_of("gemm")
-
-
 def functions(device: str) -> dict[str, Case]:
     def logits(tokens: int) -> dict[str, Any]:
         return dict(logits=torch.randn(tokens, 24, device=device), bias=torch.randn(24, device=device))
@@ -68,8 +63,11 @@ def functions(device: str) -> dict[str, Case]:
             fc2_expert_weights=torch.randn(4, 32, 18, device=device),
         )
 
-    routes = {"route": Case(route, logits), "fused_topk_deepseek": Case(deepseek, logits)}
-    return routes | ({"cutlass_fused_moe": Case(moe, layer)} if has_products(device) else {})
+    return {
+        "route": Case(route, logits),
+        "fused_topk_deepseek": Case(deepseek, logits),
+        "cutlass_fused_moe": Case(moe, layer),
+    }
 
 
 CASES = Cases(operators, functions)

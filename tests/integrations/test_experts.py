@@ -14,7 +14,6 @@ import transformers
 from flashinfer.errors import GradientError
 from flashinfer.fused_moe import RoutingMethodType, route
 from flashinfer.integrations.transformers import register, register_experts
-from flashinfer.jit.modules._family import kernels_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mixture-of-experts.md"
 SIZES = dict(
@@ -33,13 +32,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 LEAST = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}
-
-
-@pytest.fixture
-def device(device: str) -> str:
-    if device not in kernels_of("gemm"):
-        pytest.skip(f"grouped products have no kernels for {device}")
-    return device
 
 
 def layers(kind: str, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
