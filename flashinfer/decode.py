@@ -165,8 +165,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         jit_args: the arguments of :func:`gen_customize_batch_decode_module` less ``backend``: a variant of your own, which is
             built here. ``run()`` then takes its additional tensors and scalars.
         backend: ``"auto"`` and ``"fa2"``: the portable kernels. ``"fa3"``: those for GPUs of compute capability 9.0, which
-            move pages of a multiple of 16 entries by TMA and merge split keys themselves; without RoPE on the fly, and
-            without ``jit_args``.
+            merge split keys themselves; without RoPE on the fly, and without ``jit_args``.
 
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.

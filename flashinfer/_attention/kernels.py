@@ -1,7 +1,7 @@
 """Which kernels compute attention: the portable ones (``fa2``), or those for Hopper alone (``fa3``).
 
 A family has kernels for Hopper where ``csrc/<family>_sm90a.cu`` is: prefill, and decode, whose kernels are the portable
-ones around TMA and merges of their own and are chosen where they are asked for alone.
+ones with merges of their own and are chosen where they are asked for alone.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_every_number_of_pieces(page_size):
 
 @hopper
 def test_windows_of_split_keys_that_start_anywhere():
-    """Pieces start at the first key that the window shows, tiles at a multiple of 16 before it."""
+    """Pieces start at the first key that the window shows."""
     for window in (999, random.randint(500, 3000), random.randint(500, 3000)):
         paged = Paged([random.randint(3000, 4000), 5, 1000], 16, 1, 128, BF16, "cuda")
         wrapper = planned(paged, TYPES[0], (4, 1), window_left=window)

@@ -13,14 +13,12 @@ namespace flashinfer::cuda {
 
 template <typename S>
 using KeyOperand =
-    std::conditional_t<S::kFp8Keys, RightRows8<typename S::DTypeQ, typename S::KV, S::kKeyRow, S::kLineRows>,
-                       RightRows<S::kKeyRow, S::kLineRows>>;
+    std::conditional_t<S::kFp8Keys, RightRows8<typename S::DTypeQ, typename S::KV, S::kKeyRow>, RightRows<S::kKeyRow>>;
 
 // The columns of the output's fragments are those of output_pair().
 template <typename S>
 using ValueOperand =
-    std::conditional_t<S::kFp8, SummedRows8<typename S::DTypeQ, typename S::KV, S::kVRow, S::kLineRows>,
-                       SummedRows<S::kVRow, S::kLineRows>>;
+    std::conditional_t<S::kFp8, SummedRows8<typename S::DTypeQ, typename S::KV, S::kVRow>, SummedRows<S::kVRow>>;
 
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& params, const Variant& variant) {

@@ -27,13 +27,11 @@ struct AttentionTypes {
 };
 
 // kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: tiles in shared memory where
-// there is room for kBlocks blocks on a multiprocessor. kBoxes: they come as TMA's boxes, so that rows lie in lines
-// (see swizzle.cuh) and a stage has a barrier in the place of a table of rows.
-template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kBlocks_, bool kBoxes_ = false>
+// there is room for kBlocks blocks on a multiprocessor.
+template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kBlocks_>
 struct AttentionTile {
   static constexpr int kMTiles = kMTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kKeys = kKeys_;
   static constexpr int kMaxStages = kMaxStages_, kBlocks = kBlocks_;
-  static constexpr bool kBoxes = kBoxes_;
   static constexpr int kRows = 16 * kMTiles * kRowWarps, kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kGroupThreads * kKeyWarps;
   static_assert(kRowWarps == 1 || kKeyWarps == 1, "a group is a warp, or the block");
@@ -66,8 +64,7 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kQRow = kDQ * 2, kKRow = kDQ * sizeof(KV), kVRow = kDV * sizeof(KV);
   static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kParts * kQPart;
   static constexpr int kKBytes = Tile::kKeys * kKRow, kVBytes = Tile::kKeys * kVRow;
-  static constexpr int kStageBytes = kKBytes + kVBytes, kLineRows = Tile::kBoxes ? Tile::kKeys : 0;
-  static constexpr int kTableBytes = Tile::kBoxes ? 8 : Tile::kKeys * sizeof(KeyRow);
+  static constexpr int kStageBytes = kKBytes + kVBytes, kTableBytes = Tile::kKeys * sizeof(KeyRow);
   static constexpr int kKeyRow = Types::kRope ? 2 * kDQ : kKRow;  // as products read it
   static constexpr int kKeyPart = Types::kRope ? Tile::kKeys * kKeyRow : 0;
   static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart, kRotatedBytes = (kAhead ? 2 : 1) * kRotatedTile;
@@ -79,7 +76,7 @@ struct AttentionShape : Types_, Tile_ {
   // Queries, turns, then for each group its stages, its rotated keys, and its table of rows.
   FLASHINFER_HD static constexpr int shared_bytes(int stages) {
     const int used = table(Tile::kKeyWarps, stages);
-    return (used > kSumsBytes ? used : kSumsBytes) + (Tile::kBoxes ? 1024 : 0);  // the start is rounded up for boxes
+    return used > kSumsBytes ? used : kSumsBytes;
   }
   FLASHINFER_HD static constexpr int ring(int group, int stages) {
     return kQBytes + kTurnsBytes + group * stages * kStageBytes;

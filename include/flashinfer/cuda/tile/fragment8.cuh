@@ -16,10 +16,10 @@ namespace flashinfer::cuda {
 __device__ __forceinline__ int place_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
 // Rows are columns of the result.
-template <typename T, typename From, int kBytes, int kLineRows = 0>
+template <typename T, typename From, int kBytes>
 struct RightRows8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
-  using Rows = Swizzle<kBytes, kLineRows>;
+  using Rows = Swizzle<kBytes>;
   uint32_t at;
 
   __device__ __forceinline__ RightRows8(uint32_t start, int first_row)
@@ -27,17 +27,17 @@ struct RightRows8 {
   // b[i] is of rows 16 pair + 8 i to + 7: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step) const {
     uint32_t r[2];
-    ptx::ldmatrix_x2(r, Rows::chunk(at, step) + pair * 16 * Rows::kPitch);
+    ptx::ldmatrix_x2(r, Rows::chunk(at, step) + pair * 16 * kBytes);
 #pragma unroll
     for (int i = 0; i < 2; ++i) b[i][0] = widen<T, From>(r[i]), b[i][1] = widen<T, From>(r[i] >> 16);
   }
 };
 
 // Rows are summed over.
-template <typename T, typename From, int kBytes, int kLineRows = 0>
+template <typename T, typename From, int kBytes>
 struct SummedRows8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
-  using Rows = Swizzle<kBytes, kLineRows>;
+  using Rows = Swizzle<kBytes>;
   uint32_t at;
 
   __device__ __forceinline__ SummedRows8(uint32_t start, int first_row)
@@ -46,7 +46,7 @@ struct SummedRows8 {
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int pair) const {
     uint32_t r[2];
     // Of two rows: element 2 c and 2 c + 1 of the one, then of the other.
-    ptx::ldmatrix_x2_trans(r, Rows::chunk(at, pair) + step * 16 * Rows::kPitch);
+    ptx::ldmatrix_x2_trans(r, Rows::chunk(at, pair) + step * 16 * kBytes);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       b[0][part] = widen<T, From>(__byte_perm(r[part], 0, 0x4420));
