@@ -106,6 +106,23 @@ def test_groups(mode, device):
     assert torch.equal(again, out)
 
 
+@pytest.mark.parametrize("rows", [3, 50])
+@pytest.mark.parametrize("dtype", FP8)
+def test_each_number_of_8_bits(dtype, rows, device):
+    """On either side, once with what is beside it zero: few rows and many are read in other ways."""
+    numbers = torch.arange(256, device=device, dtype=torch.uint8)
+    k = int(torch.randint(33, 90, ()))
+    alone = torch.zeros(256, k, device=device, dtype=torch.uint8)
+    alone[torch.arange(256), torch.randint(0, k, (256,))] = numbers
+    ones, one = torch.ones(rows, k, device=device).to(dtype), torch.ones((), device=device)
+    want = numbers.view(dtype).float()
+    for each in (alone[None].view(dtype), ones[None]):
+        other = ones[None] if each.shape[1] == 256 else alone[None].view(dtype)
+        got = bmm_fp8(each, other.transpose(1, 2), one, one, torch.float32)[0]
+        got = got if each.shape[1] == 256 else got.T
+        torch.testing.assert_close(got, want[:, None].expand(-1, rows), rtol=0, atol=0, equal_nan=True)
+
+
 def test_scales_of_powers_of_two_are_exact(device):
     m, n, k = 67, 264, 2048
     a, b = integers(m, k, dtype=E4M3, device=device), integers(n, k, dtype=E4M3, device=device)

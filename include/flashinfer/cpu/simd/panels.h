@@ -27,28 +27,39 @@ inline vfloat add_product(vfloat sum, Pair left, vfloat right) {
 }
 
 // 2 * kLanes numbers as kLanes pairs.
-inline vfloat as_pairs(vfloat first, vfloat second) {
+template <typename T>
+inline vfloat load_pairs(const T* from) {
 #if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
-  return (vfloat)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  return (vfloat)_mm512_cvtne2ps_pbh((__m512)load(from + kLanes), (__m512)load(from));
 #else
-  return first + second;  // never called
+  return load(from);  // never called
 #endif
 }
+#if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
+inline vfloat load_pairs(const bfloat16_t* from) { return load_raw<vfloat>(from); }
+// Exponents differ by 120 but for the seven numbers below 2^-6, which are multiples of 2^-9.
+inline vfloat load_pairs(const fp8_e4m3_t* from) {
+  const auto each = [](int bits) { return _mm512_set1_epi16(static_cast<short>(bits)); };
+  const __m512i small =
+      _mm512_zextsi128_si512(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __m512i bits = _mm512_cvtepi8_epi16(load_raw<__m256i>(from)), size = _mm512_and_si512(bits, each(0x7f));
+  __m512i pairs = _mm512_add_epi16(_mm512_slli_epi16(size, 4), each(120 << 7));
+  pairs = _mm512_mask_permutexvar_epi16(pairs, _mm512_testn_epi16_mask(bits, each(0x78)), bits, small);
+  pairs = _mm512_mask_mov_epi16(pairs, _mm512_cmpeq_epi16_mask(size, each(0x7f)), each(0x7fc0));
+  return (vfloat)_mm512_or_si512(pairs, _mm512_and_si512(bits, each(0x8000)));
+}
+#endif
 
 // kLanes units of a row of T, of which `count` numbers are there and the others zero.
 template <typename Unit, typename T>
 inline vfloat load_units(const T* from, int64_t count) {
   if constexpr (kUnitDepth<Unit> == 1) {
     return load(from, static_cast<int>(count < kLanes ? count : kLanes));
-  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
-    vfloat units{};
-    std::memcpy(&units, from, count < 2 * kLanes ? count * sizeof(T) : sizeof(units));
-    return units;
   } else {
-    if (count >= 2 * kLanes) return as_pairs(load(from), load(from + kLanes));
-    T padded[2 * kLanes] = {};
+    if (count >= 2 * kLanes) return load_pairs(from);
+    T padded[2 * kLanes] = {};  // copying them is a call, which takes as long as many loads
     std::memcpy(padded, from, count * sizeof(T));
-    return as_pairs(load(padded), load(padded + kLanes));
+    return load_pairs(padded);
   }
 }
 
@@ -168,12 +179,13 @@ inline void stream_columns(int64_t rows, const Unit* a, int64_t a_stride, const 
                            int64_t columns, int64_t depth, vfloat* sums) {
   constexpr int kStep = kLanes * kUnitDepth<Unit>, kAtOnce = 4;  // rows whose sums wait for each other no more
   for (int64_t row = 0; row < rows; ++row) sums[row] = vfloat{};
+  const T* at[kLanes];  // columns that there are not are the first once more
+  for (int i = 0; i < kLanes; ++i) at[i] = from + (i < columns ? i : 0) * stride;
   for (int64_t d = 0; d < depth; d += kStep, a += kLanes) {
     vfloat block[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const T* at = from + i * stride + d;
-      if (i < columns) __builtin_prefetch(at + 1024 / sizeof(T));
-      block[i] = i < columns ? load_units<Unit>(at, depth - d) : vfloat{};
+      __builtin_prefetch(at[i] + d + 4096 / sizeof(T), 0, 2);
+      block[i] = load_units<Unit>(at[i] + d, depth - d);
     }
     transpose(block);
     // What lies behind the depth is zero on both sides, and adds nothing.

@@ -17,11 +17,43 @@ inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...
 
 using EachLane = std::make_integer_sequence<int, kLanes>;
 
-template <int kWidth = 1>
+// Squares are transposed by shuffles that processors have: within four lanes by the first two functions, of which
+// kUpper takes the upper two lanes of each four, then of four lanes at a time, of which kUpper takes the odd ones.
+template <bool kUpper, int... kLane>
+inline vfloat zip_ones(vfloat a, vfloat b, std::integer_sequence<int, kLane...>) {
+  return shuffle<(kLane % 2 * kLanes + kLane / 4 * 4 + kLane % 4 / 2 + 2 * kUpper)...>(a, b);
+}
+template <bool kUpper, int... kLane>
+inline vfloat zip_twos(vfloat a, vfloat b, std::integer_sequence<int, kLane...>) {
+  return shuffle<(kLane % 4 / 2 * kLanes + kLane / 4 * 4 + kLane % 2 + 2 * kUpper)...>(a, b);
+}
+template <bool kUpper, int... kLane>
+inline vfloat take_fours(vfloat a, vfloat b, std::integer_sequence<int, kLane...>) {
+  constexpr int kHalf = kLanes / 2;
+  return shuffle<(kLane / kHalf * kLanes + kLane % kHalf / 4 * 8 + kLane % 4 + 4 * kUpper)...>(a, b);
+}
+
 inline void transpose(vfloat (&rows)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i)
-    if (!(i & kWidth)) interleave<kWidth>(rows[i], rows[i | kWidth], EachLane{});
-  if constexpr (2 * kWidth < kLanes) transpose<2 * kWidth>(rows);
+  constexpr EachLane kEach{};
+  for (int i = 0; i < kLanes; i += 4) {
+    const vfloat low = zip_ones<false>(rows[i], rows[i + 1], kEach), high = zip_ones<true>(rows[i], rows[i + 1], kEach);
+    const vfloat next_low = zip_ones<false>(rows[i + 2], rows[i + 3], kEach);
+    const vfloat next_high = zip_ones<true>(rows[i + 2], rows[i + 3], kEach);
+    rows[i] = zip_twos<false>(low, next_low, kEach), rows[i + 1] = zip_twos<true>(low, next_low, kEach);
+    rows[i + 2] = zip_twos<false>(high, next_high, kEach), rows[i + 3] = zip_twos<true>(high, next_high, kEach);
+  }
+  if constexpr (kLanes > 4) {
+    for (int step = kLanes / 8; step > 0; step /= 2) {
+      vfloat taken[kLanes];
+      for (int i = 0; i < kLanes / 8; ++i) {
+        for (int j = 0; j < 4; ++j) {
+          taken[4 * i + j] = take_fours<false>(rows[8 * i + j], rows[8 * i + 4 + j], kEach);
+          taken[kLanes / 2 + 4 * i + j] = take_fours<true>(rows[8 * i + j], rows[8 * i + 4 + j], kEach);
+        }
+      }
+      for (int i = 0; i < kLanes; ++i) rows[i] = taken[i];
+    }
+  }
 }
 
 // One number of all elements, halves with halves.
