@@ -69,12 +69,15 @@ const int32_t* table(const Check& check, const View& arg, const View& like) {
 struct MlaTensors {
   View q_nope, q_pe, ckv, kpe, out;
 
+  // Of queries and outputs, and of the caches.
+  std::tuple<DType, DType> types() const { return {q_nope.dtype, ckv.dtype}; }
+
   void check_all(const Check& check) const {
     check.rank(q_nope, 3, 3);
     check.rank(ckv, 3, 3);
     const int64_t tokens = q_nope.size(0), heads = q_nope.size(1);
     check.floating(q_nope);
-    require_value("dtype", kDtype, q_nope.dtype, kDtypeText);
+    require_value("dtypes", kDtypes, types(), kDtypesText);
     check.shape(q_nope, {-1, -1, kMlaCkv});
     check.shape(q_pe, {tokens, heads, kMlaKpe});
     check.shape(ckv, {-1, -1, kMlaCkv});
@@ -83,7 +86,7 @@ struct MlaTensors {
     if (heads < 1 || tokens * heads > INT32_MAX) check.fail(q_nope, "got no head, or more than 2147483647 rows");
     if (ckv.size(1) < 1 || ckv.size(1) > INT32_MAX / 2) check.fail(ckv, "got pages of no token, or of too many");
     for (const View* arg : {&q_nope, &q_pe, &ckv, &kpe, &out}) {
-      check.same_dtype(*arg, q_nope), check.same_device(*arg, q_nope);
+      check.same_dtype(*arg, arg == &ckv || arg == &kpe ? ckv : q_nope), check.same_device(*arg, q_nope);
       check.last_contiguous(*arg), check.wide_rows(*arg);
     }
     check.writable(out);
@@ -158,7 +161,7 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   }
   if (numbers[kMostSlots] > 0) use_partials(check, params, partials, numbers[kMostSlots], kMlaCkv);
   if (tensors.out.numel == 0) return;
-  call_numbered<static_cast<int>(std::size(kParts))>(find_row(kParts, std::tuple<DType>(q.dtype)),
+  call_numbered<static_cast<int>(std::size(kParts))>(find_row(kParts, tensors.types()),
                                                      [&](auto part) { mla<part, kProfiler>(params, where); });
 }
 

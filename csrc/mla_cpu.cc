@@ -1,4 +1,4 @@
-// The mla family's CPU kernels for one element type of this module.
+// The mla family's CPU kernels for one element type of this module, and one of the cache.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/attention/mla.h>
 
@@ -13,7 +13,7 @@ WorkLimits mla_limits<FLASHINFER_PART>(int64_t rows, int32_t tile_rows, int) {
 
 template <>
 void mla<FLASHINFER_PART, PROFILER>(const Profiled<MlaParams, PROFILER>& params, const Launch&) {
-  cpu::mla<T>(params);
+  cpu::mla<T, KV>(params);
 }
 
 }  // namespace flashinfer

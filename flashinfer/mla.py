@@ -82,12 +82,14 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             page_size: tokens of a page.
             causal: whether a query sees no key behind it; a request's last query stands at its last key.
             sm_scale: positive.
-            q_data_type, kv_data_type: one and the same: float16, bfloat16 or, on the CPU, float32.
+            q_data_type: float16, bfloat16 or, on the CPU, float32.
+            kv_data_type: the same, or float8_e4m3fn on the CPU.
             use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
 
         Raises:
             ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
             TypeError: tables that are no integers.
+            UnsupportedError: a cache of float8_e4m3fn on a GPU.
         """
         self._plan(
             _NAMES, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, (head_dim_ckv, head_dim_kpe), page_size,
@@ -106,6 +108,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         profiler_buffer: torch.Tensor | None = None,
         kv_len: torch.Tensor | None = None,
         page_table: torch.Tensor | None = None,
+        kv_scale: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of the batch that was planned.
 
@@ -121,6 +124,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
                 ``None`` after others. What it is too small for is counted and lost.
             kv_len: ``[batch_size]``, with ``page_table``: one query of each request, planned here.
             page_table: ``[batch_size, pages]``, pages of each request.
+            kv_scale: what both caches hold, times this, is what they mean; positive. ``None``: 1.
 
         Returns:
             ``[queries, num_heads, 512]``, zeros for a query without keys; and ``[queries, num_heads]`` with
@@ -134,9 +138,13 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or none")
         if kv_len is not None and page_table is not None:
             self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
+        planned, scale = self._planned, 1.0 if kv_scale is None else kv_scale
+        if not 0 < scale < 1e30:
+            raise ValueError(f"{self._name}.run: kv_scale: got {kv_scale}, wanted a positive number")
         return self._run(
-            self._planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, profiler_buffer=profiler_buffer
-        )
+            planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse,
+            sm_scale=planned.sm_scale * scale if planned else None, o_scale=scale, profiler_buffer=profiler_buffer,
+        )  # fmt: skip
 
     def _plan_of_table(
         self, q_nope: torch.Tensor, ckv_cache: torch.Tensor, kv_len: torch.Tensor, page_table: torch.Tensor
@@ -227,7 +235,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
             page_size: tokens of a page.
             sm_scale: positive.
             window_left, logits_soft_cap: none: -1, and ``None`` or 0.
-            data_type, q_data_type: of caches and queries, one and the same.
+            data_type: of caches.
+            q_data_type: of queries, by default the same; caches may be float8_e4m3fn besides on the CPU.
             rope_scale, rope_theta: accepted; queries and keys are rotated already.
 
         Raises:
@@ -277,10 +286,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         planned, scale = self._planned, None
         if planned is not None and (q_scale is not None or k_scale is not None):
             scale = planned.sm_scale * (1.0 if q_scale is None else q_scale) * (1.0 if k_scale is None else k_scale)
-        result = self._run(planned, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse, scale)
-        if v_scale is not None:
-            (result[0] if isinstance(result, tuple) else result).mul_(v_scale)
-        return result
+        return self._run(planned, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse, scale, v_scale)
 
     def run_return_lse(
         self,

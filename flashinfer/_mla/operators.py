@@ -11,8 +11,9 @@ import torch
 from .._attention.kernels import capability
 from .._ops.declare import define
 from .._ops.route import without_gradient
+from ..errors import UnsupportedError
 from ..jit.module import JitSpec
-from ..jit.modules.mla import HOPPER, check_backend, mla_dtypes, mla_spec, profiled_namespace
+from ..jit.modules.mla import FP8, HOPPER, check_backend, dtypes_value, mla_dtypes, mla_spec, profiled_namespace
 from ..jit.probe import probe
 
 
@@ -67,6 +68,11 @@ class Operators(NamedTuple):
         )  # fmt: skip
 
 
+def _value(dtype_q: torch.dtype, dtype_kv: torch.dtype) -> str:
+    q, kv = (str(dtype).removeprefix("torch.") for dtype in (dtype_q, dtype_kv))
+    return dtypes_value(q, kv)
+
+
 def _define(kernels: str, profiler: bool = False) -> Operators:
     def module(backend: str) -> JitSpec:
         return mla_spec(kernels or backend, profiler=profiler)
@@ -90,6 +96,7 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
         lambda *_: None,
         general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
         on_host=("sizes",),
+        needs=lambda spec, q_nope, q_pe, ckv_cache, *_: {"dtypes": (_value(q_nope.dtype, ckv_cache.dtype),)},
         kernels=namespace,
     )
     return Operators(plan, run, profiler)
@@ -118,9 +125,15 @@ def operators_for(op: str, device: torch.device, backend: str, profiler: bool = 
 
 
 def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
-    """Queries and caches are of one dtype that the device's kernels have."""
+    """Queries have a dtype that the device's kernels have, and caches have it too, or eight bits."""
     known = mla_dtypes("cpu" if device.type == "cpu" else "cuda")
     if str(q_data_type).removeprefix("torch.") not in known:
         raise ValueError(f"{op}: q_data_type: got {q_data_type}, wanted one of {', '.join(known)} on {device.type}")
-    if kv_data_type != q_data_type:
-        raise ValueError(f"{op}: kv_data_type: got {kv_data_type}, wanted {q_data_type} as q_data_type is")
+    if kv_data_type == q_data_type:
+        return
+    if kv_data_type != getattr(torch, FP8):
+        raise ValueError(
+            f"{op}: kv_data_type: got {kv_data_type}, wanted {q_data_type} as q_data_type is, or torch.{FP8}"
+        )
+    if device.type != "cpu":
+        raise UnsupportedError(f"{op}: kv_data_type: got {kv_data_type} on {device.type}, wanted {q_data_type} there")

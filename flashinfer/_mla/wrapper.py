@@ -34,6 +34,7 @@ class Plan:
     causal: bool
     sm_scale: float
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     rows: torch.Tensor  # without elements, as long as there are queries: a size that a graph follows
     pages: int  # that the tables name, where they could be looked at
 
@@ -110,7 +111,8 @@ class MlaWrapper:
         op = f"{self._name}.plan"
         check_head_dims(*head_dims)
         dtype = canonicalize_torch_dtype(q_data_type)
-        check_dtype(op, self.device, dtype, canonicalize_torch_dtype(kv_data_type))
+        kv_dtype = canonicalize_torch_dtype(kv_data_type)
+        check_dtype(op, self.device, dtype, kv_dtype)
         for name, number in (("num_heads", num_heads), ("page_size", page_size)):
             if number < 1:
                 raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
@@ -149,7 +151,7 @@ class MlaWrapper:
         assert taken_indptr is not None and taken_indices is not None
         self._planned = Plan(
             operators, taken_indptr, taken_indices, self._scheduler.int_workspace, torch.tensor(lists[3:], dtype=torch.int64),
-            num_heads, page_size, bool(causal), float(sm_scale), dtype,
+            num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,
             torch.empty(problem.num_queries, 0), pages,
         )  # fmt: skip
 
@@ -164,6 +166,7 @@ class MlaWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
         sm_scale: float | None = None,
+        o_scale: float | None = None,
         profiler_buffer: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         op = f"{self._name}.run"
@@ -187,6 +190,8 @@ class MlaWrapper:
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
             planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, *events,
         )  # fmt: skip
+        if o_scale is not None and o_scale != 1:
+            out.mul_(o_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _check_run(
@@ -204,8 +209,9 @@ class MlaWrapper:
             check_dims(op, name, x, 3)
             if x.device != self.device:
                 raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {self.device} as the plan's tables are")
-            if x.dtype != planned.dtype:
-                raise TypeError(f"{op}: {name}: got {x.dtype}, and plan() was called for {planned.dtype}")
+            wanted = planned.kv_dtype if name.endswith("cache") else planned.dtype
+            if x.dtype != wanted:
+                raise TypeError(f"{op}: {name}: got {x.dtype}, and plan() was called for {wanted}")
         rows = planned.rows.shape[0]
         if differs(q_nope.shape[0], rows) and not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
             raise ValueError(f"{op}: q_nope: got {q_nope.shape[0]} queries, and plan() was called for {rows}")

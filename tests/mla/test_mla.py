@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.errors import GradientError
+from flashinfer._mla.operators import check_dtype
+from flashinfer.errors import GradientError, UnsupportedError
 
 from ..conftest import no_synchronisation
 from ..support.attention_oracle import int32, workspace
@@ -35,6 +36,33 @@ def test_drawn_batches(part, dtype, device):
             out, lse = sentinels(batch)
             assert wrapper.run(*batch.inputs, out=out, lse=lse) is out
             batch.check(out, lse)
+
+
+def test_a_cache_of_eight_bits(dtype):
+    """Its numbers are exact, and mean more by a scale of keys and of outputs."""
+    for number in range(4):
+        batch = drawn_batch(dtype, "cpu", 150 if number else 3000, torch.float8_e4m3fn)
+        out, lse = sentinels(batch)
+        assert batch.planned().run(*batch.inputs, out=out, lse=lse, kv_scale=batch.kv_scale) is out
+        batch.check(out, lse)
+
+
+def test_what_a_cache_of_eight_bits_cannot_be():
+    batch = Batch([1], [40], 16, 16, torch.float16, "cpu", kv_dtype=torch.float8_e4m3fn)
+    wrapper = batch.planned()
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"run: kv_scale: got {scale}, wanted a positive number"):
+            wrapper.run(*batch.inputs, kv_scale=scale)
+    wanted = r"ckv_cache: got torch.float16, and plan\(\) was called for torch.float8_e4m3fn"
+    with pytest.raises(TypeError, match=wanted):
+        wrapper.run(*batch.inputs[:2], batch.ckv.half(), batch.kpe.half())
+    q_nope, q_pe, ckv, kpe = batch.inputs
+    with pytest.raises(TypeError, match=r"kpe_cache: got torch.float16, and plan"):
+        wrapper.run(q_nope, q_pe, ckv, kpe.half())
+    with pytest.raises(
+        UnsupportedError, match=r"plan: kv_data_type: got torch.float8_e4m3fn on cuda, wanted torch.float16 th"
+    ):
+        check_dtype("plan", torch.device("cuda"), torch.float16, torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -209,7 +237,7 @@ def test_decode_wrapper(device):
         (dict(head_dim_kpe=32), r"head_dim_kpe: got 32, wanted 64"),
         (dict(sm_scale=0.0), r"sm_scale: got 0.0, wanted a positive number"),
         (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted one of"),
-        (dict(kv_data_type=torch.float8_e4m3fn), r"kv_data_type: got torch.float8_e4m3fn, wanted torch.float16"),
+        (dict(kv_data_type=torch.float8_e5m2), r"kv_data_type: got torch.float8_e5m2, wanted torch.float16"),
         (dict(kv_len_arr=[100, 33, 1]), r"kv_indptr: got 3 elements, wanted 4, one more than kv_len_arr has"),
         (dict(kv_len_arr=[100, 49]), r"kv_len_arr: got 49 keys of request 1, which has 3 pages of 16"),
         (dict(kv_len_arr=[100, -1]), r"kv_len_arr: got -1 keys of request 1"),
@@ -284,7 +312,10 @@ def test_a_page_that_is_not_there():
 def test_generators():
     half = (torch.float16,) * 3
     spec = flashinfer.gen_batch_mla_module("auto", *half, torch.int32, 512, 64, False, device="cpu")
-    assert spec.name == "mla_cpu" and dict(spec.coverage) == {"dtype": ("float16",)}
+    assert spec.name == "mla_cpu" and dict(spec.coverage) == {"dtypes": ("float16",)}
+    eight = (torch.float16, torch.float8_e4m3fn, torch.float16, torch.int32, 512, 64)
+    spec = flashinfer.gen_batch_mla_module("auto", *eight, device="cpu")
+    assert dict(spec.coverage) == {"dtypes": ("float16:float8_e4m3fn",)}
     assert flashinfer.gen_batch_mla_module("fa3", *half, torch.int32, 512, 64, False).name == "mla_sm90a"
     assert flashinfer.gen_batch_decode_mla_module(*half, torch.int32, 512, 128, device="cuda").name == "mla_cuda"
     for backend, name in (("fa3", "mla_profiler_sm90a"), ("fa2", "mla_profiler_cuda")):
@@ -301,5 +332,7 @@ def test_generators():
             given[place] = value
         with pytest.raises(ValueError, match=message):
             flashinfer.gen_batch_mla_module(*given, device="cpu")
+    with pytest.raises(ValueError, match="dtypes: got float16:float8_e4m3fn, wanted a subset of"):
+        flashinfer.gen_batch_mla_module("auto", *eight, device="cuda")
     with pytest.raises(ValueError, match="dtypes: got float32, wanted a subset of"):
         flashinfer.gen_batch_mla_module("auto", *(torch.float32,) * 3, torch.int32, 512, 64, device="cuda")

@@ -19,7 +19,8 @@ SCALE = (128 + 64) ** -0.5
 class Batch:
     """Requests with queries and keys. Where nobody owns the cache it is NaN.
 
-    ``form``: ``pair`` of tensors, or ``joined``: both parts of a row beside each other in one.
+    ``form``: ``pair`` of tensors, or ``joined``: both parts of a row beside each other in one. ``kv_dtype``: of the cache,
+    by default ``dtype``; where it is another, what the cache holds means more by a drawn ``kv_scale``.
     """
 
     def __init__(
@@ -34,14 +35,21 @@ class Batch:
         causal: bool = False,
         form: str = "pair",
         shared: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.qo_lens, self.kv_lens, self.heads, self.page_size = list(qo_lens), list(kv_lens), heads, page_size
         self.dtype, self.device, self.causal = dtype, device, causal
-        self.paged = Paged(kv_lens, page_size, 1, 512, dtype, device, form="pair", head_dim_vo=64, shared=shared)
+        self.kv_dtype = kv_dtype or dtype
+        self.kv_scale = 1.0 if self.kv_dtype == dtype else random.uniform(0.3, 2)
+        self.paged = Paged(
+            kv_lens, page_size, 1, 512, self.kv_dtype, device, form="pair", head_dim_vo=64, shared=shared
+        )
         k, v = self.paged.k[:, :, 0], self.paged.v[:, :, 0]
         self.ckv, self.kpe = (x.contiguous().to(device) for x in (k, v))
         if form == "joined":
-            self.ckv, self.kpe = torch.cat([self.ckv, self.kpe], -1).split([512, 64], -1)
+            parts = (x.view(torch.uint8) for x in (self.ckv, self.kpe))
+            joined = torch.cat(list(parts), -1).view(self.kv_dtype)
+            self.ckv, self.kpe = joined.split([512, 64], -1)
         rows = sum(qo_lens)
         self.q_nope, self.q_pe = drawn((rows, heads, 512), dtype, device), drawn((rows, heads, 64), dtype, device)
         self.qo_indptr, self.lens = indptr_of(qo_lens).to(device), int32(kv_lens).to(device)
@@ -58,7 +66,7 @@ class Batch:
     def plan(self, wrapper: Any, **changes: Any) -> None:
         given = dict(
             num_heads=self.heads, head_dim_ckv=512, head_dim_kpe=64, page_size=self.page_size, causal=self.causal,
-            sm_scale=SCALE, q_data_type=self.dtype, kv_data_type=self.dtype,
+            sm_scale=SCALE, q_data_type=self.dtype, kv_data_type=self.kv_dtype,
         )  # fmt: skip
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
         wrapper.plan(**(dict(zip(names, self.tables, strict=True)) | given | changes))
@@ -72,7 +80,7 @@ class Batch:
         q = torch.cat([self.q_nope.double(), self.q_pe.double()], -1)
         requests = []
         for b in range(len(self.kv_lens)):
-            ckv, kpe = self.paged.request(b)
+            ckv, kpe = (x.double() * self.kv_scale for x in self.paged.request(b))
             requests.append((torch.cat([ckv, kpe], -1), ckv))
         return batch_attention(q, self.qo_lens, requests, causal=self.causal, sm_scale=SCALE)
 
@@ -81,7 +89,7 @@ class Batch:
         assert_near(out, want, lse, want_lse)
 
 
-def drawn_batch(dtype: torch.dtype, device: str, most_keys: int) -> Batch:
+def drawn_batch(dtype: torch.dtype, device: str, most_keys: int, kv_dtype: torch.dtype | None = None) -> Batch:
     """Any heads, pages and lengths; now and then one long request, none at all, or one without keys."""
     heads = random.choice((8, 16, 24, 32, 64, 96, 128))
     page_size = random.choice((1, 2, 5, 16, 17, 32, 48, 64, 128))
@@ -92,7 +100,7 @@ def drawn_batch(dtype: torch.dtype, device: str, most_keys: int) -> Batch:
     qo_lens = [random.choice((0, 1, 1, 1, 2, 4, 7)) for _ in range(requests)]
     return Batch(
         qo_lens, kv_lens, heads, page_size, dtype, device, causal=random.random() < 0.5,
-        form=random.choice(("pair", "joined")), shared=random.random() < 0.3,
+        form=random.choice(("pair", "joined")), shared=random.random() < 0.3, kv_dtype=kv_dtype,
     )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Modules of the mla family: attention over a cache of latents, 512 numbers and a rotary key of 64."""
+"""Modules of the mla family: attention over a cache of latents, 512 numbers and a rotary key of 64.
+
+Values of their axis are element types of queries and of the cache, joined by a colon where the cache has another.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..module import JitSpec
-from ..spec import DTYPES
+from ..spec import DTYPES, Scalar
 from . import DTYPE_AXIS, PROFILER_AXIS, Matrix, device_of, subset
 from ._family import family_spec, kernels_of
 
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
 HOPPER = "sm90a"
+FP8 = "float8_e4m3fn"  # of caches of the CPU, with queries of any type
 BACKENDS = ("auto", "fa2", "fa3", "cutlass")
 
 
@@ -21,20 +25,32 @@ def mla_dtypes(kernels: str) -> tuple[str, ...]:
     return DTYPES if kernels == "cpu" else tuple(dtype for dtype in DTYPES if dtype != "float32")
 
 
+def dtypes_value(dtype_q: str, dtype_kv: str) -> str:
+    """A value of the axis."""
+    return dtype_q if dtype_kv == dtype_q else f"{dtype_q}:{dtype_kv}"
+
+
+def mla_values(kernels: str, dtypes: Iterable[str]) -> tuple[str, ...]:
+    """All values of kernels for some element types of queries."""
+    caches = (FP8,) if kernels == "cpu" else ()
+    return tuple(dtypes_value(dtype, cache) for dtype in dtypes for cache in (dtype, *caches))
+
+
 def profiled_namespace(kernels: str) -> str:
     """What operators of kernels that write events are called by, in the place of ``kernels``: see ``define()``."""
     return f"{kernels}_profiler" if kernels else "profiler"
 
 
-def mla_spec(kernels: str, dtypes: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
-    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some element types or all that they have.
+def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
+    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some values of the axis or all that they have.
 
     ``profiler``: the kernels write events, and their operators are in a namespace of their own.
     """
-    known = mla_dtypes(kernels)
-    values = known if dtypes is None else subset("dtypes", dtypes, known)
+    known = mla_values(kernels, mla_dtypes(kernels))
+    values = known if values is None else subset("dtypes", values, known)
+    config: dict[str, Scalar] = {"PROFILER": profiler, "dtypes": "T:KV"}
     variant = "profiler" if profiler else ""
-    spec = family_spec("mla", kernels, variant=variant, config={"PROFILER": profiler}, coverage={"dtype": values})
+    spec = family_spec("mla", kernels, variant=variant, config=config, coverage={"dtypes": values})
     if profiler:
         spec = replace(spec, namespace=f"flashinfer_{profiled_namespace(HOPPER if kernels == HOPPER else '')}")
     return replace(spec, split=True)
@@ -71,7 +87,8 @@ def gen_batch_mla_module(
 
     Args:
         backend: ``fa3`` for the kernels for Hopper alone; others for those that run everywhere.
-        dtype_q, dtype_kv, dtype_o: one and the same.
+        dtype_q, dtype_o: one and the same.
+        dtype_kv: the same, or float8_e4m3fn on the CPU.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512 and 64.
         use_profiler: whether the kernels write events, for :mod:`flashinfer.profiler`.
@@ -82,16 +99,17 @@ def gen_batch_mla_module(
     """
     check_backend(backend)
     check_head_dims(head_dim_ckv, head_dim_kpe)
-    names = [str(dtype).removeprefix("torch.") for dtype in (dtype_q, dtype_kv, dtype_o)]
-    if len(set(names)) > 1:
-        raise ValueError(f"dtype_q, dtype_kv, dtype_o: got {', '.join(names)}, wanted one for all")
+    q, kv, o = (str(dtype).removeprefix("torch.") for dtype in (dtype_q, dtype_kv, dtype_o))
+    if o != q or kv not in (q, FP8):
+        raise ValueError(f"dtype_q, dtype_kv, dtype_o: got {q}, {kv}, {o}, wanted one for all, or {FP8} of the cache")
+    values = (dtypes_value(q, kv),)
     if str(dtype_idx).removeprefix("torch.") != "int32":
         raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
     if backend == "fa3":
         if device is not None and device_of(device) != "cuda":
             raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
-        return mla_spec(HOPPER, names[:1], use_profiler)
-    return mla_spec(device_of(device), names[:1], use_profiler)
+        return mla_spec(HOPPER, values, use_profiler)
+    return mla_spec(device_of(device), values, use_profiler)
 
 
 def gen_batch_decode_mla_module(
@@ -125,4 +143,5 @@ def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
     for kernels in kernels_of("mla", matrix["backends"]):
         dtypes = [dtype for dtype in matrix["dtypes"] if dtype in mla_dtypes(kernels)]
         if dtypes:
-            yield from (mla_spec(kernels, dtypes, value == "on") for value in matrix["profiler"])
+            values = mla_values(kernels, dtypes)
+            yield from (mla_spec(kernels, values, value == "on") for value in matrix["profiler"])

@@ -32,8 +32,9 @@ struct MlaVariant : AttentionVariantBase {
   FLASHINFER_HD MlaVariant(const Params& params, uint32_t, uint8_t*) : sm_scale_log2(params.sm_scale_log2) {}
 };
 
-// The two functions of each part of a module, of one element type. How kernels want work cut is the same for all;
-// `rows`: heads times queries of a request, in the mean. kProfiler: whether the kernels of the module write events.
+// The two functions of each part of a module, of one element type and one of the cache. How kernels want work cut is
+// the same for all; `rows`: heads times queries of a request, in the mean. kProfiler: whether the kernels of the module
+// write events.
 template <int kPart>
 WorkLimits mla_limits(int64_t rows, int32_t tile_rows, int device);
 template <int kPart, bool kProfiler>

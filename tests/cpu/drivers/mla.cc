@@ -8,7 +8,7 @@ using namespace driver;
 
 constexpr int kPageSize = 7, kGap = 8;  // numbers behind a row of the caches
 
-template <typename T>
+template <typename T, typename KV = T>
 class Case {
  public:
   Case(int heads, std::vector<int32_t> qo_lens, std::vector<int32_t> kv_lens, bool causal)
@@ -20,7 +20,7 @@ class Case {
     std::shuffle(indices_.begin(), indices_.end(), engine);
     const int64_t rows = qo_indptr_.back() * int64_t{heads}, keys = int64_t{kv_indptr_.back()} * kPageSize;
     q_ = drawn<T>(rows * kMlaCkv), q_pe_ = drawn<T>(rows * kMlaKpe);
-    ckv_ = drawn<T>(keys * kCkvRow), kpe_ = drawn<T>(keys * kKpeRow);
+    ckv_ = drawn<KV>(keys * kCkvRow), kpe_ = drawn<KV>(keys * kKpeRow);
   }
 
   void run(int32_t tile_rows) {
@@ -55,7 +55,7 @@ class Case {
     p.qo_lens = qo_lens_.data(), p.kv_lens = kv_lens_.data();
     p.tile_rows = limits.tile_rows, p.slot_rows = made.slot_rows;
     p.partial_o = partial_o.data(), p.partial_lse = partial_lse.data();
-    cpu::mla<T>(p);
+    cpu::mla<T, KV>(p);
     for (size_t b = 0; b < qo_lens_.size(); ++b)
       for (int32_t query = 0; query < qo_lens_[b]; ++query)
         for (int head = 0; head < heads_; ++head) check_row(static_cast<int32_t>(b), query, head, o, lse);
@@ -72,7 +72,7 @@ class Case {
     double total = 0;
     for (int32_t key = 0; key < seen; ++key) {
       const int64_t there = int64_t{indices_[kv_indptr_[b] + key / kPageSize]} * kPageSize + key % kPageSize;
-      const T *ckv = &ckv_[there * kCkvRow], *kpe = &kpe_[there * kKpeRow];
+      const KV *ckv = &ckv_[there * kCkvRow], *kpe = &kpe_[there * kKpeRow];
       double logit = 0;
       for (int d = 0; d < kMlaCkv; ++d) logit += value(q_[at * kMlaCkv + d]) * value(ckv[d]);
       for (int d = 0; d < kMlaKpe; ++d) logit += value(q_pe_[at * kMlaKpe + d]) * value(kpe[d]);
@@ -88,7 +88,8 @@ class Case {
   int heads_;
   std::vector<int32_t> qo_lens_, kv_lens_, qo_indptr_ = {0}, kv_indptr_ = {0}, indices_;
   bool causal_;
-  std::vector<T> q_, q_pe_, ckv_, kpe_;
+  std::vector<T> q_, q_pe_;
+  std::vector<KV> ckv_, kpe_;
 };
 
 void run() {
@@ -96,4 +97,5 @@ void run() {
   Case<half_t>(16, {1, 2, 1}, {300, 131, 0}, true).run(0);
   Case<bfloat16_t>(3, {9, 2, 1}, {140, 2, 33}, true).run(16);
   Case<half_t>(33, {2}, {129}, false).run(32);
+  Case<bfloat16_t, fp8_e4m3_t>(5, {1, 2}, {67, 140}, true).run(16);
 }

@@ -13,12 +13,12 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-template <typename T>
-using MlaTypes = AttentionTypes<T, T, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
+template <typename T, typename KV>
+using MlaTypes = AttentionTypes<T, KV, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
 
-template <typename T, typename Params>
-struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, Params> {
-  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T>, Params>;
+template <typename T, typename KV, typename Params>
+struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
+  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params>;
   using Blocks::scratch, Blocks::block, Blocks::count, Blocks::pairs, Blocks::kQ, Blocks::kPairs;
   using typename Blocks::Memory;
 
@@ -49,8 +49,8 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, Params> {
  private:
   // Columns of keys beyond the request's are zeros.
   void pack() {
-    static const T zeros[kMlaCkv] = {};
-    const T *ckv[kPrefillKeys], *kpe[kPrefillKeys];
+    static const KV zeros[kMlaCkv] = {};
+    const KV *ckv[kPrefillKeys], *kpe[kPrefillKeys];
     locate_rows(this->common.kv, true, 0, this->first, block, count, ckv);
     locate_rows(this->common.kv, false, 0, this->first, block, count, kpe);
     const int padded = round_up(count, kPanel);
@@ -74,23 +74,23 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T>, Params> {
 };
 
 // All items, then all merges. Which thread does what does not matter to the result.
-template <typename T, typename Params>
+template <typename T, typename KV, typename Params>
 void mla(const Params& given) {
   const Params params = with_tracks(given);
   check_pages(params);
   const int64_t items = params.num_items();
   parallel_workers(items, [&](const auto& next, int64_t worker) {
     Profiler<Params::kProfiler> profiler(params, worker);
-    PrefillScratch<MlaTypes<T>> scratch(params.tile_rows);
+    PrefillScratch<MlaTypes<T, KV>> scratch(params.tile_rows);
     for (int64_t task; (task = next()) < items;) {
       const WorkItem item = params.item(static_cast<int32_t>(task));
       profiler.begin(Event::kItem);
-      MlaTile<T, Params>(params, item, scratch, profiler).run();
+      MlaTile<T, KV, Params>(params, item, scratch, profiler).run();
       profiler.end(Event::kItem);
     }
     profiler.finish();
   });
-  merge_all<MlaVariant, MlaTypes<T>>(params);
+  merge_all<MlaVariant, MlaTypes<T, KV>>(params);
 }
 
 }  // namespace flashinfer::cpu
