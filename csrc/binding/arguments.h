@@ -5,6 +5,7 @@
 // them back.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -28,10 +29,10 @@ struct PlainArgument {
   static T take(StableIValue value) { return unboxed<T>(value); }
 };
 
-#define FLASHINFER_ARGUMENT_(T, type)          \
-  template <>                                  \
-  struct Argument<T> : PlainArgument<T> {      \
-    static std::string text() { return type; } \
+#define FLASHINFER_ARGUMENT_(T, type)         \
+  template <>                                 \
+  struct Argument<T> : PlainArgument<T> {     \
+    static constexpr char kText[] = type " "; \
   };
 FLASHINFER_ARGUMENT_(Tensor, "Tensor")
 FLASHINFER_ARGUMENT_(OptionalTensor, "Tensor?")
@@ -43,26 +44,33 @@ FLASHINFER_ARGUMENT_(std::optional<double>, "float?")
 
 template <char kMark>
 struct Argument<Written<kMark>> {
-  static std::string text() { return std::string("Tensor(") + kMark + "!)"; }
+  static constexpr char kText[] = {'T', 'e', 'n', 's', 'o', 'r', '(', kMark, '!', ')', ' ', 0};
   static Written<kMark> take(StableIValue value) { return {unboxed<Tensor>(value)}; }
 };
 
 template <char kMark>
 struct Argument<WrittenOptional<kMark>> {
-  static std::string text() { return std::string("Tensor(") + kMark + "!)?"; }
+  static constexpr char kText[] = {'T', 'e', 'n', 's', 'o', 'r', '(', kMark, '!', ')', '?', ' ', 0};
   static WrittenOptional<kMark> take(StableIValue value) { return {unboxed<OptionalTensor>(value)}; }
 };
 
+// A loop over words: compilers take a second for as many sums of strings.
+inline std::string joined(std::initializer_list<const char*> words) {
+  std::string text;
+  for (const char* word : words) text += word;
+  return text;
+}
+
 #define FLASHINFER_MEMBER_(type, name) type name;
 #define FLASHINFER_TAKE_(type, name) Argument<type>::take(*next++),
-#define FLASHINFER_TEXT_(type, name) +(Argument<type>::text() + " " #name ", ")
+#define FLASHINFER_TEXT_(type, name) Argument<type>::kText, #name ", ",
 
 // struct Name: the arguments of LIST(X), which `take` unboxes one after the other; `text` is theirs in a schema.
 #define FLASHINFER_ARGUMENTS(Name, LIST)                                             \
   struct Name {                                                                      \
     LIST(FLASHINFER_MEMBER_)                                                         \
     static Name take(const StableIValue*& next) { return {LIST(FLASHINFER_TAKE_)}; } \
-    static std::string text() { return std::string() LIST(FLASHINFER_TEXT_); }       \
+    static std::string text() { return joined({LIST(FLASHINFER_TEXT_)}); }           \
   };
 
 // "op(Tensor q, int handle) -> ()" of structs of arguments, in their order.

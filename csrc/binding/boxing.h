@@ -4,7 +4,11 @@
 // second a file more, for copies that no operator here makes.
 #pragma once
 
+// Bindings convert no halves: without this torch's half includes all of <immintrin.h>.
+#pragma push_macro("__F16C__")
+#undef __F16C__
 #include <torch/csrc/stable/library.h>
+#pragma pop_macro("__F16C__")
 
 #include <optional>
 #include <stdexcept>

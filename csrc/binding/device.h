@@ -1,7 +1,9 @@
 // The backend that a binding is compiled for, and the device and stream of a call.
 #pragma once
 
+#if FLASHINFER_CUDA
 #include <torch/csrc/stable/accelerator.h>
+#endif
 
 #include <optional>
 
