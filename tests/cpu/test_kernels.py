@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -13,12 +12,13 @@ import pytest
 
 from flashinfer.jit.machine.target import Target, native_level
 
+from ..support.drawn import IN_CI
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
 LEVEL = native_level()
 X86, AVX2 = LEVEL != "generic", LEVEL.startswith(("x86-64-v3", "x86-64-v4"))
 # On a desk -O1: most of this file's time is compilers', and what is shipped is optimised more and called by all other tests.
-IN_CI = bool(os.environ.get("FLASHINFER_TEST_EXAMPLES"))
 OPTIMISE = "-O2" if IN_CI else "-O1"
 FLAGS = [OPTIMISE, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
 
@@ -29,9 +29,9 @@ TOOLS = {
     "aarch64": (["aarch64-linux-gnu-g++", "-static"], [shutil.which("qemu-aarch64-static") or "qemu-aarch64"]),
     "native": (["g++", *Target("cpu", (LEVEL,), True).flags()], []),
 }
-# Each driver by each of them in CI; on a desk by g++ and by one of the others, another one in another run.
-OTHERS = ["clang++", "aarch64"]
-COLUMNS = [["g++"], *([[tool] for tool in OTHERS] if IN_CI else [OTHERS]), ["native"]]
+# Each driver by each of them in CI; on a desk by one of them, another one in another run.
+COMPILERS = ["g++", "clang++", "aarch64"]
+COLUMNS = [*([[tool] for tool in COMPILERS] if IN_CI else [COMPILERS]), ["native"]]
 CASES = [
     (path.stem, tools)
     for path in sorted(DRIVERS.glob("*.cc"))

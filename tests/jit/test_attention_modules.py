@@ -16,6 +16,7 @@ from flashinfer._ops.configured import covered
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 
 from ..support.attention_modules import compiled
+from ..support.drawn import some
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("decode", "prefill")
@@ -32,9 +33,9 @@ from flashinfer.jit.load import load
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 from tests.support.attention_modules import NONE, single, tensors
 from tests.jit.test_attention_modules import COVERAGE
-family, device = sys.argv[1:]
+family, device, *drawn = sys.argv[1:]
 several = load(dispatching_spec(family, device, COVERAGE))
-for dtypes in COVERAGE["dtypes"]:
+for dtypes in drawn:
     one = load(attention_spec(family, device, dtypes, "64", "default"))
     q_type, kv_type, _ = (getattr(torch, name) for name in dtypes.split(":"))
     q, k, v = tensors(torch.float32, "64", 1 if family == "decode" else 37, device=device)
@@ -44,7 +45,8 @@ for dtypes in COVERAGE["dtypes"]:
     assert all(torch.equal(a, b) for a, b in zip(first, second)), dtypes
 half = [x.half() for x in tensors(torch.float32, "64", device=device)]
 wide = [x.half() for x in tensors(torch.float32, "128", device=device)]
-for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one, half, 0), (several, wide, 0), (several, half, 2)):
+other = [x.bfloat16() for x in half] if q_type == torch.float16 else half
+for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one, other, 0), (several, wide, 0), (several, half, 2)):
     try:
         single(module, *inputs, *NONE, 1.0, 0.0, variant=variant)
     except RuntimeError as err:
@@ -55,10 +57,12 @@ for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_forms_give_the_same_bits(family, device, python):
     """A module of two parts, and one of each configuration; what a module was not built for is the caller's mistake."""
-    assert python(COMPARE, family, device).stdout.splitlines() == [
+    drawn = some(COVERAGE["dtypes"])
+    other = "bfloat16" if drawn[-1].startswith("float16") else "float16"
+    assert python(COMPARE, family, device, *drawn).stdout.splitlines() == [
         "ValueError: dtypes: got bfloat16:bfloat16:bfloat16, this module was built for"
         " bfloat16:float8_e4m3fn:bfloat16, float16:float16:float16",
-        "ValueError: dtypes: got float16:float16:float16, this module was built for bfloat16:float8_e4m3fn:bfloat16",
+        f"ValueError: dtypes: got {other}:{other}:{other}, this module was built for {drawn[-1]}",
         "ValueError: head_dims: got 128, this module was built for 64",
         "ValueError: variants: got alibi, this module was built for default",
     ]
@@ -215,10 +219,10 @@ def test_what_a_call_gets(python, tmp_path, built, compilers_started):
     ]
     attention_spec("decode", "cpu", "float32:float32:float32", "40", "default").build()
     assert compilers_started() == before + 4
-    assert python(LOAD, *asked, **aot).stdout.split() == ["decode_f32_d40_cpu", "decode_cpu"]
-    refused = python(LOAD, "decode,float32,88", **aot, check=False, FLASHINFER_DISABLE_JIT="1").stderr
-    assert "module 'decode_f32_d88_cpu' is not built" in refused
-    assert re.search(f"'miss'.*'decode_cpu'.*{tmp_path}/aot/decode_cpu: built without .*head_dims 88", refused)
+    done = python(LOAD, *asked, "decode,float32,88", **aot, check=False, FLASHINFER_DISABLE_JIT="1")
+    assert done.stdout.split() == ["decode_f32_d40_cpu", "decode_cpu"]
+    assert "module 'decode_f32_d88_cpu' is not built" in done.stderr
+    assert re.search(f"'miss'.*'decode_cpu'.*{tmp_path}/aot/decode_cpu: built without .*head_dims 88", done.stderr)
     assert compilers_started() == before + 4
 
 

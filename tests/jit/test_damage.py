@@ -14,11 +14,12 @@ from flashinfer.errors import BuildError, FlashInferError
 from flashinfer.jit import clear_cache_dir
 from flashinfer.jit.machine import identity
 
+from ..support.drawn import IN_CI
 from ..support.processes import answer, answering, files_in, start, until
 
 HOWS = ["deleted", "truncated"]
 # Each file in both ways where there is time for it, elsewhere in one of them.
-ways = pytest.mark.parametrize("how", HOWS if os.environ.get("FLASHINFER_TEST_EXAMPLES") else ["either"])
+ways = pytest.mark.parametrize("how", HOWS if IN_CI else ["either"])
 
 
 def damage(path: Path, how: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from flashinfer.jit.worker.procfs import stopped
 
+from ..support.drawn import IN_CI
 from ..support.processes import Compiler, answering, end, owners, start, until
 
 # Forks children after the import; each builds the module, and says when it had it and what it answers.
@@ -34,7 +35,7 @@ HERD = """
             break
 """
 WAITERS = 8
-KILLS = 50 if os.environ.get("FLASHINFER_TEST_EXAMPLES") else 10
+KILLS = 50 if IN_CI else 10
 
 
 @pytest.fixture

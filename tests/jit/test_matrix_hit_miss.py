@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ..support.drawn import some
 from ..support.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -375,7 +376,7 @@ def test_miss_of_cuda(module, tmp_path):
     module.write(CUDA_FILES)
     module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = None
     seen = [module.ask()[0]]
-    for name in CUDA_MISSES:
+    for name in some(CUDA_MISSES, 2):
         MISSES[name](module, tmp_path)
         seen.append(module.ask()[0])
         assert len(set(seen)) == len(seen) == module.compilers(), name
