@@ -37,7 +37,7 @@ def objects(spec: Spec, directory: str) -> dict[str, str]:
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
-def render_spec(spec: Spec, target: Target, toolchain: Toolchain, directory: str = "") -> str:
+def render_spec(spec: Spec, target: Target, directory: str = "") -> str:
     """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
     directory = directory or spec.name
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
@@ -59,7 +59,7 @@ def render_spec(spec: Spec, target: Target, toolchain: Toolchain, directory: str
         lines += [f"build {escape(file)}: {rule} {escape(source)}", f"  module = {spec.name}"]
         if more:
             lines.append(f"  {flags} = ${flags} {words(more)}")
-    if spec.backend == "cuda" and toolchain.torch_cuda_is_missing:
+    if spec.backend == "cuda":
         stub = escape(f"{directory}/libtorch_cuda.so")
         lines += [f"build {stub}: stub", f"  module = {spec.name}"]
         order = f" || {stub}"
@@ -110,13 +110,15 @@ def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     compiler = [nvcc_path, "-ccbin", toolchain.cxx]
     # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
-    torch, shared = f"-L{toolchain.torch_dir}/lib", ["-shared", "-nodlink", "-cudart=static"]
-    link = [*compiler, *shared, torch, "-Xlinker=--no-as-needed"]
-    # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
+    link = [*compiler, "-shared", "-nodlink", "-cudart=static", "-Xlinker=--no-as-needed"]
+    # The soname is all that a link needs of libtorch_cuda, which a CPU's torch lacks: at run time the real one is there.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
-    flags = words(_common_flags(toolchain))
+    flags, torch = (
+        words(_common_flags(toolchain)),
+        words([f"-L{toolchain.torch_dir}/lib"]),
+    )  # behind the stub's directory
     return [
         *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
-        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags"),
+        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {torch}"),
         *_rule("stub", f"{words(stub)} $out"),
     ]

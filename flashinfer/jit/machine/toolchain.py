@@ -34,11 +34,6 @@ class Toolchain:
         """Returns what of the tools changes a byte of the result: versions, never paths."""
         return identity_of(self.cxx, self.nvcc, self.torch_dir)
 
-    @property
-    def torch_cuda_is_missing(self) -> bool:
-        """A CPU build of torch: modules link against a stub that has the soname of libtorch_cuda."""
-        return not (self.torch_dir / "lib" / "libtorch_cuda.so").exists()
-
 
 def find_toolchain(backend: str) -> Toolchain:
     """The tools that modules of ``backend`` are built with.
