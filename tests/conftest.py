@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 import torch
 
+from .support.drawn import IN_CI
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -31,11 +33,28 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="inductor-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        os.environ["FLASHINFER_TEST_DRAW"] = str(random.randrange(2**31))  # workers draw the same cases
     # An example that waits for a CPU is no failure, nor are ten that take a second to draw.
     hypothesis.settings.register_profile(
         "busy machines", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("busy machines")
+
+
+@pytest.hookimpl(trylast=True)  # of what a person selected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked ``drawn(count)`` so many cases run on a desk, others in another run; in CI and on a GPU all do."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not IN_CI and DEVICES == ["cpu"] and item.get_closest_marker("drawn") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chance, passed_over = random.Random(os.environ["FLASHINFER_TEST_DRAW"]), set[pytest.Item]()
+    for all_of_one in cases.values():
+        (count,) = all_of_one[0].get_closest_marker("drawn").args  # type: ignore[union-attr]
+        passed_over.update(chance.sample(all_of_one, max(0, len(all_of_one) - count)))
+    if passed_over:
+        config.hook.pytest_deselected(items=list(passed_over))
+        items[:] = [item for item in items if item not in passed_over]
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest knows none of this name where pytest-xdist is not

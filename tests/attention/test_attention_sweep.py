@@ -1,6 +1,7 @@
 """Attention in configurations drawn at random, against float64: each mask, window, cap, position, layout, schedule.
 
-``FLASHINFER_TEST_EXAMPLES=N`` draws N of them for each device; by default 300 on a CPU and 2,000 on a GPU.
+``FLASHINFER_TEST_EXAMPLES=N`` draws N of them for each device; by default 2,000 on a GPU, and on a CPU 200 of ten modules,
+for most of a drawn module's time is its compiler's.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, device: str) -> Case:
-    module = draw(st.sampled_from([one for one in MODULES if device == "cpu" or one[1] != F32]))
+def cases(draw: st.DrawFn, modules: list[tuple]) -> Case:
+    module = draw(st.sampled_from(modules))
     family, _, dtype_kv, head_dims, pos, cap = module
     paged_forms = ["pair", "torn"] if head_dims[0] != head_dims[1] else ["one", "pair", "torn"]
     form = draw(st.sampled_from(["single", *(["ragged"] if family == "prefill" else []), *paged_forms]))
@@ -231,10 +232,13 @@ def run_batch(case: Case, device: str) -> None:
 
 
 def test_any_configuration(device):
-    examples = int(EXAMPLES) if EXAMPLES else 300 if device == "cpu" else 2000
+    examples = int(EXAMPLES) if EXAMPLES else 200 if device == "cpu" else 2000
+    modules = [one for one in MODULES if device == "cpu" or one[1] != F32]
+    if device == "cpu" and not EXAMPLES:
+        modules = random.sample(modules, 10)
 
     @settings(max_examples=examples, database=None, print_blob=True, suppress_health_check=list(HealthCheck))
-    @given(cases(device))
+    @given(cases(modules))
     def check(case: Case) -> None:
         torch.manual_seed(case.seed)
         random.seed(case.seed)

@@ -195,6 +195,7 @@ HITS = {
 }
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("change", HITS.values(), ids=HITS)
 def test_hit(module, change, tmp_path):
     first, _ = module.ask()
@@ -361,6 +362,7 @@ CUDA_MISSES = ["a byte of a source, its mtime restored", "a byte of an own heade
                "another compiler", "another arch", "a variant with another body"]  # fmt: skip
 
 
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("change", MISSES.values(), ids=MISSES)
 def test_miss(module, change, tmp_path):
     first, _ = module.ask()
