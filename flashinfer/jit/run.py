@@ -224,10 +224,10 @@ class Run:
             check_dependencies(spec, self.folder, directory)
             fields, sha256 = spec.fields(), file_digest(library)
             made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
-            if digest(fields) != request.key or not made:
-                raise BuildError(spec.name, "a source or header changed while it was compiled; build again")
-            if sha256 != read_record(str(library)).get("object"):
-                raise BuildError(spec.name, f"{library.name} is not what the linker made; build again")
+            if digest(fields) != request.key or not made or sha256 != read_record(str(library)).get("object"):
+                raise BuildError(
+                    spec.name, "a source, a header or what was made of them changed meanwhile; build again"
+                )
             manifest = {
                 **fields,
                 "key": request.key,
