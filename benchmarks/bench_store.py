@@ -66,7 +66,7 @@ assert len(keys) == len(specs)
 looked = []
 for spec in specs:
     start = time.perf_counter()
-    store.find(spec)
+    store.look_up(spec)
     looked.append((time.perf_counter() - start) * 1e3)
 print(json.dumps([made - begin, keyed - made, looked[0], sorted(looked)[len(looked) // 2], max(looked[1:])]))
 """
@@ -78,7 +78,7 @@ specs = [gen_jit_spec(name, [source]) for name, source in json.loads(sys.argv[1]
 looked = []
 for spec in specs:
     start = time.perf_counter()
-    assert store.find(spec).artifact is not None
+    assert store.look_up(spec).artifact is not None
     looked.append((time.perf_counter() - start) * 1e3)
 print(json.dumps([looked[0], sorted(looked)[len(looked) // 2]]))
 """

@@ -67,9 +67,9 @@ def load_configured(spec: JitSpec) -> Any:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
     """
     several = _dispatching(spec)
-    if several is None or store.find(spec).artifact is not None:
+    if several is None or store.look_up(spec).artifact is not None:
         return load(spec)
-    lookup = store.find(several, dict(spec.coverage))
+    lookup = store.look_up(several, dict(spec.coverage))
     if lookup.artifact is not None:
         several = several.covering(lookup.artifact.manifest["coverage"])
         # A process holds one dispatching module of a name: which, the first call decided.
@@ -83,9 +83,9 @@ def load_configured(spec: JitSpec) -> Any:
 def covered(spec: JitSpec) -> bool:
     """Whether a dispatching module, built ahead of time, stands for a module that there is none of."""
     several = _dispatching(spec)
-    if several is None or store.find(spec).artifact is not None:
+    if several is None or store.look_up(spec).artifact is not None:
         return False
-    return store.find(several, dict(spec.coverage)).artifact is not None
+    return store.look_up(several, dict(spec.coverage)).artifact is not None
 
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 where a module did not build."""
     rows, requests = [], []
     for spec in named(options.names):
-        lookup = store.find(spec)
+        lookup = store.look_up(spec)
         if lookup.artifact is not None:
             rows.append(row(spec.name, "ready", lookup.artifact.archs, lookup.artifact))
         else:

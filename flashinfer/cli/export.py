@@ -70,15 +70,15 @@ def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
     elif options.specs is not None:
         with tempfile.TemporaryDirectory() as folder:
             for asked in asked_in(options.specs, Path(folder)):
-                lookup = store.find(asked.spec, asked.needs)
+                lookup = store.look_up(asked.spec, asked.needs)
                 yield _whole(lookup.artifact or lookup.reason, asked.spec.name)
     elif options.names:
         for spec in named(options.names):
-            lookup = store.find(spec)
+            lookup = store.look_up(spec)
             yield _whole(lookup.artifact or lookup.reason, spec.name)
     else:
         for spec in matrix_specs(Matrix()):
-            if (found := store.find(spec).artifact) is not None:
+            if (found := store.look_up(spec).artifact) is not None:
                 yield found
 
 

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     passes it over), ``stale`` (made from other sources or flags), ``broken``, ``other`` (of no module of the matrix)
     and ``missing`` (a module of the matrix that a load would have to build)."""
     specs = {spec.name: spec for spec in matrix_specs(Matrix())}
-    looked_up = {name: store.find(spec) for name, spec in specs.items()}
+    looked_up = {name: store.look_up(spec) for name, spec in specs.items()}
     rows: list[dict[str, Any]] = []
     for name, directory in _artifact_directories():
         found = read(directory, name)

@@ -73,7 +73,7 @@ def _keygen(options: argparse.Namespace) -> int:
 def _push(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
     sign, rows = signer() if one.signed else None, list[Row]()
     for wish in asked:
-        lookup = store.find(wish.spec, wish.needs)
+        lookup = store.look_up(wish.spec, wish.needs)
         if lookup.artifact is None:
             rows.append(row(wish.spec.name, "missing", (), None, lookup.reason))
         else:
@@ -106,7 +106,7 @@ def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
         return linkable(found) if to else here.refuses(found, False)
 
     found, build = None, here.build_key(key, "")
-    if to is None and (found := store.find(spec, asked.needs).artifact) is not None:
+    if to is None and (found := store.look_up(spec, asked.needs).artifact) is not None:
         return row(spec.name, "there already", found.archs, found)
     if build and archs == (here.target and here.target.archs):
         found = fetch([one], Wanted(spec.name, key, build), place(build), refusal)

@@ -92,7 +92,7 @@ def _asked(options: argparse.Namespace, folder: Path) -> list[Asked]:
 
 def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
     spec = asked.spec
-    lookup = store.find(spec, asked.needs, here=_machine(asked, options))
+    lookup = store.look_up(spec, asked.needs, here=_machine(asked, options))
     why = "" if lookup.artifact is not None else lookup.reason
     if why and asked.key != spec.key:
         why += "; it was recorded with other sources than those here"

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0 where a load takes an artifact as it is, 1 where it would have to build the module."""
     with tempfile.TemporaryDirectory() as folder:
         spec, needs = _asked(options.name, options.specs, Path(folder))
-        lookup = store.find(spec, needs, here=Here(spec, writes=False))
+        lookup = store.look_up(spec, needs, here=Here(spec, writes=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]
     if options.json:

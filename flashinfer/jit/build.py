@@ -45,7 +45,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
     missing: dict[Spec, Lookup] = {}
     for spec in dict.fromkeys(specs):
         record(spec)
-        lookup = store.find(spec)
+        lookup = store.look_up(spec)
         is_prebuilt = lookup.artifact is not None and any(map(lookup.artifact.path.is_relative_to, env.aot_dirs()))
         if lookup.artifact is not None and (skip_prebuilt or not is_prebuilt):
             emit("hit", spec.name, lookup.ms, path=lookup.artifact.path)

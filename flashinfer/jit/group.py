@@ -73,7 +73,7 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
     def look() -> Hello:
         for spec in dict.fromkeys(specs):
             record(spec)
-            found[spec] = store.find(spec)
+            found[spec] = store.look_up(spec)
         lacks = {
             spec.name: store.Here(spec).build_key(one.key, "") for spec, one in found.items() if one.artifact is None
         }

@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait f
 def load(spec: Spec, needs: Needs | None = None) -> Any:
     """Load a module, building it if there is none yet, and return its ``torch.ops`` namespace.
 
-    ``needs``: see :func:`flashinfer.jit.store.find`.
+    ``needs``: see :func:`flashinfer.jit.store.look_up`.
 
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
@@ -82,7 +82,7 @@ def _load_locked(spec: Spec, needs: Needs | None) -> None:
         emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
         _map(found, descriptor)
 
-    lookup = store.find(spec, needs, use)
+    lookup = store.look_up(spec, needs, use)
     artifact = lookup.artifact
     if artifact is None:
         from .build import build_missing

@@ -24,12 +24,6 @@ _BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 class JitSpec(Spec):
     """Everything needed to build a module. Use :func:`gen_jit_spec` or a family's ``gen_*_module`` to make one."""
 
-    def find(self) -> Artifact | None:
-        """The artifact that a load would take now, or ``None``."""
-        from .store import find
-
-        return find(self).artifact
-
     def probe(self, needs: Mapping[str, Iterable[Value]] | None = None) -> Probe:
         """Whether a load would find this module, could build it, or cannot succeed; nothing is changed or started."""
         from .probe import probe

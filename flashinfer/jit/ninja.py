@@ -111,12 +111,12 @@ def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
     link = [*compiler, "-shared", "-nodlink", "-cudart=static", "-Xlinker=--no-as-needed"]
-    # The soname is all that a link needs of libtorch_cuda, which a CPU's torch lacks: at run time the real one is there.
+    torch = words(
+        [f"-L{toolchain.torch_dir}/lib"]
+    )  # behind the directory of the stub, which is taken before the real one
+    # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
-    flags, torch = (
-        words(_common_flags(toolchain)),
-        words([f"-L{toolchain.torch_dir}/lib"]),
-    )  # behind the stub's directory
+    flags = words(_common_flags(toolchain))
     return [
         *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
         *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {torch}"),

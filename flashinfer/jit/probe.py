@@ -33,7 +33,7 @@ def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
     try:
         present = loaded(spec, needs)
         here = store.Here(spec, writes=False)
-        lookup = store.find(spec, needs, here=here) if present is None else store.Lookup(present, ())
+        lookup = store.look_up(spec, needs, here=here) if present is None else store.Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
     except ModuleLoadError as err:

@@ -225,9 +225,7 @@ class Run:
             fields, sha256 = spec.fields(), file_digest(library)
             made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
             if digest(fields) != request.key or not made or sha256 != read_record(str(library)).get("object"):
-                raise BuildError(
-                    spec.name, "a source, a header or what was made of them changed meanwhile; build again"
-                )
+                raise BuildError(spec.name, "a source, a header or what was made of them changed; build again")
             manifest = {
                 **fields,
                 "key": request.key,

@@ -106,7 +106,7 @@ def workspace_directory(root: Path, spec: Spec, spec_key: str) -> Path:
     return root / "artifacts" / spec.name / spec_key[:32]
 
 
-def find(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
+def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:

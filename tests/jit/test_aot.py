@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer.jit.modules import Axis, Matrix, axes, families, family, matrix_specs, some_of
+from flashinfer.jit.store import look_up
 
 from ..support.processes import python_path
 
@@ -48,7 +49,7 @@ def test_what_the_jit_built_is_copied(aot, two_modules, tmp_path, compilers_star
     assert {name: row["how"] for name, row in rows(capsys).items()} == {"one": "copy", "two": "build"}
     assert not out.exists() and compilers_started() == 1, "a dry run builds nothing and writes nothing"
     assert aot.main(["--out-dir", str(out)]) == 0
-    assert compilers_started() == 2 and two_modules[1].find().directory == out / "two"
+    assert compilers_started() == 2 and look_up(two_modules[1]).artifact.directory == out / "two"
     two_modules[1].build()
     assert compilers_started() == 2, "what was built ahead of time is not built again"
 

@@ -17,6 +17,7 @@ import pytest
 from flashinfer.cli import tar
 from flashinfer.cli.main import main
 from flashinfer.jit.artifact import sealed
+from flashinfer.jit.store import look_up
 from flashinfer.jit.worker.notes import file_digest
 
 
@@ -58,7 +59,7 @@ def test_there_and_back(ending, built, tmp_path, workspace, compilers_started, c
         (spec.name, "imported", str(built.path)) for spec, built in zip(specs, artifacts, strict=True)
     ]
     assert files_below(workspace / "artifacts") == before
-    assert [spec.find() for spec in specs] == artifacts
+    assert [look_up(spec).artifact for spec in specs] == artifacts
     capsys.readouterr()
     assert main(["import", str(place), "--json"]) == 0
     assert {row["how"] for row in json.loads(capsys.readouterr().out)} == {"there already"}
@@ -70,7 +71,10 @@ def test_into_a_directory_for_an_image(exported, built, tmp_path, workspace, mon
     assert main(["import", str(exported), "--to", str(tmp_path / "image")]) == 0
     assert sorted(os.listdir(tmp_path / "image")) == ["one", "two"] and not workspace.exists()
     monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "image"))
-    assert [spec.find().directory for spec in built[0]] == [tmp_path / "image" / "one", tmp_path / "image" / "two"]
+    assert [look_up(spec).artifact.directory for spec in built[0]] == [
+        tmp_path / "image" / "one",
+        tmp_path / "image" / "two",
+    ]
 
 
 def test_a_damaged_artifact_is_replaced_by_the_archives(exported, built, workspace):

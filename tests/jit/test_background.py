@@ -12,6 +12,7 @@ import pytest
 
 from flashinfer.errors import BuildError, JitFrozenError
 from flashinfer.jit import freeze, prefetch
+from flashinfer.jit.store import look_up
 
 from ..support.processes import Compiler, answer, answering, start, until
 
@@ -46,7 +47,7 @@ def test_errors_are_those_of_a_build(make_spec):
     good, broken = make_spec("good", answering(7)), make_spec("broken", {"unit.cc": "int here = nowhere;\n"})
     with pytest.raises(BuildError, match="building module 'broken' failed") as caught:
         prefetch([broken, good]).wait()
-    assert "nowhere" in caught.value.output and answer(good.find()) == 7
+    assert "nowhere" in caught.value.output and answer(look_up(good).artifact) == 7
     with freeze(), pytest.raises(JitFrozenError):
         prefetch([broken]).wait()
 

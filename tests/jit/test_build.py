@@ -15,6 +15,7 @@ from flashinfer.errors import BuildError, JitFrozenError, ModuleLoadError, Toolc
 from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
 from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host.progress import Progress
+from flashinfer.jit.store import look_up
 
 from ..support.processes import python_path, until
 
@@ -104,14 +105,14 @@ def test_one_broken_module_does_not_stop_the_others(make_spec):
     good, bad = make_spec("good"), make_spec("bad", {"unit.cc": "#error on purpose\n"})
     with pytest.raises(BuildError, match="on purpose"):
         build_jit_specs([bad, good])
-    assert good.find() is not None and bad.find() is None
+    assert look_up(good).artifact is not None and look_up(bad).artifact is None
 
 
 def test_a_header_behind_a_macro_is_a_build_error(make_spec):
     spec = make_spec("hidden", {"unit.cc": '#define NAME "x.h"\n#include NAME\n', "x.h": ""})
     with pytest.raises(BuildError, match=r"the compiler read .*x\.h, which the module's key does not cover"):
         spec.build()
-    assert spec.find() is None
+    assert look_up(spec).artifact is None
 
 
 def test_a_source_that_changes_while_it_is_compiled(make_spec, tmp_path, monkeypatch):
@@ -120,7 +121,7 @@ def test_a_source_that_changes_while_it_is_compiled(make_spec, tmp_path, monkeyp
     launcher.write_text(f'#!/bin/sh\n"$@"\necho "// later" >> {spec.source_paths()[0]}\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
-    with pytest.raises(BuildError, match="changed while it was compiled"):
+    with pytest.raises(BuildError, match="a source, a header or what was made of them changed"):
         spec.build()
 
 
@@ -169,7 +170,7 @@ def test_an_unwritable_workspace(make_spec, monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="cannot be written .* set FLASHINFER_WORKSPACE_DIR"):
         artifact = spec.build()
     assert artifact.path.exists() and not artifact.path.is_relative_to(tmp_path)
-    assert spec.find() == artifact, "found again by this process"
+    assert look_up(spec).artifact == artifact, "found again by this process"
 
 
 def test_unkeyed_variables_do_not_reach_the_compiler(make_spec, tmp_path, monkeypatch):
@@ -244,7 +245,7 @@ def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
     until(lambda: Path(f"{slow}.waiting").exists())
     os.killpg(process.pid, 9)
     process.wait()
-    assert spec.find() is None
+    assert look_up(spec).artifact is None
     spec.build()
     assert len(Path(f"{slow}.count").read_text().splitlines()) == 3, "a.cc once, b.cc twice"
 
@@ -291,11 +292,11 @@ def test_a_library_that_the_linker_still_writes_is_not_published(make_spec, tmp_
 
     spec = make_spec("late", {"a.cc": "int a;\n", "b.cc": "int b;\n"})
     (outcome,) = run([make_request(spec)], watch=look_late)
-    assert outcome.how == "built" and spec.find() == outcome.artifact
+    assert outcome.how == "built" and look_up(spec).artifact == outcome.artifact
 
 
 def test_clear_cache_dir(make_spec):
     spec = make_spec()
     spec.build()
     clear_cache_dir()
-    assert spec.find() is None
+    assert look_up(spec).artifact is None

@@ -13,6 +13,7 @@ import pytest
 from flashinfer.errors import BuildError, FlashInferError
 from flashinfer.jit import clear_cache_dir
 from flashinfer.jit.machine import identity
+from flashinfer.jit.store import look_up
 
 from ..support.drawn import IN_CI
 from ..support.processes import answer, answering, files_in, start, until
@@ -37,7 +38,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
         damage(tmp_path / name, how)
         monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
         assert answer(spec.build()) == 15, name
-        assert spec.find() is not None and spec.find().manifest["toolchain"]["cxx"], name
+        assert look_up(spec).artifact is not None and look_up(spec).artifact.manifest["toolchain"]["cxx"], name
     clear_cache_dir()
     assert answer(spec.build()) == 15
 

@@ -11,6 +11,7 @@ import flashinfer
 from flashinfer.errors import FlashInferError, JitFrozenError
 from flashinfer.jit import build_jit_specs, freeze
 from flashinfer.jit.load import load
+from flashinfer.jit.store import look_up
 
 
 def test_the_function(make_spec, compilers_started):
@@ -62,7 +63,7 @@ def test_hits_of_every_kind_go_on(make_spec, tmp_path):
         for spec in (cached, ahead, loaded):
             spec.build_and_load()
         assert build_jit_specs([cached, ahead])[1].path.is_relative_to(tmp_path / "aot")
-        assert narrow.key != wide.key and narrow.find() == artifacts[0]
+        assert narrow.key != wide.key and look_up(narrow).artifact == artifacts[0]
         narrow.build_and_load()
 
 

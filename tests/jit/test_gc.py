@@ -19,6 +19,7 @@ from flashinfer.jit import clear_cache_dir, load
 from flashinfer.jit import gc as gc
 from flashinfer.jit.gc import OLD, RECENT, collect, lock_name
 from flashinfer.jit.host.lock import alone
+from flashinfer.jit.store import look_up
 
 DAY = 86400
 
@@ -144,7 +145,7 @@ def test_removal_between_verification_and_use_never_shows_half_an_artifact(works
     collect(workspace, 0)
     stop.set()
     reader.join()
-    assert all(names == ["manifest.json", "tiny.so"] for names in seen) and spec.find() is None
+    assert all(names == ["manifest.json", "tiny.so"] for names in seen) and look_up(spec).artifact is None
     assert spec.build().path.exists()
 
 
@@ -170,7 +171,7 @@ def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mappe
         """,
         spec.sources[0],
     )
-    assert spec.find() is None
+    assert look_up(spec).artifact is None
 
 
 def test_old_build_directories_and_leftovers_go_and_live_ones_stay(workspace, aged):
@@ -245,7 +246,7 @@ def test_a_load_marks_what_it_uses_once_a_day(make_spec, python):
         os.utime(manifest, (before, before))
         python(LOAD, spec.sources[0])
         assert (time.time() - manifest.stat().st_mtime < 100) == marked
-        assert spec.find() is not None
+        assert look_up(spec).artifact is not None
 
 
 def test_a_load_marks_nothing_where_it_cannot_or_must_not(make_spec, python, tmp_path, monkeypatch):

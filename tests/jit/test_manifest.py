@@ -7,6 +7,7 @@ import shutil
 
 from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, sealed
+from flashinfer.jit.store import look_up
 
 
 def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
@@ -15,9 +16,9 @@ def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
     (tmp_path / "config.jinja").write_text("// {{ name }}\n")
     spec = make_spec(template="config.jinja", config_header="config.h")
     spec.build()
-    assert spec.find() is not None
+    assert look_up(spec).artifact is not None
     (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
-    assert spec.find() is None and "built from other sources" in store.find(spec).reason
+    assert look_up(spec).artifact is None and "built from other sources" in store.look_up(spec).reason
 
 
 def lies(manifest: dict) -> dict[str, object]:
@@ -34,12 +35,12 @@ def test_miss_of_a_manifest_that_lies(make_spec):
     assert len(artifact.manifest) > 20
     for name, lie in lies(artifact.manifest).items():
         path.write_text(json.dumps({**artifact.manifest, name: lie}))
-        assert spec.find() is None, name
+        assert look_up(spec).artifact is None, name
         without = {field: value for field, value in artifact.manifest.items() if field != name}
         path.write_text(json.dumps(without))
-        assert spec.find() is None, name
+        assert look_up(spec).artifact is None, name
     path.write_text(json.dumps(artifact.manifest))
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact
 
 
 def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
@@ -48,7 +49,7 @@ def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
     shutil.copyfile(other.path, mine.path)
     manifest = sealed({**mine.manifest, "size": other.manifest["size"]})
     (mine.directory / MANIFEST).write_text(json.dumps(manifest))
-    assert one.find() is None and "damaged" in store.find(one).reason
+    assert look_up(one).artifact is None and "damaged" in store.look_up(one).reason
 
 
 def test_miss_of_a_library_with_any_bit_flipped(make_spec):
@@ -58,9 +59,9 @@ def test_miss_of_a_library_with_any_bit_flipped(make_spec):
     for place in (0, 5, len(data) // 3, len(data) // 2, len(data) - 1):
         for bit in (1, 128):
             artifact.path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
-            assert spec.find() is None, place
+            assert look_up(spec).artifact is None, place
     for length in (0, 1, 64, len(data) - 1):
         artifact.path.write_bytes(data[:length])
-        assert spec.find() is None, length
+        assert look_up(spec).artifact is None, length
     artifact.path.write_bytes(data)
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact

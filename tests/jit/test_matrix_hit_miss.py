@@ -286,7 +286,7 @@ def test_hit_of_another_python(module, interpreter, tmp_path):
     first, _ = module.ask()
     program = (
         "import sys; sys.dont_write_bytecode = True\nfrom flashinfer.jit import gen_jit_spec\n"
-        f"print(gen_jit_spec('tiny', [{str(module.source)!r}]).find().path)"
+        f"print(gen_jit_spec('tiny', [{str(module.source)!r}]).probe().where)"
     )
     environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     done = subprocess.run([interpreter, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path)

@@ -15,6 +15,7 @@ from flashinfer.jit.artifact import MANIFEST, Artifact, read, sealed
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
 from flashinfer.jit.publish import elf_requirements, publish
+from flashinfer.jit.store import look_up
 from flashinfer.jit.worker.notes import file_digest, read_depfile
 
 
@@ -44,13 +45,13 @@ def test_layout_and_manifest(built):
 
 def test_found_in_the_workspace(built):
     spec, artifact = built
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact
 
 
 def test_aot_comes_first(built, tmp_path):
     spec, artifact = built
     directory = to_aot(artifact, tmp_path)
-    assert spec.find().directory == directory
+    assert look_up(spec).artifact.directory == directory
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_damaged_artifact_is_refused_and_replaced(built, damage, reason, tmp_p
     directory = to_aot(artifact, tmp_path)
     shutil.rmtree(artifact.directory)
     damage(directory)
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and reason in lookup.reason
     assert spec.build().path.exists()
 
@@ -84,7 +85,7 @@ def flip(path):
 def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
     spec, artifact = built
     flip(artifact.path)
-    assert "damaged" in store.find(spec).reason
+    assert "damaged" in store.look_up(spec).reason
     again = spec.build()
     assert again.path == artifact.path and file_digest(again.path) == again.manifest["sha256"]
 
@@ -106,7 +107,7 @@ def test_a_manifest_that_does_not_fit(built, changes, reason, tmp_path):
     spec, artifact = built
     to_aot(artifact, tmp_path, **changes)
     shutil.rmtree(artifact.directory)
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and reason in lookup.reason
 
 
@@ -115,7 +116,7 @@ def test_a_cpu_that_lacks_a_feature_skips_the_artifact(built, tmp_path, monkeypa
     to_aot(artifact, tmp_path, archs=["x86-64-v4"])
     shutil.rmtree(artifact.directory)
     monkeypatch.setattr(target, "cpu_features", lambda: frozenset(level_features("x86-64-v3")))
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and "this CPU lacks avx512bw" in lookup.reason
 
 
@@ -142,24 +143,24 @@ def test_an_asked_arch_must_be_there(built, tmp_path, monkeypatch):
     spec, artifact = built
     to_aot(artifact, tmp_path, archs=["x86-64"])
     shutil.rmtree(artifact.directory)
-    assert spec.find() is not None, "any level that this CPU has is taken where none is asked for"
+    assert look_up(spec).artifact is not None, "any level that this CPU has is taken where none is asked for"
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
-    assert "built for x86-64, asked for x86-64-v2" in store.find(spec).reason
+    assert "built for x86-64, asked for x86-64-v2" in store.look_up(spec).reason
 
 
 def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):
     spec, artifact = built
     monkeypatch.setattr(store, "toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "cxx11_abi": True})
-    assert "by other tools" in store.find(spec).reason
+    assert "by other tools" in store.look_up(spec).reason
     to_aot(artifact, tmp_path)
-    assert spec.find() is not None
+    assert look_up(spec).artifact is not None
 
 
 def test_no_tools_at_all(built, monkeypatch):
     spec, artifact = built
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact
 
 
 def test_fewer_values_serve_those_who_need_no_more(make_spec, tmp_path):
@@ -168,10 +169,10 @@ def test_fewer_values_serve_those_who_need_no_more(make_spec, tmp_path):
     artifact = narrow.build()
     to_aot(artifact, tmp_path)
     assert wide.key != narrow.key
-    assert store.find(wide, {"dtype": ["bfloat16"]}).artifact is not None
-    refused = store.find(wide, {"dtype": ["float16"]})
+    assert store.look_up(wide, {"dtype": ["bfloat16"]}).artifact is not None
+    refused = store.look_up(wide, {"dtype": ["float16"]})
     assert refused.artifact is None and "built without dtype float16" in refused.reason
-    assert store.find(wide).artifact is None
+    assert store.look_up(wide).artifact is None
 
 
 WIDE = {"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128, 256], "mask_mode": ["none", "causal"]}
@@ -196,7 +197,7 @@ def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path,
     if place == "ahead of time":
         to_aot(wide, tmp_path)
         shutil.rmtree(wide.directory)
-    lookup = store.find(one, needs)
+    lookup = store.look_up(one, needs)
     if lacks is None:
         assert lookup.artifact.manifest["key"] == wide.manifest["key"]
     else:
@@ -206,29 +207,29 @@ def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path,
 def test_an_axis_that_is_not_named_is_needed_whole(make_spec):
     spec = make_spec(coverage={"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128]})
     spec.covering({"dtype_q": ["float16"], "head_dim": [64, 128]}).build()
-    assert store.find(spec, {"dtype_q": ["float16"]}).artifact is not None
-    assert "built without dtype_q bfloat16" in store.find(spec, {"head_dim": [64]}).reason
+    assert store.look_up(spec, {"dtype_q": ["float16"]}).artifact is not None
+    assert "built without dtype_q bfloat16" in store.look_up(spec, {"head_dim": [64]}).reason
 
 
 def test_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
     narrow = make_spec(coverage={"head_dim": [64]})
     exact = narrow.build()
     wide = narrow.covering({"head_dim": [64, 128]})
-    assert wide.find() is None
+    assert look_up(wide).artifact is None
     to_aot(wide.build(), tmp_path)
-    assert wide.find().directory == tmp_path / "aot" / "tiny"
-    assert narrow.find() == exact, "although AOT directories are looked at first"
+    assert look_up(wide).artifact.directory == tmp_path / "aot" / "tiny"
+    assert look_up(narrow).artifact == exact, "although AOT directories are looked at first"
     shutil.rmtree(exact.directory)
-    assert narrow.find().directory == tmp_path / "aot" / "tiny"
+    assert look_up(narrow).artifact.directory == tmp_path / "aot" / "tiny"
 
 
 def test_coverage_of_other_sources_does_not_serve(make_spec):
     wide = make_spec(coverage={"head_dim": [64, 128]})
     wide.build()
     changed = make_spec(files={"unit.cc": "int other;\n"}, coverage={"head_dim": [64]})
-    assert store.find(changed).reason.startswith("1 in the workspace built from other sources")
+    assert store.look_up(changed).reason.startswith("1 in the workspace built from other sources")
     without = make_spec(files={"unit.cc": "int other;\n"})
-    assert store.find(without).artifact is None
+    assert store.look_up(without).artifact is None
 
 
 def test_publishing_never_shows_a_mixture(make_spec, tmp_path):

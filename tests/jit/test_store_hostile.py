@@ -9,6 +9,7 @@ import pytest
 from flashinfer.errors import JitFrozenError
 from flashinfer.jit import build, freeze
 from flashinfer.jit.artifact import sealed
+from flashinfer.jit.store import look_up
 from flashinfer.jit.store_remote import herd, objects
 from flashinfer.jit.store_remote.signing import keygen
 
@@ -74,7 +75,7 @@ class Attack:
 
 def attack_on(spec, remote, make_spec, host, keys, tmp_path, monkeypatch) -> Attack:
     """Objects of the same publisher at other places, and one of a stranger."""
-    found, good = spec.find(), remote.objects[place_of(remote)]
+    found, good = look_up(spec).artifact, remote.objects[place_of(remote)]
     sign = herd.signer()
     host("elsewhere", f"{remote.url}/elsewhere", publish=True)
     other = make_spec("other", answering(8)).build()

@@ -12,6 +12,7 @@ import pytest
 from flashinfer.cli.main import main
 from flashinfer.errors import ArtifactError, DependencyError, EnvironmentValueError, JitFrozenError
 from flashinfer.jit import build, freeze, subscribe
+from flashinfer.jit.store import look_up
 from flashinfer.jit.store_remote import herd, transport
 
 from ..support.processes import answer, answering
@@ -21,7 +22,7 @@ from ..support.stores import flipped, place_of, taken
 
 
 def test_what_one_host_builds_another_fetches(pushed, remote, host, compilers_started):
-    found = pushed.find()
+    found = look_up(pushed).artifact
     base = f"/bucket/prefix/tiny/{pushed.key}"
     default = f"{base}/default-{found.archs[0].replace('+', '-')}"
     assert remote.asked[-2:] == [("PUT", place_of(remote)), ("PUT", default)]
@@ -67,7 +68,7 @@ def test_other_stores(kind, make_spec, keys, host, tmp_path, remote, monkeypatch
     assert answer(spec.build()) == 7 and compilers_started() == built
     # Another publisher comes second, and is done.
     first = herd.stores()[0]
-    assert herd.push(first, spec.find(), herd.signer()) == "there already"
+    assert herd.push(first, look_up(spec).artifact, herd.signer()) == "there already"
     first.put("half/way", b"1")
     assert (first.put("half/way", b"2"), first.get("half/way")) == ("there already", b"1")
     assert (first.put("half/way", b"2", replace=True), first.get("half/way")) == ("written", b"2")
@@ -276,12 +277,12 @@ def test_keygen_push_and_pull(make_spec, remote, keys, host, tmp_path, monkeypat
 
     host("b", "")
     assert main(["store", "pull", url, "--specs", str(specs)]) == 0 and "pulled" in capsys.readouterr().out
-    assert answer(spec.find()) == 7
+    assert answer(look_up(spec).artifact) == 7
     assert main(["store", "pull", url, "--specs", str(specs)]) == 0 and "there already" in capsys.readouterr().out
     host("c", "")
     assert main(["store", "pull", url, "--specs", str(specs), "--to", str(tmp_path / "image")]) == 0
     monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "image"))
-    assert spec.find().path == tmp_path / "image" / "tiny" / "tiny.so" and compilers_started() == built
+    assert look_up(spec).artifact.path == tmp_path / "image" / "tiny" / "tiny.so" and compilers_started() == built
     assert main(["verify", "--specs", str(specs)]) == 0
     monkeypatch.delenv("FLASHINFER_AOT_DIR")
     remote.objects.clear()
@@ -302,7 +303,7 @@ def test_the_command_without_a_key(make_spec, remote, tmp_path, capsys):
 
 
 def test_damage_in_the_workspace_is_not_published(pushed, remote, keys):
-    found = pushed.find()
+    found = look_up(pushed).artifact
     found.path.write_bytes(flipped(found.path.read_bytes(), 100))
     with pytest.raises(ArtifactError, match="damaged"):
         herd.push(herd.stores()[0], found, herd.signer())

@@ -17,6 +17,7 @@ from flashinfer.jit import JitSpec
 from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.specfile import Asked, merge, one_per_name, read_specs, write_specs
 from flashinfer.jit.specjson import to_json
+from flashinfer.jit.store import look_up
 
 from ..support.processes import python_path
 from .conftest import ROOT
@@ -196,7 +197,7 @@ def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["state"] == "ready" and row["where"] == str(image / "tiny")
     os.rename(tmp_path / "moved", tmp_path / "src")
-    assert spec.find().directory == image / "tiny" and not workspace.exists()
+    assert look_up(spec).artifact.directory == image / "tiny" and not workspace.exists()
     assert main(["export", str(tmp_path / "modules.tar"), "--specs", str(output)]) == 0
 
 

@@ -15,6 +15,7 @@ from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, verified
 from flashinfer.jit.machine import trust
 from flashinfer.jit.machine.workspace import workspace as get_workspace
+from flashinfer.jit.store import look_up
 
 SOMEBODY = 12345  # neither root nor whoever runs the tests nor the owner of the package
 PLACES = {
@@ -45,10 +46,10 @@ def test_what_others_can_write_is_refused(built, place, right, who):
     path = place(artifact.directory)
     mode = path.stat().st_mode
     path.chmod(mode | right)
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and f"{path} can be written {who}" in lookup.reason
     path.chmod(mode)
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
@@ -65,7 +66,7 @@ def test_what_belongs_to_somebody_else_is_refused(built, place, monkeypatch):
         return real(path, status)
 
     monkeypatch.setattr(trust, "refusal", refusal)
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and f"belongs to user {SOMEBODY}, neither to root nor to this user" in lookup.reason
 
 
@@ -74,7 +75,7 @@ def test_what_belongs_to_somebody_else_is_refused(built, place, monkeypatch):
 def test_what_was_given_away_is_refused(built, place):
     spec, artifact = built
     os.chown(place(artifact.directory), SOMEBODY, -1)
-    assert f"belongs to user {SOMEBODY}" in store.find(spec).reason and spec.find() is None
+    assert f"belongs to user {SOMEBODY}" in store.look_up(spec).reason and look_up(spec).artifact is None
 
 
 def test_another_user_is_not_served(built, monkeypatch):
@@ -83,7 +84,7 @@ def test_another_user_is_not_served(built, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
     monkeypatch.setattr(trust, "_package", lambda: status(uid=0))
     owner = artifact.path.stat().st_uid
-    assert (spec.find() == artifact) == (owner == 0)
+    assert (look_up(spec).artifact == artifact) == (owner == 0)
     assert trust.refusal("x", status(uid=SOMEBODY)) is None and trust.refusal("x", status(uid=0)) is None
     assert "x belongs to user 777, neither to root nor to this user (12345)" in trust.refusal("x", status(uid=777))
 
@@ -129,7 +130,7 @@ def test_what_is_built_is_taken_whatever_the_umask(make_spec, workspace, umask):
         artifact = spec.build()
     finally:
         os.umask(before)
-    assert spec.find() == artifact
+    assert look_up(spec).artifact == artifact
     open_to_others = [path for path in [workspace, *workspace.rglob("*")] if path.stat().st_mode & 0o022]
     assert not open_to_others
 
@@ -149,9 +150,9 @@ def test_a_workspace_of_everybody_holds_a_directory_of_ones_own(make_spec, works
     spec, mine = make_spec(), workspace / f"user-{os.geteuid()}"
     artifact = spec.build()
     assert artifact.path.is_relative_to(mine) and os.listdir(workspace) == [mine.name]
-    assert spec.find() == artifact == spec.build() and compilers_started() == 1
+    assert look_up(spec).artifact == artifact == spec.build() and compilers_started() == 1
     mine.chmod(0o777)
-    lookup = store.find(spec)
+    lookup = store.look_up(spec)
     assert lookup.artifact is None and f"{mine} can be written by everybody" in lookup.reason
     assert f"{workspace} can be written by" in lookup.reason and f"so {mine} is used" in lookup.reason
     with pytest.warns(UserWarning, match=rf"{mine} cannot be written .* can be written by everybody"):
@@ -163,16 +164,16 @@ def test_a_sticky_directory_of_everybody_may_hold_the_workspace(make_spec, tmp_p
     (tmp_path / "everybody").chmod(0o1777)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "everybody" / "mine"))
     spec = make_spec()
-    assert spec.build() == spec.find()
+    assert spec.build() == look_up(spec).artifact
 
 
 def test_an_aot_directory_that_others_can_write(built, tmp_path):
     spec, artifact = built
     shutil.copytree(artifact.directory, tmp_path / "aot" / "tiny")
-    assert spec.find().directory == tmp_path / "aot" / "tiny"
+    assert look_up(spec).artifact.directory == tmp_path / "aot" / "tiny"
     (tmp_path / "aot").chmod(0o777)
-    assert spec.find() == artifact
-    assert f"{tmp_path / 'aot'} can be written by everybody" in " ".join(store.find(spec).reasons)
+    assert look_up(spec).artifact == artifact
+    assert f"{tmp_path / 'aot'} can be written by everybody" in " ".join(store.look_up(spec).reasons)
 
 
 def test_the_file_that_is_hashed_is_the_one_that_is_checked(built):

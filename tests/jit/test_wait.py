@@ -18,6 +18,7 @@ from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host import lock
 from flashinfer.jit.host.history import estimate
 from flashinfer.jit.host.lock import Hold, try_hold, wait
+from flashinfer.jit.store import look_up
 
 from ..support.processes import Compiler, answering, end, owners, start, until
 
@@ -146,7 +147,7 @@ def slow_build(make_spec, tmp_path, monkeypatch):
 
 
 def answer(spec) -> int:
-    return int(ctypes.CDLL(str(spec.find().path)).answer())
+    return int(ctypes.CDLL(str(look_up(spec).artifact.path)).answer())
 
 
 def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):

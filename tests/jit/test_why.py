@@ -13,6 +13,7 @@ from flashinfer.jit import store
 from flashinfer.jit.module import JitSpec
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
+from flashinfer.jit.store import look_up
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_the_nearest_of_many(ask, make_spec):
         dict(namespace="x", config={"A": 1}),
     ):
         make_spec(**options).build()
-    near = make_spec(extra_cflags=["-DA"]).find()
+    near = look_up(make_spec(extra_cflags=["-DA"])).artifact
     _, answer = ask(make_spec(extra_cflags=["-DB"]))
     assert answer["nearest"] == str(near.path) and list(fields(answer)) == ["cflags"]
     assert answer["reasons"] == [

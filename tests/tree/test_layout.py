@@ -19,6 +19,7 @@ from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level
 from flashinfer.jit.modules import Matrix, families, family
 from flashinfer.jit.modules._family import kernels_of
 
+from ..support.drawn import IN_CI
 from ..support.headers import chains, compile_each, included, includes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +97,7 @@ def passed(pytestconfig: pytest.Config) -> Path | None:
 
 @needs_gcc
 @needs_x86
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level, passed):
     """All of them for x86-64, those of cpu/ for the other levels; for AVX512-BF16 those whose text asks about it."""
@@ -109,7 +111,8 @@ def test_each_cpu_header_compiles_alone(level, passed):
 
 @needs_nvcc
 def test_each_cuda_header_compiles_alone(passed):
-    compile_each(NVCC, headers("cuda", "common", "attention"), passed)
+    """On a desk half of them, others in another run."""
+    compile_each(NVCC, headers("cuda", "common", "attention"), passed, 1.0 if IN_CI else 0.5)
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,9 @@ def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
     def refusal(one: Artifact) -> str | None:
         return here.refuses(one, False)
 
-    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: store.find(spec).artifact is not None)
+    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: store.look_up(spec).artifact is not None)
     try:
-        found = store.find(spec).artifact
+        found = store.look_up(spec).artifact
         among = stores()
         if found is None and build:
             found = fetch(among, Wanted(spec.name, lookup.key, build), place(build), refusal)
