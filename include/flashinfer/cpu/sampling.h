@@ -10,7 +10,8 @@ namespace flashinfer::cpu {
 struct Drawable {
   Row row;
   float threshold = 0;
-  std::vector<float> sums, buffer;
+  std::vector<float> sums;
+  Floats buffer;
   std::vector<uint64_t> ends;  // sums of all chunks up to each one
   Mass mass;
 
@@ -28,6 +29,12 @@ struct Drawable {
     return {c, share - (c ? ends[c - 1] : 0)};
   }
 };
+
+// Each thread keeps its own: to have the memory of a row anew takes as long as to read it.
+inline Drawable& own_drawable() {
+  thread_local Drawable drawable;
+  return drawable;
+}
 
 // The first of `count` elements whose sum passes `share`; where rounding leaves none, the last that is kept.
 inline int64_t walk(const float* x, int64_t count, uint64_t share, FixedPoint fixed, float threshold) {
@@ -93,7 +100,10 @@ inline void apply(const Filters& f, DType dtype, Drawable& d) {
       renormalize(d.row, t, mass, d.sums, dtype);
       mass = Mass::of(d.row.sums), t = 0;
     }
-    t = std::max(t, top_p_threshold(d.row, mass, f.top_p, d.buffer));
+    // Where the other filters leave no more than p, they decide.
+    if (t > 0) sum_kept(d.row, t, d.sums);
+    if (t == 0 || Mass::of(d.sums, mass.fixed).real() >= f.top_p * mass.real())
+      t = std::max(t, top_p_threshold(d.row, mass, f.top_p, d.buffer, t));
   }
   d.threshold = t;
   sum_kept(d.row, t, d.sums);
@@ -103,16 +113,6 @@ inline void apply(const Filters& f, DType dtype, Drawable& d) {
 inline void put(void* to, bool wide, int64_t at, int64_t value) {
   wide ? void(static_cast<int64_t*>(to)[at] = value)
        : void(static_cast<int32_t*>(to)[at] = static_cast<int32_t>(value));
-}
-
-// Logits that are not among the k largest become -inf.
-inline void mask(Row& row, TopK top_k, std::vector<float>& buffer) {
-  if (!top_k.on) return;
-  const float t = top_k_threshold(row, top_k.k, buffer, -INFINITY);
-  for (size_t i = 0; i < row.x.size(); i += kLanes) {
-    const vfloat x = load(&row.x[i]);
-    store(&row.x[i], select(x < t, splat(-INFINITY), x));
-  }
 }
 
 // Loads a row and makes it ready to be drawn from.
@@ -133,10 +133,9 @@ inline void prepare(const SampleParams& p, const Source& from, double temperatur
   if (p.is_logits && filters.top_k.on && filters.top_k_first) {
     // Logits are masked by the first filter before there are probabilities.
     load_elements(d.row, from);
-    mask(d.row, filters.top_k, d.buffer);
-    const Format floats = Format::of<float>();
+    const float least = top_k_threshold(d.row, filters.top_k.k, d.buffer, -INFINITY);
     rest.top_k = {};
-    if (!load_softmax(d.row, {d.row.x.data(), DType::kFloat32, &floats, from.n}, temperature)) return void(d.mass = {});
+    if (!softmax_from(d.row, least, temperature)) return void(d.mass = {});
   } else if (p.is_logits && !load_softmax(d.row, from, temperature)) {
     return void(d.mass = {});
   }
@@ -159,7 +158,7 @@ inline int64_t integer_at(const RowsOf& list, int64_t i) {
 inline void sample_rows(const SampleParams& p, const Format& format) {
   const int64_t bytes = p.indices.data ? 64 : p.vocab_size * format.size;
   parallel_rows(p.num_outputs, bytes, [&](int64_t first, int64_t last) {
-    Drawable d;
+    Drawable& d = own_drawable();
     Filters filters{};
     int64_t loaded = -1;
     for (int64_t i = first; i < last; ++i) {
@@ -176,15 +175,36 @@ inline void sample_rows(const SampleParams& p, const Format& format) {
   });
 }
 
-inline void softmax(const Source& from, double temperature, float* to, Row& row) {
-  load_exponentials(row, from, temperature);
-  const Mass mass = Mass::of(row.sums);
+inline void softmax(const Source& from, double temperature, float* to, std::vector<float>& sums) {
+  float last[kSumChunk];  // of a chunk that is not whole
+  exponentials(from, temperature, sums,
+               [&](int64_t c) { return from.count(c) == kSumChunk ? to + c * kSumChunk : last; });
+  const Mass mass = Mass::of(sums);
   if (!mass.valid) return void(std::fill(to, to + from.n, NAN));
   const Normalizer by = Normalizer::of(mass.real());
-  for_lanes(from.n, [&](int64_t i, int lanes) { store(to + i, normalized(load(&row.x[i], lanes), by), lanes); });
+  const int64_t whole = from.n / kSumChunk * kSumChunk;
+  for (int64_t i = 0; i < whole; i += kLanes) store(to + i, normalized(load(to + i), by));
+  for_lanes(from.n - whole,
+            [&](int64_t i, int lanes) { store(to + whole + i, normalized(load(last + i, lanes), by), lanes); });
 }
 
-// What is kept, normalised; written in the row's own memory first, as rows of all types share this code.
+// Writes change(x) of the elements of a row to row r; of a chunk whose elements are all less than t, it is
+// change(below).
+template <typename F>
+inline void write_changed(const MapRowsParams& p, int64_t r, const Source& from, const Row& row, float t, float below,
+                          const F& change) {
+  float buffer[kSumChunk];
+  bool is_below = false;  // what the buffer has
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    const bool reaches = !(row.maxima[c] < t);
+    const float* at = row.chunk(c);
+    if (reaches || !is_below)
+      for (int i = 0; i < kSumChunk; i += kLanes) store(buffer + i, change(reaches ? load(at + i) : splat(below)));
+    is_below = !reaches;
+    from.format->write(p.output, r * p.vocab_size + c * kSumChunk, from.count(c), buffer);
+  }
+}
+
 inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
   load_probs(d.row, from);
   const Mass mass = Mass::of(d.row.sums);
@@ -193,34 +213,32 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
   if (!mass.valid || top_p != top_p) {
     bool zeros = top_p == top_p;
     for (const float sum : d.row.sums) zeros &= sum == 0;
-    std::fill(d.row.x.begin(), d.row.x.end(), zeros ? 0.0f : NAN);
-  } else {
-    float t = 0;
-    if (top_k.on) t = top_k_threshold(d.row, top_k.k, d.buffer, 0);
-    if (!(top_p >= 1)) t = top_p_threshold(d.row, mass, top_p, d.buffer);
-    sum_kept(d.row, t, d.sums);
-    const Normalizer by = Normalizer::of(Mass::of(d.sums, mass.fixed).real());
-    for (size_t i = 0; i < d.row.x.size(); i += kLanes) {
-      float* at = &d.row.x[i];
-      store(at, normalized(kept(load(at), t), by));
-    }
+    const float value = zeros ? 0.0f : NAN;
+    return write_changed(p, r, from, d.row, 0, 0, [&](vfloat) { return splat(value); });
   }
-  from.format->write(p.output, r * p.vocab_size, p.vocab_size, d.row.x.data());
+  float t = 0;
+  if (top_k.on) t = top_k_threshold(d.row, top_k.k, d.buffer, 0);
+  if (!(top_p >= 1)) t = top_p_threshold(d.row, mass, top_p, d.buffer);
+  sum_kept(d.row, t, d.sums);
+  const Normalizer by = Normalizer::of(Mass::of(d.sums, mass.fixed).real());
+  write_changed(p, r, from, d.row, t, 0, [&](vfloat x) { return normalized(kept(x, t), by); });
 }
 
 inline void mask(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
   load_elements(d.row, from);
-  mask(d.row, top_k_of(p.number.get_integer(r, r), p.vocab_size), d.buffer);
-  from.format->write(p.output, r * p.vocab_size, p.vocab_size, d.row.x.data());
+  const TopK top_k = top_k_of(p.number.get_integer(r, r), p.vocab_size);
+  const float t = top_k.on ? top_k_threshold(d.row, top_k.k, d.buffer, -INFINITY) : -INFINITY;
+  write_changed(p, r, from, d.row, d.row.has_nan ? -INFINITY : t, -INFINITY,
+                [&](vfloat x) { return select(x < t, splat(-INFINITY), x); });
 }
 
 inline void map_rows(const MapRowsParams& p, const Format& format) {
   parallel_rows(p.num_rows, p.vocab_size * format.size, [&](int64_t first, int64_t last) {
-    Drawable d;
+    Drawable& d = own_drawable();
     for (int64_t r = first; r < last; ++r) {
       const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
       if (p.map == RowMap::kSoftmax) {
-        softmax(from, p.number.get_real(r, r), static_cast<float*>(p.output) + r * p.vocab_size, d.row);
+        softmax(from, p.number.get_real(r, r), static_cast<float*>(p.output) + r * p.vocab_size, d.sums);
       } else if (p.map == RowMap::kTopKMask) {
         mask(p, r, from, d);
       } else {

@@ -16,13 +16,15 @@ inline int64_t draw_rest(const Source& target, const Source* draft, uint64_t uni
   if (draft) {
     Row rest = row;
     for_chunks(*draft, 0.0f, [&](int64_t c, const float* at) {
-      float* to = rest.chunk(c);
+      const float* from = row.chunk(c);
+      float* to = rest.own_chunk(c);
       rest.sums[c] = chunk_sum([&](int i) {
-        const vfloat left = max(splat(0), load(to + i) - max(splat(0), load(at + i)));
+        const vfloat left = max(splat(0), load(from + i) - max(splat(0), load(at + i)));
         store(to + i, left);
         return left;
       });
     });
+    rest.given_chunks = 0;
     if (Mass::of(rest.sums).valid) std::swap(row, rest);
   }
   Drawable d;
@@ -49,7 +51,7 @@ inline void chain_sample(const ChainParams& p, const Format& format) {
     return Source::of(p.target, b * p.target_batch_stride + j * p.target.stride, format, p.vocab_size);
   };
   parallel_rows(p.batch_size, 2 * p.vocab_size * format.size, [&](int64_t first, int64_t last) {
-    Row row;
+    Row& row = own_drawable().row;
     for (int64_t b = first; b < last; ++b) {
       int64_t emitted = n, accepted = 0;
       for (int64_t j = 0; j < n; ++j) {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include <flashinfer/common/sampling.h>
@@ -20,38 +22,75 @@ inline vfloat halved(const F& value, int i) {
   }
 }
 
-inline float halved(vfloat value) {
-  float lanes[kLanes];
-  store(lanes, value);
-  for (int apart = kLanes / 2; apart > 0; apart /= 2)
-    for (int i = 0; i < apart; ++i) lanes[i] += lanes[i + apart];
-  return lanes[0];
+// Lanes joined with those kLanes / 2 apart, then a quarter, and so on.
+template <typename F>
+inline float folded(vfloat value, const F& join) {
+#if defined(FLASHINFER_AVX512)
+  const auto swapped = [&](auto shuffle) { value = join(value, (vfloat)shuffle((__m512)value)); };
+  swapped([](__m512 x) { return _mm512_maskz_shuffle_f32x4(kAllLanes, x, x, 0x4e); });
+  swapped([](__m512 x) { return _mm512_maskz_shuffle_f32x4(kAllLanes, x, x, 0xb1); });
+  swapped([](__m512 x) { return _mm512_maskz_permute_ps(kAllLanes, x, 0x4e); });
+  swapped([](__m512 x) { return _mm512_maskz_permute_ps(kAllLanes, x, 0xb1); });
+#else
+  for (int apart = kLanes / 2; apart > 0; apart /= 2) {
+    vfloat other = value;
+    for (int i = 0; i < apart; ++i) other[i] = value[i + apart];
+    value = join(value, other);
+  }
+#endif
+  return value[0];
 }
 
 template <typename F>
 inline float chunk_sum(const F& value) {
-  return halved(halved<kLanes>(value, 0));
+  return folded(halved<kLanes>(value, 0), [](vfloat a, vfloat b) { return a + b; });
 }
 
 inline float largest(vfloat value) {
-  float result = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) result = value[lane] > result ? value[lane] : result;
-  return result;
+  return folded(value, [](vfloat a, vfloat b) { return max(b, a); });
 }
 
+inline bool any(vint mask) {
+#if defined(FLASHINFER_AVX512)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t result = 0;
+  for (int lane = 0; lane < kLanes; ++lane) result |= mask[lane];
+  return result != 0;
+#endif
+}
+
+// For rows: where cache lines begin, and without a value at first.
+template <typename T>
+struct Uninitialized : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Uninitialized<U>;
+  };
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* at, size_t) { ::operator delete(at, std::align_val_t{64}); }
+  template <typename U>
+  void construct(U*) {}
+};
+using Floats = std::vector<float, Uninitialized<float>>;
+
 // What is summed and searched: elements in float, padded with 0 to whole chunks, and each chunk's sum and maximum.
+// Whole chunks may lie where the caller has them; a chunk whose sum is 0 may have any elements.
 struct Row {
-  std::vector<float> x, sums, maxima;
-  int64_t n = 0;
+  Floats x;
+  std::vector<float> sums, maxima;
+  int64_t n = 0, given_chunks = 0;
+  const float* given = nullptr;
+  bool has_nan = false;  // of elements as they are
 
   void resize(int64_t size) {
-    n = size;
+    n = size, given_chunks = 0;
     const size_t chunks = num_chunks(size);
     x.resize(chunks * kSumChunk), sums.resize(chunks), maxima.resize(chunks);
   }
   int64_t chunks() const { return static_cast<int64_t>(sums.size()); }
-  float* chunk(int64_t c) { return &x[c * kSumChunk]; }
-  const float* chunk(int64_t c) const { return &x[c * kSumChunk]; }
+  float* own_chunk(int64_t c) { return &x[c * kSumChunk]; }
+  const float* chunk(int64_t c) const { return c < given_chunks ? given + c * kSumChunk : &x[c * kSumChunk]; }
 };
 
 // Sums of a row's chunks as integers. Not valid: a NaN, no mass, or more than a float can hold.
@@ -133,31 +172,47 @@ inline void for_chunks(const Source& from, float padding, const Body& body) {
 // Elements as they are, without sums; maxima are those of numbers.
 inline void load_elements(Row& row, const Source& from) {
   row.resize(from.n);
+  const bool stays = from.dtype == DType::kFloat32;
+  if (stays) row.given = static_cast<const float*>(from.data), row.given_chunks = from.n / kSumChunk;
+  bool has_nan = false;
   for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
-    float* to = row.chunk(c);
     vfloat most = splat(-INFINITY);
+    vint bits{};  // without signs, the largest
     for (int i = 0; i < kSumChunk; i += kLanes) {
       const vfloat x = load(at + i);
-      store(to + i, x);
-      most = select(x > most, x, most);
+      const vint positive = bit_cast<vint>(x) & INT32_MAX;
+      most = max(x, most), bits = positive > bits ? positive : bits;
     }
-    row.maxima[c] = largest(most);
+    row.maxima[c] = largest(most), has_nan |= any(bits > 0x7f800000);
+    if (c >= row.given_chunks) std::copy_n(at, kSumChunk, row.own_chunk(c));
   });
+  row.has_nan = has_nan;
 }
 
-// Probabilities: what is negative counts as 0, NaN stays.
+// Probabilities: what is negative counts as 0, NaN stays. They stay where they are while none is negative.
 inline void load_probs(Row& row, const Source& from) {
   row.resize(from.n);
+  bool stays = from.dtype == DType::kFloat32;
+  row.given = static_cast<const float*>(from.data);
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
-    float* to = row.chunk(c);
     vfloat most{};
+    vint signs{};
     row.sums[c] = chunk_sum([&](int i) {
-      const vfloat x = max(splat(0), load(at + i));
-      store(to + i, x);
+      const vfloat given = load(at + i), x = max(splat(0), given);
+      signs |= bit_cast<vint>(given);
       most = max(most, x);
       return x;
     });
     row.maxima[c] = largest(most);
+    if (stays && from.count(c) == kSumChunk && !any(signs < 0)) {
+      ++row.given_chunks;
+      return;
+    }
+    if (stays && from.count(c) == kSumChunk) {  // the first that does not
+      for (int64_t before = 0; before < c; ++before) std::copy_n(row.chunk(before), kSumChunk, row.own_chunk(before));
+      row.given_chunks = 0, stays = false;
+    }
+    for (int i = 0; i < kSumChunk; i += kLanes) store(row.own_chunk(c) + i, max(splat(0), load(at + i)));
   });
 }
 
@@ -169,50 +224,86 @@ inline void sum_probs(std::vector<float>& sums, const Source& from) {
   });
 }
 
-// exp((l - max l) / T); softmax is that, normalised.
-inline void load_exponentials(Row& row, const Source& from, double temperature) {
-  row.resize(from.n);
+// exp((l - max l) / T), which softmax normalises, of a chunk; its sum.
+struct Exponential {
+  float top, scale;
+
+  template <typename F>
+  float operator()(const float* at, float* to, const F& change) const {
+    for (int i = 0; i < kSumChunk; i += kLanes) store(to + i, exp2((change(load(at + i)) - top) * scale));
+    return chunk_sum([&](int i) { return load(to + i); });
+  }
+};
+
+// Of a row: chunk c to to(c), with room for kSumChunk elements.
+template <typename To>
+inline void exponentials(const Source& from, double temperature, std::vector<float>& sums, const To& to) {
+  sums.resize(num_chunks(from.n));
   vfloat most = splat(-INFINITY);
   for_chunks(from, -INFINITY, [&](int64_t, const float* at) {
-    for (int i = 0; i < kSumChunk; i += kLanes) most = max(most, load(at + i));
+    vfloat own[2] = {most, most};  // what is captured by reference would be stored in each step
+    for (int i = 0; i < kSumChunk; i += 2 * kLanes) {
+      own[0] = max(own[0], load(at + i));
+      own[1] = max(own[1], load(at + i + kLanes));
+    }
+    most = max(own[0], own[1]);
   });
-  const float top = largest(most), scale = exponent_scale(temperature);
-  for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
-    float* to = row.chunk(c);
-    row.sums[c] = chunk_sum([&](int i) {
-      const vfloat e = exp2((load(at + i) - top) * scale);
-      store(to + i, e);
-      return e;
-    });
-  });
+  const Exponential exponential{largest(most), exponent_scale(temperature)};
+  for_chunks(from, -INFINITY,
+             [&](int64_t c, const float* at) { sums[c] = exponential(at, to(c), [](vfloat x) { return x; }); });
+}
+inline void load_exponentials(Row& row, const Source& from, double temperature) {
+  row.resize(from.n);
+  exponentials(from, temperature, row.sums, [&](int64_t c) { return row.own_chunk(c); });
 }
 
 // Every x is replaced by f(x), which keeps 0.
 template <typename F>
 void rewrite(Row& row, const F& f) {
   for (int64_t c = 0; c < row.chunks(); ++c) {
-    float* at = row.chunk(c);
+    row.maxima[c] = 0;
+    if (row.sums[c] == 0) continue;
+    const float* at = row.chunk(c);
+    float* to = row.own_chunk(c);
     vfloat most{};
     row.sums[c] = chunk_sum([&](int i) {
       const vfloat x = f(load(at + i));
-      store(at + i, x);
+      store(to + i, x);
       most = max(most, x);
       return x;
     });
     row.maxima[c] = largest(most);
   }
+  row.given_chunks = 0;
 }
 
 inline vfloat normalized(vfloat x, Normalizer by) { return x * by.up * by.inverse; }
 
-// softmax(l / T) in float, or a row with a NaN.
-inline bool load_softmax(Row& row, const Source& from, double temperature) {
-  load_exponentials(row, from, temperature);
+// Exponentials become a softmax; false where there is a NaN.
+inline bool normalize(Row& row) {
   const Mass mass = Mass::of(row.sums);
   if (!mass.valid) return false;
   const Normalizer by = Normalizer::of(mass.real());
   rewrite(row, [&](vfloat x) { return normalized(x, by); });
   return true;
+}
+
+// softmax(l / T) in float; and that of the elements of a row as they are that reach `least`.
+inline bool load_softmax(Row& row, const Source& from, double temperature) {
+  load_exponentials(row, from, temperature);
+  return normalize(row);
+}
+inline bool softmax_from(Row& row, float least, double temperature) {
+  if (row.has_nan) return false;
+  const Exponential exponential{*std::max_element(row.maxima.begin(), row.maxima.end()), exponent_scale(temperature)};
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    row.sums[c] = 0;
+    if (row.maxima[c] < least) continue;
+    row.sums[c] = exponential(row.chunk(c), row.own_chunk(c),
+                              [least](vfloat x) { return select(x < least, splat(-INFINITY), x); });
+  }
+  row.given_chunks = 0;
+  return normalize(row);
 }
 
 // Where x < t: 0.
@@ -222,7 +313,7 @@ inline void sum_kept(const Row& row, float t, std::vector<float>& sums) {
   sums.resize(row.sums.size());
   for (int64_t c = 0; c < row.chunks(); ++c) {
     const float* at = row.chunk(c);
-    sums[c] = row.maxima[c] < t ? 0.0f : chunk_sum([&](int i) { return kept(load(at + i), t); });
+    sums[c] = row.maxima[c] < t || row.sums[c] == 0 ? 0.0f : chunk_sum([&](int i) { return kept(load(at + i), t); });
   }
 }
 

@@ -7,24 +7,32 @@ namespace flashinfer::cpu {
 
 // All above the threshold, the first of those equal to it, and of NaN, which count as the smallest, what is missing.
 inline void pick_top_k(const Row& row, float t, int64_t k, float* values, int64_t* indices) {
-  int64_t above = 0, equal = 0;
-  for (int64_t i = 0; i < row.n; ++i) above += row.x[i] > t, equal += row.x[i] == t;
+  const auto each = [&](const auto& f) {
+    for (int64_t c = 0; c < row.chunks(); ++c) {
+      const float* at = row.chunk(c);
+      if (row.maxima[c] < t && !row.has_nan) continue;
+      const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
+      for (int64_t i = 0; i < size; ++i) f(at[i], c * kSumChunk + i);
+    }
+  };
+  int64_t above = 0, equal = 0, count = 0;
+  each([&](float x, int64_t) { above += x > t, equal += x == t; });
   int64_t ties = std::min(equal, k - above), nan = k - above - ties;
-  for (int64_t i = 0, count = 0; i < row.n && count < k; ++i) {
-    const float x = row.x[i];
-    if (x > t || (x == t && ties-- > 0) || (x != x && nan-- > 0)) values[count] = x, indices[count++] = i;
-  }
+  each([&](float x, int64_t i) {
+    if (count < k && (x > t || (x == t && ties-- > 0) || (x != x && nan-- > 0)))
+      values[count] = x, indices[count++] = i;
+  });
 }
 
 inline void top_k_rows(const TopKParams& p, const Format& format) {
   parallel_rows(p.num_rows, p.vocab_size * format.size, [&](int64_t first, int64_t last) {
-    std::vector<float> buffer, values(p.k);
-    Row row;
+    Drawable& d = own_drawable();
+    std::vector<float> values(p.k);
     for (int64_t r = first; r < last; ++r) {
       const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
-      load_elements(row, from);
-      const float t = p.k < p.vocab_size ? top_k_threshold(row, p.k, buffer, -INFINITY) : -INFINITY;
-      pick_top_k(row, t, p.k, values.data(), p.indices + r * p.k);
+      load_elements(d.row, from);
+      const float t = p.k < p.vocab_size ? top_k_threshold(d.row, p.k, d.buffer, -INFINITY) : -INFINITY;
+      pick_top_k(d.row, t, p.k, values.data(), p.indices + r * p.k);
       format.write(p.values, r * p.k, p.k, values.data());
     }
   });
