@@ -87,6 +87,24 @@ def test_gated(shape, l2norm, dtype, device):
     check(inputs(dtype, device, **shape), l2norm=l2norm)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_gates_that_forget_have_no_gradient(chunked):
+    """On the CPU; and the rounding of the terms behind such a token is in no gradient before it."""
+    given = inputs(torch.float32, "cpu", tokens=75)
+    given["g"][:, 20:] = -26.0
+    given["v"][:, 20:] *= 1e4
+    leaves = {name: one.requires_grad_() for name, one in given.items()}
+    function = delta_rule.chunk_gated_delta_rule if chunked else delta_rule.fused_recurrent_gated_delta_rule
+    o, _ = function(**leaves, scale=0.3)
+    weights = torch.randn_like(o)
+    (got,) = torch.autograd.grad(o, [leaves["g"]], weights)
+    assert not got[:, 20:].any()
+    first = {name: one[:, :20] if name != "initial_state" else one for name, one in leaves.items()}
+    o, _ = function(**first, scale=0.3)
+    (want,) = torch.autograd.grad(o, [leaves["g"]], weights[:, :20])
+    torch.testing.assert_close(got[:, :20], want[:, :20], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("of", [("o",), ("state",)], ids=str)
 def test_one_result_alone(of, device):
     check(inputs(torch.float32, device, tokens=33), of=of)

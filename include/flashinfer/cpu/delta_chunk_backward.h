@@ -228,7 +228,7 @@ class DeltaChunkGradient {
     float total = gate_[chunks_ * kChunk];
     for (int64_t t = tokens_.end - 1; t >= tokens_.begin; --t) {
       const int64_t number = rows.number(tokens_.batch, t), i = t - tokens_.begin;
-      total += gate_[i];
+      total = rows.forgets(tokens_.batch, t) ? 0.f : total + gate_[i];
       if (p_.grad_g) static_cast<float*>(p_.grad_g)[number] = total;
       if (p_.grad_beta) static_cast<float*>(p_.grad_beta)[number] = dbeta_[i];
     }

@@ -259,6 +259,9 @@ class TokenRows {
     }
   }
   S gate(int64_t b, int64_t t) const { return in_.g ? static_cast<const S*>(in_.g)[number(b, t)] : S(0); }
+  // Whether a token's gate leaves less of a state than the state's rounding: the gate's gradient <dS, e^g S> is 0 then,
+  // and the sums that gradients of gates are begin anew.
+  bool forgets(int64_t b, int64_t t) const { return gate(b, t) < (std::is_same_v<S, double> ? -60 : -25); }
   S scalar_beta(int64_t b, int64_t t) const {
     return in_.beta && !in_.beta_is_vector ? static_cast<const S*>(in_.beta)[number(b, t)] : S(1);
   }

@@ -169,7 +169,7 @@ class DeltaRuleGradient {
     const int64_t length = tokens.end - tokens.begin;
     for (int64_t i = length - 1; i >= 0; --i) {
       const int64_t number = rows.number(tokens.batch, tokens.begin + i);
-      gate_[i] += gate_[i + 1];
+      gate_[i] = rows.forgets(tokens.batch, tokens.begin + i) ? S(0) : gate_[i] + gate_[i + 1];
       if (p_.grad_g) static_cast<S*>(p_.grad_g)[number] = gate_[i];
       if (p_.grad_beta && !in_.beta_is_vector) static_cast<S*>(p_.grad_beta)[number] = dbeta_[i];
       if (!p_.grad_gk) continue;
