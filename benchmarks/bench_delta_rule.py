@@ -4,7 +4,8 @@ On CUDA, the chunk form beside the recurrent one.
 
     python benchmarks/bench_delta_rule.py [--device cpu] [--only NAME] [--json FILE]
 
-One line a problem: milliseconds of the forward pass, and of it with the backward pass. On CUDA there are three shapes
+One line a problem: milliseconds of the forward pass, and of it with the backward pass. On the CPU they are CPU time of
+all threads, which other processes change least (OMP_NUM_THREADS=1: those of one). On CUDA there are three shapes
 of large training runs, torch's form, which needs more memory than there is, is left out, and the cache is cold.
 """
 
@@ -78,9 +79,9 @@ def milliseconds(calls: dict[str, Callable[[], Any]], device: str, rounds: int =
 
     def once(call: Callable[[], Any]) -> float:
         if device != "cuda":
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            return time.perf_counter() - start
+            return time.process_time() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         cache.zero_()
         begin.record()
