@@ -141,6 +141,7 @@ def compiled(function: Any, device: str, **options: Any) -> Any:
     return torch.compile(function, fullgraph=True, **({} if device == "cuda" else {"backend": "aot_eager"}) | options)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_compiled_prefill_is_one_graph(padding, ours, device):
     pair = Pair("gemma2", (device, half("gemma2", device)))

@@ -114,6 +114,7 @@ def test_memory_stays_flat(name, device):
     assert len(set(held[2:])) <= 1, "memory grows"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["private pools", "one pool"])
 def test_several_captures(shared, device):
     """Each has memory of its own, or they share it and are replayed in the order of their captures."""
