@@ -5,7 +5,7 @@
 namespace flashinfer::cuda {
 
 void grouped_gemm_e4m3_e4m3(const GemmParams& params, const Launch& where) {
-  launch_grouped_gemm<fp8_e4m3_t, fp8_e4m3_t>(params, where);
+  launch_grouped_gemm<fp8_e4m3_t, fp8_e4m3_t, true, false>(params, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -11,7 +11,8 @@ from . import Matrix, device_of
 from ._family import family_spec
 
 FP8 = ("e4m3", "e5m2")
-HOPPER = ("bfloat16", "float16", "e4m3")  # what there are kernels for Hopper alone of
+# What there are kernels for Hopper alone of.
+HOPPER = (*(f"{dtype}_{layout}" for dtype in ("bfloat16", "float16") for layout in ("by_depth", "by_column")), "e4m3")
 
 
 def gen_gemm_module(device: object = None) -> JitSpec:
@@ -19,7 +20,7 @@ def gen_gemm_module(device: object = None) -> JitSpec:
     backend = device_of(device)
     spec = family_spec("gemm", backend)
     # Kernels for each pair of types have a file of their own.
-    pairs = (f"{a}_{b}" for a in FP8 for b in FP8)
+    pairs = (f"{a}_{b}{scales}" for a in FP8 for b in FP8 for scales in ("", "_blocks"))
     parts = (*DTYPES, *pairs, *(f"sm90_{part}" for part in HOPPER)) if backend == "cuda" else ()
     return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/gemm/{part}.cu" for part in parts), spec.sources[-1]))
 

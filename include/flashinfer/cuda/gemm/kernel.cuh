@@ -130,22 +130,18 @@ void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
          dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
 }
 
-template <typename TA, typename TB, int kRows>
+// Tiles of as many rows as a group has, if its share is the usual one.
+template <typename TA, typename TB, bool kByDepth, bool kScaled>
 void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
-  if constexpr (sizeof(TA) == 1) {
-    if (p.scale_depth) return launch_grouped_gemm<GemmShape<TA, TB, kRows, true, true>>(p, where);
-    launch_grouped_gemm<GemmShape<TA, TB, kRows, true, false>>(p, where);
-  } else {
-    if (p.b_stride_k != 1) return launch_grouped_gemm<GemmShape<TA, TB, kRows, false, false>>(p, where);
-    launch_grouped_gemm<GemmShape<TA, TB, kRows, true, false>>(p, where);
-  }
+  if (p.m / p.num_groups <= 16) return launch_grouped_gemm<GemmShape<TA, TB, 16, kByDepth, kScaled>>(p, where);
+  launch_grouped_gemm<GemmShape<TA, TB, 128, kByDepth, kScaled>>(p, where);
 }
 
-// Tiles of as many rows as a group has, if its share is the usual one.
-template <typename TA, typename TB>
-void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
-  if (p.m / p.num_groups <= 16) return launch_grouped_gemm<TA, TB, 16>(p, where);
-  launch_grouped_gemm<TA, TB, 128>(p, where);
+// Of types whose b may have either layout, and which have no scales of blocks.
+template <typename T>
+void launch_grouped_gemm_of(const GemmParams& p, const Launch& where) {
+  if (p.b_stride_k != 1) return launch_grouped_gemm<T, T, false, false>(p, where);
+  launch_grouped_gemm<T, T, true, false>(p, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -91,21 +91,13 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
 
 // Of tiles for as many tokens as a group has, if its share is the usual one.
 template <typename T, bool kByDepth>
-bool launch_hopper_layout(const GemmParams& p, const Launch& where) {
+bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
   const int64_t share = p.m / p.num_groups;
   if (share <= 32) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
   if constexpr (sizeof(T) > 1) {
     if (share <= 160) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
   }
   return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
-}
-
-template <typename T>
-bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
-  if constexpr (sizeof(T) > 1) {
-    if (p.b_stride_k != 1) return launch_hopper_layout<T, false>(p, where);
-  }
-  return launch_hopper_layout<T, true>(p, where);
 }
 
 }  // namespace flashinfer::cuda::sm90

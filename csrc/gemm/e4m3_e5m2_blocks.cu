@@ -1,0 +1,12 @@
+// The gemm family's CUDA kernels for rows of float8_e4m3 and matrices of float8_e5m2, whose blocks of the depth have
+// scales.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/kernel.cuh>
+
+namespace flashinfer::cuda {
+
+void grouped_gemm_e4m3_e5m2_blocks(const GemmParams& params, const Launch& where) {
+  launch_grouped_gemm<fp8_e4m3_t, fp8_e5m2_t, true, true>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,12 @@
+// The gemm family's kernels for Hopper alone, for bfloat16, of which b has numbers of a step of the depth beside each
+// other.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/sm90/launch.cuh>
+
+namespace flashinfer::cuda {
+
+bool hopper_gemm_bfloat16_by_column(const GemmParams& params, const Launch& where) {
+  return sm90::launch_hopper_gemm<bfloat16_t, false>(params, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,11 @@
+// The gemm family's kernels for Hopper alone, for float16, of which b has numbers of the depth beside each other.
+#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/sm90/launch.cuh>
+
+namespace flashinfer::cuda {
+
+bool hopper_gemm_float16_by_depth(const GemmParams& params, const Launch& where) {
+  return sm90::launch_hopper_gemm<half_t, true>(params, where);
+}
+
+}  // namespace flashinfer::cuda
