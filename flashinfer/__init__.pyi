@@ -260,6 +260,8 @@ ActivationType: Any
 convert_to_block_layout: Any
 cutlass_fused_moe: Any
 get_w2_permute_indices_with_cache: Any
+interleave_moe_scales_for_sm90_mixed_gemm: Any
+interleave_moe_weights_for_sm90_mixed_gemm: Any
 trtllm_fp4_block_scale_moe: Any
 trtllm_fp4_block_scale_routed_moe: Any
 trtllm_mxint4_block_scale_moe: Any

@@ -35,7 +35,8 @@ IMPORTS = {
         flashinfer.cascade: merge_state
         flashinfer.comm.mnnvl: CommBackend
         flashinfer.fp4_quantization: block_scale_interleave
-        flashinfer.fused_moe: convert_to_block_layout trtllm_fp4_block_scale_moe trtllm_fp4_block_scale_routed_moe
+        flashinfer.fused_moe: convert_to_block_layout interleave_moe_scales_for_sm90_mixed_gemm
+            interleave_moe_weights_for_sm90_mixed_gemm trtllm_fp4_block_scale_moe trtllm_fp4_block_scale_routed_moe
             trtllm_mxint4_block_scale_moe
         flashinfer.fused_moe.core: _maybe_get_cached_w3_w1_permute_indices get_w2_permute_indices_with_cache
         flashinfer.gemm: fp8_blockscale_gemm_sm90 gemm_fp8_nt_groupwise
