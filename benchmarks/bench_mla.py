@@ -1,45 +1,57 @@
-"""Multi-head latent attention on a GPU: graph replays of the wrapper's run, one query of each request.
+"""Multi-head latent attention, one query of each request.
 
-    python benchmarks/bench_mla.py [--backend auto] [--json FILE]
+    python benchmarks/bench_mla.py [--device cuda] [--backend auto] [--json FILE]
 
-One line a batch: median time, products (2 * keys * heads * (576 + 512)) and bytes of the cache, each over the time.
+One line a batch. On a GPU replays of a graph: median time, products (2 * keys * heads * (576 + 512)) and bytes of the
+cache, each over the time. On a CPU in turns with torch, whose cache is one tensor with all keys of a request in order;
+the wall clock and, since other programs may run, what processors spent.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing import Report
 
 import flashinfer
 
-BATCHES: list[tuple[int, int, int, int]] = [  # requests, keys, heads, page size
-    (64, 4096, 128, 64), (64, 8192, 128, 64), (128, 4096, 128, 64), (64, 4096, 128, 16), (64, 4096, 128, 1),
-    (64, 4096, 16, 64), (132, 4096, 16, 64), (1, 32768, 128, 64),
-]  # fmt: skip
-RUNS, REPLAYS = 10, 15
+Inputs = tuple[torch.Tensor, ...]
+BATCHES: dict[str, list[tuple[int, int, int, int]]] = {  # requests, keys, heads, page size
+    "cuda": [
+        (64, 4096, 128, 64), (64, 8192, 128, 64), (128, 4096, 128, 64), (64, 4096, 128, 16), (64, 4096, 128, 1),
+        (64, 4096, 16, 64), (132, 4096, 16, 64), (1, 32768, 128, 64),
+    ],
+    "cpu": [(4, 4096, 16, 64), (4, 4096, 128, 64), (1, 8192, 128, 1)],
+}  # fmt: skip
+RUNS, REPLAYS, TURNS = 10, 15, 7
+SCALE = 192**-0.5
 
 
-def planned(requests: int, keys: int, heads: int, page_size: int, backend: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
+def planned(
+    requests: int, keys: int, heads: int, page_size: int, backend: str,
+    device: str = "cuda", dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None,
+) -> tuple[Any, Inputs]:  # fmt: skip
     """A wrapper with a plan of equal lengths in pages in any order, and its inputs."""
     pages = keys // page_size
-    cache = torch.randn(requests * pages, page_size, 576, device="cuda").bfloat16()
-    q = torch.randn(requests, heads, 576, device="cuda").bfloat16()
+    cache = torch.randn(requests * pages, page_size, 576, device=device).to(kv_dtype or dtype)
+    q = torch.randn(requests, heads, 576, device=device).to(dtype)
     starts = torch.arange(requests + 1, dtype=torch.int32)
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(
-        torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), backend=backend
+        torch.empty(128 << 20, dtype=torch.uint8, device=device), backend=backend
     )
     wrapper.plan(
         starts, starts * pages, torch.randperm(requests * pages).int(), torch.full((requests,), keys).int(), heads,
-        512, 64, page_size, False, 192**-0.5, torch.bfloat16, torch.bfloat16,
+        512, 64, page_size, False, SCALE, dtype, cache.dtype,
     )  # fmt: skip
     return wrapper, (*q.split([512, 64], -1), *cache.split([512, 64], -1))
 
 
-def graph_time(wrapper: Any, inputs: tuple[torch.Tensor, ...]) -> float:
+def graph_time(wrapper: Any, inputs: Inputs) -> float:
     """Seconds a run."""
     out = torch.empty_like(inputs[0].contiguous())
     wrapper.run(*inputs, out=out)
@@ -58,23 +70,58 @@ def graph_time(wrapper: Any, inputs: tuple[torch.Tensor, ...]) -> float:
     return statistics.median(times) / RUNS * 1e-3
 
 
+def torch_attention(q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """``q``: ``[requests, heads, 576]``, ``cache``: ``[requests, keys, 576]``."""
+    weights = torch.softmax(torch.bmm(q, cache.transpose(1, 2)).float() * SCALE, -1).to(q.dtype)
+    return torch.bmm(weights, cache[..., :512])
+
+
+def in_turns(*calls: Callable[[], object]) -> list[tuple[float, float]]:
+    """Of each call the medians of the wall clock and of processors' time, seconds."""
+    taken: list[list[tuple[float, float]]] = [[] for _ in calls]
+    for _ in range(TURNS):
+        for call, times in zip(calls, taken, strict=True):
+            wall, spent = time.perf_counter(), time.process_time()
+            call()
+            times.append((time.perf_counter() - wall, time.process_time() - spent))
+    return [tuple(map(statistics.median, zip(*times[1:], strict=True))) for times in taken]  # type: ignore[misc]
+
+
+def gpu_rows(report: Report, backend: str) -> None:
+    for requests, keys, heads, page_size in BATCHES["cuda"]:
+        seconds = graph_time(*planned(requests, keys, heads, page_size, backend))
+        tokens = requests * keys
+        report.add(
+            requests=requests, keys=keys, heads=heads, page_size=page_size, seconds=seconds,
+            tflops=2 * tokens * heads * 1088 / seconds / 1e12, tb=tokens * 1152 / seconds / 1e12,
+        )  # fmt: skip
+
+
+def cpu_rows(report: Report) -> None:
+    types = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float8_e4m3fn)]
+    for requests, keys, heads, page_size in BATCHES["cpu"]:
+        for dtype, kv_dtype in types:
+            wrapper, inputs = planned(requests, keys, heads, page_size, "auto", "cpu", dtype, kv_dtype)
+            q, cache = torch.cat(inputs[:2], -1), torch.randn(requests, keys, 576).to(dtype)
+            ours, peer = in_turns(lambda: wrapper.run(*inputs), lambda: torch_attention(q, cache))  # noqa: B023
+            report.add(
+                requests=requests, keys=keys, heads=heads, page_size=page_size, dtype=str(dtype), kv_dtype=str(kv_dtype),
+                seconds=ours[0], torch_seconds=peer[0], ratio=peer[0] / ours[0], ratio_of_cpu_time=peer[1] / ours[1],
+            )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--backend", default="auto", help="on a GPU")
     parser.add_argument("--json")
     given = parser.parse_args()
-    rows = []
-    for requests, keys, heads, page_size in BATCHES:
-        seconds = graph_time(*planned(requests, keys, heads, page_size, given.backend))
-        tokens = requests * keys
-        tflops, tb = 2 * tokens * heads * 1088 / seconds / 1e12, tokens * 1152 / seconds / 1e12
-        print(
-            f"B{requests} L{keys} H{heads} page {page_size}: {seconds * 1e6:.1f} us, {tflops:.0f} TFLOP/s, {tb:.2f} TB/s"
-        )
-        rows.append(dict(requests=requests, keys=keys, heads=heads, page_size=page_size, seconds=seconds))
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump(dict(gpu=torch.cuda.get_device_name(), backend=given.backend, rows=rows), file, indent=1)
+    report = Report("latent attention")
+    if given.device == "cuda":
+        gpu_rows(report, given.backend)
+    else:
+        cpu_rows(report)
+    report.write(given.json)
 
 
 if __name__ == "__main__":
