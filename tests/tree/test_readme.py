@@ -40,3 +40,8 @@ def test_every_named_path_exists():
         for path in re.findall(r"`((?:flashinfer|csrc|include|scripts|tests|benchmarks|\.ci)/[\w./-]*)`", text):
             if "scale" not in path:  # CONTRIBUTING's imagined family
                 assert (ROOT / path).exists(), f"{document} names {path}"
+
+
+def test_every_benchmark_is_named():
+    there = {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert there == set(re.findall(r"python benchmarks/(bench_\w+\.py)", README))
