@@ -14,7 +14,14 @@ import torch
 from timing import Report, arguments, seconds, sets_for
 
 from flashinfer.fused_moe import RoutingMethodType, cutlass_fused_moe, route
-from flashinfer.gemm import bmm_bf16, bmm_fp8, gemm_fp8_nt_groupwise, group_gemm_fp8_nt_groupwise, mm_bf16
+from flashinfer.gemm import (
+    batch_deepgemm_fp8_nt_groupwise,
+    bmm_bf16,
+    bmm_fp8,
+    gemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise,
+    mm_bf16,
+)
 from flashinfer.grouped_mm import grouped_mm_bf16
 
 Calls = list[tuple[Callable[[], object], Callable[[], object] | None]]
@@ -22,7 +29,10 @@ FP8 = torch.float8_e4m3fn
 
 
 class Row(NamedTuple):
-    """A product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``."""
+    """A product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``.
+
+    Experts are a layer of ``groups``, of ``n`` and ``k`` numbers, for ``rows`` tokens that choose ``top_k`` each.
+    """
 
     name: str
     make: Callable[[Row, str], tuple[Callable[[], object], Callable[[], object] | None]]
@@ -30,6 +40,7 @@ class Row(NamedTuple):
     rows: int
     n: int
     k: int
+    top_k: int = 0
 
 
 def draw(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -90,30 +101,51 @@ def blocks_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[]
     return lambda: gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, "K"), peer if device == "cuda" else None
 
 
-TOP_K = 8
+def masked_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    """Groups of equal room, of which each has about ``rows`` rows of twice as many."""
+    a = draw(row.groups, 2 * row.rows, row.k, device=device, dtype=FP8)
+    b = draw(row.groups, row.n, row.k, device=device, dtype=FP8)
+    a_scale = torch.rand(*a.shape[:2], row.k // 128, device=device)
+    b_scale = torch.rand(row.groups, -(-row.n // 128), row.k // 128, device=device)
+    counts = torch.full((row.groups,), row.rows, dtype=torch.int32, device=device)
+    return lambda: batch_deepgemm_fp8_nt_groupwise(a, b, a_scale, b_scale, counts, row.rows), None
+
+
+def experts_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    """A layer of fp8 with scales of blocks, from its router's logits on."""
+    e, n, k = row.groups, row.n, row.k
+    first, second = draw(e, 2 * n, k, device=device, dtype=FP8), draw(e, k, n, device=device, dtype=FP8)
+    scales = [torch.rand(e, 2 * n // 128, k // 128, device=device), torch.rand(e, k // 128, n // 128, device=device)]
+    x, logits = draw(row.rows, k, device=device), torch.randn(row.rows, e, device=device)
+
+    def ours() -> object:
+        weights, ids = route(logits, row.top_k, RoutingMethodType.Renormalize)
+        return cutlass_fused_moe(x, ids, weights, first, second, x.dtype, scales, use_fp8_block_scaling=True)
+
+    return ours, None
 
 
 def experts(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
-    """A layer from its router's logits on: ``groups`` experts of ``n`` and ``k`` numbers, for tokens that choose eight."""
-    tokens, e = row.groups * row.rows // TOP_K, row.groups
+    """A layer of bfloat16 from its router's logits on."""
+    tokens, e, top_k = row.rows, row.groups, row.top_k
     first, second = draw(e, 2 * row.n, row.k, device=device) / 45, draw(e, row.k, row.n, device=device) / 30
     x, logits = draw(tokens, row.k, device=device), torch.randn(tokens, e, device=device)
 
     def ours() -> object:
-        weights, ids = route(logits, TOP_K, RoutingMethodType.Renormalize)
+        weights, ids = route(logits, top_k, RoutingMethodType.Renormalize)
         return cutlass_fused_moe(x, ids, weights, first, second, x.dtype, None)
 
     @torch.compile(dynamic=False)
     def peer() -> torch.Tensor:
-        most, ids = logits.topk(TOP_K)
+        most, ids = logits.topk(top_k)
         order = ids.flatten().argsort(stable=True)
         owners = ids.flatten()[order]
         ends = torch.searchsorted(owners, torch.arange(e, device=device), right=True).int()
-        hidden = torch._grouped_mm(x[order // TOP_K], first.mT, offs=ends)
+        hidden = torch._grouped_mm(x[order // top_k], first.mT, offs=ends)
         active = torch.nn.functional.silu(hidden[:, row.n :]) * hidden[:, : row.n]
         result = torch._grouped_mm(active, second.mT, offs=ends).float()
         result *= most.softmax(-1).flatten()[order, None]
-        return torch.zeros_like(x, dtype=torch.float32).index_add_(0, order // TOP_K, result).to(x.dtype)
+        return torch.zeros_like(x, dtype=torch.float32).index_add_(0, order // top_k, result).to(x.dtype)
 
     return ours, peer
 
@@ -123,18 +155,23 @@ ROWS = {
         Row("dense", dense, 1, 8192, 8192, 8192),
         Row("dense", dense, 1, 16, 14336, 4096),
         Row("bmm", batched, 16, 4096, 4096, 4096),
+        Row("bmm_fp8", batched_fp8, 1, 8192, 8192, 8192),
         Row("bmm_fp8", batched_fp8, 16, 4096, 4096, 4096),
         Row("blocks_fp8", blocks_fp8, 1, 4096, 7168, 16384),
         Row("blocks_fp8", blocks_fp8, 1, 4096, 24576, 1536),
+        Row("blocks_fp8", blocks_fp8, 1, 4096, 7168, 2048),
         Row("grouped", grouped, 8, 512, 14336, 4096),
         Row("grouped", grouped, 64, 128, 1408, 2048),
         Row("grouped", grouped, 64, 2, 1408, 2048),
         Row("grouped_fp8", grouped_fp8, 64, 2, 1408, 2048),
         Row("grouped_fp8", grouped_fp8, 16, 32, 4096, 7168),
         Row("grouped_fp8", grouped_fp8, 4, 8192, 4096, 7168),
-        Row("experts", experts, 64, 2, 1408, 2048),
-        Row("experts", experts, 128, 32, 768, 2048),
-        Row("experts", experts, 128, 512, 768, 2048),
+        Row("grouped_fp8", grouped_fp8, 4, 8192, 7168, 2048),
+        Row("masked_fp8", masked_fp8, 16, 32, 4096, 7168),
+        Row("experts", experts, 64, 16, 1408, 2048, 8),
+        *(Row("experts", experts, 8, tokens, 14336, 4096, 2) for tokens in (1, 64, 4096)),  # Mixtral 8x7B
+        *(Row("experts", experts, 128, tokens, 768, 2048, 8) for tokens in (1, 64, 512, 8192)),  # Qwen3-30B-A3B
+        Row("experts_fp8", experts_fp8, 32, 128, 2048, 7168, 8),  # a rank of DeepSeek-V3
     ],
     "cpu": [
         Row("dense", dense, 1, 512, 1024, 2048),
@@ -145,7 +182,8 @@ ROWS = {
         Row("bmm_fp8", batched_fp8, 4, 128, 512, 1024),
         Row("blocks_fp8", blocks_fp8, 1, 256, 512, 1024),
         Row("grouped_fp8", grouped_fp8, 8, 2, 1408, 2048),
-        Row("experts", experts, 16, 8, 96, 256),
+        Row("experts", experts, 16, 16, 96, 256, 8),
+        Row("experts_fp8", experts_fp8, 16, 16, 128, 256, 4),
     ],
 }
 
@@ -168,17 +206,18 @@ def main() -> None:
     for row in ROWS[options.device]:
         if options.only not in row.name:
             continue
-        parts = 3 if row.make is experts else 1  # a gate's weights, those beside it, and those of the way back
-        weights = parts * row.groups * row.n * row.k * (1 if "fp8" in row.name else 2)
+        parts = 3 if row.top_k else 1  # a gate's weights, those beside it, and those of the way back
+        rows = row.rows * (row.top_k or row.groups)
+        weights = parts * min(row.groups, rows) * row.n * row.k * (1 if "fp8" in row.name else 2)
         sets = min(sets_for(weights, options.device), 8)
         calls = [row.make(row, options.device) for _ in range(sets)]
         ours, peer = in_turns(calls, options.device, sets)
         assert ours is not None
-        products = 2 * parts * row.groups * row.rows * row.n * row.k
+        products = 2 * parts * rows * row.n * row.k
         numbers: dict[str, Any] = {"us": ours * 1e6, "tflops": products / ours * 1e-12, "tb_s": weights / ours * 1e-12}
         if peer is not None:
             numbers |= {"torch_us": peer * 1e6, "ratio": peer / ours}
-        report.add(name=row.name, groups=row.groups, rows=row.rows, n=row.n, k=row.k, **numbers)
+        report.add(name=row.name, groups=row.groups, rows=row.rows, n=row.n, k=row.k, top_k=row.top_k, **numbers)
     report.write(options.json)
 
 
