@@ -2,6 +2,8 @@
 // value while it is in the first cache, so that memory is read once for both.
 #pragma once
 
+#include <type_traits>
+
 #include <flashinfer/attention/mla.h>
 #include <flashinfer/cpu/attention/prefill.h>
 
@@ -13,8 +15,12 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
+// What keys and values are packed from: where products take pairs of bfloat16, numbers of eight bits are widened to it,
+// which is exact.
 template <typename T, typename KV>
-using MlaTypes = AttentionTypes<T, KV, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
+using MlaWidened = std::conditional_t<kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1, bfloat16_t, KV>;
+template <typename T, typename KV>
+using MlaTypes = AttentionTypes<T, MlaWidened<T, KV>, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
 
 template <typename T, typename KV, typename Params>
 struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
@@ -47,6 +53,18 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
   }
 
  private:
+  // A row as bfloat16: itself, or in the worker's memory from number `at` on.
+  template <int kDepth>
+  const bfloat16_t* widened(const KV* row, int at) {
+    if constexpr (std::is_same_v<KV, bfloat16_t>) {
+      return row;
+    } else {
+      bfloat16_t* to = pairs(scratch.prepared) + at;
+      for_lanes<kDepth>([&](int d, int) { store_rounded(to + d, load(row + d)); });
+      return to;
+    }
+  }
+
   // Columns of keys beyond the request's are zeros.
   void pack() {
     static const KV zeros[kMlaCkv] = {};
@@ -58,11 +76,16 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
     for (int t = 0; t < padded; t += kLanes) {
       const int64_t panel = t / kPanel * Memory::kKeyPanel;
       if constexpr (kPairs) {
+        const bfloat16_t *latents[kLanes], *rotary[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          latents[i] = widened<kMlaCkv>(ckv[t + i], i * kQ);
+          rotary[i] = widened<kMlaKpe>(kpe[t + i], i * kQ + kMlaCkv);
+        }
         bfloat16_t* keys = pairs(scratch.k) + panel + 2 * (t % kPanel);
-        pack_column_pairs<kMlaCkv>(ckv + t, keys);
-        pack_column_pairs<kMlaKpe>(kpe + t, keys + kMlaCkv * kPanel);
-        for (int i = t; i < t + kLanes; i += 2)
-          pack_row_pairs<kMlaCkv>(ckv[i], ckv[i + 1], pairs(scratch.v) + i * kPanel, Memory::kValuePanel);
+        pack_column_pairs<kMlaCkv>(latents, keys);
+        pack_column_pairs<kMlaKpe>(rotary, keys + kMlaCkv * kPanel);
+        for (int i = 0; i < kLanes; i += 2)
+          pack_row_pairs<kMlaCkv>(latents[i], latents[i + 1], pairs(scratch.v) + (t + i) * kPanel, Memory::kValuePanel);
       } else {
         float* keys = scratch.k + panel + t % kPanel;
         pack_columns<kMlaCkv>(ckv + t, keys);
