@@ -11,9 +11,9 @@ namespace {
 Tensor empty_bytes(int64_t size, const View& like) {
   constexpr int64_t kStride = 1;
   AtenTensorHandle handle;
-  require(
+  require_memory(
       aoti_torch_empty_strided(1, &size, &kStride, aoti_torch_dtype_uint8(), like.device_type, like.device, &handle),
-      "memory for an output");
+      "an output");
   return Tensor(handle);
 }
 

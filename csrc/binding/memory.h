@@ -20,8 +20,8 @@ inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like, std:
   if (ndim > 16) throw_value_error("got more than 16 dimensions");
   for (int64_t i = ndim - 1; i >= 0; --i) strides[i] = step, step *= sizes[i] > 1 ? sizes[i] : 1;
   AtenTensorHandle handle;
-  require(aoti_torch_empty_strided(ndim, sizes, strides, dtype.value_or(type), kind, index, &handle),
-          "memory for an output");
+  require_memory(aoti_torch_empty_strided(ndim, sizes, strides, dtype.value_or(type), kind, index, &handle),
+                 "an output");
   return Tensor(handle);
 }
 
@@ -32,7 +32,8 @@ inline Tensor empty_bytes(int64_t count, const Tensor& like) {
   require(aoti_torch_get_device_index(like.get(), &index), "the device's index");
   const int64_t stride = 1;
   AtenTensorHandle handle;
-  require(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_uint8(), kind, index, &handle), "a workspace");
+  require_memory(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_uint8(), kind, index, &handle),
+                 "a workspace");
   return Tensor(handle);
 }
 

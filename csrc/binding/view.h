@@ -15,6 +15,11 @@ inline void require(int32_t error, const char* what) {
   if (error != 0) throw std::runtime_error(std::string("torch refused ") + what);
 }
 
+// After torch was asked for memory: it has tried all that it can, and says nothing but that there is none.
+inline void require_memory(int32_t error, const char* purpose) {
+  if (error != 0) throw std::runtime_error(std::string("OutOfMemoryError: no memory for ") + purpose);
+}
+
 inline std::string device_text(int type, int index) {
   return type == aoti_torch_device_type_cpu() ? "cpu" : "cuda:" + std::to_string(index);
 }

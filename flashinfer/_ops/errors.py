@@ -13,6 +13,7 @@ from ..jit.spec import BACKENDS
 
 _KINDS: dict[str, type[Exception]] = {
     "IndexError": IndexError,
+    "OutOfMemoryError": torch.OutOfMemoryError,  # what engines catch, a RuntimeError
     "TypeError": TypeError,
     "ValueError": ValueError,
 }

@@ -91,3 +91,10 @@ def test_a_tensor_on_the_host_among_those_of_a_gpu(name, argument):
 def test_all_on_meta_is_no_error():
     x, weight = torch.randn(3, 64, device="meta"), torch.randn(64, device="meta")
     assert flashinfer.rmsnorm(x, weight).device.type == "meta"
+
+
+def test_too_little_memory_is_what_engines_catch(device):
+    """A row 2**46 times: nobody has the memory for the output, and nothing is read."""
+    rows = torch.ones(32, device=device).expand(1 << 46, 32)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory for an output"):
+        flashinfer.rmsnorm(rows, torch.ones(32, device=device))
