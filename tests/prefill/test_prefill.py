@@ -168,9 +168,16 @@ def test_output_of_another_dtype(small):
     assert_near(out, attention(q, k, v)[0])
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_fp8(kv_dtype, small):
-    device, dtype, head_dim = small
+@pytest.mark.parametrize(
+    "dtype, kv_dtype, head_dim",
+    [
+        (torch.float16, torch.float8_e4m3fn, 64),
+        (torch.float16, torch.float8_e5m2, 64),
+        (torch.bfloat16, torch.float8_e4m3fn, 128),
+    ],
+    ids=str,
+)
+def test_fp8(dtype, kv_dtype, head_dim, device):
     q = drawn((30, 8, head_dim), dtype, device)
     k, v = drawn((90, 2, head_dim), kv_dtype), drawn((90, 2, head_dim), kv_dtype)
     per_head = torch.tensor([[0.25], [0.5]]), torch.tensor([[2.0], [5.0]])
@@ -183,7 +190,8 @@ def test_fp8(kv_dtype, small):
         assert_near(out, want, lse, want_lse)
     paged = Paged([90, 0, 33], 3, 2, head_dim, kv_dtype, device, form="pair")
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
-    wrapper.plan(indptr_of([9, 1, 20]), *paged.tables_on("cpu"), 8, 2, head_dim, 3, causal=True, kv_data_type=kv_dtype)
+    tables = (indptr_of([9, 1, 20]), *paged.tables_on("cpu"))
+    wrapper.plan(*tables, 8, 2, head_dim, 3, causal=True, q_data_type=dtype, kv_data_type=kv_dtype)
     requests = [(k * 0.5, v * 3) for k, v in (paged.request(b) for b in range(3))]
     want, _ = batch_attention(q, [9, 1, 20], requests, causal=True)
     for of in (float, lambda x: torch.tensor(x, device=device)):

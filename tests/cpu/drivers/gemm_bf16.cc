@@ -6,9 +6,10 @@
 using namespace driver;
 using cpu::kGemmRows, cpu::kLanes, cpu::kPanel, cpu::kPanelVectors, cpu::Sums;
 
-constexpr int kDepth = 72, kStride = 200;  // of columns; between rows on the left
+constexpr int kStride = 200;  // between rows on the left
 
-void check_products(const char* what, int depth, const std::vector<bfloat16_t>& a, const std::vector<bfloat16_t>& b,
+template <typename T>
+void check_products(const char* what, int depth, const std::vector<bfloat16_t>& a, const std::vector<T>& b,
                     int64_t b_row, int64_t b_column, const std::vector<float>& got, const std::vector<double>& from) {
   for (int row = 0; row < kGemmRows; ++row) {
     for (int column = 0; column < kPanel; ++column) {
@@ -19,15 +20,13 @@ void check_products(const char* what, int depth, const std::vector<bfloat16_t>& 
   }
 }
 
-void run() {
-  static_assert(cpu::kHasPairs, "this driver is for a level with AVX512-BF16");
-  const auto a = drawn<bfloat16_t>(kGemmRows * kStride);
-
-  // Columns: kPanel keys of kDepth numbers.
-  const auto keys = drawn<bfloat16_t>(kPanel * kDepth);
+// kPanel keys of kDepth numbers.
+template <int kDepth, typename T>
+void run_columns(const std::vector<bfloat16_t>& a) {
+  const auto keys = drawn<T>(kPanel * kDepth);
   auto panel = unwritten<bfloat16_t>(kDepth * kPanel);
   for (int t = 0; t < kPanel; t += kLanes) {
-    const bfloat16_t* rows[kLanes];
+    const T* rows[kLanes];
     for (int i = 0; i < kLanes; ++i) rows[i] = &keys[(t + i) * kDepth];
     cpu::pack_column_pairs<kDepth>(rows, &panel[2 * t]);
   }
@@ -36,11 +35,14 @@ void run() {
   cpu::multiply_pairs<kGemmRows, kPanelVectors, kStride, kPanel, Sums::kSet>(kDepth, a.data(), panel.data(), c.data(),
                                                                              &one);
   check_products("columns", kDepth, a, keys, 1, kDepth, c, std::vector<double>(c.size()));
+}
 
-  // Rows: behind an odd number of them, what the panel holds does not matter.
+// Behind an odd number of rows, what the panel holds does not matter.
+template <typename T>
+void run_rows(const std::vector<bfloat16_t>& a, T nan) {
   for (const int depth : {1, 2, 37, 64}) {
-    auto rows = drawn<bfloat16_t>((depth + 1) * kPanel);
-    if (depth % 2) std::fill(rows.end() - kPanel, rows.end(), bfloat16_t{0x7fc0});
+    auto rows = drawn<T>((depth + 1) * kPanel);
+    if (depth % 2) std::fill(rows.end() - kPanel, rows.end(), nan);
     auto pairs = unwritten<bfloat16_t>((depth + 1) * kPanel);
     for (int t = 0; t < depth; t += 2)
       cpu::pack_row_pairs<kPanel>(&rows[t * kPanel], &rows[(t + 1) * kPanel], &pairs[t * kPanel], 0);
@@ -52,6 +54,17 @@ void run() {
                                                                                        sums.data(), factor.data());
     check_products("rows", depth, a, rows, kPanel, 1, sums, scaled);
   }
+}
+
+void run() {
+  static_assert(cpu::kHasPairs, "this driver is for a level with AVX512-BF16");
+  const auto a = drawn<bfloat16_t>(kGemmRows * kStride);
+  run_columns<72, bfloat16_t>(a);
+  run_columns<72, fp8_e4m3_t>(a);
+  run_columns<56, fp8_e5m2_t>(a);
+  run_rows(a, bfloat16_t{0x7fc0});
+  run_rows(a, fp8_e4m3_t{0x7f});
+  run_rows(a, fp8_e5m2_t{0x7f});
 
   // What the weights of a row become.
   const auto weights = drawn<float>(kLanes * 20);

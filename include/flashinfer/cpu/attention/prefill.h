@@ -53,10 +53,11 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
   static constexpr int kQ = Memory::kQ, kSums = Memory::kSums;
 
-  // Products of bfloat16 as it stands, where softmax keeps the weights that are rounded to it between 0 and 1.
-  static constexpr bool kPairs = kHasPairs && Variant::use_softmax && !Base::kPreparesKeys &&
+  // Products of bfloat16 as it stands, and of float8 as bfloat16, where softmax keeps the weights that are rounded to
+  // it between 0 and 1.
+  static constexpr bool kPairs = kHasPairs && Variant::use_softmax && !Types::kRope && !Variant::transforms_key &&
                                  !Variant::transforms_query && std::is_same_v<typename Types::DTypeQ, bfloat16_t> &&
-                                 std::is_same_v<KV, bfloat16_t>;
+                                 (std::is_same_v<KV, bfloat16_t> || sizeof(KV) == 1);
 
   Memory& scratch;
   Profiler<Params::kProfiler>& profiler;
@@ -226,13 +227,13 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
     for (int t = count; t < padded; ++t) rows[t] = zeros;
     for (int t = 0; t < padded; t += kLanes) {
       float* panel = scratch.k + t / kPanel * Memory::kKeyPanel + t % kPanel;
-      if constexpr (Blocks::kPreparesKeys) {
+      if constexpr (kPairs) {
+        pack_column_pairs<kDQ>(rows + t, pairs(scratch.k) + t / kPanel * Memory::kKeyPanel + 2 * (t % kPanel));
+      } else if constexpr (Blocks::kPreparesKeys) {
         this->prepare_keys(rows + t, 0, block + t, kLanes, scratch.prepared, rotation);
         const float* prepared[kLanes];
         for (int i = 0; i < kLanes; ++i) prepared[i] = scratch.prepared + i * kQ;
         pack_columns<kDQ>(prepared, panel);
-      } else if constexpr (kPairs) {
-        pack_column_pairs<kDQ>(rows + t, pairs(scratch.k) + t / kPanel * Memory::kKeyPanel + 2 * (t % kPanel));
       } else {
         pack_columns<kDQ>(rows + t, panel);
       }

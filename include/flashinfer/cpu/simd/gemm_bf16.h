@@ -1,7 +1,7 @@
 // Products of small matrices of bfloat16 with sums in float, two numbers of the depth at a time: AVX512-BF16.
 //
 // Two consecutive numbers of the depth are one lane of 32 bits, on both sides: a pair of the left row meets the pairs
-// of kPanel columns. Numbers below 2^-126 count as zero.
+// of kPanel columns. Numbers below 2^-126 count as zero. Every float8 is a bfloat16.
 #pragma once
 
 #include <flashinfer/cpu/simd/gemm.h>
@@ -20,15 +20,32 @@ inline void store_rounded(bfloat16_t* to, vfloat value) {
 }
 
 // Pairs of which the first is of `first` and the second of `second`, both rows of kLanes elements at most.
-inline vuint pairs_of(const bfloat16_t* first, const bfloat16_t* second, int count) {
-  return bit_cast<vuint>(load(first, count)) >> 16 | bit_cast<vuint>(load(second, count));
+template <typename T>
+inline vuint pairs_of(const T* first, const T* second, int count) {
+  const vuint upper = bit_cast<vuint>(load(second, count));  // what is below it is 0, but in a NaN of a float8
+  return bit_cast<vuint>(load(first, count)) >> 16 | (sizeof(T) == 1 ? upper & 0xffff0000u : upper);
+}
+// `count` pairs of neighbours, kLanes at most.
+inline vuint neighbours(const bfloat16_t* from, int count) {
+  vuint pairs{};
+  std::memcpy(&pairs, from, sizeof(uint32_t) * count);
+  return pairs;
+}
+template <typename T>
+inline vuint neighbours(const T* from, int count) {
+  const int more = 2 * count - kLanes;
+  const vfloat low = load(from, more < 0 ? 2 * count : kLanes), high = more > 0 ? load(from + kLanes, more) : vfloat{};
+  return bit_cast<vuint>(_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
 #else
 constexpr bool kHasPairs = false;
 
 vfloat add_pairs(vfloat sum, vuint a, vuint b);
 void store_rounded(bfloat16_t* to, vfloat value);
-vuint pairs_of(const bfloat16_t* first, const bfloat16_t* second, int count);
+template <typename T>
+vuint pairs_of(const T* first, const T* second, int count);
+template <typename T>
+vuint neighbours(const T* from, int count);
 #endif
 
 // As multiply_panel: rows of a [kRows, depth] with kLeft numbers between them, times a panel of pairs [depth / 2,
@@ -58,23 +75,20 @@ inline void multiply_pairs(int depth, const bfloat16_t* __restrict a, const bflo
 }
 
 // kLanes rows of kDepth elements as columns of a panel of pairs: a pair is moved as a float.
-template <int kDepth>
-inline void pack_column_pairs(const bfloat16_t* const* rows, bfloat16_t* panel) {
+template <int kDepth, typename T>
+inline void pack_column_pairs(const T* const* rows, bfloat16_t* panel) {
   static_assert(kDepth % 2 == 0, "a row is whole pairs");
   for_lanes<kDepth / 2>([&](int pair, int count) {
     vfloat block[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      block[i] = vfloat{};
-      std::memcpy(&block[i], rows[i] + 2 * pair, sizeof(float) * count);
-    }
+    for (int i = 0; i < kLanes; ++i) block[i] = bit_cast<vfloat>(neighbours(rows[i] + 2 * pair, count));
     transpose(block);
     for (int i = 0; i < count; ++i) std::memcpy(panel + 2 * (pair + i) * kPanel, &block[i], sizeof(vfloat));
   });
 }
 
 // Two rows of kWidth elements as a row of panels of pairs that are `stride` numbers apart.
-template <int kWidth>
-inline void pack_row_pairs(const bfloat16_t* first, const bfloat16_t* second, bfloat16_t* panels, int64_t stride) {
+template <int kWidth, typename T>
+inline void pack_row_pairs(const T* first, const T* second, bfloat16_t* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) {
     const vuint pairs = pairs_of(first + d, second + d, count);
     std::memcpy(panels + d / kPanel * stride + 2 * (d % kPanel), &pairs, sizeof(pairs));
