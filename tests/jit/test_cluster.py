@@ -145,11 +145,9 @@ def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
     for _ in range(4):
         cluster.worker(compiles=FAKE)
     names = ["decode", *some({*families()} - {"decode"}, 7)]
-    arguments = ["--backend", "cpu", "--families", ",".join(names), "--head-dims", "64"]
-    arguments += ["--cluster", cluster.address, "--json", "--out-dir", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment(), timeout=180
-    )
+    words = [sys.executable, str(SCRIPT), "--backend", "cpu", "--families", ",".join(names), "--head-dims", "64"]
+    words += ["--cluster", cluster.address, "--json", "--out-dir", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=180)
     assert done.returncode == 0, done.stderr
     specs = matrix_specs(Matrix(backends=("cpu",), head_dims=("64",)), names)
     target = Target("cpu", (native_level(),), True)
