@@ -211,7 +211,7 @@ def register_fake_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
     return lambda function: function
 
 
-_buffers: dict[tuple[str, torch.device], torch.Tensor] = {}
+_cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
 def _ceil_pow2(x: int) -> int:
@@ -221,9 +221,9 @@ def _ceil_pow2(x: int) -> int:
 def _get_cache_buf(name: str, bytes: int, device: torch.device) -> torch.Tensor:
     """A buffer of at least so many bytes that all callers of one name and device share; engines use it."""
     key = name, device
-    buffer = _buffers.get(key)
+    buffer = _cache_buf.get(key)
     if buffer is None or buffer.numel() < bytes:
-        buffer = _buffers[key] = torch.empty(bytes, dtype=torch.uint8, device=device)
+        buffer = _cache_buf[key] = torch.empty(bytes, dtype=torch.uint8, device=device)
     return buffer
 
 
@@ -231,9 +231,9 @@ def _get_range_buf(seq_len: int, device: torch.device) -> torch.Tensor:
     """``0, 1, ...`` int32 of length ``seq_len``, a view of one buffer for each power of two and device; SGLang uses it."""
     length = _ceil_pow2(max(seq_len, 1))
     key = f"range_{length}", device
-    buffer = _buffers.get(key)
+    buffer = _cache_buf.get(key)
     if buffer is None:
-        buffer = _buffers[key] = torch.arange(length, dtype=torch.int32, device=device)
+        buffer = _cache_buf[key] = torch.arange(length, dtype=torch.int32, device=device)
     return buffer[:seq_len]
 
 

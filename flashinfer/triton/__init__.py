@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from . import activation as activation
 from . import cascade as cascade
+from . import norm as norm
+from . import sm_constraint_gemm as sm_constraint_gemm
 
-__all__ = ["cascade"]
+__all__ = ["activation", "cascade", "norm", "sm_constraint_gemm"]

@@ -276,7 +276,31 @@ def test_functions_of_sampling(device):
         sampling.sampling_from_logits(logits, deterministic=True, generator=None, check_nan=False),
         sampling.top_k_top_p_sampling_from_probs(probs, k, p, filter_apply_order="joint"),
         sampling.min_p_sampling_from_probs(probs, p),
+        # TensorRT-LLM, PIE, KTransformers
+        sampling.sampling_from_probs(probs, deterministic=True, generator=None, check_nan=False),
+        sampling.top_k_top_p_sampling_from_logits(
+            logits, top_k=k, top_p=p, filter_apply_order="top_k_first", deterministic=True, check_nan=False,
+            generator=None,
+        ),
+        sampling.sampling_from_probs(probs, seed=7),
+        sampling.top_k_sampling_from_probs(probs, top_k=k, seed=7),
+        sampling.top_p_sampling_from_probs(probs, top_p=p, seed=7),
+        sampling.min_p_sampling_from_probs(probs, min_p=p, seed=7),
+        sampling.top_k_top_p_sampling_from_probs(probs, top_k=k, top_p=p, seed=7),
+        sampling.top_k_top_p_sampling_from_logits(logits, k, p, filter_apply_order="joint"),
+    ]  # fmt: skip
+    rows = [
+        sampling.softmax(logits, None, enable_pdl=False),  # TensorRT-LLM
+        sampling.softmax(logits=logits, temperature=temperatures),  # SGLang 0.5.23
+        sampling.top_k_mask_logits(logits, k),
+        sampling.top_k_renorm_probs(probs, k),
+        sampling.top_p_renorm_probs(probs, p),
+        sampling.top_k_renorm_prob(probs, k),
+        sampling.top_p_renorm_prob(probs, p),
     ]
+    assert all(one.shape == logits.shape for one in rows)
+    values, places = flashinfer.top_k(logits, 5, sorted=True, deterministic=True)
+    assert values.shape == places.shape == (4, 5)
     assert all(one.shape == (4,) and bool(((one >= 0) & (one < 100)).all()) for one in tokens)
     draft = probs.view(2, 2, 100)
     target = torch.cat([draft, draft[:, :1]], 1).contiguous()
