@@ -4,8 +4,6 @@
 
 #include "delta_rule_backward_config.h"
 
-#include "delta_rule/parts.h"
-
 namespace flashinfer {
 
 template <int kPart>
@@ -29,12 +27,14 @@ void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& pa
 
 int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch&) {
   int64_t bytes = 0;
-  with_part(params.in.dtype, [&](auto number) { bytes = delta_rule_workspace_part<number>(params); });
+  call_row("dtype", kParts, params.in.dtype, kDtypeText,
+           [&](auto number) { bytes = delta_rule_workspace_part<number>(params); });
   return bytes;
 }
 
 void delta_rule_backward(const DeltaRuleBackwardParams& params, const Launch& where) {
-  with_part(params.in.dtype, [&](auto number) { delta_rule_backward_part<number>(params, where); });
+  call_row("dtype", kParts, params.in.dtype, kDtypeText,
+           [&](auto number) { delta_rule_backward_part<number>(params, where); });
 }
 
 #endif

@@ -4,8 +4,6 @@
 
 #include "delta_rule_config.h"
 
-#include "delta_rule/parts.h"
-
 namespace flashinfer {
 
 template <int kPart>
@@ -27,12 +25,13 @@ void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launc
 
 int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch&) {
   int64_t bytes = 0;
-  with_part(inputs.dtype, [&](auto number) { bytes = delta_rule_chunk_workspace_part<number>(inputs); });
+  call_row("dtype", kParts, inputs.dtype, kDtypeText,
+           [&](auto number) { bytes = delta_rule_chunk_workspace_part<number>(inputs); });
   return bytes;
 }
 
 void delta_rule(const DeltaRuleParams& params, const Launch& where) {
-  with_part(params.in.dtype, [&](auto number) { delta_rule_part<number>(params, where); });
+  call_row("dtype", kParts, params.in.dtype, kDtypeText, [&](auto number) { delta_rule_part<number>(params, where); });
 }
 
 #endif

@@ -64,6 +64,13 @@ auto call_numbered(int number, const Body& body) {
   return body(std::integral_constant<int, kCount - 1>{});
 }
 
+// The same for the row that a value is.
+template <typename Row, std::size_t kRows, typename T, typename Body>
+auto call_row(const char* axis, const Row (&rows)[kRows], const T& value, const char* built_for, const Body& body) {
+  require_value(axis, rows, value, built_for);
+  return call_numbered<static_cast<int>(kRows)>(find_row(rows, Row(axis_value(value))), body);
+}
+
 }  // namespace flashinfer
 
 // A case of DISPATCH_<axis>: the body with the constants that `declarations`, in parentheses, gives it.
