@@ -155,6 +155,17 @@ def test_empty(device):
     assert out.shape == (0, 16, 512) and lse.shape == (0, 16)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_cache_without_pages(page_size, device):
+    """Nobody has a key, and there is no memory to look for one."""
+    batch = Batch([1, 3], [0, 0], 16, page_size, torch.float16, device)
+    cache = [torch.empty(0, page_size, dim, dtype=torch.float16, device=device) for dim in (512, 64)]
+    for backend in backends(device):
+        out, lse = sentinels(batch)
+        batch.planned(backend).run(*batch.inputs[:2], *cache, out=out, lse=lse)
+        assert out.count_nonzero() == 0 and bool((lse == -torch.inf).all())
+
+
 def test_run_does_not_wait(device):
     batch = Batch([1, 3], [700, 50], 16, 64, torch.bfloat16, device)
     for backend in backends(device):

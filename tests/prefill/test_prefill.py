@@ -306,6 +306,14 @@ def test_an_empty_batch(form, small):
     assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
 
 
+@forms
+def test_a_cache_of_nothing(form, small):
+    batch = Batch(small, form, [70, 3, 150], [0, 0, 0], (4, 2))
+    batch.inputs = [x.new_empty((0, *x.shape[1:])) for x in batch.inputs]
+    batch.plan(causal=True)
+    batch.check(causal=True)
+
+
 def test_ragged_keys_of_any_strides(small):
     device, dtype, head_dim = small
     batch = Batch(small, "ragged", [5, 20], [50, 70], (4, 2))

@@ -45,9 +45,10 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
                         int64_t head) {
   const KvCache& kv = params.kv;
   const uint64_t rows = kv.is_paged() ? kv.page_size.divisor : kv.num_pages, pages = kv.is_paged() ? kv.num_pages : 1;
+  // A cache of nothing has no memory, and a map wants some.
   return tensor_map<S::kWidth, 4>(
       map_type<typename S::DTypeKV>(), S::kElement,
-      {data,
+      {kv.num_pages > 0 ? data : params.q,
        {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
        {1, row, head, kv.is_paged() ? page : row},
        {S::kChunkElements,
