@@ -164,8 +164,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         paged_kv_last_page_len_buffer: ``[batch_size]`` int32, for ``last_page_len``.
         jit_args: the arguments of :func:`gen_customize_batch_decode_module` less ``backend``: a variant of your own, which is
             built here. ``run()`` then takes its additional tensors and scalars.
-        backend: ``"auto"`` and ``"fa2"``: the portable kernels. ``"fa3"``: those for GPUs of compute capability 9.0, which
-            merge split keys themselves; without RoPE on the fly, and without ``jit_args``.
+        backend: ``"auto"``, ``"fa2"``, or on GPUs of compute capability 9.0 ``"fa3"``: the same kernels, which serve all
+            there is.
 
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
@@ -186,11 +186,6 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         backend: str = "auto",
     ) -> None:
         check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"))
-        if backend == "fa3" and jit_args is not None:
-            raise ValueError(
-                f"{type(self).__name__}: backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2': a variant of your own is"
-                " built for the portable kernels"
-            )
         self._backend = backend
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, gen_customize_batch_decode_module, jit_args)
         self._use_tensor_cores = bool(use_tensor_cores)

@@ -36,10 +36,6 @@ Queries of 8 bits, with keys and values of the same dtype and an output of 16 bi
 tensors of one element or of one for each head: arguments of `single_prefill_with_kv_cache`, and behind the keys and
 values of a wrapper's `run()`. Weights become e4m3 on their way to the values: outputs err by 2 to 3 % of their norm.
 
-Decode has one, too (`csrc/decode_sm90a.cu`): `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper` asks for it, and
-builds it where it is not; nothing takes it by itself, as it is not always faster. It is the portable one, cuts keys more
-finely and merges their parts itself, and serves all but RoPE on the fly and variants of your own.
-
 Seconds are of all the compilers that a module takes, added up, while as many run as the machine has cores.
 
 """

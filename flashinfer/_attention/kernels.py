@@ -1,7 +1,7 @@
 """Which kernels compute attention: the portable ones (``fa2``), or those for Hopper alone (``fa3``).
 
-A family has kernels for Hopper where ``csrc/<family>_sm90a.cu`` is: prefill, and decode, whose kernels are the portable
-ones with merges of their own and are chosen where they are asked for alone.
+A family has kernels for Hopper where ``csrc/<family>_sm90a.cu`` is: prefill. Decode has one set of kernels for all GPUs,
+whose names on Hopper are both.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Wanted:
             return f"got tensors on {self.device.type}, wanted a GPU of compute capability 9.0"
         if capability(self.device) != (9, 0):
             return f"got a GPU of compute capability {capability(self.device)}, wanted (9, 0)"
-        if self.family == "decode" and self.eight_bits:
-            return f"got {self.dtypes[0]} queries, wanted 16 bits"
-        if self.family != "decode" and self.dtypes[0] != self.dtypes[1]:
+        if self.family == "decode":
+            return None
+        if self.dtypes[0] != self.dtypes[1]:
             return f"got {self.dtypes[1]} keys beside {self.dtypes[0]} queries, wanted one dtype for both"
         if self.eight_bits and self.head_dims[0] != self.head_dims[1]:
             return f"got head_dims {self.head_dims} of {self.dtypes[0]}, wanted one for keys and values"
@@ -60,7 +60,7 @@ class Wanted:
             return "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"
         if self.mask_mode == CUSTOM:
             return "got a custom mask, wanted no mask, a causal one or multi-item scoring"
-        if self.family != "decode" and self.group > MOST_HEADS:
+        if self.group > MOST_HEADS:
             return f"got {self.group} query heads for a key head, wanted at most {MOST_HEADS}"
         return None
 
@@ -86,20 +86,16 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         reason = wanted.why_not_hopper()
         if reason is not None:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
+    if backend == "fa2" or wanted.family == "decode" or wanted.device.type != "cuda":
+        return wanted.device.type
+    if backend == "fa3":
         return HOPPER
     slow = rows <= FEW_ROWS
     if wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0:
         slow = rows <= FEW_GATHERED_ROWS or wanted.head_dims != GATHERED_HEAD_DIMS
     slow = (slow or wanted.mask_mode > CUSTOM) and not wanted.eight_bits  # multi-item scoring: where it was asked for
-    if (
-        backend == "fa2"
-        or slow
-        or wanted.family == "decode"
-        or wanted.device.type != "cuda"
-        or wanted.why_not_hopper() is not None
-    ):
-        return wanted.device.type
-    return HOPPER if _can_be_loaded(wanted) else wanted.device.type
+    serves = not slow and wanted.why_not_hopper() is None and _can_be_loaded(wanted)
+    return HOPPER if serves else wanted.device.type
 
 
 def kernels_of_one(

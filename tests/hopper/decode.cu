@@ -1,6 +1,6 @@
-// Instances of the Hopper decode kernels, for test_decode_kernels.py to read what ptxas and the disassembler say.
+// Instances of the decode kernels, for test_decode_kernels.py to read what ptxas and the disassembler say.
 #include <flashinfer/attention/variants.h>
-#include <flashinfer/cuda/attention/sm90/decode.cuh>
+#include <flashinfer/cuda/attention/sm80/decode.cuh>
 
 namespace flashinfer {
 
@@ -14,7 +14,7 @@ struct Params : AttentionParams {
 
 template <typename T, typename KV, int kHeadDim, bool kSoftCap, bool kAlibi>
 constexpr auto kInstance =
-    cuda::sm90::decode<DefaultAttention<false, false, kSoftCap, kAlibi>,
+    cuda::decode<DefaultAttention<false, false, kSoftCap, kAlibi>,
                        cuda::AttentionTypes<T, KV, T, kHeadDim, kHeadDim, PosEncodingMode::kNone>, Params>;
 
 // The shape that most requests have, the one with the most registers, and one of 8 bits.

@@ -1,4 +1,4 @@
-"""What the compilers make of the Hopper decode kernels: no spills, parts of a merge read all at once."""
+"""What the compilers make of the decode kernels on Hopper: no spills, copies behind the wait, parts of a merge read at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ptxas_spills_nothing(compiled: tuple[Path, str]) -> None:
     assert spills and set(spills) == {("0", "0", "0")}, said
 
 
-def test_parts_come_together(compiled: tuple[Path, str]) -> None:
+def test_parts_are_read_together(compiled: tuple[Path, str]) -> None:
     sass = sass_or_skip(compiled[0])
     functions = dict(re.findall(r"Function : (\w*16attention_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == INSTANCES
@@ -39,5 +39,5 @@ def test_parts_come_together(compiled: tuple[Path, str]) -> None:
         assert "ACQBULK" in body and not re.search(r"\b(LDG|LDGSTS)\b", body.split("ACQBULK")[0]), name
         # The ticket, and 16 parts of a merge read before the first is added.
         ticket = body.index("ATOMG.E.INC.STRONG.GPU")
-        first_add = body.index("FADD", body.index("LDG.E.128.STRONG.GPU", ticket))
+        first_add = body.index("FFMA", body.index("LDG.E.128.STRONG.GPU", ticket))
         assert body[ticket:first_add].count("LDG.E.128.STRONG.GPU") >= 15, name

@@ -21,7 +21,7 @@ from ..spec import Value, digest
 from . import DTYPE_AXIS, PROFILER_AXIS, Axis, Matrix, Values, one_of, some_of, words
 from ._family import family_spec, kernels_of
 
-HOPPER = "sm90a"  # kernels for Hopper alone, of prefill and decode; see _attention/kernels.py for what they serve
+HOPPER = "sm90a"  # kernels for Hopper alone, of prefill; see _attention/kernels.py for what they serve
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
@@ -190,8 +190,7 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             "variants": list(matrix["variants"]),
         }
         yield from _in_form(family, backend, coverage, matrix)
-        # Decode's for Hopper are built where they are asked for: no call takes them by itself.
-        if backend == "cuda" and family != "decode" and HOPPER in kernels_of(family):
+        if backend == "cuda" and HOPPER in kernels_of(family):
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
             yield from _in_form(family, HOPPER, coverage, matrix)

@@ -45,22 +45,30 @@ struct MergeRow {
   }
 };
 
-// Sums of four columns of some parts, weighted by 2^(lse - top).
+// Sums of four columns of some parts, weighted by 2^(lse - top). A part's weight is {lse, 1}, that of sums of some
+// {top, total}.
 template <bool kSoftmax>
 struct PartSum {
   float4 sum{0, 0, 0, 0};
   float top = -math::inf, total = 0;
 
-  __device__ __forceinline__ void add(float4 part, float part_top, float part_total) {
-    float old = 1, weight = 1;
-    if constexpr (kSoftmax) {
-      if (part_total == 0 || part_top == -math::inf) return;  // no key was seen
-      const float now = fmaxf(top, part_top);
-      old = math::ptx_exp2(top - now), weight = math::ptx_exp2(part_top - now);
-      total = total * old + part_total * weight, top = now;
+  // The first `count` of kN parts, whose exponentials wait for each other's tops alone.
+  template <int kN>
+  __device__ __forceinline__ void add(const float4 (&parts)[kN], const float2 (&weights)[kN], int count) {
+    float now = top;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) now = fmaxf(now, i < count ? weights[i].x : -math::inf);
+    if (kSoftmax && now == -math::inf) return;  // no key was seen
+    const float old = kSoftmax ? math::ptx_exp2(top - now) : 1;
+    sum.x *= old, sum.y *= old, sum.z *= old, sum.w *= old, total *= old, top = now;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      const float weight = i >= count ? 0 : kSoftmax ? math::ptx_exp2(weights[i].x - now) : 1;
+      if (weight == 0) continue;
+      total += weight * weights[i].y;
+      sum.x += weight * parts[i].x, sum.y += weight * parts[i].y;
+      sum.z += weight * parts[i].z, sum.w += weight * parts[i].w;
     }
-    sum.x = sum.x * old + part.x * weight, sum.y = sum.y * old + part.y * weight;
-    sum.z = sum.z * old + part.z * weight, sum.w = sum.w * old + part.w * weight;
   }
 };
 
@@ -71,16 +79,14 @@ __device__ __forceinline__ void add_parts(const AttentionParams& params, const M
                                           int column, PartSum<kSoftmax>& all) {
   for (; start < row.parts; start += kAtOnce * stride) {
     float4 parts[kAtOnce];
-    float lse[kAtOnce];
+    float2 weights[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int64_t at = row.first + min(start + i * stride, row.parts - 1) * row.step;
-      lse[i] = __ldcg(params.partial_lse + at);
+      weights[i] = {__ldcg(params.partial_lse + at), 1.0f};
       parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * stride < row.parts) all.add(parts[i], lse[i], 1.0f);
+    all.add(parts, weights, (row.parts - start + stride - 1) / stride);
   }
 }
 
@@ -104,35 +110,46 @@ __device__ __forceinline__ void put_merged(const P& params, const MergeRow& row,
         !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
 }
 
-// What threads have in common while they put a row together.
-template <typename Types>
+// What the threads of a block have in common while they put rows together: kGroups groups of them, one of which has a
+// row's columns.
+template <typename Types, int kThreads>
 struct MergeShape {
-  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
-  static_assert(kColumns * kTurns == kPartThreads, "every thread has four columns of a row");
-  float4 sums[kTurns][kColumns];
-  float2 weights[kTurns];
+  static constexpr int kColumns = Types::HEAD_DIM_VO / 4, kGroups = kThreads / kColumns;
+  static_assert(kColumns * kGroups == kThreads, "every thread has four columns of a row");
+  float4 sums[kGroups][kColumns];
+  float2 weights[kGroups];
 };
 
-template <typename Variant, typename Types, typename P>
-__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
-  constexpr int kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
-  const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  PartSum<Variant::use_softmax> all;
-  add_parts<Types::HEAD_DIM_VO, 4>(params, row, turn, kTurns, column, all);
-  shared.sums[turn][column] = all.sum;
-  if (column == 0) shared.weights[turn] = {all.top, all.total};
-  __syncthreads();
-  if (turn != 0) return;
-#pragma unroll
-  for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
-  put_merged<Variant, Types>(params, row, column, all);
+// Rows `first` to first + rows - 1 of a merge, by the threads of a block; each reads kAtOnce parts together. Where
+// there are more groups than rows, those of a row take turns with its parts.
+template <int kAtOnce, typename Variant, typename Types, int kThreads, typename P>
+__device__ __forceinline__ void merge_rows(const P& params, const MergeItem& item, uint32_t first, int rows,
+                                           MergeShape<Types, kThreads>& shared) {
+  constexpr int kColumns = MergeShape<Types, kThreads>::kColumns, kGroups = MergeShape<Types, kThreads>::kGroups;
+  const int group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  const int turns = max(kGroups / rows, 1), turn = group % turns;
+  for (int i = group / turns; i < max(rows, kGroups); i += kGroups) {
+    MergeRow row;
+    const bool found = i < rows && row.find(params, item, first + i);
+    PartSum<Variant::use_softmax> all;
+    if (found) add_parts<Types::HEAD_DIM_VO, kAtOnce>(params, row, turn, turns, column, all);
+    if (turns > 1) {
+      shared.sums[group][column] = all.sum;
+      if (column == 0) shared.weights[group] = {all.top, all.total};
+      __syncthreads();
+      if (turn != 0) return;
+      for (int other = group + 1; other < group + turns; ++other)
+        all.add({shared.sums[other][column]}, {shared.weights[other]}, 1);
+    }
+    if (found) put_merged<Variant, Types>(params, row, column, all);
+  }
 }
 
 // Blocks take rows in turns: a CUDA graph launches this kernel for the most rows that a plan may ever have, of which
 // there are thousands, and a plan mostly has none.
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
-  __shared__ MergeShape<Types> shared;
+  __shared__ MergeShape<Types, kPartThreads> shared;
   wait_for_inputs();
   let_next_start();
   uint32_t number = blockIdx.x;
@@ -140,8 +157,7 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
   MergeItem item = params.merge(MergeRow::merge_of(params, number));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.num_kv_heads * params.slot_rows;
   while (number < rows) {
-    MergeRow row;
-    if (row.find(params, item, number)) merge_row<Variant, Types>(params, row, shared);
+    merge_rows<4, Variant>(params, item, number, 1, shared);
     number += gridDim.x;
     if (number >= rows) break;
     item = params.merge(MergeRow::merge_of(params, number));

@@ -34,6 +34,8 @@ struct AttentionTile {
   static constexpr int kMaxStages = kMaxStages_, kBlocks = kBlocks_;
   static constexpr int kRows = 16 * kMTiles * kRowWarps, kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kGroupThreads * kKeyWarps;
+  // Whether the last block of a tile whose keys are split merges its parts (see tickets.cuh): where rows are few.
+  static constexpr bool kTickets = kKeyWarps > 1;
   static_assert(kRowWarps == 1 || kKeyWarps == 1, "a group is a warp, or the block");
   static_assert(kKeys % 16 == 0 && kKeys <= kGroupThreads, "a thread finds one key's row");
 };

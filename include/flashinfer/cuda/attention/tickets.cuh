@@ -29,24 +29,10 @@ __device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, 
   return __reduce_max_sync(kAllLanes, found);
 }
 
-// Rows of a tile, by the threads of a block.
+// By all threads of a block, after its part was written; `number` as merge_of_slot() returned it. Shared memory of
+// before is used again.
 template <typename Variant, typename Types, int kThreads, typename P>
-__device__ __forceinline__ void merge_tile(const P& params, const MergeItem& item, int32_t number, int32_t head) {
-  constexpr int kColumns = Types::HEAD_DIM_VO / 4, kAtOnce = 16;
-  const int32_t rows = item.qo_len * static_cast<int32_t>(params.group.divisor) - item.row_start;
-  const uint32_t first = (static_cast<uint32_t>(number) * params.num_kv_heads + head) * params.slot_rows;
-  for (int i = threadIdx.x; i < min(rows, params.slot_rows) * kColumns; i += kThreads) {
-    MergeRow row;
-    if (!row.find(params, item, first + i / kColumns)) continue;
-    PartSum<Variant::use_softmax> all;
-    add_parts<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, all);
-    put_merged<Variant, Types>(params, row, i % kColumns, all);
-  }
-}
-
-// By all threads of a block, after its part was written; `number` as merge_of_slot() returned it.
-template <typename Variant, typename Types, int kThreads, typename P>
-__device__ __forceinline__ void merge_if_last(const P& params, int32_t number, int32_t head) {
+__device__ __forceinline__ void merge_if_last(const P& params, int32_t number, int32_t head, uint8_t* shared) {
   if (number < 0) return;
   const MergeItem item = params.merges[number];
   const auto last = static_cast<uint32_t>(item.num_slots) - 1;
@@ -54,7 +40,11 @@ __device__ __forceinline__ void merge_if_last(const P& params, int32_t number, i
   bool is_last = false;
   if (threadIdx.x == 0)
     is_last = ptx::atomic_inc_acq_rel(params.tickets + int64_t{number} * params.num_kv_heads + head, last) == last;
-  if (__syncthreads_or(is_last)) merge_tile<Variant, Types, kThreads>(params, item, number, head);
+  if (!__syncthreads_or(is_last)) return;
+  const int rows = item.qo_len * static_cast<int32_t>(params.group.divisor) - item.row_start;
+  const uint32_t first = (static_cast<uint32_t>(number) * params.num_kv_heads + head) * params.slot_rows;
+  merge_rows<16, Variant>(params, item, first, min(rows, params.slot_rows),
+                          *reinterpret_cast<MergeShape<Types, kThreads>*>(shared));
 }
 
 }  // namespace flashinfer::cuda

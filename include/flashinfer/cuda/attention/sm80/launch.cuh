@@ -73,14 +73,14 @@ unsigned blocks_of(const P& params, const Residency& how) {
   return static_cast<unsigned>(blocks);
 }
 
-// The tile kernel, and the merges where there can be any; kTickets: it does the merges of a plan itself.
-template <typename Variant, typename S, typename P, bool kTickets = false>
+// The tile kernel, and the merges where there can be any that it does not do itself.
+template <typename Variant, typename S, typename P>
 void launch_attention(const P& params, const Launch& where) {
-  const Residency& how = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
+  const Residency& how = residency<attention_kernel<Variant, S, P>, S>(where.device);
   const unsigned blocks = blocks_of(params, how);
-  launch(attention_kernel<Variant, S, P, kTickets>, dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where,
+  launch(attention_kernel<Variant, S, P>, dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where,
          with_tracks(params, blocks, S::kThreads), how.stages, heads_together<S>(params));
-  if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
+  if (!S::kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 
 // The smallest tile, for rows of decode and of short prefills: warps share the keys among them.

@@ -231,8 +231,7 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
   return true;
 }
 
-// kTickets: the last block of a tile whose keys are split does the merge, see tickets.cuh.
-template <typename Variant, typename S, typename P, bool kTickets = false>
+template <typename Variant, typename S, typename P>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   load_first<S>(keys, stages);
   profiler.begin(Event::kLoadQuery);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
-  const int32_t merge = kTickets ? merge_of_slot(params, item.slot) : -1;
+  const int32_t merge = S::kTickets ? merge_of_slot(params, item.slot) : -1;
   auto* turns = reinterpret_cast<PairTurns*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
     find_turns<S>(params, turns);
@@ -263,7 +262,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   attend_all<S>(keys, tile, warp.active(), stages, profiler);
   profiler.begin(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
-  if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);
+  if constexpr (S::kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head, shared);
   profiler.end(Event::kWriteOutput);
   profiler.end(Event::kItem);
   profiler.finish();

@@ -1,4 +1,4 @@
-"""Decode's kernels for Hopper (backend="fa3") against float64: forms of caches, options, splits, merges, graphs; refusals."""
+"""Decode whose keys are split: parts, windows, tickets, graphs, results that do not change; and what `backend` says."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import flashinfer
 from flashinfer._attention import kernels
 from flashinfer._attention.kernels import Wanted, choose
 from flashinfer.jit.modules import Matrix, family
-from flashinfer.jit.modules._attention import HOPPER, attention_spec
 from flashinfer.utils import is_sm90a_supported
+from tests.conftest import DEVICES
 from tests.support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32, workspace
 
 BF16, F16, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
-HERE = torch.cuda.is_available() and is_sm90a_supported(torch.device("cuda"))
-hopper = pytest.mark.skipif(not HERE, reason="wanted a GPU of compute capability 9.0")
-# dtype of queries, of caches, and head_dim
+# dtype of queries, of caches, and head_dim; one on the CPU keeps its modules few.
 TYPES = [(BF16, BF16, 128), (F16, F16, 64), (F16, F16, 256), (BF16, E4M3, 128), (F16, E5M2, 64), (F16, E4M3, 256)]
+PLACES = [(device, *types) for device in DEVICES for types in (TYPES if device == "cuda" else TYPES[1:2])]
 OPTIONS = [
     dict(),
     dict(window_left=0),
@@ -30,12 +29,19 @@ OPTIONS = [
     dict(sm_scale=-0.3),
     dict(logits_soft_cap=5.0),
     dict(pos_encoding_mode="ALIBI"),
+    dict(pos_encoding_mode="ROPE_LLAMA", rope_theta=1e5),
 ]
 
 
-def planned(paged: Paged, dtypes, heads: tuple[int, int], layout: str = "NHD", **options):
-    q_dtype, kv_dtype, head_dim = dtypes
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cuda"), layout, backend="fa3")
+@pytest.fixture
+def place(device):
+    """Arguments of modules that other tests use too."""
+    return (device, F16, F16, 64)
+
+
+def planned(paged: Paged, place, heads: tuple[int, int], layout: str = "NHD", **options):
+    device, q_dtype, kv_dtype, head_dim = place
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), layout)
     tables = paged.tables_on("cpu")
     wrapper.plan(*tables, *heads, head_dim, paged.page_size, q_data_type=q_dtype, kv_data_type=kv_dtype, **options)
     return wrapper
@@ -63,54 +69,56 @@ def check(wrapper, paged: Paged, q: torch.Tensor, **options) -> None:
     assert not tickets_of(wrapper).any()
 
 
-@hopper
-@pytest.mark.parametrize("dtypes", TYPES, ids=str)
-@pytest.mark.parametrize("page_size", [1, 8, 16, 48, 64])
-@pytest.mark.parametrize("layout, form", [("NHD", "one"), ("HND", "pair"), ("NHD", "torn"), ("HND", "torn")])
-def test_forms(layout, form, page_size, dtypes):
-    q_dtype, kv_dtype, head_dim = dtypes
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("page_size", [1, 8, 16, 48])
+@pytest.mark.parametrize("layout, form", [("NHD", "one"), ("HND", "torn")])
+def test_forms(layout, form, page_size, place):
+    device, q_dtype, kv_dtype, head_dim = place
     lens = [0, 1, 15, 16, 17, random.randint(2, 100), random.randint(100, 500), random.randint(1000, 3000)]
     random.shuffle(lens)
     heads = random.choice([(8, 2), (7, 7), (12, 3), (32, 8), (17, 1), (40, 1)])
-    paged = Paged(lens, page_size, heads[1], head_dim, kv_dtype, "cuda", layout, form, shared=random.random() < 0.5)
-    check(planned(paged, dtypes, heads, layout), paged, drawn((len(lens), heads[0], head_dim), q_dtype, "cuda"))
+    paged = Paged(lens, page_size, heads[1], head_dim, kv_dtype, device, layout, form, shared=random.random() < 0.5)
+    check(planned(paged, place, heads, layout), paged, drawn((len(lens), heads[0], head_dim), q_dtype, device))
 
 
-@hopper
 @pytest.mark.parametrize("page_size", [5, 16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options(options, page_size):
-    paged = Paged([0, 1, 40, 333, 2900], page_size, 3, 128, BF16, "cuda")
-    q = drawn((5, 12, 128), BF16, "cuda")
-    check(planned(paged, TYPES[0], (12, 3), **options), paged, q, **options)
+def test_options(options, page_size, place):
+    device, dtype, _, head_dim = place
+    paged = Paged([0, 1, 40, 333, 2900], page_size, 3, head_dim, dtype, device)
+    q = drawn((5, 12, head_dim), dtype, device)
+    check(planned(paged, place, (12, 3), **options), paged, q, **options)
 
 
-@hopper
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_sinks_and_scales(page_size):
-    paged = Paged([700, 3, 0], page_size, 1, 128, BF16, "cuda")
-    q, sinks = drawn((3, 4, 128), BF16, "cuda"), torch.randn(4, device="cuda")
-    wrapper = planned(paged, TYPES[0], (4, 1))
-    out, lse = wrapper.run(q, paged.cache, sinks=sinks, return_lse=True)
-    assert_near(out, *wanted(q, paged, sinks=sinks)[:1], lse, wanted(q, paged, sinks=sinks)[1])
-    paged = Paged([700, 3, 0], page_size, 1, 128, E4M3, "cuda")
-    requests = [(k * 0.25, v * 4) for k, v in (paged.request(b) for b in range(3))]
-    out = planned(paged, TYPES[3], (4, 1)).run(q, paged.cache, k_scale=0.25, v_scale=4.0)
-    assert_near(out, batch_attention(q, [1] * 3, requests)[0])
+@pytest.mark.parametrize("heads", [(1, 1), (2, 1), (3, 1), (5, 1), (8, 2), (16, 1), (33, 1)], ids=str)
+def test_groups_of_any_size(heads, place):
+    """Threads of a block that merges take turns with the parts of a row, or with rows."""
+    device, dtype, _, head_dim = place
+    paged = Paged([random.randint(3000, 4000), 3], 16, heads[1], head_dim, dtype, device)
+    check(planned(paged, place, heads), paged, drawn((2, heads[0], head_dim), dtype, device))
 
 
-@hopper
+def test_sinks(place):
+    device, dtype, _, head_dim = place
+    paged = Paged([700, 3, 0], 16, 1, head_dim, dtype, device)
+    q, sinks = drawn((3, 4, head_dim), dtype, device), torch.randn(4, device=device)
+    out, lse = planned(paged, place, (4, 1)).run(q, paged.cache, sinks=sinks, return_lse=True)
+    want, want_lse = wanted(q, paged, sinks=sinks)
+    assert_near(out, want, lse, want_lse)
+
+
 @pytest.mark.parametrize("page_size", [4, 16])
-def test_every_number_of_pieces(page_size):
+def test_every_number_of_pieces(page_size, place):
     """From one piece to as many as a plan makes, of one request and of several; the first is the uncut result."""
+    device, dtype, _, head_dim = place
     for num_requests, kv_heads in ((1, 1), (3, 2)):
         lens = [random.randint(4000, 5000) for _ in range(num_requests)]
-        paged = Paged(lens, page_size, kv_heads, 128, BF16, "cuda")
-        q = drawn((num_requests, 4 * kv_heads, 128), BF16, "cuda")
+        paged = Paged(lens, page_size, kv_heads, head_dim, dtype, device)
+        q = drawn((num_requests, 4 * kv_heads, head_dim), dtype, device)
         want, want_lse = wanted(q, paged)
         counts = set()
         for pages in (2000, *range(1500, 100, -200), *range(100, 15, -4)):
-            wrapper = planned(paged, TYPES[0], (4 * kv_heads, kv_heads), fixed_split_size=pages * 4 // page_size)
+            wrapper = planned(paged, place, (4 * kv_heads, kv_heads), fixed_split_size=pages * 4 // page_size)
             counts.add(wrapper._scheduler.header[4])
             for _ in range(2):
                 out, lse = wrapper.run(q, paged.cache, return_lse=True)
@@ -119,24 +127,22 @@ def test_every_number_of_pieces(page_size):
         assert len(counts) > 20 and min(counts) == 0
 
 
-@hopper
-def test_windows_of_split_keys_that_start_anywhere():
+def test_windows_of_split_keys_that_start_anywhere(place):
     """Pieces start at the first key that the window shows."""
+    device, dtype, _, head_dim = place
     for window in (999, random.randint(500, 3000), random.randint(500, 3000)):
-        paged = Paged([random.randint(3000, 4000), 5, 1000], 16, 1, 128, BF16, "cuda")
-        wrapper = planned(paged, TYPES[0], (4, 1), window_left=window)
+        paged = Paged([random.randint(3000, 4000), 5, 1000], 16, 1, head_dim, dtype, device)
+        wrapper = planned(paged, place, (4, 1), window_left=window)
         assert wrapper._scheduler.header[4] > 1, "nothing was split"
-        check(wrapper, paged, drawn((3, 4, 128), BF16, "cuda"), window_left=window)
+        check(wrapper, paged, drawn((3, 4, head_dim), dtype, device), window_left=window)
 
 
-@hopper
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wanted a GPU, for a CUDA graph")
 def test_a_graph_follows_plans():
     """One captured run serves plans with other lengths, with merges, without, and with empty requests."""
     most, heads = 4096, (8, 2)
     buffers = [int32([0] * size, "cuda") for size in (5, 4 * most // 16 + 8, 4)]
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        workspace("cuda"), "NHD", True, False, *buffers, backend="fa3"
-    )
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cuda"), "NHD", True, False, *buffers)
     q, out = drawn((4, 8, 128), BF16, "cuda"), torch.empty(4, 8, 128, dtype=BF16, device="cuda")
     cache = torch.empty(4 * most // 16 + 2, 2, 16, 2, 128, dtype=BF16, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -160,87 +166,45 @@ def test_a_graph_follows_plans():
         assert not tickets_of(wrapper).any()
 
 
-@hopper
-def test_the_portable_kernels_agree():
-    paged = Paged([1200, 40, 0, 3000], 16, 2, 128, BF16, "cuda")
-    q = drawn((4, 8, 128), BF16, "cuda")
-    portable = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cuda"))
-    portable.plan(*paged.tables_on("cpu"), 8, 2, 128, 16, q_data_type=BF16)
-    torch.testing.assert_close(
-        planned(paged, TYPES[0], (8, 2)).run(q, paged.cache), portable.run(q, paged.cache), rtol=2e-2, atol=2e-3
-    )
-
-
-@hopper
-def test_strides_of_one_element_and_caches_of_nothing():
-    paged = Paged([300, 5], 16, 1, 128, BF16, "cuda")
-    q = drawn((2, 4, 128), BF16, "cuda")
-    strange = tuple(x.as_strided(x.shape, (*x.stride()[:2], 3, 1)) for x in (paged.cache[:, 0], paged.cache[:, 1]))
-    out = planned(paged, TYPES[0], (4, 1)).run(q, strange)
-    assert_near(out, wanted(q, paged)[0])
-    nothing = Paged([0, 0], 16, 1, 128, BF16, "cuda")
-    wrapper = planned(nothing, TYPES[0], (4, 1))
-    out, lse = wrapper.run(q, torch.empty(0, 2, 16, 1, 128, dtype=BF16, device="cuda"), return_lse=True)
-    assert bool((out == 0).all()) and bool((lse == -math.inf).all())
-
-
-@hopper
-def test_other_modes_are_refused_on_a_gpu():
-    paged = Paged([7], 16, 2, 128, BF16, "cuda")
-    with pytest.raises(ValueError, match="backend: got 'fa3', .*: got pos_encoding_mode 'ROPE_LLAMA'"):
-        planned(paged, TYPES[0], (4, 2), pos_encoding_mode="ROPE_LLAMA")
-
-
-# What needs no GPU
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and is_sm90a_supported(torch.device("cuda"))),
+    reason="wanted a GPU of compute capability 9.0",
+)
+def test_fa3_is_another_name_of_the_same_kernels():
+    paged = Paged([1200, 40, 0, 3000], 16, 2, 64, F16, "cuda")
+    q, out = drawn((4, 8, 64), F16, "cuda"), []
+    for backend in ("auto", "fa2", "fa3"):
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cuda"), backend=backend)
+        wrapper.plan(*paged.tables_on("cpu"), 8, 2, 64, 16, q_data_type=F16)
+        out.append(wrapper.run(q, paged.cache))
+    assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2])
 
 
 SERVED = Wanted("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4, 16)
 
 
-@pytest.fixture
-def as_hopper(monkeypatch):
+@pytest.mark.parametrize(
+    "change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(page_size=1), dict(pos_encoding_mode=1)]
+)
+def test_one_set_of_kernels_serves_every_backend(monkeypatch, change):
     monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
-
-
-@pytest.mark.parametrize(
-    "change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(page_size=1), dict(pos_encoding_mode=2)]
-)
-def test_it_is_chosen_where_it_is_asked_for_alone(as_hopper, change):
     wanted = replace(SERVED, **change)
-    assert choose("fa3", wanted, 1) == "sm90a"
-    assert choose("auto", wanted, 10**6) == choose("fa2", wanted, 1) == "cuda"
+    assert {choose(backend, wanted, 10**6) for backend in ("auto", "fa2", "fa3")} == {"cuda"}
 
 
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        (dict(pos_encoding_mode=1), "got pos_encoding_mode 'ROPE_LLAMA'"),
-        (dict(dtypes=(E4M3, E4M3, BF16)), "got torch.float8_e4m3fn queries, wanted 16 bits"),
-        (dict(mask_mode=2), "got a custom mask"),
-        (dict(device=torch.device("cpu")), "got tensors on cpu"),
-    ],
-)
-def test_what_it_does_not_serve_is_an_error_with_the_reason(as_hopper, change, reason):
-    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
-        choose("fa3", replace(SERVED, **change), 1)
-    assert reason in str(error.value)
-
-
-def test_wrappers_refuse_it_on_a_cpu_and_with_variants_of_ones_own():
+def test_fa3_is_an_error_on_other_devices(monkeypatch):
+    monkeypatch.setattr(kernels, "capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match="backend: got 'fa3', .* compute capability .8, 0., wanted .9, 0."):
+        choose("fa3", SERVED, 1)
     paged = Paged([4], 16, 2, 64, F16, "cpu")
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), backend="fa3")
     with pytest.raises(ValueError, match="backend: got 'fa3', .*: got tensors on cpu"):
         wrapper.plan(*paged.tables_on("cpu"), 4, 2, 64, 16)
-    with pytest.raises(ValueError, match="backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2'"):
-        flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), jit_args=("x",), backend="fa3")
 
 
 def test_its_modules():
-    spec = attention_spec("decode", HOPPER, "bfloat16:float8_e4m3fn:bfloat16", "128", "alibi")
-    assert (spec.name, spec.archs) == ("decode_bf16_kv_e4m3_d128_alibi_sm90a", ("9.0a",))
     names = {spec.name for spec in family("decode").aot_specs(Matrix(backends=("cuda",)))}
-    assert names and not any("sm90a" in name for name in names), "nothing takes them by itself yet"
+    assert names and not any("sm90a" in name for name in names)
 
 
 def test_plans_bring_tickets_at_zero(device):

@@ -1,0 +1,201 @@
+// Moving keys and values of an attention kernel into shared memory.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+
+#include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/shape.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/swizzle.cuh>
+
+namespace flashinfer::cuda {
+__device__ __forceinline__ uint64_t lab_policy() {
+  uint64_t first;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  return first;
+}
+__device__ __forceinline__ void lab_cp(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(lab_policy()) : "memory");
+}
+__device__ __forceinline__ void lab_cp(uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0), "l"(lab_policy())
+               : "memory");
+}
+
+
+// The keys of an item for one head, and a group's tiles of them. Where keys are is looked up one tile before their
+// loads start, and those start one or more tiles before they are used.
+template <typename S>
+struct LabLoader {
+  const KvCache& kv;
+  const char *k, *v;       // of the head
+  int32_t first;           // where the request's pages or rows start
+  int32_t start, kv_end;   // the group's first tile, and the end of the block's keys
+  int32_t lane;            // thread of the group
+  uint32_t ring, rotated;  // shared memory of the group
+  KeyRow* table;
+  static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
+  static constexpr int kStride = kKeys * S::kKeyWarps;  // from one of its tiles to the next
+
+  __device__ __forceinline__ LabLoader(const KvCache& cache, const WorkItem& item, int32_t head, uint8_t* shared,
+                                       int stages, int32_t first_)
+      : kv(cache),
+        k(static_cast<const char*>(cache.k) + head * cache.k_head * sizeof(typename S::KV)),
+        v(static_cast<const char*>(cache.v) + head * cache.v_head * sizeof(typename S::KV)),
+        first(first_),
+        kv_end(item.kv_end) {
+    const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;
+    start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
+    ring = ptx::shared_address(shared) + S::ring(group, stages);
+    rotated = ptx::shared_address(shared) + S::rotated(group, stages);
+    table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
+  }
+
+  // Everything that the threads of the group wrote is seen by all of them.
+  __device__ __forceinline__ static void sync() {
+    if constexpr (S::kRowWarps == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  // Separate from row_of(), so that the load can be under way while something else is computed.
+  __device__ __forceinline__ int32_t page_of(int32_t t) const {
+    if (!kv.is_paged() || t >= kv_end) return 0;
+    // Not through the read-only path: a kernel that ran when this one was launched may have written it.
+    const int32_t page = kv.indices[first + static_cast<int32_t>(kv.page_size.div(t))];
+    if (kDebug) require_inside(page, t);
+    return page;
+  }
+
+  __device__ __forceinline__ KeyRow row_of(int32_t t, int32_t page) const {
+    if (t >= kv_end) return {k, v};  // no such key, nothing is read
+    int64_t row = static_cast<int64_t>(first) + t;
+    if (kv.is_paged()) row = t - static_cast<int32_t>(kv.page_size.div(t) * kv.page_size.divisor);
+    if (kDebug && !kv.is_paged()) require_inside(row, t);
+    constexpr int64_t kSize = sizeof(typename S::KV);
+    return {k + kv.k_offset(page, row) * kSize, v + kv.v_offset(page, row) * kSize};
+  }
+
+  // Rows of the first tiles, as many as there are stages.
+  __device__ __forceinline__ void find_first(int stages) const {
+    constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
+    int32_t pages[kCount];  // all of them before the first is used
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      pages[n] = i < stages * kKeys ? page_of(start + i / kKeys * kStride + i % kKeys) : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = lane + n * kThreads;
+      if (i < stages * kKeys) table[i] = row_of(start + i / kKeys * kStride + i % kKeys, pages[n]);
+    }
+  }
+
+  // Starts the copies of a tile, whose rows the table has for the stage. Rows behind the end are zeros: what is in the
+  // cache there may be NaN, and 0 * NaN is NaN.
+  __device__ __forceinline__ void load(int stage, int32_t tile_start) const {
+    const uint32_t to = ring + stage * S::kStageBytes;
+    const KeyRow* rows = table + stage * kKeys;
+    const int32_t left = kv_end - tile_start;
+    if (left >= kKeys) {
+      copy_tile<true>(to, rows, left);
+    } else {
+      copy_tile<false>(to, rows, left);
+    }
+  }
+
+ private:
+  // Stops the program instead of reading outside the cache.
+  __device__ __forceinline__ void require_inside(int64_t place, int32_t t) const {
+    if (place >= 0 && place < kv.num_pages) return;
+    printf("attention: token %d is on page (row, where ragged) %lld of a cache of %lld\n", t,
+           static_cast<long long>(place), static_cast<long long>(kv.num_pages));
+    __trap();
+  }
+
+  // The chunks of 16 bytes that a thread copies of rows of kRow bytes: row(i), and where it goes, at(i).
+  template <int kRow>
+  struct Chunks {
+    static constexpr int kInRow = kRow / 16, kAll = kKeys * kInRow, kCount = (kAll + kThreads - 1) / kThreads;
+    static constexpr bool kSameColumn = kThreads % kInRow == 0;
+    static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
+    int lane;
+    uint32_t first;
+
+    __device__ __forceinline__ explicit Chunks(int lane_)
+        : lane(lane_), first(Swizzle<kRow>::chunk(Swizzle<kRow>::row(0, lane / kInRow), lane % kInRow)) {}
+
+    __device__ __forceinline__ int row(int i) const {
+      return kSameColumn ? lane / kInRow + i * kStep : (lane + i * kThreads) / kInRow;
+    }
+    __device__ __forceinline__ int column(int i) const {
+      return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
+    }
+    // Whether a thread has as many chunks as that.
+    __device__ __forceinline__ bool has(int i) const { return kAll % kThreads == 0 || lane + i * kThreads < kAll; }
+    // `to` is a multiple of 128.
+    __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
+      if constexpr (kSameColumn) {
+        // Rows add up without a carry, so their permutations do, too.
+        const uint32_t pattern = Swizzle<kRow>::row(0, i * kStep) - i * kStep * kRow;
+        return ((to + first) ^ pattern) + i * kStep * kRow;
+      } else {
+        return Swizzle<kRow>::chunk(Swizzle<kRow>::row(to, row(i)), column(i));
+      }
+    }
+  };
+
+  template <bool kAll>
+  __device__ __forceinline__ void copy_tile(uint32_t to, const KeyRow* rows, int32_t left) const {
+    if constexpr (S::kKRow == S::kVRow) {
+      copy_rows<kAll, S::kKRow, true, true>(to, rows, left);
+    } else {
+      copy_rows<kAll, S::kKRow, true, false>(to, rows, left);
+      copy_rows<kAll, S::kVRow, false, true>(to, rows, left);
+    }
+  }
+
+  // Rows of keys, of values, or of both, whose chunks are then the same ones.
+  template <bool kAll, int kRow, bool kKeyRows, bool kValueRows>
+  __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
+    constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
+    const Chunks<kRow> chunks(lane);
+#pragma unroll
+    for (int start = 0; start < kCount; start += kAtOnce) {
+      KeyRow from[kAtOnce];  // before the copies: reading one after the other, each would wait
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (chunks.has(start + i)) from[i] = rows[chunks.row(start + i)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!chunks.has(start + i)) continue;
+        const int n = start + i, byte = chunks.column(n) * 16;
+        const bool wanted = chunks.row(n) < left;
+        if constexpr (kKeyRows) copy<kAll>(chunks.at(to, n), from[i].k + byte, wanted);
+        if constexpr (kValueRows) copy<kAll>(chunks.at(to + S::kKBytes, n), from[i].v + byte, wanted);
+      }
+    }
+  }
+
+  template <bool kAll>
+  __device__ __forceinline__ static void copy(uint32_t to, const char* from, bool wanted) {
+    if constexpr ((S::kF & 8) != 0) {
+      if constexpr (kAll) {
+        lab_cp(to, from);
+      } else {
+        lab_cp(to, from, wanted);
+      }
+    } else if constexpr (kAll) {
+      ptx::cp_async_16(to, from);
+    } else {
+      ptx::cp_async_16(to, from, wanted);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda
