@@ -2,8 +2,9 @@
 
 FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch's side gets the layout
 it likes best. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each counts. On CUDA
-operators are called without autograd, whose streams no graph captures, and `composition_ms` is what the same takes as a
-composition of torch's functions.
+calls of ours, of torch's flash backend and of its cuDNN backend take turns, and the median of each counts: of operators
+without autograd, but for cuDNN's, which is slower by that where it takes less than 0.2 ms. `composition_ms` is what the
+same takes as a composition of torch's functions.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from bench_attention import both, torch_attention
+from bench_prefill import burst
 from timing import Report, arguments
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashinfer
 from flashinfer._attention import backward as kernels
@@ -28,7 +32,7 @@ CASES = {
     ],
     "cuda": [
         *((n, 16, heads, 128, causal) for n in (1024, 4096) for heads in (16, 4) for causal in (False, True)),
-        *((16384, 16, 16, 128, causal) for causal in (False, True)),
+        *((16384, 16, 16, dim, causal) for dim in (64, 128) for causal in (False, True)),
         *((4096, 16, 16, dim, causal) for dim in (64, 256) for causal in (False, True)),
     ],
 }
@@ -60,6 +64,20 @@ def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: t
     )
 
 
+def by_cudnn(theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Callable[[], object] | None:
+    """Torch's cuDNN backend, or ``None`` where it refuses these shapes."""
+    their_grad = grad.transpose(0, 1)[None].contiguous()
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(
+                *theirs, is_causal=causal, enable_gqa=theirs[0].shape[1] != theirs[1].shape[1]
+            )
+        torch.autograd.grad(out, theirs, their_grad, retain_graph=True)
+    except RuntimeError:
+        return None
+    return lambda: torch.autograd.grad(out, theirs, their_grad, retain_graph=True)
+
+
 def composition_seconds(call: Callable[[int], object]) -> float:
     has_kernel, times = kernels._has_kernel, []
     kernels._has_kernel = lambda *_: False
@@ -85,12 +103,19 @@ def backward(case: tuple[int, int, int, int, bool], name: str, device: str, repo
     grad = torch.randn(length, qo_heads, dim, device=device).to(dtype)
     ours, torchs = (by_autograd if device == "cpu" else by_operators)(leaves, theirs, grad, causal)
     ours(0)
-    mine, peer = both(ours, torchs, 1, device)
-    flops = 10 * length * length * qo_heads * dim / (2 if causal else 1)
+    flops, cudnn = 10 * length * length * qo_heads * dim / (2 if causal else 1), {}
+    if device == "cuda":
+        calls, third = {"ours": lambda: ours(0), "torch": lambda: torchs(0)}, by_cudnn(theirs, grad, causal)
+        times = burst(calls if third is None else {**calls, "cudnn": third})
+        mine, peer = times["ours"], times["torch"]
+        if third is not None:
+            cudnn = {"cudnn_GFLOPps": flops / times["cudnn"] / 1e9, "vs_cudnn": times["cudnn"] / mine}
+    else:
+        mine, peer = both(ours, torchs, 1, device)
     composed = {"composition_ms": composition_seconds(ours) * 1e3} if device == "cuda" and length <= 4096 else {}
     report.add(
         name="prefill_backward", length=length, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
-        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **composed,
+        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **cudnn, **composed,
     )  # fmt: skip
 
 

@@ -150,6 +150,37 @@ def test_few_keys_and_many_queries(sizes, mask_mode, place):
     check(case(place, sizes, (8, 1), [(random.randint(1000, 1500), random.randint(200, 500))], mask_mode=mask_mode))
 
 
+@place
+@pytest.mark.parametrize("mask_mode", [0, 1], ids=["all", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_whole_and_broken_tiles(dim, mask_mode, place):
+    """Lengths at and beside those of tiles, more keys than queries and fewer; queries that see nothing."""
+    lengths = [(64, 128), (128, 128), (63, 127), (65, 129), (192, 600), (300, 100), (127, 1), (1, 257), (256, 256)]
+    random.shuffle(lengths)
+    check(case(place, (dim, dim), (4, 2), lengths, mask_mode=mask_mode))
+
+
+@place
+def test_many_long_requests(place):
+    """More than a launch has room for, which Hopper's kernels take, too: of half a tile of queries and more."""
+    check(
+        case(
+            place,
+            (64, 64),
+            (2, 1),
+            [(random.randint(100, 200), random.randint(1, 200)) for _ in range(70)],
+            mask_mode=1,
+        )
+    )
+
+
+@place
+@pytest.mark.parametrize("heads", [(8, 8), (8, 1), (12, 2)], ids=str)
+def test_groups_of_heads(heads, place):
+    """Groups whose heads several blocks of a GPU share, or one has, in a causal batch."""
+    check(case(place, (128, 128), heads, [(500, 700), (130, 130)], mask_mode=1))
+
+
 @pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
 def test_in_a_graph():
     one = case(("cuda", torch.float16), (128, 128), (4, 1), [(300, 400), (70, 500)], mask_mode=1)
