@@ -14,6 +14,8 @@ from ..jit.modules._family import kernels_of
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
+# Rows of an expert from which on they are copied behind each other: two blocks then share what they load.
+MANY_ROWS = 160
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,13 @@ def run_experts(
     x_scales = None
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
+    places: torch.Tensor | None = tokens
+    if x.is_cuda and ids.shape[0] * ids.shape[1] > MANY_ROWS * first.shape[0]:
+        x, places = x.index_select(0, tokens), None
+        x_scales = None if x_scales is None else x_scales.index_select(0, tokens)
     hidden = torch.empty((ids.shape[0] * ids.shape[1], first.shape[1]), dtype=dtype, device=x.device)
     first_scales = None if numbers is None else numbers.of(numbers.first)
-    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, tokens, None, *granularity)
+    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
     activated, row_scales = operators.activate(
         hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
         None if numbers is None else numbers.activated, blocks,
