@@ -2,9 +2,9 @@
 #include <flashinfer/cuda/delta_rule.cuh>
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
 
-#include <iterator>
-
 #include "delta_rule_config.h"
+
+#include "delta_rule/parts.h"
 
 namespace flashinfer {
 
@@ -24,13 +24,6 @@ void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launc
 }
 
 #if FLASHINFER_PART == 0
-
-template <typename Body>
-void with_part(DType dtype, const Body& body) {
-  const int part = find_row(kParts, std::tuple<DType>(dtype));
-  if (part < 0) throw_not_covered("dtype", to_string(dtype), kDtypeText);
-  call_numbered<std::size(kParts)>(part, body);
-}
 
 int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch&) {
   int64_t bytes = 0;

@@ -27,6 +27,7 @@ from ._delta_rule.arguments import (
     gate,
     mistake,
     numbers,
+    promoted,
     row_gate,
     sigmoid_of,
 )
@@ -59,6 +60,8 @@ def _run(
     number = checked_scale(function, q, k, v, scale)
     if q.device.type in BACKENDS and torch.is_autocast_enabled(q.device.type):
         q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
+    dtype_of_v = v.dtype
+    q, k, v = promoted(q, k, v)
     check_logarithms(function, "g", g)
     check_logarithms(function, "gk", gk)
     state = numbers(initial_state, state_dtype(q))
@@ -66,7 +69,7 @@ def _run(
         dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first,
         chunked,
     )  # fmt: skip
-    return o, final if output_final_state else None
+    return o.to(dtype_of_v), final if output_final_state else None
 
 
 def fused_recurrent_delta_rule(
@@ -87,7 +90,8 @@ def fused_recurrent_delta_rule(
     Args:
         q, k: ``[B, T, H, K]`` (float32, float16, bfloat16; on the CPU float64), K at most 256, any strides with a
             contiguous last dimension; others are copied.
-        v: ``[B, T, HV, V]``, same dtype, HV a multiple of H: value head h reads head ``h // (HV // H)``.
+        v: ``[B, T, HV, V]``, HV a multiple of H: value head h reads head ``h // (HV // H)``. Where dtypes of q, k and v
+            differ, all are promoted as torch promotes them, and the output has v's.
         beta: ``[B, T, HV]``, or ``[B, T, HV, V]``, of any float dtype. ``None``: 1.
         scale: of q; ``None``: ``K ** -0.5``.
         initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of sequences.
@@ -98,7 +102,7 @@ def fused_recurrent_delta_rule(
         state_v_first: states are ``[N, HV, V, K]``.
 
     Returns:
-        ``(o, final_state)``: ``[B, T, HV, V]`` of q's dtype, and float32 (float64 for float64) or ``None``.
+        ``(o, final_state)``: ``[B, T, HV, V]`` of v's dtype, and float32 (float64 for float64) or ``None``.
 
     Raises:
         ValueError: shapes, devices or offsets that do not fit.
@@ -106,7 +110,7 @@ def fused_recurrent_delta_rule(
     """
     name = "fused_recurrent_delta_rule"
     return _run(
-        name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        name, q, k, v, None, None, numbers(beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
@@ -138,7 +142,7 @@ def chunk_delta_rule(
     if beta.dim() != 3:
         raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
     return _run(
-        name, q, k, v, None, None, numbers(beta, state_dtype(q)), scale, initial_state, output_final_state,
+        name, q, k, v, None, None, numbers(beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
@@ -179,7 +183,7 @@ def fused_recurrent_gated_delta_rule(
     name = "fused_recurrent_gated_delta_rule"
     if gv is not None:
         raise mistake(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
-    dtype = state_dtype(q)
+    dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(gk, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
@@ -222,7 +226,7 @@ def chunk_gated_delta_rule(
     check_chunk(name, chunk_size)
     if beta.dim() != 3:
         raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
-    dtype = state_dtype(q)
+    dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
@@ -261,7 +265,7 @@ def fused_recurrent_kda(
         lower_bound: with ``use_gate_in_kernel``, it is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` in its place.
     """
     name = "fused_recurrent_kda"
-    dtype = state_dtype(q)
+    dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
@@ -303,7 +307,7 @@ def chunk_kda(
     check_chunk(name, chunk_size, (32, 64))
     if safe_gate and (lower_bound is None or lower_bound < -5):
         raise mistake(name, "lower_bound", f"got {lower_bound}, wanted -5 or more beside safe_gate")
-    dtype = state_dtype(q)
+    dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,

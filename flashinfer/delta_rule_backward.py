@@ -20,9 +20,9 @@ __all__ = ["gen_delta_rule_backward_module"]
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens"
 
 
-def state_dtype(q: torch.Tensor) -> torch.dtype:
-    """The dtype of states, gates and beta beside ``q``."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
+def state_dtype(*tensors: torch.Tensor) -> torch.dtype:
+    """The dtype of states, gates and beta beside q, k and v."""
+    return torch.float64 if any(getattr(one, "dtype", None) == torch.float64 for one in tensors) else torch.float32
 
 
 def new_states(

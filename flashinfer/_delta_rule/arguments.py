@@ -34,6 +34,16 @@ def checked_scale(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     return scale
 
 
+def promoted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Floating tensors in the dtype that torch's operators would compute in. Others are the operator's to refuse."""
+    dtype = tensors[0].dtype
+    for one in tensors:
+        if not one.is_floating_point() or one.element_size() < 2:
+            return tensors
+        dtype = torch.promote_types(dtype, one.dtype)
+    return tuple(one.to(dtype) for one in tensors)
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 

@@ -236,6 +236,29 @@ def test_steps_are_the_whole(device):
     torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "q, k, v, computed",
+    [
+        (torch.float32, torch.float32, torch.float16, torch.float32),
+        (torch.bfloat16, torch.float16, torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16, torch.float32, torch.float32),
+    ],
+    ids=str,
+)
+def test_dtypes_that_differ(q, k, v, computed, device):
+    """All are promoted, and the output has v's dtype, each gradient its tensor's."""
+    given = inputs(torch.float32, device, tokens=70)
+    given |= {"q": given["q"].to(q), "k": given["k"].to(k), "v": given["v"].to(v)}
+    leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
+    for function in (delta_rule.chunk_gated_delta_rule, delta_rule.fused_recurrent_gated_delta_rule):
+        o, state = function(**leaves, scale=0.3, output_final_state=True)
+        promoted = given | {name: given[name].to(computed) for name in "qkv"}
+        want, last = function(**promoted, scale=0.3, output_final_state=True)
+        assert o.dtype == v and o.equal(want.to(v)) and state.equal(last)
+        for leaf, grad in zip(leaves.values(), torch.autograd.grad(o.sum(), list(leaves.values())), strict=True):
+            assert grad.dtype == leaf.dtype and grad.isfinite().all()
+
+
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 MISTAKES = [
@@ -247,8 +270,9 @@ MISTAKES = [
     (ValueError, "k: got shape", lambda x: dict(k=x["k"][..., :-1])),
     (ValueError, "v: got shape", lambda x: dict(v=x["v"][:, :-1])),
     (ValueError, "v: got 5 heads, wanted a multiple", lambda x: dict(v=x["v"][:, :, :5])),
-    (TypeError, "k: got float32, wanted float16", lambda x: dict(q=x["q"].half(), v=x["v"].half())),
     (TypeError, "q: got int32", lambda x: dict(q=x["q"].int())),
+    (TypeError, "k: got int32, wanted float32", lambda x: dict(k=x["k"].int())),
+    (TypeError, "v: got float8_e4m3fn", lambda x: dict(v=x["v"].to(torch.float8_e4m3fn))),
     (ValueError, "g: got shape", lambda x: dict(g=x["g"][:, :-1])),
     (ValueError, "beta: got shape", lambda x: dict(beta=x["beta"][:, :, :-1])),
     (ValueError, "initial_state: got shape", lambda x: dict(initial_state=x["initial_state"].mT)),
