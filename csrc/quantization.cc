@@ -8,15 +8,6 @@
 namespace flashinfer::binding {
 namespace {
 
-Tensor empty_bytes(int64_t size, const View& like) {
-  constexpr int64_t kStride = 1;
-  AtenTensorHandle handle;
-  require_memory(
-      aoti_torch_empty_strided(1, &size, &kStride, aoti_torch_dtype_uint8(), like.device_type, like.device, &handle),
-      "an output");
-  return Tensor(handle);
-}
-
 void check_booleans(const Check& check, const View& x) {
   check.rank(x, 1, 1);
   check.dtype(x, {DType::kBool, DType::kUInt8});
@@ -35,7 +26,8 @@ Tensor packbits(const Tensor& x, bool little) {
   const Check check("packbits");
   const View booleans(x, "x");
   check_booleans(check, booleans);
-  Tensor packed = empty_bytes((booleans.numel + 7) / 8, booleans);
+  const int64_t size = (booleans.numel + 7) / 8;
+  Tensor packed = empty(&size, 1, x, aoti_torch_dtype_uint8());
   flashinfer::pack_bits(pack_params(booleans, View(packed, "packed"), little), OnDevice(booleans));
   return packed;
 }
@@ -53,9 +45,8 @@ std::tuple<Tensor, Tensor> segment_packbits(const Tensor& x, const Tensor& indpt
   if (booleans.numel > INT32_MAX) check.fail(booleans, "got more than 2147483647 elements");
   // Room for the worst case, in which every segment begins a byte for one boolean: the sizes themselves are on the
   // device.
-  const int64_t num_segments = starts.numel - 1;
-  Tensor packed = empty_bytes((booleans.numel + 7 * num_segments) / 8, booleans),
-         packed_indptr = empty_like(starts, indptr);
+  const int64_t num_segments = starts.numel - 1, size = (booleans.numel + 7 * num_segments) / 8;
+  Tensor packed = empty(&size, 1, x, aoti_torch_dtype_uint8()), packed_indptr = empty_like(starts, indptr);
   const SegmentPackParams params{.pack = pack_params(booleans, View(packed, "packed"), little),
                                  .indptr = static_cast<const int32_t*>(starts.data),
                                  .packed_indptr = static_cast<int32_t*>(View(packed_indptr, "packed_indptr").data),
