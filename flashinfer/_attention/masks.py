@@ -70,7 +70,7 @@ def multi_item(
     if longest.numel() != batch_size:
         raise ValueError(f"{op}: max_item_len_ptr: got {longest.numel()} elements, wanted {batch_size}")
     missing = batch_size * length - positions.numel()
-    if missing < 0 or missing > length or (missing and not batch_size):
+    if not 0 <= missing <= length:
         raise ValueError(
             f"{op}: token_pos_in_items_ptr: got {positions.numel()} elements, wanted {batch_size * length}"
         )

@@ -111,9 +111,8 @@ def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
     link = [*compiler, "-shared", "-nodlink", "-cudart=static", "-Xlinker=--no-as-needed"]
-    torch = words(
-        [f"-L{toolchain.torch_dir}/lib"]
-    )  # behind the directory of the stub, which is taken before the real one
+    # Behind the directory of the stub, which is taken before the real one.
+    torch = words([f"-L{toolchain.torch_dir}/lib"])
     # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
     flags = words(_common_flags(toolchain))
