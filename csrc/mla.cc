@@ -1,7 +1,6 @@
 // Operators of the mla family; the kernels are in mla_cpu.cc, mla_cuda.cu and mla_sm90a.cu.
 //
 // mla_plan() fills a buffer on the host with the lists of a schedule, mla_run() takes a copy of it on the device.
-#include <iterator>
 #include <optional>
 #include <tuple>
 
@@ -161,8 +160,7 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   }
   if (numbers[kMostSlots] > 0) use_partials(check, params, partials, numbers[kMostSlots], kMlaCkv);
   if (tensors.out.numel == 0) return;
-  call_numbered<static_cast<int>(std::size(kParts))>(find_row(kParts, tensors.types()),
-                                                     [&](auto part) { mla<part, kProfiler>(params, where); });
+  call_row("dtypes", kParts, tensors.types(), kDtypesText, [&](auto part) { mla<part, kProfiler>(params, where); });
 }
 
 template <bool kProfiler, typename Library>
