@@ -49,13 +49,14 @@ def inputs(
     ``alike``: keys are copies of one with noise, as those after an activation are, and beta reaches 2.
     """
     wide: dict[str, Any] = dict(device=device, dtype=torch.float64)
-    k = torch.randn(batch, tokens, heads, key_dim, **wide)
+    q, k = (torch.randn(batch, tokens, heads, key_dim, **wide) for _ in range(2))
+    q = q + 0.1 * q.sign()  # a query of one dimension is not nearly zero either
     if alike:
         k = torch.randn(batch, 1, heads, key_dim, **wide) + 0.3 * k
     k = k / k.norm(dim=-1, keepdim=True)
     heads_of_values = batch, tokens, value_heads
     given = {
-        "q": torch.randn(batch, tokens, heads, key_dim, **wide).to(dtype),
+        "q": q.to(dtype),
         "k": k.to(dtype),
         "v": torch.randn(*heads_of_values, value_dim, **wide).to(dtype),
         "beta": (2 if alike else 1) * torch.rand(*heads_of_values, *((value_dim,) if vector else ()), **wide),
