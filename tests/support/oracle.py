@@ -10,7 +10,16 @@ def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(values.abs())
     size = torch.ldexp(torch.full_like(values, info.eps), exponent - 1)
-    return size.clamp(min=info.smallest_normal * info.eps)
+    return torch.where(values == 0, 0.0, size).clamp(min=info.smallest_normal * info.eps)  # frexp takes 0 for 1/2
+
+
+def rounding(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The most that a (float64) value moves when it is rounded to ``dtype``: half a unit in its last place.
+
+    It is no share of the value where numbers are subnormal: in float16, below 6e-5, it is 2**-25. The thousandth more is
+    for values that earlier errors carried past a power of two.
+    """
+    return 1.001 / 2 * ulp(values, dtype)
 
 
 def max_ulps(dtype: torch.dtype) -> float:
