@@ -36,18 +36,23 @@ def inputs(
 
 
 def oracle(state: torch.Tensor, given: dict[str, Any], z: torch.Tensor | None, softplus: bool):
-    """Outputs, the size of their terms, and the states after each of T tokens, in float64; x is [B, T, H, P]."""
+    """Outputs, the size of their terms, and the states after each of T tokens, in float64; x is [B, T, H, P].
+
+    What a state is the sum of may cancel, too: its errors are those of the terms.
+    """
     g = {name: one.detach().cpu().double() for name, one in given.items()}
     heads, state, outs, sizes, states = g["x"].shape[2], state.detach().cpu().double(), [], [], []
+    terms_of_state = state.abs()
     for t in range(g["x"].shape[1]):
         x, dt = g["x"][:, t], g["dt"][:, t] + g.get("dt_bias", torch.zeros(()).double())
         b, c = (g[name][:, t].repeat_interleave(heads // g[name].shape[2], 1) for name in ("B", "C"))
         step = torch.nn.functional.softplus(dt) if softplus else dt
-        state = state * torch.exp(step[..., None] * g["A"]) + (step * x)[..., None] * b[:, :, None]
+        decay, added = torch.exp(step[..., None] * g["A"]), (step * x)[..., None] * b[:, :, None]
+        state, terms_of_state = state * decay + added, terms_of_state * decay + added.abs()
         terms, skip = state * c[:, :, None], g["D"] * x if "D" in g else x * 0
         gate = torch.nn.functional.silu(z[:, t].cpu().double()) if z is not None else torch.ones_like(x)
         outs.append((terms.sum(-1) + skip) * gate)
-        sizes.append((terms.abs().sum(-1) + skip.abs()) * gate.abs())
+        sizes.append(((terms_of_state * c[:, :, None].abs()).sum(-1) + skip.abs()) * gate.abs())
         states.append(state)
     return torch.stack(outs, 1), torch.stack(sizes, 1), torch.stack(states, 1)
 
