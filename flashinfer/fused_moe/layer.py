@@ -10,6 +10,8 @@ from .._gemm.operators import grouped_gemm
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
+# More rows of an expert than these are copied behind each other first: blocks of a cluster then share what they load.
+MANY_ROWS = 160
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,13 @@ def run_experts(
     x_scales = None
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
+    places: torch.Tensor | None = tokens
+    if x.is_cuda and ids.numel() > MANY_ROWS * first.shape[0]:
+        x, places = take_rows(x, tokens), None
+        x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     hidden = torch.empty((ids.shape[0] * ids.shape[1], first.shape[1]), dtype=dtype, device=x.device)
     first_scales = None if numbers is None else numbers.of(numbers.first)
-    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, tokens, None, *granularity)
+    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
     activated, row_scales = operators.activate(
         hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
         None if numbers is None else numbers.activated, blocks,
@@ -84,6 +90,12 @@ def run_experts(
         *granularity,
     )  # fmt: skip
     operators.finalize(out, result, rows, weights, biases[1], bounds)
+
+
+def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if x.dtype.itemsize > 1:
+        return x.index_select(0, rows)
+    return x.view(torch.uint8).index_select(0, rows).view(x.dtype)  # not every torch takes rows of 8-bit floats
 
 
 IDENTITY = 9  # of ActivationType

@@ -62,6 +62,7 @@ def test_experts(act, device, dtype):
         (1, 1, 1, 8, 8),
         (3, 2, 8, 136, 72),
         (70, 8, 16, 64, 40),
+        (190, 2, 2, 40, 24),  # more rows of an expert than are gathered
         (0, 2, 4, 64, 64),
     ):
         x, ids, scales, first, second = layer(device, dtype, tokens, top_k, experts, hidden, inner, gated)
@@ -153,9 +154,9 @@ def test_eight_bits_with_a_scale_of_each_expert(device, dtype):
     assert got.dtype == dtype and relative(got, want) < 0.06  # what lies between the products has four bits
 
 
-@pytest.mark.parametrize("hidden, inner", [(256, 128), (384, 256)])
-def test_eight_bits_with_scales_of_blocks(hidden, inner, device):
-    x, ids, scales, first, second = layer(device, torch.bfloat16, 40, 3, 6, hidden, inner)
+@pytest.mark.parametrize("tokens, top_k, experts, hidden, inner", [(40, 3, 6, 256, 128), (200, 2, 2, 384, 256)])
+def test_eight_bits_with_scales_of_blocks(tokens, top_k, experts, hidden, inner, device):
+    x, ids, scales, first, second = layer(device, torch.bfloat16, tokens, top_k, experts, hidden, inner)
 
     def blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts = w.float().unflatten(2, (-1, 128)).unflatten(1, (-1, 128))

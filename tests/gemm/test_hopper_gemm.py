@@ -9,7 +9,7 @@ from flashinfer._gemm.operators import grouped_gemm
 from flashinfer.gemm import SegmentGEMMWrapper
 from flashinfer.utils import is_sm90a_supported
 
-from .oracle import SENTINEL, assert_product, drawn, product
+from .oracle import SENTINEL, assert_product, drawn, product, scaled
 
 # Rows of a group: each number of tokens that a tile is filled up to, and groups of several tiles.
 SIZES = [1, 16, 0, 17, 32, 33, 64, 90, 128, 130, 160, 161, 200, 224, 230, 256, 257, 330, 513]
@@ -68,6 +68,30 @@ def test_gathered_rows(dtype, more, device):
     out = torch.full((sum(sizes), n), SENTINEL, device=device)
     grouped_gemm(out, a, b, *scales[:2], indptr, None, None, places, None, *scales[2:], sm90=on_hopper(device))
     assert_product(out, want, magnitude, dtype)
+
+
+@pytest.mark.parametrize("mode", ["MN", "K"])
+@pytest.mark.parametrize("depth", [96, 128 * 3, 128 * 8, 128 * 17 + 32])
+@pytest.mark.parametrize("granularity", [(1, 128, 128), (128, 128, 256), (1, 1, 128)])
+def test_factors_of_many_tokens(granularity, depth, mode, device):
+    """Panels of factors that are full, begun and one alone; tokens and weights that end inside of a tile.
+
+    Weights that have a factor each are served by another kernel than those of which a strip shares one.
+    """
+    (gm, gn, gk), dtype = granularity, torch.float8_e4m3fn
+    for m, n in ((161, 72), (300, 264)):
+        a, b = drawn(m, depth, dtype=dtype, device=device), drawn(1, n, depth, dtype=dtype, device=device)
+        a_scale = torch.rand(-(-m // gm), -(-depth // gk), device=device) + 0.25
+        b_scale = torch.rand(1, -(-n // gn), -(-depth // gk), device=device) + 0.25
+        want, magnitude = product(scaled(a, a_scale, (gm, gk)), scaled(b[0], b_scale[0], (gn, gk)))
+        if mode == "MN":
+            a_scale, b_scale = (x.mT.contiguous().mT for x in (a_scale, b_scale))
+        for out_dtype in (torch.bfloat16, torch.float16, torch.float32):
+            buffer = torch.full((m + 2, n + 8), SENTINEL, device=device, dtype=out_dtype)
+            out = buffer[1:-1, :n]
+            grouped_gemm(out, a, b, a_scale, b_scale, *[None] * 5, *granularity, sm90=on_hopper(device))
+            assert_product(out, want, magnitude, dtype)
+            assert bool((buffer[[0, -1]] == SENTINEL).all() and (buffer[:, n:] == SENTINEL).all())
 
 
 def test_more_tiles_than_blocks(device):

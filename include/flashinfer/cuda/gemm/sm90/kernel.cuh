@@ -5,8 +5,10 @@
 #include <cstdint>
 
 #include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/factors.cuh>
 #include <flashinfer/cuda/gemm/sm90/load.cuh>
 #include <flashinfer/cuda/gemm/sm90/output.cuh>
+#include <flashinfer/cuda/gemm/sm90/rows.cuh>
 #include <flashinfer/cuda/gemm/sm90/shape.cuh>
 #include <flashinfer/cuda/gemm/sm90/tile.cuh>
 #include <flashinfer/cuda/gemm/sm90/tiles.cuh>
@@ -18,16 +20,20 @@ namespace flashinfer::cuda::sm90 {
 template <typename S, int kN>
 __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSettings& settings,
                                              const GemmShared<S>& shared, const HopperTile& tile, int group,
-                                             uint32_t rank, int steps, int& use) {
+                                             uint32_t rank, int steps, Progress& at) {
   float d[kN / 2];
-  if constexpr (S::kFp8) {
-    multiply_scaled<S, kN>(shared, group, steps, use, d);
+  if constexpr (S::kTokensAreRows) {
+    multiply_rows<S>(shared, group, steps, at, d);
+  } else if constexpr (S::kFp8) {
+    multiply_scaled<S, kN>(shared, group, steps, at, d);
   } else {
-    multiply<S, kN>(shared, group, steps, use, d);
+    multiply<S, kN>(shared, group, steps, at.use, d);
   }
-  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
+  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + (S::kTokensAreRows ? 0 : group * 64);
   const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
-  if (settings.lines) {
+  if constexpr (S::kTokensAreRows) {
+    output.write_rows(d);
+  } else if (settings.lines) {
     output.template write_lines<kN>(d);
   } else {
     output.template write_any<kN>(d);
@@ -40,15 +46,15 @@ __device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperS
   HopperTiles<S::kCluster> tiles(p, settings);
   HopperTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
-  int use = 0;
-  if (S::kFp8 && group == 1) ptx::named_barrier_arrive<256>(kTurns);  // the other one begins
-#define FLASHINFER_TILE(n)                                                                                 \
-  case n:                                                                                                  \
-    if constexpr (n <= S::kTokens) compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, use); \
+  Progress at{0, 0};
+#define FLASHINFER_TILE(n)                                                    \
+  case n:                                                                     \
+    if constexpr (n <= S::kTokens && (!S::kTokensAreRows || n == S::kTokens)) \
+      compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, at);  \
     break;
 #pragma unroll 1
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
-    switch (__shfl_sync(~0u, tile.tokens, 0)) {
+    switch (S::kTokensAreRows ? S::kTokens : __shfl_sync(~0u, tile.tokens, 0)) {
       FLASHINFER_TILE(16)
       FLASHINFER_TILE(32)
       FLASHINFER_TILE(64)
@@ -69,10 +75,11 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
                        const HopperSettings settings) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
-  __shared__ uint64_t barriers[2 * S::kStages];  // that there are some tells the host that there is a kernel
+  __shared__ uint64_t barriers[2 * (S::kStages + kPanels)];  // some shared memory tells the host of a kernel
   const GemmShared<S> shared{(ptx::shared_address(raw) + 1023) & ~1023u, ptx::shared_address(barriers)};
   if (threadIdx.x == 0) {
-    shared.ring().init(1 + (S::kFp8 ? 64 : 0) + (p.a_rows ? S::kGatherThreads : 0), 8 * S::kCluster);
+    shared.ring().init(1 + (p.a_rows ? S::kGatherThreads : 0), 8 * S::kCluster);
+    shared.panels().init(64, 8);
     ptx::mbarrier_fence_init();
     ptx::tma_prefetch(&maps.weights);
     for (const CUtensorMap& map : maps.tokens) ptx::tma_prefetch(&map);
@@ -89,15 +96,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
       load_tiles(p, maps, shared, settings, rank);
     } else if (S::kFp8 && warp == 1) {
       load_factors(p, shared, settings, rank);
-    } else if (p.a_rows) {
+    } else if (warp > 1 && p.a_rows) {
       gather_tokens(p, settings, shared);
     }
-    ptx::cluster_sync();  // the other block still counts at this one's barriers
   } else {
     ptx::setmaxnreg_inc<S::kComputeRegisters>();
     compute_tiles(p, settings, shared, group, rank);
-    ptx::cluster_sync();
   }
+  ptx::cluster_sync();  // the other block still counts at this one's barriers
 #endif
 }
 

@@ -44,7 +44,7 @@ HopperMaps hopper_maps(const GemmParams& p) {
 // Of groups whose sizes are known here: tiles of fewer tokens where they fill the last round of clusters better.
 template <typename S>
 int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
-  if (p.m_indptr.data || p.m_counts.data || p.m < p.num_groups) return S::kTokens;
+  if (S::kTokensAreRows || p.m_indptr.data || p.m_counts.data || p.m < p.num_groups) return S::kTokens;
   const int64_t rows = p.m / p.num_groups;
   int32_t best = S::kTokens;
   double least = 0;
@@ -89,14 +89,19 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   return true;
 }
 
-// Of tiles for as many tokens as a group has, if its share is the usual one.
+// Whether weights of a strip have one factor together.
+inline bool strips_share_factors(const GemmParams& p) {
+  return !p.b_scale.data || p.b_scale.places.inner_stride == 0 || p.b_scale.rows % kGemmStrip == 0;
+}
+
+// Of tiles for as many tokens as a group has, if its share is the usual one. Rows from anywhere are loaded by each
+// block of a cluster for itself, which tiles of many tokens gain nothing by.
 template <typename T, bool kByDepth>
 bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
   const int64_t share = p.m / p.num_groups;
   if (share <= 32) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
-  if constexpr (sizeof(T) > 1) {
-    if (share <= 160) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
-  }
+  if (share <= 160 || p.a_rows || (sizeof(T) == 1 && !strips_share_factors(p)))
+    return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
   return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
 }
 

@@ -81,24 +81,33 @@ template <typename S>
 __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperSettings& settings,
                                               const GemmShared<S>& shared) {
   using T = typename S::T;
-  constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRowsAtATime = S::kGatherThreads / 8;
+  constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRows = S::kTokens / 8;  // of a thread
+  static_assert(S::kGatherThreads == 64, "eight rows at a time, which the pattern of the swizzle repeats for");
   const Ring<S::kStages> ring = shared.ring();
-  const int thread = static_cast<int>(threadIdx.x) - (kGemmThreads - S::kGatherThreads), unit = thread % 8;
+  const int thread = static_cast<int>(threadIdx.x) % 64, unit = thread % 8, first = thread / 8;
   const auto depth = static_cast<int32_t>(p.k);
   HopperTiles<S::kCluster> tiles(p, settings);
   HopperTile tile;
   int use = 0;
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
+    // Found once, in units: behind a copy, which may write any memory, a row's place would be read again and waited
+    // for.
+    uint32_t from[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t source = i * 8 + first < tile.rows ? source_row(p, tile.row + i * 8 + first) : -1;
+      from[i] = source < 0 ? ~0u : static_cast<uint32_t>(source * settings.a_stride / kUnit) + unit;
+    }
     for (int k = 0; k < depth; k += S::kDepth, ++use) {
       ring.wait_empty(use);
-      const uint32_t tokens = shared.tokens(ring.stage(use));
-      const int at = k + unit * kUnit;
-#pragma unroll 4
-      for (int row = thread / 8; row < tile.rows; row += kRowsAtATime) {
-        const int64_t from = source_row(p, tile.row + row);
-        const bool wanted = from >= 0 && at < depth;
-        ptx::cp_async_16(tokens + ChunkedTile<8>::unit(row, unit),
-                         static_cast<const T*>(p.a) + (wanted ? from * settings.a_stride + at : 0), wanted);
+      const uint32_t to = shared.tokens(ring.stage(use)) + ChunkedTile<8>::unit(first, unit);
+      const bool there = k + unit * kUnit < depth;
+      const auto* start = static_cast<const uint4*>(p.a) + k / kUnit;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (i * 8 >= tile.rows) break;
+        const bool wanted = there && from[i] != ~0u;
+        ptx::cp_async_16(to + i * 1024, start + (wanted ? from[i] : 0), wanted);
       }
       ptx::cp_async_commit();
       if (use >= kLag) {
@@ -111,52 +120,6 @@ __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperS
   ptx::cp_async_wait<0>();
   ptx::fence_proxy_async();
   for (int left = use > kLag ? use - kLag : 0; left < use; ++left) ring.arrive_full(left);
-}
-
-// Factors of a step's tokens and weights, by a warp.
-template <typename S>
-__device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShared<S>& shared,
-                                             const HopperSettings& settings, uint32_t rank) {
-  constexpr int kOfLane = (S::kTokens + kGemmStrip) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Ring<S::kStages> ring = shared.ring();
-  HopperTiles<S::kCluster> tiles(p, settings);
-  HopperTile tile;
-  const auto depth = static_cast<int32_t>(p.k);
-  // Steps that share a factor.
-  const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : 0;
-  int use = 0;
-  for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
-    const float* from[kOfLane];
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int at = i * 32 + lane;
-      if (i < S::kTokens / 32) {
-        const int64_t row = at < tile.rows ? source_row(p, tile.row + at) : -1;
-        from[i] = p.a_scale.data && row >= 0 ? p.a_scale.of_row(0, row) : nullptr;
-      } else {
-        const int64_t row = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + at - S::kTokens;
-        from[i] = p.b_scale.data && row < p.n ? p.b_scale.of_row(tile.matrix, row) : nullptr;
-      }
-    }
-    int block = 0, steps = 0;
-    for (int k = 0; k < depth; k += S::kDepth, ++use) {
-      ring.wait_empty(use);
-      const uint32_t to = shared.factors(ring.stage(use)) + lane * 4;
-#pragma unroll
-      for (int i = 0; i < kOfLane; ++i) {
-        const int64_t stride = i < S::kTokens / 32 ? p.a_scale.depth_stride : p.b_scale.depth_stride;
-        if (from[i]) {
-          ptx::cp_async_4(to + i * 128, from[i] + block * stride);
-        } else {
-          ptx::store_shared(to + i * 128, __float_as_uint(1.0f));
-        }
-      }
-      ptx::mbarrier_arrive_after_cp_async(ring.full(use));
-      ptx::mbarrier_arrive(ring.full(use));
-      if (++steps == each) steps = 0, ++block;
-    }
-  }
 }
 
 }  // namespace flashinfer::cuda::sm90

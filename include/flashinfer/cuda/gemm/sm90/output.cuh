@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/gemm.h>
+#include <flashinfer/cuda/gemm/sm90/rows.cuh>
 #include <flashinfer/cuda/gemm/sm90/shape.cuh>
 #include <flashinfer/cuda/gemm/sm90/tiles.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
@@ -65,7 +66,8 @@ struct HopperOutput {
   // Any type, any place: float32 through shared memory, 32 rows at a time, then one by one.
   template <int kN>
   __device__ __forceinline__ void write_any(const float (&d)[kN / 2]) const {
-    constexpr int kRows = kN < 32 ? kN : 32, kPitch = 68;  // of a row: lanes of a store lie in different banks
+    constexpr int kRows = kN < 32 || S::kFp8 ? 16 : 32,
+                  kPitch = 68;  // of a row: lanes of a store lie in different banks
     static_assert(kRows * kPitch * 4 <= S::kOutBytes, "rows fit");
     const int lane = thread % 32, weight = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -80,18 +82,76 @@ struct HopperOutput {
       if (column + thread % 64 >= p.n) continue;
       const int end = tile.rows - first < kRows ? tile.rows - first : kRows;
 #pragma unroll 1
-      for (int row = thread / 64; row < end; row += 2) write_one(first + row, row * kPitch + thread % 64);
+      for (int row = thread / 64; row < end; row += 2) write_one(first + row, thread % 64, row * kPitch + thread % 64);
+    }
+  }
+
+  // Of 64 tokens, which are rows of the sums, with all weights of a strip: 64 weights at a time.
+  __device__ __forceinline__ void write_rows(const StripSums& d) const {
+    const int rows = tile.rows - group * 64 < 64 ? tile.rows - group * 64 : 64;
+    if (rows <= 0) return;  // of all threads
+    if (settings.lines) {
+      write_rows_in_lines(d, rows);
+    } else {
+      write_any_rows(d, rows);
     }
   }
 
  private:
+  __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int rows) const {
+    using Out = typename S::Out;
+    using Lines = ChunkedTile<64>;
+    const int lane = thread % 32, warp = thread / 32, unit = thread % 8;
+#pragma unroll
+    for (int first = 0; first < kGemmStrip; first += 64) {
+      sync();
+      // Of four blocks of 8 x 8 the lane has the address of a row: 8 tokens, then 8 more, then both of the next
+      // weights.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* from = d + first / 2 + 8 * i;
+        ptx::stmatrix_x4(buffer + Lines::unit(16 * warp + lane % 16, 2 * i + lane / 16), pack<Out>(from[0], from[1]),
+                         pack<Out>(from[2], from[3]), pack<Out>(from[4], from[5]), pack<Out>(from[6], from[7]));
+      }
+      sync();
+      const int64_t at = column + first + unit * 8;
+      if (at >= p.n) continue;
+      Out* out = static_cast<Out*>(p.out) + (tile.row + group * 64) * settings.out_stride + at;
+#pragma unroll
+      for (int row = thread / 8; row < 64; row += 16)
+        if (row < rows)
+          *reinterpret_cast<uint4*>(out + row * settings.out_stride) =
+              ptx::load_shared_16(buffer + Lines::unit(row, unit));
+    }
+  }
+
+  // Any type, any place: float32 through shared memory, 16 weights at a time, then one by one.
+  __device__ __forceinline__ void write_any_rows(const StripSums& d, int rows) const {
+    constexpr int kColumns = 16, kPitch = 20;  // of a row
+    static_assert(64 * kPitch * 4 <= S::kOutBytes, "rows fit");
+    const int lane = thread % 32, to = thread / 32 * 16 + lane / 4, weight = thread % kColumns;
+#pragma unroll
+    for (int first = 0; first < kGemmStrip; first += kColumns) {
+      sync();
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i)
+        ptx::store_shared(buffer + ((to + i / 2 % 2 * 8) * kPitch + i / 4 * 8 + lane % 4 * 2 + i % 2) * 4,
+                          __float_as_uint(d[first / 2 + i]));
+      sync();
+      if (column + first + weight >= p.n) continue;
+#pragma unroll 1
+      for (int row = thread / kColumns; row < rows; row += 128 / kColumns)
+        write_one(group * 64 + row, first + weight, row * kPitch + weight);
+    }
+  }
+
   __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }
 
-  __device__ __forceinline__ void write_one(int row, int place) const {
+  __device__ __forceinline__ void write_one(int row, int weight, int place) const {
     float value = ptx::load_shared_float(buffer + place * 4);
     const int64_t at_row = tile.row + row;
     if (p.row_scale) value *= p.row_scale[at_row];
-    const int64_t at = at_row * settings.out_stride + column + thread % 64;
+    const int64_t at = at_row * settings.out_stride + column + weight;
     if (p.out_dtype == DType::kFloat32) {
       static_cast<float*>(p.out)[at] = value;
     } else if (p.out_dtype == DType::kFloat16) {

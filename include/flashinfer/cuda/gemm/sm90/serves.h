@@ -27,6 +27,8 @@ inline const char* why_not_hopper(const GemmParams& p) {
   if (!fp8 && (p.a_scale.data || p.b_scale.data)) return "there are scales of operands of 16 bits";
   if (p.scale_depth % 128 != 0) return "scales are for fewer than 128 numbers of the depth, or no multiple of them";
   if (p.a_rows && p.k * bytes % 16 != 0) return "rows of a are gathered and are no multiple of 16 bytes";
+  if (p.a_rows && p.a_num_rows * stride * bytes > INT64_C(1) << 35)
+    return "rows of a are gathered from too much memory";
   const bool by_depth = p.b_stride_k == 1;
   const int64_t b_stride = by_depth ? p.b_stride_n : p.b_stride_k, b_rows = by_depth ? p.n : p.k;
   if (p.k < 1 || p.k > INT32_MAX / 2 || p.m > INT32_MAX / 2 || p.n > INT32_MAX / 2 || p.a_num_rows > INT32_MAX / 2 ||

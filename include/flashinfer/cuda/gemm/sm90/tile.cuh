@@ -5,7 +5,6 @@
 
 #include <flashinfer/cuda/gemm/sm90/shape.cuh>
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
-#include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
 #include <flashinfer/cuda/ptx/wgmma.cuh>
@@ -61,29 +60,48 @@ __device__ __forceinline__ void multiply(const GemmShared<S>& shared, int group,
   release_stage<S>(ring, use - 1);
 }
 
-constexpr int kTurns = 3;  // the first of two named barriers
+// How far a warpgroup is: steps, and panels of factors.
+struct Progress {
+  int use, panel;
+};
+
+// The factors of a step of 8 bits.
+template <typename S>
+__device__ __forceinline__ uint32_t factors_of_step(const GemmShared<S>& shared, const Progress& at, int step) {
+  const Ring<kPanels> panels = shared.panels();
+  if (step % kPanel == 0) panels.wait_full(at.panel);
+  return shared.factors(panels.stage(at.panel)) + step % kPanel * S::kFactorPitch;
+}
+
+// Behind the last read of a step's factors.
+template <typename S>
+__device__ __forceinline__ void release_factors(const GemmShared<S>& shared, Progress& at, int step, int steps) {
+  if (step % kPanel != kPanel - 1 && step != steps - 1) return;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared.panels().release(at.panel);
+  ++at.panel;
+}
 
 // The same of 8 bits. Tensor cores add up about 14 bits of each sum: those of a step are added to others in float32,
 // with the factors of its tokens and weights.
 template <typename S, int kN>
-__device__ __forceinline__ void multiply_scaled(const GemmShared<S>& shared, int group, int steps, int& use,
+__device__ __forceinline__ void multiply_scaled(const GemmShared<S>& shared, int group, int steps, Progress& at,
                                                 float (&d)[kN / 2]) {
   const Ring<S::kStages> ring = shared.ring();
   const int lane = static_cast<int>(threadIdx.x) % 32, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) d[i] = 0;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step, ++use) {
+  for (int step = 0; step < steps; ++step, ++at.use) {
     float part[kN / 2];
-    ring.wait_full(use);
-    ptx::named_barrier<256>(kTurns + group);
-    multiply_step<S, kN>(shared, group, use, false, part);
-    const uint32_t factors = shared.factors(ring.stage(use));
+    ring.wait_full(at.use);
+    multiply_step<S, kN>(shared, group, at.use, false, part);
+    const uint32_t factors = factors_of_step<S>(shared, at, step);
     const uint32_t weights = factors + S::kTokens * 4 + row * 4;
     const float of_weights[2] = {ptx::load_shared_float(weights), ptx::load_shared_float(weights + 32)};
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(part);
-    ptx::named_barrier_arrive<256>(kTurns + 1 - group);
+    release_stage<S>(ring, at.use);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const uint2 raw = ptx::load_shared_8(factors + j * 32 + lane % 4 * 8);
@@ -92,7 +110,7 @@ __device__ __forceinline__ void multiply_scaled(const GemmShared<S>& shared, int
       for (int i = 0; i < 4; ++i)
         d[4 * j + i] = fmaf(part[4 * j + i], of_tokens[i % 2] * of_weights[i / 2], d[4 * j + i]);
     }
-    release_stage<S>(ring, use);
+    release_factors<S>(shared, at, step, steps);
   }
 }
 
