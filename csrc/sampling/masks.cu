@@ -5,6 +5,7 @@
 namespace flashinfer::cuda {
 
 void launch_masks(const MapRowsParams& p, const Launch& where) {
+  if (launch_few_maps(p, where)) return;
   if (is_held(p.num_rows, p.vocab_size, where.device)) return launch_held_maps(p, where);
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
   if (!shape.resident) return launch_streamed_maps(p, shape, where);

@@ -5,7 +5,6 @@
 namespace flashinfer::cuda {
 
 void launch_samples(const SampleParams& p, const Launch& where) {
-  if (launch_few_samples(p, where)) return;
   if (!p.indices.data && is_held(p.num_outputs, p.vocab_size, where.device)) return launch_held_samples(p, where);
   const Shape shape = resident_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 2, where.device);

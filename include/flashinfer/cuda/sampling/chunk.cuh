@@ -239,6 +239,16 @@ __device__ __forceinline__ void store_chunk(void* to, DType dtype, int64_t row, 
   store_chunk(static_cast<bfloat16_t*>(to) + at, x, left);
 }
 
+__device__ __forceinline__ void store_element(void* to, DType dtype, int64_t at, float value) {
+  if (dtype == DType::kFloat32) {
+    static_cast<float*>(to)[at] = value;
+  } else if (dtype == DType::kFloat16) {
+    static_cast<half_t*>(to)[at] = from_float<half_t>(value);
+  } else {
+    static_cast<bfloat16_t*>(to)[at] = from_float<bfloat16_t>(value);
+  }
+}
+
 __device__ __forceinline__ float rounded(float x, DType dtype) {
   if (dtype == DType::kFloat16) return to_float(from_float<half_t>(x));
   return dtype == DType::kBFloat16 ? to_float(from_float<bfloat16_t>(x)) : x;

@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include <flashinfer/cuda/host/launch.cuh>
-#include <flashinfer/cuda/sampling/held.cuh>
+#include <flashinfer/cuda/sampling/stream.cuh>
 
 namespace flashinfer::cuda {
 
@@ -60,6 +60,19 @@ inline Shape held_shape(int64_t vocab_size) {
   return {size, kHeldThreads, Held::bytes(Engine<true>::own_chunks(chunks, size)), false};
 }
 
+// Rows that blocks read one after the other (stream.cuh), where there is one for each SM. Without bytes: not these.
+inline Shape stream_shape(int64_t rows, int64_t vocab_size, int device) {
+  const int64_t bytes = StreamRow::bytes();
+  const bool serves =
+      rows >= device_info(device).num_sms && StreamRow::fits(vocab_size) && bytes <= shared_memory(device);
+  return {1, kHeldThreads, serves ? bytes : 0, false};
+}
+
+inline int64_t stream_blocks(int64_t rows, int device) {
+  const int64_t blocks = int64_t{kStreamBlocks} * device_info(device).num_sms;
+  return rows < blocks ? rows : blocks;
+}
+
 template <auto kKernel, typename... Args>
 void launch_clusters(const Shape& shape, int64_t clusters, const Launch& where, const Args&... args) {
   static std::atomic<int64_t> allowed[64];
@@ -106,6 +119,7 @@ struct Groups {
 
 // Each kernel of a family of kernels is compiled in a file of its own.
 bool launch_few_samples(const SampleParams& p, const Launch& where);  // whether it is what they are for
+bool launch_few_maps(const MapRowsParams& p, const Launch& where);
 void launch_held_samples(const SampleParams& p, const Launch& where);
 void launch_held_maps(const MapRowsParams& p, const Launch& where);
 void launch_samples(const SampleParams& p, const Launch& where);

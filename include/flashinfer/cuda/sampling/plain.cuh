@@ -28,18 +28,13 @@ __device__ inline __noinline__ void sum_exponentials(Engine<false> e, float scal
   e.begin(2 * e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
               [&](Chunk& one, Chunk& other, int c, bool two) {
-                const float mine = pair_max<true>(one, other);
-                const float first = __shfl_sync(kWarp, mine, 0), second = __shfl_sync(kWarp, mine, 16);
-                one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
-                other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
-                const float sum = pair_sum(one, other, [](float x) { return x; });
-                e.tell_pair(e.maxima(), c, two, mine);
-                e.tell_pair(e.sums(), c, two, mine == -INFINITY ? 0.0f : sum);
+                const PairSums of = exponentials_of(one, other, scale);
+                e.tell_pair(e.maxima(), c, two, of.most);
+                e.tell_pair(e.sums(), c, two, of.sum);
               });
   e.meet();
 }
 
-// Then all relative to the row's.
 __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, double temperature) {
   const float scale = exponent_scale(temperature);
   e.sums_at ^= 1, e.maxima_at ^= 1;
@@ -50,9 +45,7 @@ __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, doubl
   set_scratch([&](Scratch& s) {
     s.stage.is_exponential = true, s.stage.least = -INFINITY, s.stage.scale = scale, s.stage.top = top;
   });
-  for (int c = threadIdx.x; c < e.chunks; c += blockDim.x)
-    if (sums[c] != 0) sums[c] *= ptx::ex2_approx((maxima[c] - top) * scale);
-  __syncthreads();
+  rescale(sums, maxima, e.chunks, top, scale);
   return e.totals();
 }
 

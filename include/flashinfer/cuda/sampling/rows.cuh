@@ -181,10 +181,10 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
 }
 
 // The threshold of a row, with the engine's sums those of what is kept.
-template <bool kResident>
+template <bool kLogits, bool kResident>
 __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& e, const Filters& f,
                                              Totals& totals) {
-  if (!p.is_logits) {
+  if constexpr (!kLogits) {
     totals = load_probs(e);
     return apply(e, f, p.top_k_first, p.input.dtype, totals);
   }
@@ -199,8 +199,9 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResi
 // All registers that 512 threads can have: what is spilled by a whole SM's threads is more than its L1 cache holds.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<kResident>(
-      p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) { return prepare_row(p, e, f, totals); });
+  sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
+    return p.is_logits ? prepare_row<true>(p, e, f, totals) : prepare_row<false>(p, e, f, totals);
+  });
 }
 
 // softmax and renormalised rows, a cluster each.

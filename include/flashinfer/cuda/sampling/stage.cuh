@@ -50,4 +50,23 @@ struct Stage {
   }
 };
 
+// The largest of each chunk of a pair, and the sum of exp((l - that) / T): of the first in lanes below 16.
+struct PairSums {
+  float most, sum;
+};
+__device__ __forceinline__ PairSums exponentials_of(Chunk& one, Chunk& other, float scale) {
+  const float most = pair_max<true>(one, other);
+  const float first = __shfl_sync(kWarp, most, 0), second = __shfl_sync(kWarp, most, 16);
+  one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
+  other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
+  const float sum = pair_sum(one, other, [](float x) { return x; });
+  return {most, most == -INFINITY ? 0.0f : sum};
+}
+// Then all relative to the row's largest.
+__device__ __forceinline__ void rescale(float* sums, const float* maxima, int chunks, float top, float scale) {
+  for (int c = threadIdx.x; c < chunks; c += blockDim.x)
+    if (sums[c] != 0) sums[c] *= ptx::ex2_approx((maxima[c] - top) * scale);
+  __syncthreads();
+}
+
 }  // namespace flashinfer::cuda

@@ -1,0 +1,193 @@
+// Rows that a block reads one after the other: pairs of chunks are on their way into shared memory while others are at
+// work in registers, those of the next row too.
+//
+// Each thread copies and reads its own elements alone, so that copies need no barrier.
+#pragma once
+
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/sampling/held_rows.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kStreamBlocks = 2;             // to an SM
+constexpr int kPairs = kHeldChunks / 2;      // of a row, at most
+constexpr int kLeastPairs = 2 * kHeldWarps;  // of a row: each warp has two
+constexpr int kCollected = 6400;             // elements with their places
+
+struct StreamRow : HeldRow {
+  int first_pair, own_pairs;  // of the warp
+  uint32_t step;              // pairs that the warp has read
+
+  static int64_t bytes() {
+    return (3 * kHeldChunks + kBins + kCollected + kCollected / 2 + 2 * kPairs + kHeldWarps * 4 * kSumChunk) *
+           int64_t{4};
+  }
+  static bool fits(int64_t vocab_size) {
+    const int64_t chunks = num_chunks(vocab_size);
+    return chunks >= 2 * kLeastPairs && chunks <= kHeldChunks;
+  }
+
+  __device__ static StreamRow of(int64_t n) {
+    StreamRow x;
+    x.e = Engine<false>::of(n);
+    const int pairs = (x.e.chunks + 1) / 2;
+    x.first_pair = x.e.warp() * pairs / kHeldWarps;
+    x.own_pairs = (x.e.warp() + 1) * pairs / kHeldWarps - x.first_pair;
+    x.step = 0;
+    return x;
+  }
+
+  __device__ __forceinline__ uint16_t* places() const { return reinterpret_cast<uint16_t*>(keys() + kCollected); }
+  __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
+  // Two chunks: where the copy number `at` of the warp goes.
+  __device__ __forceinline__ float* slot(uint32_t at) const {
+    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * e.warp() + (at & 1)) * 2 * kSumChunk;
+  }
+  // A slot that no copy is on its way to between a row and the next one.
+  __device__ __forceinline__ float* filled() const { return slot(step + 1); }
+  __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
+
+  __device__ __forceinline__ static bool is_copied(const Source& source, int c) {
+    return source.wide && int64_t{c + 1} * kSumChunk <= source.n;
+  }
+
+  // A group of copies for pair number `pair` of the warp, of none where there is no row.
+  __device__ __forceinline__ void copy(const Source& source, int pair, uint32_t at) const {
+    if (source.data != nullptr && pair < own_pairs) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const int c = chunk_of(pair) + second;
+        if (!is_copied(source, c)) continue;
+        const int size = size_of_row_type(source.dtype);
+        const char* from = source.data + (int64_t{c} * kSumChunk + part_start(0)) * size;
+        const uint32_t to = ptx::shared_address(slot(at) + second * kSumChunk) + part_start(0) * size;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (size == 4) {
+            ptx::cp_async_16(to + j * 512, from + j * 512);
+          } else {
+            ptx::cp_async_8(to + j * 256, from + j * 256, true);
+          }
+        }
+      }
+    }
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void start(const Source& source) const {
+    copy(source, 0, step), copy(source, 1, step + 1);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ static void unpack(Chunk& x, const T* from) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) load_vec<T, 4>(from + part_start(j)).to_floats(x.at[j]);
+  }
+  __device__ __forceinline__ void take(Chunk& x, const Source& source, int c, const float* from, float padding) const {
+    if (!is_copied(source, c)) {
+      if (c < e.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
+      return x.each([&](float& value) { value = padding; });
+    }
+    if (source.dtype == DType::kFloat32) return unpack(x, from);
+    if (source.dtype == DType::kFloat16) return unpack(x, reinterpret_cast<const half_t*>(from));
+    unpack(x, reinterpret_cast<const bfloat16_t*>(from));
+  }
+  __device__ __forceinline__ void take(Chunk& one, Chunk& other, const Source& source, int pair, uint32_t at,
+                                       float padding) const {
+    const float* from = slot(at);
+    take(one, source, chunk_of(pair), from, padding);
+    take(other, source, chunk_of(pair) + 1, from + kSumChunk, padding);
+  }
+
+  // f(first, second, pair) of the warp's pairs. Copies of the first two have started; those of the first `ahead` pairs
+  // of `next` start behind.
+  template <typename F>
+  __device__ __forceinline__ void pass(const Source& source, const Source& next, int ahead, float padding, const F& f) {
+#pragma unroll 1
+    for (int pair = 0; pair < own_pairs; ++pair) {
+      ptx::cp_async_wait<1>();
+      Chunk one, other;
+      take(one, other, source, pair, step, padding);
+      if (pair + 2 < own_pairs) {
+        copy(source, pair + 2, step);
+      } else {
+        const int behind = pair + 2 - own_pairs;
+        copy(behind < ahead ? next : Source{}, behind, step);
+      }
+      ++step;
+      f(one, other, pair);
+    }
+  }
+
+  // The sum of each chunk of a pair, of which lanes below 16 know the first, the others the second.
+  __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
+    const int c = chunk_of(pair) + (lane_id() >> 4);
+    if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
+  }
+
+  __device__ __forceinline__ void store(void* to, DType dtype, int64_t row, int pair, const Chunk& one,
+                                        const Chunk& other) const {
+    const int64_t at = int64_t{chunk_of(pair)} * kSumChunk;
+    store_chunk(to, dtype, row, one, at, e.n);
+    if (at + kSumChunk < e.n) store_chunk(to, dtype, row, other, at + kSumChunk, e.n);
+  }
+
+  // The same for sums of what is at least t, once more and without copies.
+  __device__ __forceinline__ void sum_again(const Source& source, float t) {
+    e.sums_at ^= 1;
+    __syncthreads();
+#pragma unroll 1
+    for (int pair = 0; pair < own_pairs; ++pair) {
+      Chunk one, other;
+      source.load(one, int64_t{chunk_of(pair)} * kSumChunk, 0.0f);
+      source.load(other, int64_t{chunk_of(pair) + 1} * kSumChunk, 0.0f);
+      put_sums(sums(), pair, pair_sum(one, other, [t](float x) { return x >= t ? max_nan(x, 0.0f) : 0.0f; }));
+    }
+    __syncthreads();
+  }
+
+  // The search among what is collected, in a function of its own.
+  template <bool kMass>
+  __device__ __noinline__ static Edge search(HeldSearch x, uint32_t count, uint32_t low, uint32_t high, uint64_t need,
+                                             Weights weights) {
+    return x.among<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
+  }
+
+  // Where the bits in `found` of each lane go in a list that a counter tells the length of: the lane's first, and how
+  // many there are in the warp.
+  struct Span {
+    uint32_t at, base, all;
+  };
+  __device__ __forceinline__ static Span span_of(uint32_t found) {
+    uint32_t end = __popc(found);
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const uint32_t before = __shfl_up_sync(kWarp, end, apart);
+      if (lane_id() >= apart) end += before;
+    }
+    const uint32_t all = __shfl_sync(kWarp, end, 31);
+    uint32_t base = 0;
+    if (lane_id() == 0 && all != 0) base = atomicAdd(&scratch().counter, all);
+    base = __shfl_sync(kWarp, base, 0);
+    return {base + end - __popc(found), base, all};
+  }
+};
+
+// work(x, row, source, next source) of the block's rows.
+template <typename F>
+__device__ __forceinline__ void each_row(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
+  const auto source_of = [&](int64_t row) { return row < count ? Source::of(rows, row * rows.stride, n) : Source{}; };
+  StreamRow x = StreamRow::of(n);
+  wait_for_inputs();
+  let_next_start();
+  Source source = source_of(blockIdx.x);
+  x.start(source);
+#pragma unroll 1
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const Source next = source_of(row + gridDim.x);
+    work(x, row, source, next);
+    __syncthreads();
+    source = next;
+  }
+}
+
+}  // namespace flashinfer::cuda
