@@ -1,9 +1,10 @@
-"""The backward pass of attention beside that of torch's own, in one run, each with its own forward pass aside.
+"""The backward pass of attention beside that of torch's own, in one run, without forward passes.
 
 FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch's side gets the layout
 it likes best. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each counts. On CUDA
-operators are called without autograd, whose streams no graph captures, and `composition_ms` is what the same takes as a
-composition of torch's functions.
+some calls in a row of ours, of torch's flash backend and of its cuDNN backend take turns, and the median of each counts:
+of operators without autograd, but for cuDNN's, which is slower by that where it takes less than 0.2 ms. Where cuDNN
+refuses, its columns are missing. `composition_ms` is what the same takes as a composition of torch's functions.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from bench_attention import both, torch_attention
+from bench_prefill import burst
 from timing import Report, arguments
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashinfer
 from flashinfer._attention import backward as kernels
+from flashinfer._attention.reference import LOG2E
 
 Pair = tuple[Callable[[int], object], Callable[[int], object]]
 # length, query heads, key heads, head_dim, causal
@@ -27,9 +32,9 @@ CASES = {
         (4096, 1, 1, 128, False),
     ],
     "cuda": [
-        *((n, 16, heads, 128, causal) for n in (1024, 4096) for heads in (16, 4) for causal in (False, True)),
-        *((16384, 16, 16, 128, causal) for causal in (False, True)),
-        *((4096, 16, 16, dim, causal) for dim in (64, 256) for causal in (False, True)),
+        *((n, 16, 16, dim, causal) for n in (1024, 4096, 16384) for dim in (64, 128) for causal in (False, True)),
+        *((n, 16, 4, 128, causal) for n in (1024, 4096) for causal in (False, True)),
+        *((4096, 16, 16, 256, causal) for causal in (False, True)),
     ],
 }
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
@@ -47,10 +52,10 @@ def by_autograd(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: to
 @torch.no_grad()
 def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Pair:
     leaves, theirs = ([x.detach() for x in one] for one in (leaves, theirs))
-    out, lse = flashinfer.single_prefill_with_kv_cache(*leaves, causal=causal, return_lse=True)
+    forward = torch.ops.aten._scaled_dot_product_flash_attention(*theirs, 0.0, causal)
+    out, lse = forward[0][0].transpose(0, 1).contiguous(), (forward[1][0].t() * LOG2E).contiguous()
     problem = None, None, None, None, 0, int(causal), -1, 0, 0.0, leaves[0].shape[2] ** -0.5, 1.0, 1e4
     of_lse = torch.zeros_like(lse)
-    forward = torch.ops.aten._scaled_dot_product_flash_attention(*theirs, 0.0, causal)
     their_grad = grad.transpose(0, 1)[None].contiguous()
     return (
         lambda _: torch.ops.flashinfer.prefill_gradients(*leaves, out, lse, grad, of_lse, *problem),
@@ -58,6 +63,31 @@ def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: t
             their_grad, *theirs, *forward[:6], 0.0, causal, *forward[6:8]
         ),
     )
+
+
+def by_cudnn(theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Callable[[], object] | None:
+    """Torch's cuDNN backend, or ``None`` where it refuses these shapes."""
+    their_grad = grad.transpose(0, 1)[None].contiguous()
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(
+                *theirs, is_causal=causal, enable_gqa=theirs[0].shape[1] != theirs[1].shape[1]
+            )
+        torch.autograd.grad(out, theirs, their_grad, retain_graph=True)
+    except RuntimeError:
+        return None
+    return lambda: torch.autograd.grad(out, theirs, their_grad, retain_graph=True)
+
+
+def in_a_row(calls: dict[str, Callable[[], object]], flops: int) -> dict[str, float]:
+    """Median seconds of calls that take turns, each some times in a row, so that the host's part is hidden."""
+    count = max(1, min(20, int(2e12 / flops)))
+
+    def repeated(call: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [call() for _ in range(count)]
+
+    times = burst({name: repeated(call) for name, call in calls.items()})
+    return {name: taken / count for name, taken in times.items()}
 
 
 def composition_seconds(call: Callable[[int], object]) -> float:
@@ -85,12 +115,19 @@ def backward(case: tuple[int, int, int, int, bool], name: str, device: str, repo
     grad = torch.randn(length, qo_heads, dim, device=device).to(dtype)
     ours, torchs = (by_autograd if device == "cpu" else by_operators)(leaves, theirs, grad, causal)
     ours(0)
-    mine, peer = both(ours, torchs, 1, device)
-    flops = 10 * length * length * qo_heads * dim / (2 if causal else 1)
+    flops, cudnn = 10 * length * length * qo_heads * dim // (2 if causal else 1), {}
+    if device == "cuda":
+        calls, third = {"ours": lambda: ours(0), "torch": lambda: torchs(0)}, by_cudnn(theirs, grad, causal)
+        times = in_a_row(calls if third is None else {**calls, "cudnn": third}, flops)
+        mine, peer = times["ours"], times["torch"]
+        if third is not None:
+            cudnn = {"cudnn_GFLOPps": flops / times["cudnn"] / 1e9, "vs_cudnn": times["cudnn"] / mine}
+    else:
+        mine, peer = both(ours, torchs, 1, device)
     composed = {"composition_ms": composition_seconds(ours) * 1e3} if device == "cuda" and length <= 4096 else {}
     report.add(
         name="prefill_backward", length=length, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
-        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **composed,
+        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **cudnn, **composed,
     )  # fmt: skip
 
 
@@ -99,7 +136,9 @@ def main() -> None:
     report = Report("attention_backward")
     for name in DTYPES[options.device]:
         for case in CASES[options.device]:
-            backward(case, name, options.device, report)
+            length, qo_heads, kv_heads, dim, causal = case
+            if options.only in f"{length} {qo_heads}/{kv_heads} d{dim} {'causal' if causal else 'full'}":
+                backward(case, name, options.device, report)
     report.write(options.json)
 
 

@@ -1,4 +1,5 @@
 // The CUDA kernels of attention's gradients: a part of this file for each element type and size of heads.
+#include <flashinfer/cuda/attention/backward/sm90.h>
 #include <flashinfer/cuda/attention/backward/launch.cuh>
 
 #include <iterator>
@@ -31,7 +32,9 @@ static int part_of(DType dtype, int qk, int vo) {
 }
 
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where) {
-  return cuda::prefill_backward_plan(params, where);
+  const int64_t bytes = params.dtype == DType::kFloat16 ? cuda::plan_hopper_backward_float16(params, where)
+                                                        : cuda::plan_hopper_backward_bfloat16(params, where);
+  return bytes >= 0 ? bytes : cuda::prefill_backward_plan(params, where);
 }
 
 void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where) {
@@ -39,6 +42,9 @@ void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where) 
 }
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where) {
+  const bool done = params.dtype == DType::kFloat16 ? cuda::hopper_backward_float16(params, where)
+                                                    : cuda::hopper_backward_bfloat16(params, where);
+  if (done) return;
   call_numbered<std::size(kParts)>(part_of(params.dtype, params.head_dim_qk, params.head_dim_vo),
                                    [&](auto part) { prefill_backward_part<part>(params, where); });
 }

@@ -133,7 +133,40 @@ def test_options(sizes, given, place):
 @place
 @pytest.mark.parametrize("sizes", [(64, 64), (192, 128)], ids=str)
 def test_layouts(sizes, place):
-    check(case(place, sizes, (4, 2), [(33, 70), (5, 150)], layout=1, mask_mode=1), layout=1)
+    for lengths in ([(33, 70), (5, 150)], [(130, 200), (128, 90)]):
+        check(case(place, sizes, (4, 2), lengths, layout=1, mask_mode=1), layout=1)
+
+
+def by_heads(x: torch.Tensor) -> torch.Tensor:
+    """The same values, one head behind the other in memory."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@place
+@pytest.mark.parametrize("sizes", [(64, 64), (72, 24), (128, 128)], ids=str)
+def test_strides(sizes, place):
+    """Each tensor with heads in front of tokens in memory, which has the same bits; one row for all tokens."""
+    one = case(place, sizes, (4, 2), [(150, 170), (128, 200)], mask_mode=1)
+    want = one.run()
+    for number in (0, 1, 2, 3, 5):
+        turned = [by_heads(x) if i == number else x for i, x in enumerate(one.arguments)]
+        got = one._replace(arguments=turned).run()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    expanded, dense = [*one.arguments], [*one.arguments]
+    expanded[5] = one.arguments[5][2:3].expand(one.arguments[5].shape)
+    dense[5] = expanded[5].contiguous()
+    got, want = (one._replace(arguments=arguments).run() for arguments in (expanded, dense))
+    assert_close(list(got), [x.double() for x in want])
+
+
+@pytest.mark.parametrize("name, number", [("k", 1), ("out", 3), ("grad", 5)])
+def test_rows_whose_elements_are_apart_are_refused(name, number, device):
+    one = case((device, torch.float16), (64, 64), (4, 2), [(150, 170)])
+    x = one.arguments[number]
+    one.arguments[number] = x.transpose(1, 2).contiguous().transpose(1, 2)
+    message = rf"ValueError: prefill_backward: {name}: got stride \d+ of the last dimension, wanted 1"
+    with pytest.raises(RuntimeError, match=message):
+        one.run()
 
 
 @place
@@ -148,6 +181,37 @@ def test_many_requests(place):
 def test_few_keys_and_many_queries(sizes, mask_mode, place):
     """So few keys that several blocks of a GPU share those of a tile."""
     check(case(place, sizes, (8, 1), [(random.randint(1000, 1500), random.randint(200, 500))], mask_mode=mask_mode))
+
+
+@place
+@pytest.mark.parametrize("mask_mode", [0, 1], ids=["all", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_whole_and_broken_tiles(dim, mask_mode, place):
+    """Lengths at and beside those of tiles, more keys than queries and fewer; queries that see nothing."""
+    lengths = [(64, 128), (128, 128), (63, 127), (65, 129), (192, 600), (300, 100), (127, 1), (1, 257), (256, 256)]
+    random.shuffle(lengths)
+    check(case(place, (dim, dim), (4, 2), lengths, mask_mode=mask_mode))
+
+
+@place
+def test_many_long_requests(place):
+    """More than a launch has room for, which Hopper's kernels take, too: of half a tile of queries and more."""
+    check(
+        case(
+            place,
+            (64, 64),
+            (2, 1),
+            [(random.randint(100, 200), random.randint(1, 200)) for _ in range(70)],
+            mask_mode=1,
+        )
+    )
+
+
+@place
+@pytest.mark.parametrize("heads", [(8, 8), (8, 1), (12, 2)], ids=str)
+def test_groups_of_heads(heads, place):
+    """Groups whose heads several blocks of a GPU share, or one has, in a causal batch."""
+    check(case(place, (128, 128), heads, [(500, 700), (130, 130)], mask_mode=1))
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")

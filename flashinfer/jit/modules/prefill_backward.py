@@ -35,7 +35,9 @@ def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | N
         raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
     coverage = {"dtype": wanted, "head_dims": CUDA_HEAD_DIMS}
     spec = family_spec("prefill_backward", backend, coverage=coverage, config={"head_dims": CONSTANTS["head_dims"]})
-    return replace(spec, split=True)
+    # Kernels for Hopper alone are parts of the module: what they serve is known when a call is there.
+    hopper = (f"csrc/prefill_backward/sm90_{dtype}.cu" for dtype in DTYPES[1:])
+    return replace(spec, sources=(*spec.sources[:-1], *hopper, spec.sources[-1]), split=True)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

@@ -34,6 +34,7 @@ struct PrefillBackwardParams {
   float logits_soft_cap, sm_scale;  // no cap: 0
   int32_t splits;                   // see below
   float* memory;                    // as many bytes as prefill_backward_plan() wants
+  float* sums;                      // in memory: parts of keys' gradients where splits are more than one
   DType dtype;                      // of q, k, v, out, grad and the results
 };
 

@@ -16,4 +16,14 @@ __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32
   return before;
 }
 
+// What this thread knows of is seen by whoever reads the value with load_acquire().
+__device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
+  return value;
+}
+
 }  // namespace flashinfer::cuda::ptx

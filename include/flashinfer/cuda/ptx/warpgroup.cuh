@@ -49,4 +49,7 @@ __device__ __forceinline__ bool elect_one() {
 // Before a barrier, in each thread whose ordinary stores to shared memory wgmma or TMA reads behind it.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of global memory: between copies of TMA and what other threads are told of them, or have told.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace flashinfer::cuda::ptx

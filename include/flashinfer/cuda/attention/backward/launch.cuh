@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/entries.h>
 #include <flashinfer/cuda/attention/backward/kernel.cuh>
 #include <flashinfer/cuda/attention/backward/rows.cuh>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
@@ -21,28 +22,6 @@
 #include <flashinfer/cuda/tile/convert.cuh>
 
 namespace flashinfer::cuda {
-
-// All requests, those with the most logits first.
-inline std::vector<BackwardEntry> backward_entries(const PrefillBackwardParams& p) {
-  std::vector<BackwardEntry> entries(p.batch_size);
-  int64_t kv_start = 0, mask_start = 0;
-  for (int64_t b = 0; b < p.batch_size; ++b) {
-    BackwardEntry& one = entries[b];
-    one.qo_start = p.qo_indptr ? p.qo_indptr[b] : 0;
-    one.qo_len = static_cast<int32_t>(p.qo_indptr ? p.qo_indptr[b + 1] - one.qo_start : p.tokens);
-    one.kv_start = static_cast<int32_t>(kv_start);
-    one.kv_len = static_cast<int32_t>(p.kv_lens ? p.kv_lens[b] : p.kv_tokens);
-    one.mask_start = mask_start;
-    if (int64_t{one.qo_len} + one.kv_len >= int64_t{1} << 30)
-      throw std::runtime_error("prefill_backward: a request has 2^30 queries and keys or more");
-    kv_start += one.kv_len;
-    mask_start += (int64_t{one.qo_len} * one.kv_len + 7) / 8;
-  }
-  std::stable_sort(entries.begin(), entries.end(), [](const BackwardEntry& a, const BackwardEntry& b) {
-    return int64_t{a.qo_len} * a.kv_len > int64_t{b.qo_len} * b.kv_len;
-  });
-  return entries;
-}
 
 // Returns into how many parts the queries of a tile of keys are split, so that the others do not wait for the longest;
 // the blocks of the queries' kernel follow while these end.
@@ -135,7 +114,8 @@ void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardE
 }
 
 template <typename T, int kQK, int kVO>
-void prefill_backward(const PrefillBackwardParams& p, const Launch& where) {
+void prefill_backward(PrefillBackwardParams p, const Launch& where) {
+  p.sums = p.memory + floats_of_rows(p);
   using Shapes = BackwardShapes<T, kQK, kVO>;
   const std::vector<BackwardEntry> entries = backward_entries(p);
   constexpr int kEach = kRowThreads / kRowLanes;
@@ -152,12 +132,7 @@ void prefill_backward(const PrefillBackwardParams& p, const Launch& where) {
   } else {
     launch_backward<typename Shapes::Queries>(p, entries, where, first);
   }
-  if (p.splits == 1) return;
-  int64_t tokens = 0;
-  for (const BackwardEntry& one : entries) tokens += one.kv_len;
-  const int64_t threads = tokens * p.num_kv_heads * ((p.head_dim_qk + p.head_dim_vo) / 8);
-  launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256), 0,
-         Launch{where.stream, where.device, 0}, p, tokens);
+  if (p.splits > 1) launch_sums<T>(p, entries, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/prefill_backward.h>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
@@ -23,7 +25,7 @@ FLASHINFER_HD int64_t floats_of_rows(const PrefillBackwardParams& p) {
 // A part of the sums of keys' gradients: rows of both, one behind the other.
 __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int32_t part) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo;
-  return {p.memory + floats_of_rows(p) + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
+  return {p.sums + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
 }
 
 constexpr int kRowLanes = 16, kRowThreads = 256;
@@ -67,6 +69,15 @@ __global__ void prefill_backward_sum_kernel(const __grid_constant__ PrefillBackw
   const bool of_k = chunk < p.head_dim_qk;
   T* to = (of_k ? p.dk : p.dv).template at<T>(row / p.num_kv_heads, head) + chunk - (of_k ? 0 : p.head_dim_qk);
   *reinterpret_cast<Vec<T, 8>*>(to) = Vec<T, 8>::from_floats(sums);
+}
+
+template <typename T>
+void launch_sums(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where) {
+  int64_t tokens = 0;
+  for (const BackwardEntry& one : entries) tokens += one.kv_len;
+  const int64_t threads = tokens * p.num_kv_heads * ((p.head_dim_qk + p.head_dim_vo) / 8);
+  launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256), 0,
+         Launch{where.stream, where.device, 0}, p, tokens);
 }
 
 }  // namespace flashinfer::cuda

@@ -79,7 +79,7 @@ struct BackwardShapes<T, 256, 256> {
 struct BackwardEntry {
   int32_t qo_start, qo_len, kv_start, kv_len;
   int64_t mask_start;
-  int32_t first_tile, unused;
+  int32_t first_tile, first_query_tile;  // of keys; of queries, which only kernels for Hopper number
 };
 
 constexpr int kBackwardEntries = 64;  // of a launch

@@ -1,0 +1,15 @@
+// The kernels of attention's gradients for Hopper alone, for float16.
+#include <flashinfer/cuda/attention/backward/sm90.h>
+#include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
+
+namespace flashinfer::cuda {
+
+int64_t plan_hopper_backward_float16(PrefillBackwardParams& params, const Launch& where) {
+  return sm90::plan_hopper<half_t>(params, where);
+}
+
+bool hopper_backward_float16(const PrefillBackwardParams& params, const Launch& where) {
+  return sm90::launch_hopper<half_t>(params, where);
+}
+
+}  // namespace flashinfer::cuda

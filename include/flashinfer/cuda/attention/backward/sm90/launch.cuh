@@ -1,0 +1,171 @@
+// The Hopper kernel of attention's gradients from the host: what it serves, its memory, maps and launches.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/entries.h>
+#include <flashinfer/cuda/host/tensor_map.h>
+#include <flashinfer/cuda/attention/backward/rows.cuh>
+#include <flashinfer/cuda/attention/backward/sm90/kernel.cuh>
+#include <flashinfer/cuda/attention/backward/sm90/rows.cuh>
+#include <flashinfer/cuda/host/check.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/per_device.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// All requests' tiles, numbered in the order of `entries`. Returns how many there are of queries.
+template <typename S>
+int64_t number_tiles(std::vector<BackwardEntry>& entries) {
+  int64_t queries = 0;
+  for (BackwardEntry& one : entries) {
+    one.first_query_tile = static_cast<int32_t>(queries);
+    queries += (int64_t{one.qo_len} + S::kQueries - 1) / S::kQueries;
+  }
+  return queries;
+}
+
+// Into how many parts the queries that a tile of keys sees are split, as many heads as share them at most: until no
+// block has more to do than its share of all.
+template <typename S>
+int32_t hopper_splits(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
+  const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;
+  int64_t longest = 0, all = 0;
+  for (const BackwardEntry& one : entries) {
+    const BackwardMask mask(p, one);
+    for (int32_t row = 0; row < one.kv_len; row += S::kKeys) {
+      int32_t begin, end;
+      mask.columns<true>(row, std::min(row + S::kKeys, one.kv_len) - 1, begin, end);
+      const int64_t steps = int64_t{(end + S::kQueries - 1) / S::kQueries - begin / S::kQueries} * group;
+      longest = std::max(longest, steps), all += steps * p.num_kv_heads;
+    }
+  }
+  int32_t splits = 1;
+  while (2 * splits <= group && group % (2 * splits) == 0 && longest * blocks * 10 > all * splits * 11) splits *= 2;
+  return splits;
+}
+
+inline int64_t whole_lines(int64_t floats) { return (floats + 31) / 32 * 32; }
+
+// Floats of the parts of p.memory: counters; rows; sums of queries' gradients; and parts of keys' gradients.
+template <typename S>
+struct MemorySizes {
+  int64_t counters, rows, queries, keys;
+
+  MemorySizes(const PrefillBackwardParams& p, int64_t query_tiles) {
+    const int64_t tiles = query_tiles * p.num_qo_heads;
+    counters = whole_lines(1 + tiles), rows = tiles * 2 * S::kQueries, queries = tiles * (S::kSumBytes / 4);
+    keys = p.splits == 1 ? 0 : p.splits * p.kv_tokens * p.num_kv_heads * 2 * S::kDim;
+  }
+};
+
+template <typename S>
+int64_t plan_hopper_shape(PrefillBackwardParams& p, const Launch& where) {
+  std::vector<BackwardEntry> entries = backward_entries(p);
+  p.splits = hopper_splits<S>(p, entries, where.device);
+  const MemorySizes<S> sizes(p, number_tiles<S>(entries));
+  return (sizes.counters + sizes.rows + sizes.queries + sizes.keys) * static_cast<int64_t>(sizeof(float));
+}
+
+// Rows of a tile of one head. A stride of 0, which the driver refuses, may be that of the only token or head.
+template <typename S>
+CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box) {
+  return tensor_map<128, 3>(map_type<typename S::T>(), 2,
+                            {rows.data,
+                             {S::kDim, static_cast<uint64_t>(tokens), static_cast<uint64_t>(heads)},
+                             {1, tokens > 1 ? rows.row : S::kDim, heads > 1 ? rows.head : S::kDim},
+                             {64, static_cast<uint32_t>(box), 1}});
+}
+
+// Blocks of the kernel that a device holds; 0: it has no code for the device.
+template <typename S>
+int32_t resident_blocks(int device) {
+  static PerDevice<int32_t> found;
+  return found.get(device, [](int which) {
+    cudaFuncAttributes attributes{};
+    if (attribute(cudaDevAttrComputeCapabilityMajor, which) != 9) return 0;
+    if (attribute(cudaDevAttrComputeCapabilityMinor, which) != 0) return 0;
+    check(cudaFuncGetAttributes(&attributes, backward_kernel<S>), "cudaFuncGetAttributes");
+    if (attributes.sharedSizeBytes == 0) return 0;
+    check(cudaFuncSetAttribute(backward_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
+          "cudaFuncSetAttribute");
+    return device_info(which).num_sms;
+  });
+}
+
+template <typename S>
+void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
+  std::vector<BackwardEntry> entries = backward_entries(p);
+  const int64_t query_tiles = number_tiles<S>(entries);
+  const MemorySizes<S> sizes(p, query_tiles);
+  BackwardMemory memory{};
+  memory.taken = reinterpret_cast<uint32_t*>(p.memory), memory.turns = memory.taken + 1;
+  memory.rows = p.memory + sizes.counters, memory.sums = memory.rows + sizes.rows;
+  p.sums = memory.sums + sizes.queries;
+  memory.query_tiles = static_cast<int32_t>(query_tiles);
+  const BackwardMaps maps{
+      map_of<S>(p.q, p.tokens, p.num_qo_heads, S::kQueries), map_of<S>(p.k, p.kv_tokens, p.num_kv_heads, S::kKeys),
+      map_of<S>(p.v, p.kv_tokens, p.num_kv_heads, S::kKeys), map_of<S>(p.grad, p.tokens, p.num_qo_heads, S::kQueries)};
+  const Launch how{where.stream, where.device, 0};
+  const dim3 threads(kBackwardRowThreads);
+  for (size_t next = 0; next < entries.size();) {
+    BackwardTable table{};
+    int64_t keys = 0, queries = 0;
+    const int32_t first = entries[next].first_query_tile;
+    for (; next < entries.size() && table.count < kBackwardEntries; ++next) {
+      BackwardEntry& one = table.at[table.count++] = entries[next];
+      one.first_tile = static_cast<int32_t>(keys);
+      keys += (int64_t{one.kv_len} + S::kKeys - 1) / S::kKeys;
+      queries += (int64_t{one.qo_len} + S::kQueries - 1) / S::kQueries;
+    }
+    memory.key_tiles = static_cast<int32_t>(keys);
+    const auto tiles = static_cast<int32_t>(queries);
+    launch(backward_rows_kernel<S>, dim3(std::max(tiles, 1), p.num_qo_heads), threads, 0, how, p, table, memory, first,
+           tiles);
+    const int64_t pieces = std::min<int64_t>(keys * p.num_kv_heads * p.splits, resident_blocks<S>(where.device));
+    launch(backward_kernel<S>, dim3(static_cast<unsigned>(pieces)), dim3(S::kThreads), S::kSharedBytes, how, p, table,
+           maps, memory);
+    launch(backward_queries_kernel<S>, dim3(tiles, p.num_qo_heads), threads, 0, how, p, table, memory, first);
+  }
+  if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
+}
+
+// Whether the kernel is faster than the portable one, and right: it has no windows, biases and caps, and a tile of its
+// own for each request, however short.
+template <typename S>
+bool serves_hopper_shape(const PrefillBackwardParams& p, const Launch& where) {
+  if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;
+  if (p.mask_mode == MaskMode::kCustom || p.window_left >= 0 || p.alibi_slopes || p.logits_soft_cap > 0) return false;
+  if (p.tokens == 0 || p.kv_tokens == 0 || resident_blocks<S>(where.device) == 0) return false;
+  for (const HeadRows* rows : {&p.q, &p.grad})  // maps have no strides of 0
+    if ((p.tokens > 1 && rows->row <= 0) || (p.num_qo_heads > 1 && rows->head <= 0)) return false;
+  for (const HeadRows* rows : {&p.k, &p.v})
+    if ((p.kv_tokens > 1 && rows->row <= 0) || (p.num_kv_heads > 1 && rows->head <= 0)) return false;
+  std::vector<BackwardEntry> entries = backward_entries(p);
+  const int64_t tiles = number_tiles<S>(entries);
+  return tiles > 0 && tiles * S::kQueries <= 2 * p.tokens + S::kQueries &&
+         tiles * p.num_qo_heads <= INT32_MAX / S::kQueries && p.num_qo_heads <= 65535;
+}
+
+template <typename T>
+int64_t plan_hopper(PrefillBackwardParams& p, const Launch& where) {
+  using S64 = BackwardShape<T, 64>;
+  using S128 = BackwardShape<T, 128>;
+  if (serves_hopper_shape<S64>(p, where)) return plan_hopper_shape<S64>(p, where);
+  if (serves_hopper_shape<S128>(p, where)) return plan_hopper_shape<S128>(p, where);
+  return -1;
+}
+
+template <typename T>
+bool launch_hopper(const PrefillBackwardParams& p, const Launch& where) {
+  using S64 = BackwardShape<T, 64>;
+  using S128 = BackwardShape<T, 128>;
+  if (serves_hopper_shape<S64>(p, where)) return launch_hopper_shape<S64>(p, where), true;
+  if (serves_hopper_shape<S128>(p, where)) return launch_hopper_shape<S128>(p, where), true;
+  return false;
+}
+
+}  // namespace flashinfer::cuda::sm90

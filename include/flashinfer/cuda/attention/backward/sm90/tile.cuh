@@ -1,0 +1,249 @@
+// What two warpgroups compute, each for its 64 keys of a tile: the products with one tile of queries after the other.
+//
+// Logits are computed with keys as rows, so that weights and their gradients are in registers as the left operands of
+// dv and dk. The gradients of logits go to shared memory besides: the gradient of the queries is a sum over the keys of
+// both warpgroups, each of which computes 64 x 64 of it. While that is under way, logits of the next tile are computed;
+// their exponentials, while the products of outputs' gradients and values are.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/sm90/shape.cuh>
+#include <flashinfer/cuda/attention/backward/sm90/work.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+#include <flashinfer/cuda/ptx/wgmma.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Uses of the rings by a warpgroup.
+struct BackwardUses {
+  int work = 0, key = 0, query = 0, sum = 0;
+};
+
+template <typename S>
+struct BackwardTile {
+  using T = typename S::T;
+  static constexpr auto kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  static constexpr int kLogits = S::kQueries / 2, kPairs = S::kQueries / 4, kOfKeys = S::kDim / 2;
+  const PrefillBackwardParams& params;
+  const BackwardShared<S>& shared;
+  const BackwardWork& work;
+  const int group;
+  BackwardUses& uses;
+  float dk[kOfKeys], dv[kOfKeys];
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (int i = 0; i < kOfKeys; ++i) dk[i] = dv[i] = 0;
+    if (work.steps == 0) return;
+    const typename S::KeyRing keys = shared.key_ring();
+    keys.wait_full(uses.key);
+    const int32_t rows = work.kv_len - work.tile * S::kKeys;
+    if (rows < S::kKeys) {
+      clear<typename S::Keys>(shared.keys(), rows);
+      clear<typename S::Keys>(shared.values(), rows);
+      meet();
+    }
+    BackwardWalk walk(work);
+    wait_queries(walk.tile, uses.query);
+    float s[kLogits], dq[32] = {};
+    multiply_keys(s, uses.query);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(s);
+#pragma unroll 1
+    for (int32_t step = 0; step < work.steps; ++step) this->step(s, dq, walk, step);
+    release(keys, uses.key++);
+    put_sums(dq);
+  }
+
+ private:
+  template <typename R>
+  __device__ __forceinline__ static void release(const R& ring, int use) {
+    if (threadIdx.x % 32 == 0) ring.release(use);
+  }
+
+  // Rows behind the request's end are zeros: they may be of the next one, or no numbers.
+  template <typename Rows>
+  __device__ __forceinline__ static void clear(uint32_t tile, int32_t rows) {
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c) {
+#pragma unroll 1
+      for (uint32_t at = rows * 128 + threadIdx.x * 16; at < Rows::kChunkBytes; at += S::kGroups * 128 * 16)
+        ptx::store_shared_16(tile + c * Rows::kChunkBytes + at, uint4{0, 0, 0, 0});
+    }
+  }
+  __device__ __forceinline__ static void meet() {
+    ptx::fence_proxy_async();
+    ptx::named_barrier<128 * S::kGroups>(1);
+  }
+
+  __device__ __forceinline__ void wait_queries(int32_t tile, int use) const {
+    shared.query_ring().wait_full(use);
+    const int32_t rows = work.qo_len - tile * S::kQueries;
+    if (rows < S::kQueries) {
+      clear<typename S::Queries>(shared.queries(use), rows);
+      meet();
+    }
+  }
+  __device__ __forceinline__ void wait_grads(int32_t tile, int use) const {
+    shared.grad_ring().wait_full(use);
+    const int32_t rows = work.qo_len - tile * S::kQueries;
+    if (rows < S::kQueries) {
+      clear<typename S::Queries>(shared.grads(use), rows);
+      meet();
+    }
+  }
+
+  // s = rows of a (keys or values) times those of b (queries or outputs' gradients)
+  __device__ __forceinline__ void multiply(float (&s)[kLogits], uint32_t a_at, uint32_t b_at) const {
+    const uint64_t a = S::Keys::k_contiguous(a_at + group * 64 * 128), b = S::Queries::k_contiguous(b_at);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < S::kDim / 16; ++i)
+      ptx::Wgmma<S::kQueries>::template ss<kType, false>(s, a + S::Keys::k_contiguous_step(i),
+                                                         b + S::Queries::k_contiguous_step(i), i > 0);
+    ptx::warpgroup_commit();
+  }
+  __device__ __forceinline__ void multiply_keys(float (&s)[kLogits], int use) const {
+    multiply(s, shared.keys(), shared.queries(use));
+  }
+
+  // sums += weights times rows of b
+  __device__ __forceinline__ static void add(float (&sums)[kOfKeys], const uint32_t (&weights)[kPairs], uint32_t b_at) {
+    const uint64_t b = S::Queries::n_contiguous(b_at);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < kPairs / 4; ++i)
+      ptx::Wgmma<S::kDim>::template rs<kType, true>(sums, weights[4 * i], weights[4 * i + 1], weights[4 * i + 2],
+                                                    weights[4 * i + 3], b + S::Queries::n_contiguous_step(i), true);
+    ptx::warpgroup_commit();
+  }
+
+  // The group's part of the gradient of the queries: 64 columns of all, or all columns of 64.
+  __device__ __forceinline__ void multiply_logits(float (&dq)[32], int use) const {
+    const int of_queries = S::kChunks == 1 ? group : 0, of_columns = S::kChunks == 1 ? 0 : group;
+    const uint64_t a = S::Keys::n_contiguous(shared.logits(use) + of_queries * S::Keys::kChunkBytes);
+    const uint64_t b = S::Keys::n_contiguous(shared.keys() + of_columns * S::Keys::kChunkBytes);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 16; ++i)
+      ptx::Wgmma<64>::template ss<kType, true, true>(dq, a + S::Keys::n_contiguous_step(i),
+                                                     b + S::Keys::n_contiguous_step(i), i > 0);
+    ptx::warpgroup_commit();
+  }
+
+  // Logits become weights.
+  __device__ __forceinline__ void weigh(float (&s)[kLogits], uint32_t rows, int32_t query_tile) const {
+    const float scale = params.sm_scale * math::log2e;
+    const uint32_t lse_at = rows + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < kLogits / 4; ++n) {
+      const uint2 two = ptx::load_shared_8(lse_at + n * 32);
+      const float lse[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * n + i] = math::ptx_exp2(s[4 * n + i] * scale - lse[i % 2]);
+    }
+    const int32_t key = work.tile * S::kKeys + group * 64, query = query_tile * S::kQueries;
+    const bool causal = params.mask_mode == MaskMode::kCausal;
+    const int32_t ahead = key - query - (work.kv_len - work.qo_len);  // of the first key and the first query
+    if ((causal && ahead + 63 > 0) || key + 64 > work.kv_len) {
+      const int32_t row =
+          static_cast<int32_t>(threadIdx.x) % 128 / 32 * 16 + static_cast<int32_t>(threadIdx.x) % 32 / 4;
+      const int32_t column = static_cast<int32_t>(threadIdx.x) % 4 * 2;
+      const int32_t most = causal ? column - row - ahead : S::kKeys;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t limit = key + row + 8 * half < work.kv_len ? most - 8 * half : -S::kKeys - S::kQueries;
+#pragma unroll
+        for (int i = 2 * half; i < kLogits; i += i % 2 == 0 ? 1 : 3) s[i] = -(i / 4 * 8 + i % 2) <= limit ? s[i] : 0.0f;
+      }
+    }
+  }
+
+  // Weights and the products of outputs' gradients and values become operands.
+  __device__ __forceinline__ void differentiate(const float (&weights)[kLogits], const float (&products)[kLogits],
+                                                uint32_t (&p)[kPairs], uint32_t (&ds)[kPairs], uint32_t rows) const {
+    const uint32_t delta_at = rows + S::kQueries * 4 + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < kLogits / 4; ++n) {
+      const uint2 two = ptx::load_shared_8(delta_at + n * 32);
+      const float delta[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * n + 2 * half;
+        p[i / 2] = pack<T>(weights[i], weights[i + 1]);
+        ds[i / 2] = pack<T>(weights[i] * (products[i] - delta[0]), weights[i + 1] * (products[i + 1] - delta[1]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void put_logits(const uint32_t (&ds)[kPairs], int use) const {
+    const int row = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int i = 0; i < kPairs / 4; ++i)
+      ptx::stmatrix_x4(shared.logits(use) + S::Keys::unit(row, 2 * i + right), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
+                       ds[4 * i + 3]);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.logit_ring().arrive_full(use);
+  }
+
+  __device__ __forceinline__ void put_sums(const float (&dq)[32]) {
+    const typename S::SumRing sums = shared.sum_ring();
+    const uint32_t to = shared.sums(uses.sum) + group * (S::kSumBytes / 2) + threadIdx.x % 128 * 16;
+    sums.wait_empty(uses.sum);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      ptx::store_shared_16(to + i * 2048, uint4{__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                                                __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])});
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) sums.arrive_full(uses.sum);
+    ++uses.sum;
+  }
+
+  // A tile of queries, whose logits are in s; then those of the next are, or those of the last once more. Gradients of
+  // logits have two places in turn: who writes one again has seen the other filled since, by warps that had read it.
+  __device__ __forceinline__ void step(float (&s)[kLogits], float (&dq)[32], BackwardWalk& walk, int32_t number) {
+    const int use = uses.query, next = number + 1 < work.steps ? use + 1 : use;
+    float products[kLogits];
+    wait_grads(walk.tile, use);
+    multiply(products, shared.values(), shared.grads(use));
+    if (number > 0) put_sums(dq);
+    weigh(s, shared.rows(use), walk.tile);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(products);
+    uint32_t p[kPairs], ds[kPairs];
+    differentiate(s, products, p, ds, shared.rows(use));
+    put_logits(ds, use);
+    add(dv, p, shared.grads(use));
+    walk.advance();
+    if (next != use) wait_queries(walk.tile, next);
+    multiply_keys(s, next);
+    add(dk, ds, shared.queries(use));
+    ptx::warpgroup_wait<1>();
+    ptx::warpgroup_hold(p);
+    ptx::warpgroup_hold(s);
+    shared.logit_ring().wait_full(use);
+    multiply_logits(dq, use);
+    ptx::warpgroup_wait<1>();
+    ptx::warpgroup_hold(p);
+    ptx::warpgroup_hold(ds);
+    release(shared.query_ring(), use);
+    release(shared.grad_ring(), use);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(s);
+    ptx::warpgroup_hold(dq);
+    ptx::warpgroup_hold(dk);
+    ptx::warpgroup_hold(dv);
+    ++uses.query;
+  }
+};
+
+}  // namespace flashinfer::cuda::sm90

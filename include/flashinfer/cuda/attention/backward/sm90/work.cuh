@@ -1,0 +1,69 @@
+// Work of the Hopper kernel of attention's gradients: in which order blocks take tiles of keys, and which tiles of
+// queries each of them sees.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/cuda/attention/backward/shape.cuh>
+#include <flashinfer/cuda/attention/backward/sm90/shape.cuh>
+
+namespace flashinfer::cuda::sm90 {
+
+// Where in p.memory is what the kernels share.
+struct BackwardMemory {
+  uint32_t* taken;  // how many tiles of keys blocks have taken
+  uint32_t* turns;  // of each head's tiles of queries: how many tiles of keys have added their part
+  float* rows;      // of each head's tiles of queries: the lse of each row, then the delta of each
+  float* sums;      // the same: the gradient, in the order in which registers of two warpgroups have it
+  int32_t query_tiles, key_tiles;
+
+  __device__ __forceinline__ int64_t number(int32_t head, int32_t tile) const {
+    return int64_t{head} * query_tiles + tile;
+  }
+};
+
+// The number of all pieces of work. Of a request all heads' first tiles of keys, which see most queries when masks are
+// causal, come before the second ones. A tile of keys waits for the tiles before it of the same head, whose numbers are
+// smaller and which blocks therefore have: numbers are taken in turn.
+__device__ __forceinline__ int64_t backward_pieces(const PrefillBackwardParams& p, const BackwardMemory& memory) {
+  return int64_t{memory.key_tiles} * p.num_kv_heads * p.splits;
+}
+
+template <typename S>
+__device__ __forceinline__ BackwardWork find_backward_work(const PrefillBackwardParams& p, const BackwardTable& table,
+                                                           uint32_t number) {
+  const auto each = static_cast<uint32_t>(p.num_kv_heads * p.splits);
+  const auto slot = static_cast<int32_t>(number % each);
+  auto tile = static_cast<int32_t>(number / each);
+  const BackwardEntry& one = table.find(tile);
+  BackwardWork work{};
+  work.qo_start = one.qo_start, work.qo_len = one.qo_len, work.kv_start = one.kv_start, work.kv_len = one.kv_len;
+  work.tile = tile, work.kv_head = slot / p.splits, work.part = slot % p.splits;
+  work.numbered_from = one.first_query_tile;
+  const BackwardMask mask(p, one);
+  int32_t begin, end;
+  mask.columns<true>(work.tile * S::kKeys, min((work.tile + 1) * S::kKeys, one.kv_len) - 1, begin, end);
+  work.first_query_tile = begin / S::kQueries, work.query_tiles = (end + S::kQueries - 1) / S::kQueries;
+  const int32_t of_head = work.query_tiles - work.first_query_tile, group = p.num_qo_heads / p.num_kv_heads;
+  if (begin >= end) return work;
+  const int64_t all = int64_t{of_head} * group, skipped = all * work.part / p.splits;
+  work.steps = static_cast<int32_t>(all * (work.part + 1) / p.splits - skipped);
+  work.query_head = work.kv_head * group + static_cast<int32_t>(skipped / of_head);
+  work.query_tile = work.query_tiles - 1 - static_cast<int32_t>(skipped % of_head);
+  return work;
+}
+
+// The tiles of queries that a piece of work sees, one after the other.
+struct BackwardWalk {
+  const BackwardWork& work;
+  int32_t head, tile;
+
+  __device__ __forceinline__ explicit BackwardWalk(const BackwardWork& all)
+      : work(all), head(all.query_head), tile(all.query_tile) {}
+  __device__ __forceinline__ void advance() {
+    if (--tile < work.first_query_tile) tile = work.query_tiles - 1, ++head;
+  }
+};
+
+}  // namespace flashinfer::cuda::sm90

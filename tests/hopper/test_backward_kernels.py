@@ -1,0 +1,40 @@
+"""What the compilers make of the Hopper kernel of attention's gradients: see test_prefill_kernels.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..support.device_code import compiled_for_hopper, sass_or_skip
+
+HERE = Path(__file__).parent
+INSTANCES = 4  # two element types, two sizes of heads
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The object file of backward.cu, and what ptxas said."""
+    return compiled_for_hopper(HERE / "backward.cu", tmp_path_factory.mktemp("backward"))
+
+
+def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None:
+    said = compiled[1]
+    kernels = re.findall(r"Compiling entry function '(\w*sm9015backward_kernel\w*)'", said)
+    assert len(kernels) == INSTANCES, said
+    assert not re.findall(r"C75\d\d", said), said
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spills and set(spills) == {("0", "0", "0")}, said
+
+
+def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
+    sass = sass_or_skip(compiled[0])
+    functions = dict(re.findall(r"Function : (\w*sm9015backward_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
+    assert len(functions) == INSTANCES
+    for name, body in functions.items():
+        head_dim, queries = (128, 64) if "Li128E" in name else (64, 128)
+        # Logits of the first tile and of the next, and dP; dV and dK, which sum over queries; dQ, over 128 keys.
+        assert body.count("HGMMA") == 3 * (head_dim // 16) + 2 * (queries // 16) + 128 // 16, name
+        assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
+        assert body.count("USETMAXREG") == 2, name
