@@ -12,11 +12,12 @@ import transformers
 from flashinfer.integrations.linear_attention import modules_of
 from flashinfer.integrations.transformers import register_delta_rule
 
+# Each token goes to both experts: where it goes to one, two that are as good are chosen by rounding.
 SIZES = dict(
     vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
     num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, pad_token_id=0, bos_token_id=1,
     eos_token_id=None, layer_types=["linear_attention", "full_attention"], moe_intermediate_size=16, num_experts=2,
-    num_experts_per_tok=1, tie_word_embeddings=True,
+    num_experts_per_tok=2, tie_word_embeddings=True,
 )  # fmt: skip
 HEADS = dict(
     head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=20,
