@@ -201,6 +201,22 @@ def test_step(v_first, state_dtype, device):
     assert pool[others].equal(before[others])
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 9])
+@pytest.mark.parametrize("form", [dict(), dict(row_gate=True), dict(vector=True)], ids=lambda form: str(*form))
+@pytest.mark.parametrize("key_dim, value_dim", [(128, 128), (64, 64), (128, 136), (100, 72), (62, 33), (132, 68)])
+def test_a_step_of_any_size(key_dim, value_dim, form, tokens, device):
+    """States whose rows or columns are whole vectors of four, others, and more tokens than a step usually has."""
+    for dtype, state_dtype in ((torch.float32, torch.float32), (torch.float16, torch.bfloat16)):
+        given = inputs(dtype, device, 2, tokens, 1, 2, key_dim, value_dim, **form)
+        before = given.pop("initial_state").to(state_dtype)
+        want, last = oracle(**wide(given), initial_state=before.cpu().double(), scale=0.5)
+        for v_first in (False, True):
+            pool = before.mT.contiguous() if v_first else before.clone()
+            o = delta_rule.delta_rule_step(**given, state=pool, scale=0.5, state_v_first=v_first)
+            assert error(o, want) < BOUNDS[dtype][0]
+            assert error(pool.mT if v_first else pool, last) < BOUNDS[state_dtype][0]
+
+
 def test_a_step_into_other_slots(device):
     given = inputs(torch.float32, device, batch=2, tokens=1)
     args = {name: given[name] for name in ("q", "k", "v", "g", "beta")}

@@ -43,7 +43,7 @@ __device__ __forceinline__ float load_float(const void* from, int64_t i) {
   return to_float(static_cast<const T*>(from)[i]);
 }
 
-// A gate as it is: what a step does instead is in delta_rule.cuh.
+// A gate as it is: what a step does instead is in delta_step.cuh.
 struct GivenGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
@@ -94,6 +94,18 @@ struct DeltaTokens {
     __syncthreads();
   }
 
+  // q and k, by all threads.
+  __device__ __forceinline__ void normalise() {
+    __syncthreads();
+    for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
+      float* x = row < kTokens ? q[row] : k[row - kTokens];
+      float total = 0;
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total += x[d] * x[d];
+      const float factor = rsqrtf(lanes_sum<32>(total) + 1e-6f);
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) x[d] *= factor;
+    }
+  }
+
  private:
   // All of a thread's loads are on their way before the first is waited for: what a token costs is a part of one wait.
   template <typename T, int kSize>
@@ -111,16 +123,6 @@ struct DeltaTokens {
     for (int n = 0; n < kCount; ++n) {
       const int i = threadIdx.x + n * kThreads, row = i / kSize;
       if (row < kTokens) to[row][i % kSize] = each[n];
-    }
-  }
-  __device__ __forceinline__ void normalise() {
-    __syncthreads();
-    for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
-      float* x = row < kTokens ? q[row] : k[row - kTokens];
-      float total = 0;
-      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total += x[d] * x[d];
-      const float factor = rsqrtf(lanes_sum<32>(total) + 1e-6f);
-      for (int d = threadIdx.x % 32; d < kKeys; d += 32) x[d] *= factor;
     }
   }
 };

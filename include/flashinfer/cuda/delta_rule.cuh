@@ -4,31 +4,11 @@
 #include <type_traits>
 
 #include <flashinfer/cuda/delta_columns.cuh>
+#include <flashinfer/cuda/delta_step.cuh>
 
 namespace flashinfer::cuda {
 
 constexpr int kDeltaColumns = 32;
-
-// g and beta of a token as a step computes them of raw numbers.
-struct StepGate {
-  float a_log, dt_bias, beta_factor;
-  bool raw_gate;
-
-  __device__ __forceinline__ StepGate(const DeltaRuleParams& p, int64_t value_head)
-      : a_log(p.a_log ? p.a_log[value_head] : 0.f),
-        dt_bias(p.dt_bias ? p.dt_bias[value_head] : 0.f),
-        beta_factor(static_cast<float>(p.beta_sigmoid)),
-        raw_gate(p.a_log != nullptr) {}
-
-  __device__ __forceinline__ float gate(float g) const {
-    if (!raw_gate) return g;
-    const float x = g + dt_bias;
-    return -__expf(a_log) * (x > 20.f ? x : log1pf(__expf(x)));
-  }
-  __device__ __forceinline__ float beta(float beta) const {
-    return beta_factor > 0.f ? beta_factor / (1.f + __expf(-beta)) : beta;
-  }
-};
 
 template <typename Columns, int kRows>
 __device__ __forceinline__ void store_columns(Columns& columns, const DeltaState<kRows>& state,
@@ -95,6 +75,7 @@ __global__ void __launch_bounds__(4 * kDeltaColumns, kRows == 16 ? 6 : 128 / kRo
 
 template <typename T>
 void delta_rule(const DeltaRuleParams& p, const Launch& where) {
+  if (takes_step(p)) return delta_step<T>(p, where);
   const auto blocks = static_cast<unsigned>(delta_blocks(p.in, kDeltaColumns));
   with_delta_shape(p.in, [&](auto rows, auto row_gate) {
     launch(delta_rule_kernel<T, rows(), row_gate()>, blocks, 4 * kDeltaColumns, 0, where, p);
