@@ -18,8 +18,8 @@ from ._attention.lists import Shape
 from ._attention.plan import check_result
 from ._attention.scales import Scale
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
-from ._attention.traced import differs
 from ._ops.indices import index_tables
+from ._ops.sizes import differs
 from ._ops.tensors import check_dims, check_tensor
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]

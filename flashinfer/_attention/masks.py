@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from .._ops.indices import INTEGERS, narrowed
+from .._ops.sizes import differs, exceeds
 from ..quantization import packbits, segment_packbits
 from .arguments import CUSTOM, MULTI_ITEM
 from .tables import INT32_MAX, Batch, Tables, check_buffer
-from .traced import differs, exceeds
 
 
 @dataclass(frozen=True)

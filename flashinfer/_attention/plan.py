@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._ops.sizes import differs, exceeds
 from .._ops.tensors import check_dims, check_tensor
 from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
@@ -16,7 +17,7 @@ from .masks import MaskTensors
 from .operators import Operators
 from .signature import Parameters, Setting
 from .tables import Batch
-from .traced import as_shape, differs, exceeds, number_of_kernels
+from .traced import as_shape, number_of_kernels
 
 
 class Options(NamedTuple):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from .._ops.declare import define_in_python
 from ..jit.modules._attention import HOPPER
@@ -84,19 +83,3 @@ def as_shape(sizes: Sequence[int]) -> torch.Tensor:
 def from_shape(carrier: torch.Tensor) -> list[int]:
     """The sizes that :func:`as_shape` was given."""
     return [size - _APART * (number + 1) for number, size in enumerate(carrier.shape[1:])]
-
-
-def differs(got: int, wanted: int) -> bool:
-    """Whether a size is another one, so far as is known: of some a graph knows nothing before it runs."""
-    return _known(got != wanted) if is_dynamo_compiling() else got != wanted
-
-
-def exceeds(got: int, limit: int) -> bool:
-    """Whether a size is larger, so far as is known."""
-    return _known(got > limit) if is_dynamo_compiling() else got > limit
-
-
-def _known(condition: bool) -> bool:
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-    return guard_or_false(condition)

@@ -11,8 +11,8 @@ from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
 from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
-from .._attention.traced import differs, exceeds
 from .._ops.indices import index_table
+from .._ops.sizes import differs, exceeds
 from .._ops.tensors import check_dims, check_tensor
 from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims

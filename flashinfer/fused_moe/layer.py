@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .._gemm.operators import grouped_gemm
+from .._ops.sizes import exceeds
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
@@ -73,7 +74,7 @@ def run_experts(
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
     places: torch.Tensor | None = tokens
-    if x.is_cuda and ids.numel() > MANY_ROWS * first.shape[0]:
+    if x.is_cuda and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
         x, places = take_rows(x, tokens), None
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     hidden = torch.empty((ids.shape[0] * ids.shape[1], first.shape[1]), dtype=dtype, device=x.device)
