@@ -165,7 +165,10 @@ def test_activation(act, device, dtype):
         want = activated(h.cpu(), act)
         got, none = operators.activate(h, None, int(act), False, None, None, None, None, None, False)
         assert got.dtype == dtype and none.numel() == 0
-        assert ((got.cpu().double() - want).abs() <= (1.01 * ROUNDING[dtype] + 3e-6) * want.abs() + 2e-5).all()
+        # What an activation cancels, 1 + erf(x) say, is known to float32's rounding: so is its product with what it gates.
+        most = (h.cpu().double().unflatten(-1, (-1, size)).abs()).prod(-2)
+        bound = (1.01 * ROUNDING[dtype] + 3e-6) * want.abs() + 2e-5 + 2**-22 * most
+        assert ((got.cpu().double() - want).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("size", [128, 200, 384, 31])
