@@ -218,7 +218,7 @@ struct StepState {
 };
 
 template <typename T, int kKeys, bool kRowGate, bool kVFirst>
-__global__ void __launch_bounds__(kStepThreads, 3) delta_step_kernel(const DeltaRuleParams p) {
+__global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const DeltaRuleParams p) {
   using Tokens = DeltaTokens<kKeys / 4, kStepColumns, 1, kRowGate>;
   __shared__ __align__(16) Tokens tokens;
   __shared__ __align__(16) StepSums sums;
