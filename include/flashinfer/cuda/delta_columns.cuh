@@ -43,13 +43,6 @@ __device__ __forceinline__ float load_float(const void* from, int64_t i) {
   return to_float(static_cast<const T*>(from)[i]);
 }
 
-// Of q, k or v of a value head's token: 0 beyond the row.
-template <typename T>
-__device__ __forceinline__ float load_token(const void* rows, const TokenStrides& strides, int64_t batch, int64_t t,
-                                            int64_t head, int64_t i, int64_t size, bool there) {
-  return there && i < size ? load_float<T>(rows, strides.at(batch, t, head) + i) : 0.f;
-}
-
 // A gate as it is: what a step does instead is in delta_rule.cuh.
 struct GivenGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
@@ -70,41 +63,56 @@ struct DeltaTokens {
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
     const int64_t batch = block.tokens.batch, head = block.value_head / in.group();
-    // Several loads are on their way at once; more of them would not leave registers for the state.
-#pragma unroll 4
-    for (int n = 0; n < (kTokens * kKeys + kThreads - 1) / kThreads; ++n) {
-      const int i = threadIdx.x + n * kThreads, row = i / kKeys, d = i % kKeys;
-      if (row >= kTokens) break;
-      const bool there = first + row < block.tokens.end;
-      q[row][d] = load_token<T>(in.q, in.q_strides, batch, first + row, head, d, in.key_dim, there);
-      k[row][d] = load_token<T>(in.k, in.k_strides, batch, first + row, head, d, in.key_dim, there);
-    }
+    load_rows<T>(in.q, in.q_strides.at(batch, first, head), in.q_strides.token, in.key_dim, block.tokens.end - first,
+                 q);
+    load_rows<T>(in.k, in.k_strides.at(batch, first, head), in.k_strides.token, in.key_dim, block.tokens.end - first,
+                 k);
+    const int64_t number = block.number(in, first), from = block.slice * kColumns, left = block.tokens.end - first;
+    load_rows<T>(in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token, in.value_dim - from,
+                 left, v);
+    constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
 #pragma unroll
-    for (int n = 0; n < (kTokens * kColumns + kThreads - 1) / kThreads; ++n) {
+    for (int n = 0; n < kBetas; ++n) {
       const int i = threadIdx.x + n * kThreads, row = i / kColumns;
-      if (row >= kTokens) break;
-      const int64_t t = first + row, column = block.slice * kColumns + i % kColumns, number = block.number(in, t);
-      const bool there = t < block.tokens.end && column < in.value_dim;
-      v[row][i % kColumns] = load_token<T>(in.v, in.v_strides, batch, t, block.value_head, column, in.value_dim, there);
-      const int64_t at = in.beta_is_vector ? number * in.value_dim + column : number;
-      beta[row][i % kColumns] = !there ? 0.f : in.beta ? gate.beta(load_float<float>(in.beta, at)) : 1.f;
+      const int64_t column = from + i % kColumns, one = number + row * in.num_value_heads;
+      const bool there = row < left && column < in.value_dim;
+      const int64_t at = in.beta_is_vector ? one * in.value_dim + column : one;
+      const float given = !there ? 0.f : in.beta ? load_float<float>(in.beta, at) : 1.f;
+      if (row < kTokens) beta[row][i % kColumns] = there && in.beta ? gate.beta(given) : given;
     }
     constexpr int kDecays = kRowGate ? kKeys : 1;
 #pragma unroll
     for (int n = 0; n < (kTokens * kDecays + kThreads - 1) / kThreads; ++n) {
       const int i = threadIdx.x + n * kThreads, row = i / kDecays, d = i % kDecays;
-      if (row >= kTokens) break;
-      const int64_t t = first + row, number = block.number(in, t);
-      const bool there = t < block.tokens.end;
-      float g = there && in.g ? gate.gate(load_float<float>(in.g, number)) : 0.f;
-      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, number * in.key_dim + d);
-      decay[row][d] = __expf(g);
+      const int64_t one = number + row * in.num_value_heads;
+      const bool there = row < left;
+      float g = there && in.g && row < kTokens ? gate.gate(load_float<float>(in.g, one)) : 0.f;
+      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, one * in.key_dim + d);
+      if (row < kTokens) decay[row][d] = __expf(g);
     }
     if (in.l2norm) normalise();
     __syncthreads();
   }
 
  private:
+  // All of a thread's loads are on their way before the first is waited for: what a token costs is a part of one wait.
+  template <typename T, int kSize>
+  __device__ __forceinline__ static void load_rows(const void* rows, int64_t start, int64_t step, int64_t size,
+                                                   int64_t left, float (&to)[kTokens][kSize]) {
+    constexpr int kCount = (kTokens * kSize + kThreads - 1) / kThreads;
+    const T* from = static_cast<const T*>(rows) + start;
+    float each[kCount];
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = threadIdx.x + n * kThreads, row = i / kSize, d = i % kSize;
+      each[n] = row < kTokens && row < left && d < size ? to_float(from[row * step + d]) : 0.f;
+    }
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int i = threadIdx.x + n * kThreads, row = i / kSize;
+      if (row < kTokens) to[row][i % kSize] = each[n];
+    }
+  }
   __device__ __forceinline__ void normalise() {
     __syncthreads();
     for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
