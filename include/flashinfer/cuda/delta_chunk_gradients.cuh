@@ -326,7 +326,7 @@ struct DeltaGradients {
 template <typename T, int kKeys>
 __global__ void __launch_bounds__(DeltaGradients<T, kKeys>::kThreads)
     delta_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   using Gradients = DeltaGradients<T, kKeys>;
   auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
   wait_for_inputs();

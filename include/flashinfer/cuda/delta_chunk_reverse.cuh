@@ -34,9 +34,9 @@ struct DeltaChunkSpace {
 
 template <typename Shape>
 struct DeltaReplayStage {
-  alignas(128) typename Shape::Keys k;
+  alignas(1024) typename Shape::Keys k;
   alignas(128) typename Shape::Values v;
-  alignas(128) DeltaTerms terms;
+  typename Shape::Terms terms;
 };
 
 template <typename Shape>
@@ -45,6 +45,7 @@ struct DeltaReplay : DeltaWalk<Shape> {
   using T = typename Shape::T;
   using Stage = DeltaReplayStage<Shape>;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
   const DeltaChunkSpace& space;
@@ -56,48 +57,39 @@ struct DeltaReplay : DeltaWalk<Shape> {
     const DeltaChunk chunk = this->chunk(number);
     this->copy_keys(to.k, in.k, in.k_strides, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_bytes(&to.terms, space.terms + this->place(number), kDeltaForwardTerms);
+    this->copy_terms(to.terms, space.terms[this->place(number)]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
+    typename Base::Sums r;
+    typename Base::Left left;
+    this->pack_state(a, state);
+    this->start_residuals(r, left, a, stage);
     const int64_t strip = this->column() / 16, place = this->place(number);
     const bool kept = strip < space.strips;
-    typename Base::Sums r;
-    r.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      if (kept)
-        store_block(space.states + place * space.state_bytes + (strip * (Shape::kKeys / 16) + step) * 512, a[0]);
-      this->read(r, a, stage.k, step);
-    }
-    this->subtract_from_values(r, stage.v, terms.read);
-    typename Base::Left left;
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], r, m, terms.beta);
-    this->template multiply<true>(r, left, terms.z);
+    if (kept) store_blocks(space.states + place * space.state_bytes + strip * sizeof(a) * 32, a);
     state.scale(terms.last[0]);
+    Products::template wait<0>(r, left);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], r[0][2 * step], r[0][2 * step + 1]);
-      if (kept) store_block(space.residuals + place * space.residual_bytes + (strip * kSteps + step) * 512, a[0]);
-      this->scale_tokens(r, step, terms.beta);
-      this->scaled(a[0], r, step, terms.write);
-      this->write(state, a, stage.k, step);
-    }
+    for (int m = 0; m < kSteps; ++m) pack_left<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
+    if (kept) store_blocks(space.residuals + place * space.residual_bytes + strip * sizeof(left) * 32, left);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
+    this->scaled(left, r, terms.write);
+    Products::write(state, left, stage.k);
+    Products::template wait<0>(state, left);
   }
 };
 
 template <typename Shape>
 struct DeltaReverseStage {
-  alignas(128) typename Shape::Keys k;
-  alignas(128) typename Shape::Keys q;
+  alignas(1024) typename Shape::Keys k;
+  alignas(1024) typename Shape::Keys q;
   alignas(128) typename Shape::Values grad;  // dO, then dV
   alignas(128) DeltaBlocks r[Shape::kWarps][kDeltaChunk / 16];
-  alignas(128) DeltaTerms terms;
+  typename Shape::Terms terms;
 };
 
 template <typename Shape>
@@ -106,6 +98,7 @@ struct DeltaReverse : DeltaWalk<Shape> {
   using T = typename Shape::T;
   using Stage = DeltaReverseStage<Shape>;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Base::in, Base::kSteps, Base::lane, Base::warp;
 
   const DeltaRuleBackwardParams& p;
@@ -124,48 +117,54 @@ struct DeltaReverse : DeltaWalk<Shape> {
     const auto strips = static_cast<uint32_t>(left < Shape::kWarps ? left : Shape::kWarps);
     this->copy_bytes(to.r, space.residuals + place * space.residual_bytes + first * sizeof(to.r[0]),
                      strips * static_cast<uint32_t>(sizeof(to.r[0])));
-    this->copy_bytes(&to.terms, space.terms + place, kDeltaForwardTerms);
+    this->copy_terms(to.terms, space.terms[place]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
     const int64_t strip = this->column() / 16, place = this->place(number);
     const bool kept = strip < space.strips;
-    typename Base::Sums du;
-    du.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      if (kept) store_block(space.grads + place * space.state_bytes + (strip * (Shape::kKeys / 16) + step) * 512, a[0]);
-      this->read(du, a, stage.k, step);
-    }
+    typename Base::StateLeft a;
+    typename Base::Sums du, of_outputs;
     typename Base::Left grad, left;
+    this->pack_state(a, state);
+    Products::read(du, a, stage.k);
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m)
-      this->scale_tokens(du, m, terms.write), this->load_values(grad[m][0], stage.grad, m);
-    this->template multiply<false>(du, grad, terms.p);
+    for (int m = 0; m < kSteps; ++m) this->load_values(grad[m], stage.grad, m);
+    Products::template multiply<false, true>(of_outputs, grad, terms.p);
+    Products::template wait<1>(du, a);
+    if (kept) store_blocks(space.grads + place * space.state_bytes + strip * sizeof(a) * 32, a);
+    Products::template wait<0>(of_outputs, grad);
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], du, m, terms.beta);
-    this->template multiply<false>(du, left, terms.z);  // dy
-    if (kept) give_beta(stage, space.betas + (place * space.strips + strip) * kDeltaChunk, du);
+    for (int n = 0; n < Base::Sums::kN; ++n) {
+      const float2 by = this->of_tokens(terms.write, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) du[0][n][i] = du[0][n][i] * (i % 2 ? by.y : by.x) + of_outputs[0][n][i];
+    }
+    this->scaled(left, du, terms.beta);
+    Products::template multiply<false>(du, left, terms.z);  // dy
     state.scale(terms.last[0]);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      uint32_t a[1][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 by = this->of_tokens(terms.out, 2 * m + i / 2);
         float low, high;
-        unpack<T>(grad[m][0][i], low, high);
-        a[0][i] = pack<T>(low * by.x, high * by.y);
+        unpack<T>(grad[m][i], low, high);
+        grad[m][i] = pack<T>(low * by.x, high * by.y);
       }
-      this->write(state, a, stage.q, m);
-      this->scale_tokens(du, m, terms.beta);
-      this->scaled(a[0], du, m, terms.read, -1.f);
-      this->write(state, a, stage.k, m);
     }
+    Products::write(state, grad, stage.q);
+    Products::template wait<1>(du, left);
+    if (kept) give_beta(stage, space.betas + (place * space.strips + strip) * kDeltaChunk, du);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      this->scale_tokens(du, m, terms.beta);
+      this->scaled(left[m], du, m, terms.read, -1.f);
+    }
+    Products::write(state, left, stage.k);
     this->store(p.grad_v, stage.grad, this->chunk(number), du);
+    Products::template wait<0>(state, grad, left);
   }
 
  private:
@@ -193,23 +192,23 @@ struct DeltaReverse : DeltaWalk<Shape> {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     delta_replay_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  run_walk<Shape, false>(DeltaReplay<Shape>(p.in, space), reinterpret_cast<DeltaReplayStage<Shape>*>(memory),
-                         p.initial_state, nullptr);
+  walk_chunks<Shape, false>(DeltaReplay<Shape>(p.in, space), reinterpret_cast<DeltaReplayStage<Shape>*>(memory),
+                            p.initial_state, nullptr);
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     delta_reverse_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  run_walk<Shape, true>(DeltaReverse<Shape>(p, space), reinterpret_cast<DeltaReverseStage<Shape>*>(memory),
-                        p.grad_state, p.grad_initial_state);
+  walk_chunks<Shape, true>(DeltaReverse<Shape>(p, space), reinterpret_cast<DeltaReverseStage<Shape>*>(memory),
+                           p.grad_state, p.grad_initial_state);
 }
 
 }  // namespace flashinfer::cuda

@@ -1,8 +1,8 @@
 // The delta rule on CUDA over chunks of 64 tokens, on tensor cores: which calls it takes, and its two launches.
 #pragma once
 
+#include <flashinfer/cuda/delta_chunk_chain.cuh>
 #include <flashinfer/cuda/delta_chunk_prepare.cuh>
-#include <flashinfer/cuda/delta_chunk_split.cuh>
 
 namespace flashinfer::cuda {
 
@@ -23,32 +23,45 @@ inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(DeltaTerms));
 }
 
-// Launches a kernel that wants more shared memory than any has without asking.
-template <auto kKernel, typename... Args>
-void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& where, const Args&... args) {
-  static PerDevice<bool> allowed;
-  allowed.get(where.device, [shared_bytes](int) {
+// Launches a kernel that wants more shared memory than any has without asking. False: this binary has none for the
+// device.
+template <auto kKernel, bool kHopper, typename... Args>
+bool launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& where, const Args&... args) {
+  static PerDevice<bool> found;
+  const bool there = found.get(where.device, [shared_bytes](int device) {
+    if (kHopper) {
+      cudaFuncAttributes attributes{};
+      if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return false;
+      check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
+      if (attributes.sharedSizeBytes == 0) return false;
+    }
     check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           "cudaFuncSetAttribute");
     return true;
   });
-  launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
+  if (there) launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
+  return there;
+}
+template <auto kKernel, typename Shape, typename Stage, typename... Args>
+bool launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
+  return launch_wide<kKernel, Shape::kHopper>(delta_blocks(in, Shape::kColumns), Shape::kThreads,
+                                              kWalkBytes<Shape, Stage>, where, args...);
 }
 
-// Shared memory that a block may ask for.
-inline size_t most_shared_bytes(int device) {
-  static PerDevice<int> found;
-  return found.get(device, [](int index) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index); });
-}
-
-// Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
-// processors have one.
+// Calls body with the shape of blocks that walk, until it returns true: what this binary and the device have. The more
+// columns a block has, the less it reads; the fewer, the more processors have one.
 template <typename T, int kKeys, typename Body>
 void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
-  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0>{});
-  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0>{});
-  body(DeltaWalkShape<T, kKeys, 2, 2>{});
+  const bool wide = in.value_dim > 64 && delta_blocks(in, 128) >= wanted;
+  if (wide ? body(DeltaGroupShape<T, kKeys, 2>{}) : body(DeltaGroupShape<T, kKeys, 1>{})) return;
+  if (wide) {
+    body(DeltaWalkShape<T, kKeys, 8, 0>{});
+  } else if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) {
+    body(DeltaWalkShape<T, kKeys, 4, 0>{});
+  } else {
+    body(DeltaWalkShape<T, kKeys, 2, 2>{});
+  }
 }
 
 template <typename T, int kKeys>
@@ -57,26 +70,13 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
   launch(delta_prepare_kernel<T, kKeys>, blocks, DeltaPrepare<T, kKeys>::kThreads, 0, where, in, terms);
 }
 
-// Whether there is the memory for it.
-template <typename Shape>
-bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
-  constexpr size_t kBytes = sizeof(DeltaSplitShared<Shape>);
-  if (kBytes > most_shared_bytes(where.device)) return false;
-  launch_wide<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
-  return true;
-}
-
 template <typename T, int kKeys>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
   launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    if constexpr (Shape::kLoaders > 0) {
-      if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
-    }
-    launch_wide<delta_chain_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           Shape::kStages * sizeof(DeltaChainStage<Shape>), where, p);
+    return launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
   });
 }
 

@@ -23,14 +23,11 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   launch_delta_prepare<T, kKeys>(p.in, DeltaChunkSpace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    const int64_t blocks = delta_blocks(p.in, Shape::kColumns);
-    launch_wide<delta_replay_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReplayStage<Shape>),
-                                            where, p, chunks);
-    launch_wide<delta_reverse_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReverseStage<Shape>),
-                                             where, p, chunks);
+    return launch_walk<delta_replay_kernel<Shape>, Shape, DeltaReplayStage<Shape>>(p.in, where, p, chunks) &&
+           launch_walk<delta_reverse_kernel<Shape>, Shape, DeltaReverseStage<Shape>>(p.in, where, p, chunks);
   });
-  launch_wide<delta_gradients_kernel<T, kKeys>>(chunks * p.in.num_heads, DeltaGradients<T, kKeys>::kThreads,
-                                                sizeof(DeltaGradientsShared<kKeys>), where, p, chunks);
+  launch_wide<delta_gradients_kernel<T, kKeys>, false>(chunks * p.in.num_heads, DeltaGradients<T, kKeys>::kThreads,
+                                                       sizeof(DeltaGradientsShared<kKeys>), where, p, chunks);
 }
 
 template <typename T>
