@@ -1,6 +1,7 @@
 // Operators of the mla family; the kernels are in mla_cpu.cc, mla_cuda.cu and mla_sm90a.cu.
 //
 // mla_plan() fills a buffer on the host with the lists of a schedule, mla_run() takes a copy of it on the device.
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -101,7 +102,7 @@ struct MlaTensors {
     params.kv.k = ckv.data, params.kv.k_page = ckv.stride(0), params.kv.k_row = ckv.stride(1);
     params.kv.v = kpe.data, params.kv.v_page = kpe.stride(0), params.kv.v_row = kpe.stride(1);
     params.kv.page_size = FastDiv(static_cast<uint32_t>(ckv.size(1))), params.kv.num_pages = ckv.size(0);
-    params.window_left = -1, params.o_scale = 1.0f;
+    params.window_left = -1;
     params.rope_rcp_scale = params.rope_rcp_theta = 1.0;
   }
 };
@@ -111,7 +112,7 @@ template <bool kProfiler, typename... Buffer>
 void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
              const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,
              const Tensor& plan, const Tensor& sizes, const OptionalTensor& float_workspace, bool causal,
-             double sm_scale, const Buffer&... profiler_buffer) {
+             double sm_scale, double o_scale, const Buffer&... profiler_buffer) {
   const Check check("mla_run");
   const MlaTensors tensors{View(q_nope, "q_nope"), View(q_pe, "q_pe"), View(ckv_cache, "ckv_cache"),
                            View(kpe_cache, "kpe_cache"), View(out, "out")};
@@ -132,6 +133,8 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   if (!(sm_scale > 0 && sm_scale < 1e30))
     check.fail("sm_scale", "got " + std::to_string(sm_scale) + ", wanted a positive number");
   params.sm_scale_log2 = static_cast<float>(sm_scale * math::log2e);
+  if (!(std::abs(o_scale) < 1e30)) check.fail("o_scale", "got " + std::to_string(o_scale) + ", wanted a finite number");
+  params.o_scale = static_cast<float>(o_scale);
   params.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone;
   if (lse) {
     const View view(*lse, "lse");

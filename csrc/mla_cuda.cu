@@ -1,4 +1,4 @@
-// The mla family's CUDA kernels for one element type of this module.
+// The mla family's CUDA kernels for one element type of this module, and one of the cache.
 #include <flashinfer/cuda/mla/sm80.cuh>
 
 #include "mla_config.h"
@@ -12,7 +12,7 @@ WorkLimits mla_limits<FLASHINFER_PART>(int64_t, int32_t, int device) {
 
 template <>
 void mla<FLASHINFER_PART, PROFILER>(const Profiled<MlaParams, PROFILER>& params, const Launch& where) {
-  cuda::sm80::mla<T>(params, where);
+  cuda::sm80::mla<T, KV>(params, where);
 }
 
 }  // namespace flashinfer

@@ -83,13 +83,12 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             causal: whether a query sees no key behind it; a request's last query stands at its last key.
             sm_scale: positive.
             q_data_type: float16, bfloat16 or, on the CPU, float32.
-            kv_data_type: the same, or float8_e4m3fn on the CPU.
+            kv_data_type: the same, or float8_e4m3fn, which the portable kernels read and those for Hopper do not.
             use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
 
         Raises:
             ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
             TypeError: tables that are no integers.
-            UnsupportedError: a cache of float8_e4m3fn on a GPU.
         """
         self._plan(
             _NAMES, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, (head_dim_ckv, head_dim_kpe), page_size,
@@ -236,7 +235,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
             sm_scale: positive.
             window_left, logits_soft_cap: none: -1, and ``None`` or 0.
             data_type: of caches.
-            q_data_type: of queries, by default the same; caches may be float8_e4m3fn besides on the CPU.
+            q_data_type: of queries, by default the same; with another, caches are of float8_e4m3fn.
             rope_scale, rope_theta: accepted; queries and keys are rotated already.
 
         Raises:
@@ -286,7 +285,9 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         planned, scale = self._planned, None
         if planned is not None and (q_scale is not None or k_scale is not None):
             scale = planned.sm_scale * (1.0 if q_scale is None else q_scale) * (1.0 if k_scale is None else k_scale)
-        return self._run(planned, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse, scale, v_scale)
+        return self._run(planned, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out, lse, return_lse, scale,
+            1.0 if v_scale is None else v_scale,
+        )  # fmt: skip
 
     def run_return_lse(
         self,

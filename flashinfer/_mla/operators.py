@@ -11,9 +11,17 @@ import torch
 from .._attention.kernels import capability
 from .._ops.declare import define
 from .._ops.route import without_gradient
-from ..errors import UnsupportedError
 from ..jit.module import JitSpec
-from ..jit.modules.mla import FP8, HOPPER, check_backend, dtypes_value, mla_dtypes, mla_spec, profiled_namespace
+from ..jit.modules.mla import (
+    FP8,
+    HOPPER,
+    check_backend,
+    dtypes_value,
+    mla_dtypes,
+    mla_spec,
+    mla_values,
+    profiled_namespace,
+)
 from ..jit.probe import probe
 
 
@@ -91,7 +99,7 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     run = define(
         "mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse,"
         " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
-        f" float sm_scale{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
+        f" float sm_scale, float o_scale{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
         lambda *_: None,
         general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
@@ -106,19 +114,26 @@ _PORTABLE, _HOPPER = ({profiler: _define(kernels, profiler) for profiler in (Fal
 
 
 @cache
-def operators_for(op: str, device: torch.device, backend: str, profiler: bool = False) -> Operators:
+def operators_for(
+    op: str, device: torch.device, backend: str, profiler: bool = False, dtypes: tuple[torch.dtype, ...] = ()
+) -> Operators:
     """The operators of the kernels for a device: those for Hopper there, where they can be had or are asked for.
 
-    ``profiler``: of kernels that write events.
+    ``profiler``: of kernels that write events; ``dtypes``: of queries and of the cache, where they are known.
 
     Raises:
-        ValueError: another backend, or ``"fa3"`` elsewhere.
+        ValueError: another backend; ``"fa3"`` elsewhere, or with a cache of eight bits.
     """
     check_backend(backend)
     is_hopper = device.type == "cuda" and capability(device) == (9, 0)
     if backend == "fa3" and not is_hopper:
         raise ValueError(f"{op}: backend: got 'fa3' for {device}, wanted a GPU of compute capability 9.0")
-    if backend == "fa2" or not is_hopper:
+    for_hopper = not dtypes or _value(*dtypes) in mla_values(HOPPER, mla_dtypes(HOPPER))
+    if backend == "fa3" and not for_hopper:
+        raise ValueError(
+            f"{op}: kv_data_type: got {dtypes[1]} for backend 'fa3', wanted {dtypes[0]}, or 'auto' or 'fa2'"
+        )
+    if backend == "fa2" or not is_hopper or not for_hopper:
         return _PORTABLE[profiler]
     hopper = backend == "fa3" or probe(mla_spec(HOPPER, profiler=profiler)).state != "impossible"
     return (_HOPPER if hopper else _PORTABLE)[profiler]
@@ -129,11 +144,7 @@ def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data
     known = mla_dtypes("cpu" if device.type == "cpu" else "cuda")
     if str(q_data_type).removeprefix("torch.") not in known:
         raise ValueError(f"{op}: q_data_type: got {q_data_type}, wanted one of {', '.join(known)} on {device.type}")
-    if kv_data_type == q_data_type:
-        return
-    if kv_data_type != getattr(torch, FP8):
+    if kv_data_type not in (q_data_type, getattr(torch, FP8)):
         raise ValueError(
             f"{op}: kv_data_type: got {kv_data_type}, wanted {q_data_type} as q_data_type is, or torch.{FP8}"
         )
-    if device.type != "cpu":
-        raise UnsupportedError(f"{op}: kv_data_type: got {kv_data_type} on {device.type}, wanted {q_data_type} there")

@@ -139,7 +139,8 @@ class MlaWrapper:
         pages = check_indices(op, names[2], indices, names[1], used)
         given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         self._last_run.wait(self.device, ())
-        operators = operators_for(op, self.device, self._backend, profiler or self._events.attached is not None)
+        profiler = profiler or self._events.attached is not None
+        operators = operators_for(op, self.device, self._backend, profiler, (dtype, kv_dtype))
         tables = Tables(op, self.device, non_blocking=True)
         taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
         problem = Problem(near_qo, lens, num_heads, bool(causal), head_dims[0])
@@ -166,7 +167,7 @@ class MlaWrapper:
         lse: torch.Tensor | None,
         return_lse: bool,
         sm_scale: float | None = None,
-        o_scale: float | None = None,
+        o_scale: float = 1.0,
         profiler_buffer: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         op = f"{self._name}.run"
@@ -188,10 +189,8 @@ class MlaWrapper:
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
         planned.operators.run(
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
-            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, *events,
+            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, o_scale, *events,
         )  # fmt: skip
-        if o_scale is not None and o_scale != 1:
-            out.mul_(o_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _check_run(

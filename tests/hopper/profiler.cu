@@ -30,7 +30,7 @@ template <typename T>
 using Types = cuda::AttentionTypes<T, T, T, 128, 128, PosEncodingMode::kNone>;
 
 #if ARCH == 80
-template void cuda::sm80::mla<bfloat16_t>(const Of<MlaParams>&, const Launch&);
+template void cuda::sm80::mla<bfloat16_t, bfloat16_t>(const Of<MlaParams>&, const Launch&);
 template void cuda::decode<Variant, Types<bfloat16_t>>(const Params&, const Launch&);
 #else
 template void cuda::sm90::mla<bfloat16_t>(const Of<MlaParams>&, const Launch&);

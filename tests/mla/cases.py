@@ -20,8 +20,8 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     lse = torch.zeros(out.shape[:2], device=device)
     tables = planned.kv_indptr, planned.kv_indices, planned.lists[: 1 << 12].clone(), planned.sizes
     runs: list[tuple[Any, ...]] = [
-        (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE),
-        (*batch.inputs, out.clone(), None, *tables, None, False, SCALE),
+        (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE, 1.0),
+        (*batch.inputs, out.clone(), None, *tables, None, False, SCALE, 0.5),
     ]
     plans: list[tuple[Any, ...]] = [(room, buffer, int32([0, 1, 4]), int32([70, 20]), 16, True, 0, 0, 0, True)]
     # A buffer of one word holds no event, whose times would differ from call to call.

@@ -16,7 +16,7 @@ from ._family import family_spec, kernels_of
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
 HOPPER = "sm90a"
-FP8 = "float8_e4m3fn"  # of caches of the CPU, with queries of any type
+FP8 = "float8_e4m3fn"  # of caches, with queries of any type; the kernels for Hopper alone do not read it
 BACKENDS = ("auto", "fa2", "fa3", "cutlass")
 
 
@@ -32,7 +32,7 @@ def dtypes_value(dtype_q: str, dtype_kv: str) -> str:
 
 def mla_values(kernels: str, dtypes: Iterable[str]) -> tuple[str, ...]:
     """All values of kernels for some element types of queries."""
-    caches = (FP8,) if kernels == "cpu" else ()
+    caches = (FP8,) if kernels != HOPPER else ()
     return tuple(dtypes_value(dtype, cache) for dtype in dtypes for cache in (dtype, *caches))
 
 
@@ -88,7 +88,7 @@ def gen_batch_mla_module(
     Args:
         backend: ``fa3`` for the kernels for Hopper alone; others for those that run everywhere.
         dtype_q, dtype_o: one and the same.
-        dtype_kv: the same, or float8_e4m3fn on the CPU.
+        dtype_kv: the same, or float8_e4m3fn but with ``fa3``.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512 and 64.
         use_profiler: whether the kernels write events, for :mod:`flashinfer.profiler`.

@@ -46,7 +46,7 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
   if (warp != 0) return;
 #pragma unroll
   for (int i = 1; i < kMlaMergeWarps; ++i) all.add(memory.sums[i][lane], memory.weights[i].x, memory.weights[i].y);
-  const float share = all.total == 0 ? 0.0f : 1.0f / all.total;
+  const float share = all.total == 0 ? 0.0f : params.o_scale / all.total;
   const float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
   store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
             Vec<T, 4>::from_floats(values));

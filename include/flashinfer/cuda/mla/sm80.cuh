@@ -1,7 +1,8 @@
 // Multi-head latent attention by mma.sync: a block has a tile of rows and walks
 // through the keys of its item. Rows of the cache lie in shared memory once, as
-// keys and as values. Logits are computed by warps that share the keys, outputs
-// by warps that share the columns.
+// keys and as values; those of eight bits are copied as they are, and widened
+// there. Logits are computed by warps that share the keys, outputs by warps that
+// share the columns.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +15,27 @@
 #include <flashinfer/cuda/profiler.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
 #include <flashinfer/cuda/tile/pipeline.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 
 namespace flashinfer::cuda::sm80 {
 
-template <int kRows_, int kStages_>
+template <int kRows_, int kStages_, typename KV_>
 struct MlaShape {
+  using KV = KV_;
   static constexpr int kRows = kRows_, kStages = kStages_, kKeys = 32, kThreads = 256;
+  static constexpr bool kWidens = sizeof(KV) == 1;
   static constexpr int kBytes = 2 * (kMlaCkv + kMlaKpe),
                        kUnits = kBytes / 16;  // of a row of queries or keys
+  static constexpr int kCopiedBytes = sizeof(KV) * (kMlaCkv + kMlaKpe), kCopiedUnits = kCopiedBytes / 16;
   // Logits: groups of 16 rows times halves of the keys. Outputs: groups of 32
   // rows times groups of columns.
   static constexpr int kLogitWarps = kRows / 16 * 2, kColumns = kMlaCkv * (kRows / 32) / 8;
-  static constexpr int kQueryBytes = kRows * kBytes, kStageBytes = kKeys * kBytes, kWeightBytes = 2 * kKeys;
-  static constexpr int kWeightsAt = kQueryBytes + kStages * kStageBytes;
+  static constexpr int kQueryBytes = kRows * kBytes, kStageBytes = kKeys * kCopiedBytes, kWeightBytes = 2 * kKeys;
+  static constexpr int kWidenedAt = kQueryBytes + kStages * kStageBytes;
+  static constexpr int kWeightsAt = kWidenedAt + (kWidens ? kKeys * kBytes : 0);
   static constexpr int kStateAt = kWeightsAt + kRows * kWeightBytes;
   static constexpr int kSharedBytes = kStateAt + 3 * kRows * 4;
   static_assert(kRows == 32 || kRows == 64, "eight warps cover 32 rows or twice as many");
@@ -56,6 +62,8 @@ struct MlaTile {
   __device__ __forceinline__ uint32_t stage(int tile) const {
     return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
   }
+  // Where products read the keys of a tile.
+  __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
 
   __device__ __forceinline__ void load_queries() const {
     for (int i = threadIdx.x; i < S::kRows * S::kUnits; i += S::kThreads) {
@@ -69,17 +77,40 @@ struct MlaTile {
   __device__ __forceinline__ void load_keys(int tile) const {
     const int32_t start = item.kv_start + tile * S::kKeys;
     if (start < item.kv_end) {
-      const T *ckv = static_cast<const T*>(params.kv.k), *kpe = static_cast<const T*>(params.kv.v);
+      using KV = typename S::KV;
+      constexpr int kEach = 16 / sizeof(KV), kAll = S::kKeys * S::kCopiedUnits;
+      const KV *ckv = static_cast<const KV*>(params.kv.k), *kpe = static_cast<const KV*>(params.kv.v);
 #pragma unroll
-      for (int i = 0; i < S::kKeys * S::kUnits / S::kThreads; ++i) {
-        const int at = static_cast<int>(threadIdx.x) + i * S::kThreads, row = at / S::kUnits, unit = at % S::kUnits;
+      for (int i = 0; i < (kAll + S::kThreads - 1) / S::kThreads; ++i) {
+        const int at = static_cast<int>(threadIdx.x) + i * S::kThreads;
+        if (kAll % S::kThreads != 0 && at >= kAll) break;
+        const int row = at / S::kCopiedUnits, unit = at % S::kCopiedUnits;
         const bool wanted = start + row < item.kv_end;
         const MlaPlace place(params.kv, first_page, wanted ? start + row : item.kv_start);
-        const T* from = unit < kMlaCkv / 8 ? ckv + place.ckv + unit * 8 : kpe + place.kpe + unit * 8 - kMlaCkv;
-        ptx::cp_async_16(Swizzle<S::kBytes>::chunk(Swizzle<S::kBytes>::row(stage(tile), row), unit), from, wanted);
+        const KV* from =
+            unit < kMlaCkv / kEach ? ckv + place.ckv + unit * kEach : kpe + place.kpe + unit * kEach - kMlaCkv;
+        const uint32_t to = S::kWidens ? stage(tile) + at * 16
+                                       : Swizzle<S::kBytes>::chunk(Swizzle<S::kBytes>::row(stage(tile), row), unit);
+        ptx::cp_async_16(to, from, wanted);
       }
     }
     ptx::cp_async_commit();
+  }
+
+  // Sixteen numbers of a row, by a thread, become two units of T.
+  __device__ __forceinline__ void widen_keys(int tile) const {
+    for (int i = threadIdx.x; i < S::kKeys * S::kCopiedUnits; i += S::kThreads) {
+      const uint4 from = ptx::load_shared_16(stage(tile) + i * 16);
+      const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+      const uint32_t to = Swizzle<S::kBytes>::row(keys(tile), i / S::kCopiedUnits);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t low = words[2 * half], high = words[2 * half + 1];
+        ptx::store_shared_16(Swizzle<S::kBytes>::chunk(to, i % S::kCopiedUnits * 2 + half),
+                             {widen<T, typename S::KV>(low & 0xffff), widen<T, typename S::KV>(low >> 16),
+                              widen<T, typename S::KV>(high & 0xffff), widen<T, typename S::KV>(high >> 16)});
+      }
+    }
   }
 
   // Logits of 16 rows and 16 keys become weights in shared memory.
@@ -91,7 +122,7 @@ struct MlaTile {
     profiler.turn(Event::kGemmQk);
     if (works) {
       const LeftRows<S::kBytes> q(smem, row0);
-      const RightRows<S::kBytes> k(stage(tile), half * 16);
+      const RightRows<S::kBytes> k(keys(tile), half * 16);
 #pragma unroll 4
       for (int step = 0; step < S::kBytes / 32; ++step) {
         uint32_t a[1][4], b[2][2];
@@ -168,7 +199,7 @@ struct MlaTile {
       }
     }
     const LeftRows<S::kWeightBytes> p(smem + S::kWeightsAt, row0);
-    const SummedRows<S::kBytes> v(stage(tile), 0);
+    const SummedRows<S::kBytes> v(keys(tile), 0);
 #pragma unroll
     for (int step = 0; step < S::kKeys / 16; ++step) {
       uint32_t a[2][4];
@@ -190,7 +221,8 @@ struct MlaTile {
       for (int x = 0; x < 2; ++x) {
         const int row = row0 + 16 * m + lane / 4 + 8 * x;
         if (row >= rows.count) continue;
-        const float l = state.half[0][row] + state.half[1][row], share = l == 0 ? 0.0f : math::ptx_rcp(l);
+        const float l = state.half[0][row] + state.half[1][row];
+        const float share = l == 0 ? 0.0f : math::ptx_rcp(l) * (item.slot >= 0 ? 1.0f : params.o_scale);
         const int at = column + lane % 4 * 2;
         if (item.slot >= 0) {
           float* to = rows.partial(row) + at;
@@ -225,12 +257,21 @@ struct MlaTile {
       profiler.turn(Event::kWaitKeys);
       ptx::cp_async_wait<S::kStages - 1>();
       __syncthreads();
+      if constexpr (S::kWidens) {
+        profiler.turn(Event::kPackKv);
+        widen_keys(tile);
+        __syncthreads();
+        profiler.turn(Event::kLoadKv);
+        load_keys(tile + S::kStages);
+      }
       weigh(tile, m, l, end);
       profiler.turn(Event::kGemmPv);
       multiply_values(tile, o, row0, column);
-      __syncthreads();
-      profiler.turn(Event::kLoadKv);
-      load_keys(tile + S::kStages);
+      if constexpr (!S::kWidens) {
+        __syncthreads();
+        profiler.turn(Event::kLoadKv);
+        load_keys(tile + S::kStages);
+      }
     }
     if (warp < S::kLogitWarps) {
       const int half = warp / (S::kRows / 16);
@@ -282,7 +323,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
 inline int32_t mla_rows(int device) {
   static PerDevice<int32_t> found;
   return found.get(device, [](int which) {
-    return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, which) >= MlaShape<64, 2>::kSharedBytes ? 64 : 32;
+    return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, which) >= MlaShape<64, 2, half_t>::kSharedBytes ? 64 : 32;
   });
 }
 
@@ -301,12 +342,12 @@ void launch_mla(const P& params, const Launch& where) {
   launch_mla_merges<T>(params, where);
 }
 
-template <typename T, typename P>
+template <typename T, typename KV, typename P>
 void mla(const P& params, const Launch& where) {
   if (params.tile_rows == 64) {
-    launch_mla<T, MlaShape<64, 2>>(params, where);
+    launch_mla<T, MlaShape<64, 2, KV>>(params, where);
   } else {
-    launch_mla<T, MlaShape<32, 1>>(params, where);
+    launch_mla<T, MlaShape<32, 1, KV>>(params, where);
   }
 }
 
