@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include <flashinfer/cuda/host/tensor_map.h>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/mla/merge.cuh>
-#include <flashinfer/cuda/mla/sm90_early.cuh>
+#include <flashinfer/cuda/mla/sm90_attend.cuh>
 #include <flashinfer/cuda/mla/sm90_load.cuh>
 #include <flashinfer/cuda/mla/sm90_tile.cuh>
 #include <flashinfer/cuda/profiler.cuh>
@@ -52,8 +51,8 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     profiler.begin(Event::kItem);
     if constexpr (kGather) {
       MlaGatherer<T>{params, shared, item, first_page}.copy_all(pairs);
-    } else if (warp == 0) {
-      mla_load_all(pairs, [&](int block, int side) {
+    } else {
+      mla_load_all(pairs, warp / 2, warp % 2, [&](int block, int side) {
         profiler.begin(Event::kLoadKv);
         mla_load_side(params, maps, shared, item, first_page, block, side);
         profiler.end(Event::kLoadKv);
@@ -70,8 +69,8 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     ptx::fence_proxy_async();
     ptx::named_barrier<256>(kMlaMaximaA);
     using Track = Profiler<P::kProfiler>;
-    using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0, Track>, MlaGroup<T, 0, false, Track>>;
-    using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1, Track>, MlaGroup<T, 1, false, Track>>;
+    using Left = MlaAttention<T, 0, kGather, Track>;
+    using Right = MlaAttention<T, 1, kGather, Track>;
     if (group == 0) {
       Left(params, shared, item, rows, zero, profiler).attend(pairs);
     } else {

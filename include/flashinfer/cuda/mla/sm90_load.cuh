@@ -1,5 +1,5 @@
 // What fills the blocks of keys: warps that start boxes of the copy engine, one
-// for each side, or a warpgroup that gathers rows.
+// for each side of each buffer, or a warpgroup that gathers rows.
 #pragma once
 
 #include <cuda.h>
@@ -45,20 +45,11 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   __syncwarp();
 }
 
-// All sides of all blocks in the order in which they become free.
+// All blocks of one side of one buffer, by the warp that has these two: none waits for another's.
 template <typename Load>
-__device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
-  load(0, 0);
-  load(0, 1);
-  load(1, 1);
-  load(1, 0);
+__device__ __forceinline__ void mla_load_all(int pairs, int buffer, int side, const Load& load) {
 #pragma unroll 1
-  for (int pair = 1; pair < pairs; ++pair) {
-    load(2 * pair, 0);
-    load(2 * pair + 1, 1);
-    load(2 * pair, 1);
-    load(2 * pair + 1, 0);
-  }
+  for (int pair = 0; pair < pairs; ++pair) load(2 * pair + buffer, side);
 }
 
 // Rows of a pair of blocks, gathered by a warpgroup: eight lanes for a row of a chunk. A thread looks up the page of

@@ -1,10 +1,4 @@
-// What a warpgroup of the Hopper kernel computes. For a pair of blocks, a and b:
-//
-//   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
-//   maxima of a, told to 1; weights of a                  takes 0's references; maxima of b, told to 0; weights of b
-//   O += P_a V_a from registers                           P_b to shared memory; O += P_b V_b from registers
-//   takes 1's references; P_a to shared memory            O += P_a V_a
-//   O += P_b V_b; logits of the next a                    logits of the next b
+// What a warpgroup of the Hopper kernel does with a block of keys; sm90_attend.cuh has the order of it.
 //
 // Weights are relative to a reference of the row that is raised, and what was summed is rescaled, only when a weight
 // would pass 2^8: mostly in the first blocks.
@@ -171,7 +165,7 @@ struct MlaGroup {
       }
     }
     if (lane == 0) shared.raised(kGroup)[warp] = raise;
-    if constexpr (kGroup == 0 || !kGather) ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaximaA : kMlaMaximaB);
+    if constexpr (kGroup == 0) ptx::named_barrier_arrive<256>(kMlaMaximaA);
     const float base[2] = {reference[0] == -math::inf ? 0.0f : reference[0] * scale,
                            reference[1] == -math::inf ? 0.0f : reference[1] * scale};
     sum[0] *= factor[0], sum[1] *= factor[1];
@@ -192,104 +186,6 @@ struct MlaGroup {
     for (int x = 0; x < 2; ++x)
       factor[x] = shared.factors(1 - kGroup)[row + 8 * x], reference[x] = shared.references()[row + 8 * x];
     return true;
-  }
-
-  __device__ __forceinline__ void attend_left(int pairs) {
-    clear_behind_end(0, 0);
-    score<0, kMlaChunks, true>(0);
-    ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      // Behind the last pair its logits are computed again: products are not issued under a condition.
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float factor[2] = {1, 1}, others[2] = {1, 1};
-      profiler.turn(Event::kSoftmax);
-      if (weigh(2 * pair, p, factor)) rescale(factor);
-      profiler.turn(Event::kGemmPv);
-      multiply_own(p);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(o);
-      ptx::warpgroup_hold(p);
-      profiler.turn(Event::kWaitMaxima);
-      release(0);
-      ptx::named_barrier<256>(kMlaMaximaB);
-      const bool other = take_references(others);
-      if (other) {
-#pragma unroll
-        for (int e = 0; e < 32; e += 2) p[e / 2] = pack<T>(s[e] * others[e / 2 % 2], s[e + 1] * others[e / 2 % 2]);
-      }
-      store_weights(p);
-      ptx::fence_proxy_async();
-      ptx::named_barrier_arrive<256>(kMlaWeightsA);
-      profiler.turn(Event::kWaitWeights);
-      ptx::named_barrier<256>(kMlaWeightsB);
-      if (other) {
-        rescale(others);
-        sum[0] *= others[0], sum[1] *= others[1];
-      }
-      if (pair + 1 < pairs) clear_behind_end(2 * pair + 2, parity);
-      multiply_other();
-      score<0, kMlaLeft, true, Event::kGemmPv>(parity);
-      ptx::warpgroup_wait<1>();
-      ptx::warpgroup_hold(o);
-      release(1);
-      score<kMlaLeft, kMlaChunks, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-    }
-  }
-
-  __device__ __forceinline__ void attend_right(int pairs) {
-    clear_behind_end(1, 0);
-    score<kMlaLeft, kMlaChunks, true>(0);
-    score<0, kMlaLeft, false>(0);
-    ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float factor[2] = {1, 1};
-      profiler.turn(Event::kWaitMaxima);
-      ptx::named_barrier<256>(kMlaMaximaA);
-      profiler.turn(Event::kSoftmax);
-      const bool other = take_references(factor);
-      const bool own = weigh(2 * pair + 1, p, factor);
-      store_weights(p);
-      if (own || other) rescale(factor);
-      multiply_own(p);
-      ptx::fence_proxy_async();
-      profiler.turn(Event::kWaitWeights);
-      ptx::named_barrier<256>(kMlaWeightsA);
-      profiler.turn(Event::kGemmPv);
-      multiply_other();
-      ptx::named_barrier_arrive<256>(kMlaWeightsB);
-      ptx::warpgroup_wait<1>();
-      ptx::warpgroup_hold(p);
-      release(1);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(o);
-      release(0);
-      if (pair + 1 < pairs) clear_behind_end(2 * pair + 3, parity);
-      score<kMlaLeft, kMlaChunks, true>(parity);
-      score<0, kMlaLeft, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-    }
-  }
-
-  __device__ __forceinline__ void attend(int pairs) {
-    if constexpr (kGroup == 0) {
-      attend_left(pairs);
-    } else {
-      attend_right(pairs);
-    }
-    profiler.turn(Event::kWriteOutput);
-    write();
   }
 
   // Outputs through the memory of the keys, so that a row is written by a warp at once.

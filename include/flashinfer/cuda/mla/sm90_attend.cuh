@@ -1,4 +1,4 @@
-// What a warpgroup of the Hopper kernel computes where rows are gathered. For a pair of blocks, a and b:
+// What a warpgroup of the Hopper kernel computes. For a pair of blocks, a and b:
 //
 //   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
 //   maxima of a, told to 1; weights P_a, given to 1       takes 0's references; maxima of b; P_b, given to 0
@@ -16,15 +16,17 @@
 
 namespace flashinfer::cuda::sm90 {
 
-template <typename T, int kGroup, typename Track>
-struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
-  using Base = MlaGroup<T, kGroup, true, Track>;
+template <typename T, int kGroup, bool kGather, typename Track>
+struct MlaAttention : MlaGroup<T, kGroup, kGather, Track> {
+  using Base = MlaGroup<T, kGroup, kGather, Track>;
   using Base::Base;
-  using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_weights;
-  using Base::o, Base::s, Base::shared, Base::sum, Base::take_references, Base::weigh, Base::z, Base::zero;
+  using Base::clear_behind_end, Base::multiply_other, Base::multiply_own, Base::release, Base::rescale;
+  using Base::o, Base::s, Base::shared, Base::store_weights, Base::sum, Base::take_references, Base::weigh;
   using Base::profiler;
+  using Base::z, Base::zero;
 
   __device__ __forceinline__ void attend_left(int pairs) {
+    clear_behind_end(0, 0);
     this->template score<0, kMlaChunks, true>(0);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
@@ -53,6 +55,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
         rescale(others);
         sum[0] *= others[0], sum[1] *= others[1];
       }
+      if (pair + 1 < pairs) clear_behind_end(2 * pair + 2, parity);
       multiply_other();
       this->template score<0, kMlaLeft, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
@@ -65,6 +68,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
   }
 
   __device__ __forceinline__ void attend_right(int pairs) {
+    clear_behind_end(1, 0);
     this->template score<kMlaLeft, kMlaChunks, true>(0);
     this->template score<0, kMlaLeft, false>(0);
     ptx::warpgroup_wait<0>();
@@ -112,6 +116,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
         ptx::warpgroup_hold(p);
         release(1);
       }
+      if (pair + 1 < pairs) clear_behind_end(2 * pair + 3, parity);
       this->template score<kMlaLeft, kMlaChunks, true>(parity);
       this->template score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
