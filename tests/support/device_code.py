@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,6 +32,14 @@ def compiled_for_hopper(source: Path, folder: Path) -> tuple[Path, str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return place, done.stdout + done.stderr
+
+
+def assert_clean(said: str, kernel: str, instances: int) -> None:
+    """ptxas compiled so many kernels of this name; it spilled nothing, and made no wgmma wait for another."""
+    assert len(re.findall(rf"Compiling entry function '\w*{kernel}\w*'", said)) == instances, said
+    assert not re.search(r"C75\d\d", said), said
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spills and set(spills) == {("0", "0", "0")}, said
 
 
 def sass_or_skip(place: Path) -> str:
