@@ -37,7 +37,6 @@ class MultiItem:
     prefix_len: torch.Tensor  # [batch_size] uint32
     token_pos_in_items: torch.Tensor  # uint16, token_pos_in_items_len of each request
     token_pos_in_items_len: int
-    given_of_last: int  # how many of these were given of the last request
 
 
 def multi_item(
@@ -49,7 +48,8 @@ def multi_item(
 ) -> MultiItem | None:
     """The arguments of those names, or ``None`` where there are none.
 
-    Of a single request each table may be one number. Positions of the last request may be fewer than their length says.
+    Of a single request each table may be one number. Each request's positions are filled up with zeros to their length,
+    and those at the end of the last request need not be given.
     """
     given = {
         "prefix_len_ptr": prefix_len_ptr,
@@ -77,7 +77,7 @@ def multi_item(
     if missing:
         # As signed numbers, which have all operations on every device.
         positions = torch.nn.functional.pad(positions.view(torch.int16), (0, missing)).view(torch.uint16)
-    return MultiItem(prefix_len, positions, length, length - missing)
+    return MultiItem(prefix_len, positions, length)
 
 
 def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
@@ -187,11 +187,6 @@ def _multi_item(
         at = int(behind.argmax())
         raise ValueError(
             f"{op}: token_pos_in_items_len: got {length}, and request {at} has {int(behind[at])} keys behind its prefix"
-        )
-    if kv_lens.numel() and int(behind[-1]) > items.given_of_last:
-        raise ValueError(
-            f"{op}: token_pos_in_items_ptr: got {items.given_of_last} elements of the last request, which has"
-            f" {int(behind[-1])} keys behind its prefix"
         )
     return MaskTensors(
         prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len),
