@@ -42,9 +42,9 @@ void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where) 
 }
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where) {
-  const bool done = params.dtype == DType::kFloat16 ? cuda::hopper_backward_float16(params, where)
-                                                    : cuda::hopper_backward_bfloat16(params, where);
-  if (done) return;
+  if (params.on_hopper)
+    return params.dtype == DType::kFloat16 ? cuda::hopper_backward_float16(params, where)
+                                           : cuda::hopper_backward_bfloat16(params, where);
   call_numbered<std::size(kParts)>(part_of(params.dtype, params.head_dim_qk, params.head_dim_vo),
                                    [&](auto part) { prefill_backward_part<part>(params, where); });
 }

@@ -8,8 +8,8 @@ int64_t plan_hopper_backward_bfloat16(PrefillBackwardParams& params, const Launc
   return sm90::plan_hopper<bfloat16_t>(params, where);
 }
 
-bool hopper_backward_bfloat16(const PrefillBackwardParams& params, const Launch& where) {
-  return sm90::launch_hopper<bfloat16_t>(params, where);
+void hopper_backward_bfloat16(const PrefillBackwardParams& params, const Launch& where) {
+  sm90::launch_hopper<bfloat16_t>(params, where);
 }
 
 }  // namespace flashinfer::cuda

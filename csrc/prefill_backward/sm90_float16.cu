@@ -8,8 +8,8 @@ int64_t plan_hopper_backward_float16(PrefillBackwardParams& params, const Launch
   return sm90::plan_hopper<half_t>(params, where);
 }
 
-bool hopper_backward_float16(const PrefillBackwardParams& params, const Launch& where) {
-  return sm90::launch_hopper<half_t>(params, where);
+void hopper_backward_float16(const PrefillBackwardParams& params, const Launch& where) {
+  sm90::launch_hopper<half_t>(params, where);
 }
 
 }  // namespace flashinfer::cuda

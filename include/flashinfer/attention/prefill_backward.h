@@ -36,13 +36,14 @@ struct PrefillBackwardParams {
   float* memory;                    // as many bytes as prefill_backward_plan() wants
   float* sums;                      // in memory: parts of keys' gradients where splits are more than one
   DType dtype;                      // of q, k, v, out, grad and the results
+  bool on_hopper;                   // whether the kernels are those for Hopper alone; the plan says so
 };
 
 struct Launch;
 
-// Sets `splits`, into how many parts at most work is split whose results are added up, and returns the bytes of
-// `memory`. It follows from shapes and the device alone: sums are in the same order in every run, whatever the number
-// of threads.
+// Sets `splits`, into how many parts at most work is split whose results are added up, and `on_hopper`; returns the
+// bytes of `memory`. It follows from shapes and the device alone: sums are in the same order in every run, whatever the
+// number of threads.
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where);
 
 // Sets a gradient to zero, on the stream where there is one.

@@ -6,12 +6,12 @@
 
 namespace flashinfer::cuda {
 
-// As prefill_backward_plan(); negative where kernels for Hopper alone do not serve.
+// As prefill_backward_plan(), with on_hopper set where they serve; negative where they do not.
 int64_t plan_hopper_backward_float16(PrefillBackwardParams& params, const Launch& where);
 int64_t plan_hopper_backward_bfloat16(PrefillBackwardParams& params, const Launch& where);
 
-// False where they do not serve.
-bool hopper_backward_float16(const PrefillBackwardParams& params, const Launch& where);
-bool hopper_backward_bfloat16(const PrefillBackwardParams& params, const Launch& where);
+// Of a plan that set on_hopper.
+void hopper_backward_float16(const PrefillBackwardParams& params, const Launch& where);
+void hopper_backward_bfloat16(const PrefillBackwardParams& params, const Launch& where);
 
 }  // namespace flashinfer::cuda

@@ -154,18 +154,16 @@ template <typename T>
 int64_t plan_hopper(PrefillBackwardParams& p, const Launch& where) {
   using S64 = BackwardShape<T, 64>;
   using S128 = BackwardShape<T, 128>;
-  if (serves_hopper_shape<S64>(p, where)) return plan_hopper_shape<S64>(p, where);
-  if (serves_hopper_shape<S128>(p, where)) return plan_hopper_shape<S128>(p, where);
-  return -1;
+  const bool serves_64 = serves_hopper_shape<S64>(p, where);
+  p.on_hopper = serves_64 || serves_hopper_shape<S128>(p, where);
+  if (!p.on_hopper) return -1;
+  return serves_64 ? plan_hopper_shape<S64>(p, where) : plan_hopper_shape<S128>(p, where);
 }
 
 template <typename T>
-bool launch_hopper(const PrefillBackwardParams& p, const Launch& where) {
-  using S64 = BackwardShape<T, 64>;
-  using S128 = BackwardShape<T, 128>;
-  if (serves_hopper_shape<S64>(p, where)) return launch_hopper_shape<S64>(p, where), true;
-  if (serves_hopper_shape<S128>(p, where)) return launch_hopper_shape<S128>(p, where), true;
-  return false;
+void launch_hopper(const PrefillBackwardParams& p, const Launch& where) {
+  p.head_dim_qk == 64 ? launch_hopper_shape<BackwardShape<T, 64>>(p, where)
+                      : launch_hopper_shape<BackwardShape<T, 128>>(p, where);
 }
 
 }  // namespace flashinfer::cuda::sm90
