@@ -15,17 +15,17 @@ import pytest
 
 from flashinfer.jit.host import history
 from flashinfer.jit.worker import notes, procfs, slots
-from flashinfer.jit.worker.procfs import available_memory, cpu_limit, stopped
-from flashinfer.jit.worker.slots import Slot, take_slot
+from flashinfer.jit.worker.procfs import available_memory, cpu_limit
+from flashinfer.jit.worker.slots import take_slot
 
-from ..support.processes import Compiler, end, start, until
+from ..support.processes import Compiler, end, start, stopped, until
 
 GIB = 1 << 30
 TAKE = """
     import sys, time
     from flashinfer.jit.worker.slots import take_slot
     slot = take_slot(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    print(slot.number, flush=True)
+    print(slot, flush=True)
     time.sleep(float(sys.argv[4]))
 """
 
@@ -151,13 +151,13 @@ def test_memory_decides(holders, tmp_path, monkeypatch):
     assert slots._free_slot(folder, 8, 4 * GIB) is None and slots._free_slot(folder, 2, GIB) is None
     small = slots._free_slot(folder, 8, GIB)
     assert small is not None
-    os.close(small.descriptor)
+    os.close(small[1])
     monkeypatch.setattr(slots, "available_memory", lambda: 5 * GIB)
     assert slots._free_slot(folder, 8, 4 * GIB) is None
     monkeypatch.setattr(slots, "resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
     grown = slots._free_slot(folder, 8, 4 * GIB)
     assert grown is not None
-    os.close(grown.descriptor)
+    os.close(grown[1])
 
 
 def test_resident_memory_of_a_group(tmp_path):
@@ -234,9 +234,9 @@ def test_no_locks_no_budget(tmp_path, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert take_slot(str(tmp_path / "slots"), 1, 0) == Slot(0, -1)
+    assert take_slot(str(tmp_path / "slots"), 1, 0) == 0
     (tmp_path / "file").touch()
-    assert take_slot(str(tmp_path / "file" / "slots"), 1, 0) == Slot(0, -1)
+    assert take_slot(str(tmp_path / "file" / "slots"), 1, 0) == 0
 
 
 def test_memory_of_the_last_build_is_expected(make_spec, workspace, monkeypatch, tmp_path):

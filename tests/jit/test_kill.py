@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.worker.procfs import stopped
-
 from ..support.drawn import IN_CI
-from ..support.processes import Compiler, answering, end, owners, start, until
+from ..support.processes import Compiler, answering, end, owners, start, stopped, until
 
 # Forks children after the import; each builds the module, and says when it had it and what it answers.
 HERD = """

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flashinfer.jit.worker.procfs import trouble
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,6 +55,10 @@ def until(condition: Callable[[], Any], seconds: float = 120, what: str = "") ->
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
         time.sleep(0.01)
     return value
+
+
+def stopped(pid: int) -> bool:
+    return trouble(pid) == "stopped"
 
 
 def owners(runtime: Path) -> list[dict[str, Any]]:

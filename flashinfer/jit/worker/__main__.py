@@ -23,10 +23,6 @@ if not __package__:  # started by its path: the files beside it are a package of
 from .notes import RUN, UNIT, file_digest, inputs_digest, is_made
 from .slots import POLL, share, take_slot
 
-TYPE_CHECKING = False  # a name that mypy knows: importing typing takes longer than all that it would be used for
-if TYPE_CHECKING:
-    from typing import Any
-
 
 def main() -> int:
     file, command = sys.argv[1], sys.argv[3:]
@@ -36,7 +32,7 @@ def main() -> int:
     try:
         text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, and shared, until this process ends)
         share(text.fileno())
-        run: dict[str, Any] = json.load(text)
+        run = json.load(text)
     except (OSError, ValueError) as err:
         print(f"fatal error: the build directory was changed while it was in use: {err}", file=sys.stderr)
         return 1
@@ -57,7 +53,7 @@ def main() -> int:
     started = time.time()
     tell(file=file, command=command)
     code, peak = compile_(command, builder)
-    record: dict[str, Any] = {"queued": queued, "start": started, "end": time.time(), "slot": slot.number, "peak": peak}
+    record: dict[str, float | str] = dict(queued=queued, start=started, end=time.time(), slot=slot, peak=peak)
     with suppress(OSError):
         if code == 0 and os.path.exists(file):
             record["object"] = file_digest(file)

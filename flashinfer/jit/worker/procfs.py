@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-
-TYPE_CHECKING = False  # a name that mypy knows: importing typing would take a third of what all else takes
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 PROC, CGROUPS = "/proc", "/sys/fs/cgroup"
 
@@ -32,10 +29,6 @@ def trouble(pid: object) -> str:
     """``stopped`` (by SIGSTOP or a debugger), ``gone`` or nothing, of a process of this machine."""
     state = (_stat(pid) or ["X"])[0]
     return "stopped" if state in "Tt" else "gone" if state in "ZX" else ""
-
-
-def stopped(pid: object) -> bool:
-    return trouble(pid) == "stopped"
 
 
 def cpu_limit() -> int:

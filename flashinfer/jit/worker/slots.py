@@ -11,22 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections import namedtuple
+from collections.abc import Callable
 from contextlib import suppress
 
 from .notes import read_note, write_note
-from .procfs import available_memory, resident, stopped, trouble
-
-TYPE_CHECKING = False  # a name that mypy knows: importing typing would take a third of what all else takes
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import Any
+from .procfs import available_memory, resident, trouble
 
 POLL = 0.02  # seconds between two looks
-
-# A slot is held until this process ends. Without a lock (``descriptor`` -1) nothing is counted.
-Slot = namedtuple("Slot", ["number", "descriptor"])
 
 
 def try_lock(descriptor: int) -> bool:
@@ -42,7 +33,7 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def open_lock(path: str | Path) -> int:
+def open_lock(path: str | os.PathLike[str]) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
@@ -52,7 +43,7 @@ def share(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def is_shared(path: str | Path) -> bool:
+def is_shared(path: str | os.PathLike[str]) -> bool:
     """Whether somebody has part in a file, or nobody can tell: its file system has no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -66,10 +57,11 @@ def is_shared(path: str | Path) -> bool:
         os.close(descriptor)
 
 
-def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] = lambda: None) -> Slot:
-    """Wait for a slot for a unit that needs ``expected`` bytes. ``check`` is called now and then meanwhile.
+def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] = lambda: None) -> int:
+    """Wait for a slot, which is this process's until it ends, for a unit that needs ``expected`` bytes; the slot's number.
 
     At most ``limit`` units run; a unit that does not fit into the memory beside the others runs when it is alone.
+    ``check`` is called now and then meanwhile.
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -79,43 +71,45 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
             if mine := try_lock(turn):
                 write_note(turn, {"pid": os.getpid()})
             # A process that is stopped in its turn must not stop the machine.
-            if mine or stopped(read_note(turn).get("pid")):
-                slot = _free_slot(folder, limit, expected, mine)
-                if slot is not None:
-                    os.close(turn)
-                    return slot
+            may_look = mine or trouble(read_note(turn).get("pid")) == "stopped"
+            if may_look and (slot := _free_slot(folder, limit, expected, mine)) is not None:
+                os.close(turn)
+                return slot[0]
             time.sleep(POLL)
     except OSError:
-        return Slot(0, -1)  # no locks, or no place for them: compile without a budget rather than not at all
+        return 0  # no locks, or no place for them: compile without a budget rather than not at all
 
 
-def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> Slot | None:
+def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tuple[int, int] | None:
+    """Number and descriptor of a slot that is locked now, or ``None`` where the unit has to wait."""
     # Where the turn is not ``mine``, whoever is stopped in it may have a slot with no note yet, or one of the past.
-    running: list[dict[str, Any]] = []
-    free: Slot | None = None
+    running: list[dict[str, int]] = []
+    free: tuple[int, int] | None = None
     slots = sum(name.startswith("slot.") for name in os.listdir(folder))
     for number in range(slots + 1):
         if number == slots and free is not None:
             break  # one more is made where none is free, not at every look
         descriptor = open_lock(f"{folder}/slot.{number}")
-        if free is None and try_lock(descriptor):
-            free = Slot(number, descriptor)
+        is_free = try_lock(descriptor)
+        if is_free and free is None:
+            free = number, descriptor
             write_note(descriptor, {"pid": os.getpid()})
             continue
-        if not try_lock(descriptor):
+        if not is_free:
             state = trouble((note := read_note(descriptor)).get("pid"))
             if not state or (mine and state == "gone"):
                 running.append(note)
         os.close(descriptor)
-    if free is not None and (not running or (len(running) < limit and _fits(expected, running))):
-        write_note(free.descriptor, {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
-        return free
-    if free is not None:
-        os.close(free.descriptor)
-    return None
+    if free is None:
+        return None
+    if running and (len(running) >= limit or not _fits(expected, running)):
+        os.close(free[1])
+        return None
+    write_note(free[1], {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
+    return free
 
 
-def _fits(expected: int, running: list[dict[str, Any]]) -> bool:
+def _fits(expected: int, running: list[dict[str, int]]) -> bool:
     """Whether the memory has room for one more, when those that run have grown to what they will need."""
     available = available_memory()
     needs = {note.get("group", -1): note.get("expected", 0) for note in running}
