@@ -99,7 +99,7 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
 
 def _host() -> str:
     """Ranks of one boot and namespace that share a workspace share what is in it."""
-    return f"{lock._place()} {workspace_root().resolve()}"
+    return f"{lock.place()} {workspace_root().resolve()}"
 
 
 def _is_done(hellos: Iterable[Hello]) -> bool:

@@ -33,7 +33,7 @@ from .ninja import objects, render_graph, render_spec
 from .publish import elf_requirements, publish
 from .spec import Spec, digest
 from .template import render_config
-from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_record
+from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_note_at
 from .worker.slots import is_shared
 
 # Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
@@ -205,7 +205,8 @@ class Run:
 
     def _unit_ended(self, request: Request, file: str, code: int) -> None:
         self.progress.done += 1
-        self.holds[request].say(sum(unit.code is not None for unit in self.units[request].values()), request.steps)
+        ended = sum(unit.code is not None for unit in self.units[request].values())
+        self.holds[request].tell(done=ended, total=request.steps)
         if code == 0 and file.endswith(f"/{request.spec.name}.so"):
             self._finish(request, self._publish(request, self.folder / file))
 
@@ -224,7 +225,7 @@ class Run:
             check_dependencies(spec, self.folder, directory)
             fields, sha256 = spec.fields(), file_digest(library)
             made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
-            if digest(fields) != request.key or not made or sha256 != read_record(str(library)).get("object"):
+            if digest(fields) != request.key or not made or sha256 != read_note_at(f"{library}.json").get("object"):
                 raise BuildError(spec.name, "a source, a header or what was made of them changed; build again")
             manifest = {
                 **fields,
@@ -258,7 +259,7 @@ class Run:
         """Add what the units say of themselves to the timeline; what each file took."""
         past: dict[str, Past] = {}
         for file, source in self._made(request).items():
-            record = read_record(str(self.folder / file))
+            record = read_note_at(f"{self.folder / file}.json")
             with suppress(KeyError, TypeError):
                 queued, start, end = (record[key] - self.timeline.began for key in ("queued", "start", "end"))
                 past[source] = Past(round(end - start, 3), record["peak"])

@@ -300,7 +300,7 @@ def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
 def test_a_unit_keeps_a_record(run_unit, tmp_path):
     memory = "data = bytearray(200 << 20); import time; time.sleep(0.2)"
     end(run_unit(sys.executable, "-I", "-S", "-c", memory))
-    record = notes.read_record(str(tmp_path / "out" / "x.o"))
+    record = notes.read_note_at(str(tmp_path / "out" / "x.o.json"))
     assert record["queued"] <= record["start"] < record["start"] + 0.2 < record["end"] < time.time()
     assert 200 << 20 < record["peak"] < 300 << 20 and record["slot"] == 0
 

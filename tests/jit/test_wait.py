@@ -26,7 +26,7 @@ HOLD = """
     import os, sys, time
     from flashinfer.jit.host.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
-    hold.say(3, 7)
+    hold.tell(done=3, total=7)
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """

@@ -38,7 +38,7 @@ def place_of(remote: ObjectStore) -> str:
 
 def taken(*requests) -> list:
     """What stores give for modules whose locks are ours."""
-    return list(herd.fetched({request: Hold(None, {"token": "x"}) for request in requests}))
+    return list(herd.fetched({request: Hold("x") for request in requests}))
 
 
 def flipped(data: bytes, at: int) -> bytes:

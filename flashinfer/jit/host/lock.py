@@ -25,7 +25,7 @@ from ... import env
 from ...errors import JitTimeoutError
 from ..events import emit, say
 from ..machine import trust
-from ..worker.notes import read_note, write_note
+from ..worker.notes import read_note_at, write_note
 from ..worker.procfs import trouble
 from ..worker.slots import open_lock, try_lock
 
@@ -51,9 +51,13 @@ def runtime_directory() -> Path | None:
 class Hold:
     """A build that is ours: its lock (``None`` where there are none), the note beside it, and the token in that."""
 
-    def __init__(self, lock: FileLock | None, note: dict[str, Any]) -> None:
-        self.lock, self.note = lock, note
-        self._write()
+    def __init__(self, module: str, lock: FileLock | None = None) -> None:
+        self.lock, self.note = lock, dict[str, Any]()
+        before = read_note_at(_beside(lock.lock_file)) if lock is not None else {}
+        # A file that came with an image, or with a copy of a disk, says nothing: the same one may be in use elsewhere.
+        known = before.get("token") if before.get("place") == place() else None
+        token = known if isinstance(known, str) and known.isalnum() else secrets.token_hex(6)
+        self.tell(token=token, module=module, host=socket.gethostname(), pid=os.getpid(), place=place())
 
     @property
     def token(self) -> str:
@@ -61,20 +65,14 @@ class Hold:
 
     def renew(self) -> None:
         """Build in another directory."""
-        self.note["token"] = secrets.token_hex(6)
-        self._write()
+        self.tell(token=secrets.token_hex(6))
 
-    def say(self, done: int, total: int) -> None:
-        """Tell whoever waits how far this build is."""
-        self.note |= {"done": done, "total": total}
-        self._write()
-
-    def _write(self) -> None:
+    def tell(self, **more: str | int) -> None:
+        """Add to the note, for whoever waits or comes next."""
+        self.note |= more
         if self.lock is not None and self.lock.is_locked:  # in a forked child it is not
-            with suppress(OSError):
-                descriptor = open_lock(_beside(self.lock.lock_file))
-                write_note(descriptor, self.note)
-                os.close(descriptor)
+            with suppress(OSError), os.fdopen(open_lock(_beside(self.lock.lock_file))) as file:
+                write_note(file.fileno(), self.note)
 
     def release(self) -> None:
         """It is done: let the next one in, with a lock and a directory of its own."""
@@ -86,22 +84,16 @@ class Hold:
     def abandon(self) -> None:
         """Let the next one in, to go on where this one ended."""
         if self.lock is not None:
-            with suppress(OSError):
-                self.lock.release()
+            self.lock.release()
         self.lock = None
 
 
 def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
     """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
-    path = _path(name, generation)
-    try:
-        if path is not None and (lock := _try_lock(path)) is not None:
-            return Hold(lock, _note(module, _read(path)))
-        if path is not None:
-            return None
-    except OSError:
-        pass
-    return Hold(None, _note(module, {}))
+    with suppress(OSError):
+        lock = _try_lock(_path(name, generation))
+        return Hold(module, lock) if lock is not None else None
+    return Hold(module)
 
 
 @contextmanager
@@ -110,12 +102,10 @@ def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
 
     Where locks do not work it is.
     """
-    lock, is_ours, deadline = None, True, time.monotonic() + patience
+    lock, is_ours = None, True
     with suppress(OSError):
-        path = _path(what, 0)
-        while path is not None and is_ours and (lock := _try_lock(path)) is None:
-            is_ours = time.monotonic() < deadline
-            time.sleep(POLL)
+        lock = _try_lock(_path(what), patience)
+        is_ours = lock is not None
     try:
         yield is_ours
     finally:
@@ -130,51 +120,35 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _try_lock(path: Path) -> FileLock | None:
-    """The lock of a file, or ``None`` while somebody else has it.
+def _try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
+    """The lock of a file, or ``None`` where somebody else has it all the time.
 
     Raises:
         OSError: this file system has no locks. It does not mean that somebody else has it.
     """
-    lock = FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(path, timeout=patience, poll_interval=POLL, mode=0o600, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire()
     except Timeout:
         # A policy that forbids locks says EACCES too, which filelock takes for "busy".
-        descriptor = open_lock(path)
-        try:
-            try_lock(descriptor)
-        finally:
-            os.close(descriptor)
+        with os.fdopen(open_lock(path)) as file:
+            try_lock(file.fileno())
         return None
     return lock
 
 
-def _path(name: str, generation: int) -> Path | None:
-    folder, digest = runtime_directory(), hashlib.sha256(name.encode()).hexdigest()[:32]
-    return folder / f"{digest}.{generation}.lock" if folder else None
+def _path(name: str, generation: int = 0) -> Path:
+    if (folder := runtime_directory()) is None:
+        raise OSError("there is no directory for locks")
+    return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{generation}.lock"
 
 
 def _beside(path: str | Path) -> str:
     return f"{os.fspath(path).removesuffix('.lock')}.note"
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    with suppress(OSError, TypeError), open(_beside(path)) as file:  # type: ignore[arg-type]
-        return read_note(file.fileno())
-    return {}
-
-
-def _note(module: str, before: dict[str, Any]) -> dict[str, Any]:
-    token, place = before.get("token"), _place()
-    # A file that came with an image, or with a copy of a disk, says nothing: the same one may be in use elsewhere.
-    if not isinstance(token, str) or not token.isalnum() or before.get("place") != place:
-        token = secrets.token_hex(6)
-    return {"token": token, "module": module, "host": socket.gethostname(), "pid": os.getpid(), "place": place}
-
-
 @cache
-def _place() -> str:
+def place() -> str:
     """Names where numbers of processes mean what they mean here: this boot of this machine, this container."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -192,22 +166,24 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
     """
     started = heard = trouble_since = time.monotonic()
-    looked = started - LOOK
-    next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get()
-    note = dict[str, Any]()
+    next_look, next_word, generation, deadline = started, FIRST_WORD, 0, env.JIT_TIMEOUT.get()
+    note, seen = dict[str, Any](), dict[str, Any]()
     while True:
-        seen = _read(_path(name, generation))
+        with suppress(OSError):
+            seen = read_note_at(_beside(_path(name, generation)))
         note = seen or note
         owner = f"pid {note['pid']} on {note['host']}" if "pid" in note else "another process"
         # Of a process in another container nothing is known.
-        problem = trouble(seen.get("pid")) if _place() and seen.get("place") == _place() else ""
+        problem = trouble(seen.get("pid")) if place() and seen.get("place") == place() else ""
         hold, now = try_hold(name, module, generation), time.monotonic()
-        is_time = hold is None and now - looked >= LOOK
-        if hold is not None or (is_time and published()):
+        if hold is not None or (now >= next_look and published()):
             emit("wait", module, ms=(now - heard) * 1e3, owner=owner)
             return hold
+        if now >= next_look:
+            next_look = now + LOOK
+        if not problem:
+            trouble_since = now
         waited = now - started
-        looked, trouble_since = now if is_time else looked, trouble_since if problem else now
         late = deadline is not None and waited >= deadline
         if waited >= next_word or late:
             steps = {key: note[key] for key in ("done", "total") if key in note}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,13 @@ def read_note(descriptor: int) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
+def read_note_at(path: str) -> dict[str, Any]:
+    """Returns the note that lies there; empty where there is none, or not a whole one."""
+    with suppress(OSError), open(path) as file:
+        return read_note(file.fileno())
+    return {}
+
+
 def write_note(descriptor: int, note: dict[str, Any]) -> None:
     data = json.dumps(note).encode()
     os.pwrite(descriptor, data, 0)
@@ -33,25 +41,15 @@ def write_note(descriptor: int, note: dict[str, Any]) -> None:
 def is_made(file: str, folder: str = "") -> bool:
     """Whether ``file`` is what its compiler made, and what it was made from is unchanged. ``folder``: where ninja ran."""
     path = os.path.join(folder, file)
-    record = read_record(path)
+    record = read_note_at(f"{path}.json")
     try:
         return bool(record["object"] == file_digest(path) and record["inputs"] == inputs_digest(path, folder))
     except (OSError, KeyError):
         return False
 
 
-def read_record(file: str) -> dict[str, Any]:
-    """Returns what the last run left beside ``file``; empty where there is none, or not a whole one."""
-    with suppress(OSError, ValueError), open(f"{file}.json") as text:
-        record = json.load(text)
-        return record if isinstance(record, dict) else {}
-    return {}
-
-
 def inputs_digest(file: str, folder: str = "") -> str:
     """One digest of all that an object was made from: a record stays short, whatever a compiler reads."""
-    import hashlib
-
     with open(f"{file}.d") as text:
         names = [os.path.join(folder, name) for name in read_depfile(text.read())]
     # nvcc lists the names in #line directives too, which need not be files.
@@ -61,8 +59,6 @@ def inputs_digest(file: str, folder: str = "") -> str:
 
 def file_digest(file: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's bytes."""
-    import hashlib
-
     with open(file, "rb") as data:
         return hashlib.sha256(data.read()).hexdigest()
 
