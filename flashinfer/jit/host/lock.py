@@ -77,8 +77,9 @@ class Hold:
     def release(self) -> None:
         """It is done: let the next one in, with a lock and a directory of its own."""
         if self.lock is not None and self.lock.is_locked:
-            _remove(_beside(self.lock.lock_file))
-            _remove(self.lock.lock_file)
+            for path in (_beside(self.lock.lock_file), self.lock.lock_file):
+                with suppress(OSError):
+                    os.unlink(path)  # who has it open already sees that, and opens another one
         self.abandon()
 
     def abandon(self) -> None:
@@ -88,10 +89,10 @@ class Hold:
         self.lock = None
 
 
-def try_hold(name: str, module: str, generation: int = 0) -> Hold | None:
+def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0) -> Hold | None:
     """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
     with suppress(OSError):
-        lock = _try_lock(_path(name, generation))
+        lock = _try_lock(_path(name, generation), patience)
         return Hold(module, lock) if lock is not None else None
     return Hold(module)
 
@@ -102,25 +103,15 @@ def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
 
     Where locks do not work it is.
     """
-    lock, is_ours = None, True
-    with suppress(OSError):
-        lock = _try_lock(_path(what), patience)
-        is_ours = lock is not None
+    hold = try_hold(what, "", patience=patience)
     try:
-        yield is_ours
+        yield hold is not None
     finally:
-        if lock is not None:
-            _remove(lock.lock_file)
-            lock.release()
+        if hold is not None:
+            hold.release()
 
 
-def _remove(path: str) -> None:
-    """Remove the file of a lock that is ours, or its note. Who has it open already sees that, and opens another one."""
-    with suppress(OSError):
-        os.unlink(path)
-
-
-def _try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
+def _try_lock(path: Path, patience: float) -> FileLock | None:
     """The lock of a file, or ``None`` where somebody else has it all the time.
 
     Raises:
@@ -137,7 +128,7 @@ def _try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
     return lock
 
 
-def _path(name: str, generation: int = 0) -> Path:
+def _path(name: str, generation: int) -> Path:
     if (folder := runtime_directory()) is None:
         raise OSError("there is no directory for locks")
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{generation}.lock"
