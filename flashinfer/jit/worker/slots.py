@@ -45,16 +45,12 @@ def share(descriptor: int) -> None:
 
 def is_shared(path: str | os.PathLike[str]) -> bool:
     """Whether somebody has part in a file, or nobody can tell: its file system has no locks."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not try_lock(descriptor)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+    with suppress(OSError), open(path) as file:
+        try:
+            return not try_lock(file.fileno())
+        except OSError:
+            return True
+    return False
 
 
 def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] = lambda: None) -> int:
