@@ -8,6 +8,7 @@ has its lock: compilers end with their builder, see ``worker``, and until they h
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import socket
@@ -86,7 +87,6 @@ class Hold:
         """Let the next one in, to go on where this one ended."""
         if self.lock is not None:
             self.lock.release()
-        self.lock = None
 
 
 def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0) -> Hold | None:
@@ -156,8 +156,8 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     Raises:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
     """
-    started = heard = trouble_since = time.monotonic()
-    next_look, next_word, generation, deadline = started, FIRST_WORD, 0, env.JIT_TIMEOUT.get()
+    started = heard = trouble_since = next_look = time.monotonic()
+    next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get() or math.inf
     note, seen = dict[str, Any](), dict[str, Any]()
     while True:
         with suppress(OSError):
@@ -175,14 +175,13 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         if not problem:
             trouble_since = now
         waited = now - started
-        late = deadline is not None and waited >= deadline
-        if waited >= next_word or late:
+        if waited >= min(next_word, deadline):
             steps = {key: note[key] for key in ("done", "total") if key in note}
             emit("wait", module, ms=(now - heard) * 1e3, owner=owner, trouble=problem, **steps)
             at = f", {steps['done']} of {steps['total']} steps done" if len(steps) == 2 else ""
             is_so = f" and is {problem}" if problem else ""
             text = f"{module}, which {owner} is building{is_so}: {waited:.0f} s{at}"
-            if late:
+            if waited >= deadline:
                 raise JitTimeoutError(module, f"waited for {text}; FLASHINFER_JIT_TIMEOUT={deadline:g} has passed")
             say(f"waiting for {text}")
             next_word, heard = waited + NEXT_WORDS, now

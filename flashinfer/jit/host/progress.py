@@ -42,14 +42,12 @@ class Voice:
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if not self.on_terminal and now - self.last < EVERY:
-            return
-        self.last = now
         about = f" of about {self.estimate:.0f}" if self.estimate else ""
         left = ", ".join(progress.left[:4]) + ", ..." * (len(progress.left) > 4)
         text = f"{progress.done}/{progress.total} steps, {now - progress.started:.0f}{about} s: {left or 'done'}"
-        if not self.on_terminal:
+        if self.on_terminal:
+            # The line is written over by the next one, and in the end by nothing.
+            print(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K", end="", file=sys.stderr, flush=True)
+        elif now - self.last >= EVERY:
+            self.last = now
             say(text)
-            return
-        # The line is written over by the next one, and in the end by nothing.
-        print(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,11 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
 def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:
     """``(time, bytes)`` at every change: the peaks of all units that run, which is no less than what they hold."""
     alive = [unit for unit in units if unit.kind in ("compile", "link")]
-    changes = sorted(
-        [(unit.start, unit.peak_rss_bytes) for unit in alive] + [(unit.end, -unit.peak_rss_bytes) for unit in alive]
-    )
-    total, result = 0, dict[float, int]()
-    for at, change in changes:
-        total += change
-        result[at] = total
-    return list(result.items())
+    starts = [(unit.start, unit.peak_rss_bytes) for unit in alive]
+    ends = [(unit.end, -unit.peak_rss_bytes) for unit in alive]
+    changes = sorted(starts + ends)
+    totals = accumulate(size for _, size in changes)
+    return list(dict(zip((at for at, _ in changes), totals, strict=True)).items())
 
 
 def keep(timeline: Timeline, root: Path) -> None:

@@ -18,11 +18,10 @@ UNIT = "flashinfer-unit "  # begins a line that a unit prints; the rest is JSON:
 
 def read_note(descriptor: int) -> dict[str, Any]:
     """Returns what the holder of a lock says of itself; empty where that cannot be read, or is just being written."""
-    try:
+    with suppress(OSError, ValueError):
         note = json.loads(os.pread(descriptor, 4096, 0))
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
+        return note if isinstance(note, dict) else {}
+    return {}
 
 
 def read_note_at(path: str) -> dict[str, Any]:
@@ -42,10 +41,9 @@ def is_made(file: str, folder: str = "") -> bool:
     """Whether ``file`` is what its compiler made, and what it was made from is unchanged. ``folder``: where ninja ran."""
     path = os.path.join(folder, file)
     record = read_note_at(f"{path}.json")
-    try:
-        return bool(record["object"] == file_digest(path) and record["inputs"] == inputs_digest(path, folder))
-    except (OSError, KeyError):
-        return False
+    with suppress(OSError):
+        return file_digest(path) == record.get("object") and inputs_digest(path, folder) == record.get("inputs")
+    return False
 
 
 def inputs_digest(file: str, folder: str = "") -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 PROC, CGROUPS = "/proc", "/sys/fs/cgroup"
 
 
 def resident(groups: set[int]) -> dict[int, int]:
     """Bytes in memory of the processes of each process group."""
-    sums: dict[int, int] = {}
+    sums = dict.fromkeys(groups, 0)
     for name in filter(str.isdigit, os.listdir(PROC)):
-        fields = _stat(name)
-        if fields and int(fields[2]) in groups:
-            group = int(fields[2])
-            sums[group] = sums.get(group, 0) + int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        if (fields := _stat(name)) and (group := int(fields[2])) in groups:
+            sums[group] += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
     return sums
 
 
@@ -69,8 +68,6 @@ def _cgroups(controller: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""

@@ -26,11 +26,10 @@ def try_lock(descriptor: int) -> bool:
     Raises:
         OSError: this file system has no locks. It does not mean that somebody else has it.
     """
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
@@ -96,12 +95,11 @@ def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tup
             if not state or (mine and state == "gone"):
                 running.append(note)
         os.close(descriptor)
-    if free is None:
-        return None
-    if running and (len(running) >= limit or not _fits(expected, running)):
+    if free is not None and running and (len(running) >= limit or not _fits(expected, running)):
         os.close(free[1])
-        return None
-    write_note(free[1], {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
+        free = None
+    if free is not None:
+        write_note(free[1], {"pid": os.getpid(), "group": os.getpgrp(), "expected": expected})
     return free
 
 
@@ -112,5 +110,5 @@ def _fits(expected: int, running: list[dict[str, int]]) -> bool:
     if available is None or expected + sum(needs.values()) <= available:
         return True
     has = resident(set(needs))
-    growth = sum(max(0, int(need) - has.get(group, 0)) for group, need in needs.items())
+    growth = sum(max(0, need - has[group]) for group, need in needs.items())
     return expected + growth <= available
