@@ -11,10 +11,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from .machine.identity import cxx11_abi
 from .machine.target import Target
 from .machine.toolchain import Toolchain
 from .spec import TORCH_ABI, Spec
+
+# Of the C++ library, which some distributions' compilers have another default of, and of torch.
+_ABI_FLAGS = ["-D_GLIBCXX_USE_CXX11_ABI=1", f"-DTORCH_TARGET_VERSION={TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"]
 
 
 def escape(path: str) -> str:
@@ -90,15 +92,10 @@ def _rule(name: str, command: str, *more: str) -> list[str]:
     return [f"rule {name}", f"  command = {command}", "  description = $module $command", *more]
 
 
-def _common_flags(toolchain: Toolchain) -> list[str]:
-    abi = f"{TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"
-    return [f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi(toolchain.torch_dir))}", f"-DTORCH_TARGET_VERSION={abi}"]
-
-
 def _cxx_rules(toolchain: Toolchain) -> list[str]:
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
     torch = toolchain.torch_dir  # of which __FILE__ in its headers must not tell
-    flags = [*_common_flags(toolchain), "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
+    flags = [*_ABI_FLAGS, "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
     link = [toolchain.cxx, "-shared", f"-L{torch}/lib", "-Wl,--no-as-needed"]
     return [
         *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "  depfile = $out.d"),
@@ -115,9 +112,8 @@ def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
     torch = words([f"-L{toolchain.torch_dir}/lib"])
     # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
-    flags = words(_common_flags(toolchain))
     return [
-        *_rule("nvcc", f"{words(nvcc)} $out.d {flags} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
+        *_rule("nvcc", f"{words(nvcc)} $out.d {words(_ABI_FLAGS)} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
         *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {torch}"),
         *_rule("stub", f"{words(stub)} $out"),
     ]

@@ -7,25 +7,39 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ToolchainError
-from . import trust
 from .workspace import workspace_root, write_atomically
 
 Identity = dict[str, str | bool | None]
 
+_answers: dict[str, str] = {}
 
-def identity_of(cxx: str, nvcc: str | None, torch_dir: Path, writes: bool = True) -> Identity:
+
+def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
     versions = {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None}
-    return {**versions, "cxx11_abi": cxx11_abi(torch_dir, writes)}
+    # Every torch that we run with has this ABI alone. Keys of today say so: it goes with the next spec.FORMAT.
+    return {**versions, "cxx11_abi": True}
 
 
 def version_of(program: str, writes: bool = True) -> str:
     """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one. It runs once per version."""
-    return _remembered(program, "version", lambda: _ask_version(program), writes)
+    try:
+        key = _fingerprint(program)
+    except OSError:
+        return _ask_version(program)
+    if key not in _answers:
+        file = workspace_root() / "answers" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        try:
+            (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer
+        except (OSError, ValueError, TypeError):
+            _answers[key] = _ask_version(program)
+            if writes:
+                with suppress(OSError):  # the answer is right all the same; the next process asks again
+                    write_atomically(file, json.dumps([_answers[key]]).encode())
+    return _answers[key]
 
 
 def _ask_version(program: str) -> str:
@@ -39,35 +53,6 @@ def _ask_version(program: str) -> str:
     release = [line for line in lines if line.startswith("Cuda compilation tools")]
     # nvcc tells its version near the end, g++ and clang++ in the first line behind their name.
     return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
-
-
-def cxx11_abi(torch_dir: Path, writes: bool = True) -> bool:
-    """Says what ``torch.compiled_with_cxx11_abi()`` does, without importing torch: libc10 exports functions of std::string."""
-    library = torch_dir / "lib" / "libc10.so"
-    mangled = b"__cxx1112basic_string"
-    return _remembered(str(library), "cxx11_abi", lambda: str(mangled in library.read_bytes()), writes) == "True"
-
-
-_answers: dict[tuple[str, str], str] = {}
-
-
-def _remembered(path: str, question: str, ask: Callable[[], str], writes: bool) -> str:
-    try:
-        key = (_fingerprint(path), question)
-    except OSError:
-        return ask()
-    if key not in _answers:
-        folder = workspace_root() / "answers"
-        file = folder / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-        try:
-            (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer
-        except (OSError, ValueError, TypeError):
-            _answers[key] = ask()
-            if writes:
-                with suppress(OSError):  # the answer is right all the same; the next process asks again
-                    trust.make_directories(folder)
-                    write_atomically(file, json.dumps([_answers[key]]).encode())
-    return _answers[key]
 
 
 def _fingerprint(path: str) -> str:

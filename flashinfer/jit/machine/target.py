@@ -44,11 +44,8 @@ class Target:
             if self.backend == "cpu":
                 flags += [f"-march={name}", *(f"-m{feature}" for feature in more)]
             else:
-                number = name.replace(".", "")
-                flags += [
-                    f"-gencode=arch=compute_{number},code={kind}_{number}"
-                    for kind in ("sm", "compute")[: 1 + len(more)]
-                ]
+                number, kinds = name.replace(".", ""), ["sm", *(["compute"] if more else [])]
+                flags += [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in kinds]
         return tuple(flags)
 
 
@@ -88,19 +85,17 @@ def visible_gpus() -> tuple[tuple[int, int], ...]:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return ()
+    if nvml.nvmlInit_v2() != 0:
+        return ()
     count, capabilities = ctypes.c_uint(), set()
-    try:
-        if nvml.nvmlInit_v2() != 0:
-            return ()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        for index in _visible_indices(count.value):
-            handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-                nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-                capabilities.add((major.value, minor.value))
-        return tuple(sorted(capabilities))
-    finally:
-        nvml.nvmlShutdown()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in _visible_indices(count.value):
+        handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+            nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+            capabilities.add((major.value, minor.value))
+    nvml.nvmlShutdown()
+    return tuple(sorted(capabilities))
 
 
 def _visible_indices(count: int) -> list[int]:

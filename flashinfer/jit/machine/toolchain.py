@@ -32,7 +32,7 @@ class Toolchain:
     @property
     def identity(self) -> Identity:
         """Returns what of the tools changes a byte of the result: versions, never paths."""
-        return identity_of(self.cxx, self.nvcc, self.torch_dir)
+        return identity_of(self.cxx, self.nvcc)
 
 
 def find_toolchain(backend: str) -> Toolchain:
@@ -53,7 +53,7 @@ def find_toolchain(backend: str) -> Toolchain:
 
 def toolchain_identity(backend: str, writes: bool = True) -> Identity:
     """The identity of the tools that would build here, without looking for those that leave no trace in the result."""
-    return identity_of(find_cxx(), find_nvcc() if backend == "cuda" else None, find_torch(), writes)
+    return identity_of(find_cxx(), find_nvcc() if backend == "cuda" else None, writes)
 
 
 def find_cxx() -> str:
