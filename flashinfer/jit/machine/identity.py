@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,8 @@ _answers: dict[str, str] = {}
 
 
 def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
-    versions = {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None}
     # Every torch that we run with has this ABI alone. Keys of today say so: it goes with the next spec.FORMAT.
-    return {**versions, "cxx11_abi": True}
+    return {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None, "cxx11_abi": True}
 
 
 def version_of(program: str, writes: bool = True) -> str:
@@ -58,15 +58,15 @@ def _ask_version(program: str) -> str:
 def _fingerprint(path: str) -> str:
     """Tells a program on disk from any other. A script that starts another program stands for that one too."""
     real = os.path.realpath(path)
-    status = os.stat(real)
-    parts = [f"{real}:{status.st_size}:{status.st_mtime_ns}"]
-    if status.st_size < 65536:
+    parts = [_stamp(real)]
+    if os.path.getsize(real) < 65536:
         text = Path(real).read_bytes()
         parts.append(hashlib.sha256(text).hexdigest())
-        if text.startswith(b"#!"):
-            for word in sorted(set(re.findall(rb"/[\w./+-]+", text))):
-                named = os.fsdecode(word)
-                if os.path.isfile(named) and os.access(named, os.X_OK):
-                    inner = os.stat(named)
-                    parts.append(f"{named}:{inner.st_size}:{inner.st_mtime_ns}")
+        named = sorted({os.fsdecode(word) for word in re.findall(rb"/[\w./+-]+", text)})
+        parts += map(_stamp, filter(shutil.which, named if text.startswith(b"#!") else []))
     return "|".join(parts)
+
+
+def _stamp(path: str) -> str:
+    status = os.stat(path)
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}"

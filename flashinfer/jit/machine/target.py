@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -69,7 +68,7 @@ def level_features(level: str) -> tuple[str, ...]:
 @cache
 def native_level() -> str:
     """Returns the newest level this CPU has, by name, so that the same CPU elsewhere finds the same artifact."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if os.uname().machine.lower() not in ("x86_64", "amd64"):
         return "generic"
     return [level for level in CPU_LEVELS if set(level_features(level)) <= cpu_features()][-1]
 
@@ -154,7 +153,7 @@ def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) ->
             if missing:
                 return f"compiled for {level}, this CPU lacks {', '.join(missing)}"
             if (level == "generic") != (native_level() == "generic"):
-                return f"compiled for {level}, this machine is {platform.machine()}"
+                return f"compiled for {level}, this machine is {os.uname().machine}"
         return None
     return why_not_on(visible_gpus(), archs, "this machine", on_all)
 
@@ -177,31 +176,28 @@ def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> s
     ``requires``: see ``publish.elf_requirements``. What is not loaded yet is not judged.
     """
     for name in filter(_RUNTIME.get, requires):
-        if not _defines(_RUNTIME[name], version := f"{name}_{requires[name]}"):
-            return f"needs {version}, which {_RUNTIME[name]} of this process does not have"
+        with suppress(OSError):
+            if not _defines(_RUNTIME[name], version := f"{name}_{requires[name]}"):
+                return f"needs {version}, which {_RUNTIME[name]} of this process does not have"
     torch = sys.modules.get("torch")
     if torch is not None and [int(part) for part in torch.__version__.split(".")[:2]] < [*torch_abi]:
         return f"needs torch {'.'.join(map(str, torch_abi))} or newer, this is {torch.__version__}"
     return None
 
 
-_defined: dict[tuple[str, str], bool] = {}
-
-
+@cache
 def _defines(soname: str, version: str) -> bool:
-    """Whether a library of this process has a symbol version. To load one would decide which one torch gets."""
-    known = _defined.get((soname, version))
-    if known is None:
-        try:
-            library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-        except OSError:
-            return soname != "libc.so.6"  # another libc altogether, or not loaded yet
-        libc = ctypes.CDLL(None)
-        libc.dlsym.argtypes, libc.dlerror.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_char_p
-        libc.dlerror()
-        libc.dlsym(library._handle, version.encode())
-        known = _defined[soname, version] = libc.dlerror() is None
-    return known
+    """Whether a library of this process has a symbol version.
+
+    Raises:
+        OSError: it is not loaded yet, and to load it would decide which one torch gets.
+    """
+    library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    libc = ctypes.CDLL(None)
+    libc.dlsym.argtypes, libc.dlerror.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_char_p
+    libc.dlerror()
+    libc.dlsym(library._handle, version.encode())
+    return libc.dlerror() is None
 
 
 def runs_on(arch: str, gpu: tuple[int, int]) -> bool:

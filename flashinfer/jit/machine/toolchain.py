@@ -126,9 +126,8 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
                 raise ToolchainError(f"{variable}: {found!r} is not run: {refusal}")
         return found
     looked = list(where)
-    for path in looked:
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
+    if (path := next(filter(shutil.which, looked), None)) is not None:
+        return path
     searched = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
     hint = f" or set {variable}" if variable else ""
     raise ToolchainError(f"cannot find {what}: looked in {searched}; install {install}{hint}")
