@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from ... import env
-from ..machine.workspace import roots, workspace, write_atomically
+from ..machine.workspace import roots, write_atomically
 from ..spec import Spec
 from ..worker.procfs import cpu_limit
 
@@ -34,8 +34,8 @@ def remember(name: str, past: dict[str, Past]) -> None:
     """Keep what files took now, and of other files what they took before. Not being able to is no error."""
     from .lock import alone  # where something was built; whoever only reads needs no locks
 
-    with suppress(OSError), alone(f"history {workspace().resolve()}", patience=1.0):
-        write_atomically(workspace() / "history" / f"{name}.json", json.dumps({**read(name), **past}).encode())
+    with suppress(OSError), alone(f"history {roots()[-1].resolve()}", patience=1.0):
+        write_atomically(roots()[-1] / "history" / f"{name}.json", json.dumps({**read(name), **past}).encode())
 
 
 def expected_memory(past: dict[str, Past], file: str) -> int:

@@ -40,23 +40,21 @@ def workspace() -> Path:
         WorkspaceError: neither can be written.
     """
     root = workspace_root()
-    if root not in _fallbacks:
-        reason = _why_not_writable(root)
-        if reason is None:
-            return root
-        try:
-            _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
-        except OSError as err:
-            raise WorkspaceError(
-                f"the workspace {root} cannot be written ({reason}), and neither can a temporary directory ({err}):"
-                " set FLASHINFER_WORKSPACE_DIR to a directory that can be written"
-            ) from None
-        atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
-        warnings.warn(
-            f"the flashinfer workspace {root} cannot be written ({reason}): modules built now go to {_fallbacks[root]}"
-            " and are lost when this process ends; set FLASHINFER_WORKSPACE_DIR to a directory that can be written",
-            stacklevel=2,
-        )
+    if root in _fallbacks or (reason := _why_not_writable(root)) is None:
+        return roots()[-1]
+    try:
+        _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
+    except OSError as err:
+        raise WorkspaceError(
+            f"the workspace {root} cannot be written ({reason}), and neither can a temporary directory ({err}):"
+            " set FLASHINFER_WORKSPACE_DIR to a directory that can be written"
+        ) from None
+    atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
+    warnings.warn(
+        f"the flashinfer workspace {root} cannot be written ({reason}): modules built now go to {_fallbacks[root]}"
+        " and are lost when this process ends; set FLASHINFER_WORKSPACE_DIR to a directory that can be written",
+        stacklevel=2,
+    )
     return _fallbacks[root]
 
 
@@ -69,16 +67,15 @@ def roots() -> tuple[Path, ...]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that nobody ever sees half of it."""
     trust.make_directories(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def _why_not_writable(root: Path) -> str | None:
