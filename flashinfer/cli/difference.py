@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .. import env
 from ..jit import store
 from ..jit.artifact import Artifact
 from ..jit.machine.identity import Identity
@@ -26,8 +25,7 @@ def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
     best: tuple[Artifact | None, Differences] = None, {}
     for found in store.artifacts(spec.name):
         # What was built ahead of time may come of any tools.
-        prebuilt = any(found.path.is_relative_to(directory) for directory in env.aot_dirs())
-        differing = compare(found, wanted if prebuilt else wanted | tools)
+        differing = compare(found, wanted if found.is_prebuilt else wanted | tools)
         if best[0] is None or len(differing) < len(best[1]):
             best = found, differing
     return best

@@ -103,9 +103,9 @@ def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
         return to / spec.name if to else store.workspace_directory(workspace(), spec, key) / build_key[:32]
 
     def refusal(found: Artifact) -> str | None:
-        return linkable(found) if to else here.refuses(found, False)
+        return linkable(found) if to else here.refuses(found)
 
-    found, build = None, here.build_key(key, "")
+    found, build = None, here.build_key(key)
     if to is None and (found := store.look_up(spec, asked.needs).artifact) is not None:
         return row(spec.name, "there already", found.archs, found)
     if build and archs == (here.target and here.target.archs):

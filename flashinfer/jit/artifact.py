@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import env
 from ..errors import ArtifactError
 from .machine import trust
 from .machine.identity import Identity
@@ -38,6 +39,11 @@ class Artifact:
     @property
     def directory(self) -> Path:
         return self.path.parent
+
+    @property
+    def is_prebuilt(self) -> bool:
+        """Whether it lies in an AOT directory."""
+        return self.directory.parent in env.aot_dirs()
 
     @property
     def archs(self) -> tuple[str, ...]:

@@ -46,8 +46,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
     for spec in dict.fromkeys(specs):
         record(spec)
         lookup = store.look_up(spec)
-        is_prebuilt = lookup.artifact is not None and any(map(lookup.artifact.path.is_relative_to, env.aot_dirs()))
-        if lookup.artifact is not None and (skip_prebuilt or not is_prebuilt):
+        if lookup.artifact is not None and (skip_prebuilt or not lookup.artifact.is_prebuilt):
             emit("hit", spec.name, lookup.ms, path=lookup.artifact.path)
             found[spec] = lookup.artifact
         else:

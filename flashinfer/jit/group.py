@@ -74,9 +74,7 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
         for spec in dict.fromkeys(specs):
             record(spec)
             found[spec] = store.look_up(spec)
-        lacks = {
-            spec.name: store.Here(spec).build_key(one.key, "") for spec, one in found.items() if one.artifact is None
-        }
+        lacks = {spec.name: store.Here(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
         publishes = env.STORE.is_set and env.STORE_PUBLISH.get()
         return Hello(_host(), {spec.name: one.key for spec, one in found.items()}, lacks, publishes)
 

@@ -57,7 +57,7 @@ def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     if present is None:
         return None
     has = present.manifest["coverage"]
-    if present.manifest["key"] not in (spec.key, spec.covering(has).key):
+    if not store.is_of(spec, present):
         raise ModuleLoadError(
             f"module {spec.name!r} is loaded from {present.path} and its sources, flags or configuration have"
             " changed since: operators are registered once per process, start a new one to use the new build"

@@ -31,14 +31,6 @@ OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """Why a candidate is passed over. Of those of other sources the workspace may have many."""
-
-    reason: str
-    of_other_sources: bool = False
-
-
-@dataclass(frozen=True)
 class Lookup:
     """The artifact found, or none; for every candidate passed over, why; the spec's key; and how long it took."""
 
@@ -81,16 +73,16 @@ class Here:
             return toolchain_identity(self.backend, self.writes)
         return None
 
-    def build_key(self, key: str, unknown: str) -> str:
-        """The key that a build of ``key`` would have here, or ``unknown`` where nothing can be built."""
+    def build_key(self, key: str) -> str:
+        """The key that a build of ``key`` would have here; empty where nothing can be built."""
         if self.target is None or self.identity is None:
-            return unknown
+            return ""
         return build_key(key, self.target, self.identity)
 
-    def refuses(self, found: Artifact, prebuilt: bool) -> str | None:
+    def refuses(self, found: Artifact) -> str | None:
         """Why an artifact of the right sources cannot be used here, or ``None``."""
         manifest, target = found.manifest, self.target
-        if not prebuilt and manifest["build_key"] != self.build_key(manifest["key"], manifest["build_key"]):
+        if not found.is_prebuilt and self.build_key(manifest["key"]) not in ("", manifest["build_key"]):
             return "built for another target or by other tools"
         if self.asked is not None and target is None and self.asked.explicit:
             return f"built for {' '.join(found.archs)} alone, asked for {' '.join(self.asked.archs)}"
@@ -118,95 +110,90 @@ def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here
     No lock is taken. In each round AOT directories come first.
     """
     started = time.perf_counter()
-    key, here = spec.key, here or Here(spec)
-    reasons: list[str] = []
-    others: list[tuple[Artifact, bool]] = []
-
-    def result(found: Artifact | None) -> Lookup:
-        return Lookup(found, tuple(reasons), key, (time.perf_counter() - started) * 1e3)
-
-    def take(found: Artifact, prebuilt: bool) -> bool:
-        refusal = here.refuses(found, prebuilt)
+    key, here, reasons = spec.key, here or Here(spec), list[str]()
+    artifact = None
+    for found in _candidates(spec, key, needs, reasons):
+        refusal = here.refuses(found) or _refused(found, use)
         if refusal is None:
-            try:
-                with verified(found) as descriptor:
-                    if use is not None:
-                        use(found, descriptor)
-                    return True
-            except ArtifactError as err:
-                refusal = str(err)
+            artifact = found
+            break
         reasons.append(f"{found.directory}: {refusal}")
-        return False
+    return Lookup(artifact, tuple(reasons), key, (time.perf_counter() - started) * 1e3)
 
-    for found, prebuilt in _places(spec.name, key[:32]):
+
+def _candidates(spec: Spec, key: str, needs: Needs | None, reasons: list[str]) -> Iterator[Artifact]:
+    """Yields what was built of the spec, exactly or for other sets of values that will do; ``reasons``: why not the rest."""
+    wanted = {**dict(spec.coverage), **(needs or {})}
+    for found in _places(spec.name, key[:32]):
         if isinstance(found, str):
             reasons.append(found)
-        elif found.manifest["key"] != key:
-            others.append((found, prebuilt))
-        elif take(found, prebuilt):
-            return result(found)
-    others += [(one, False) for one, prebuilt in _places(spec.name) if not prebuilt and isinstance(one, Artifact)]
+        elif found.manifest["key"] == key:
+            yield found
     stale = 0
-    for found, prebuilt in others:
-        if found.manifest["key"] == key:
-            continue  # refused above
-        judged = _covering(found, spec, needs)
-        if isinstance(judged, Artifact):
-            if take(judged, prebuilt):
-                return result(judged)
-        elif judged.of_other_sources and not prebuilt:
-            stale += 1
+    for found in (one for one in artifacts(spec.name) if one.manifest["key"] != key):
+        if is_of(spec, found):
+            if lacking := _lacking(found, wanted):
+                reasons.append(f"{found.directory}: built without {lacking}")
+            else:
+                yield found
+        elif found.is_prebuilt:
+            reasons.append(f"{found.directory}: {OTHER_SOURCES}")
         else:
-            reasons.append(f"{found.directory}: {judged.reason}")
+            stale += 1
     if stale:
         reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
     if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
         reasons.append(f"{refusal}, so {workspace_root()} is used")
-    return result(None)
 
 
-def _covering(found: Artifact, spec: Spec, needs: Needs | None) -> Artifact | Rejected:
-    """An artifact of another key that can stand in: of the same spec, for other sets of values."""
-    has = found.manifest["coverage"]
-    wanted = {axis: set(values) for axis, values in {**dict(spec.coverage), **(needs or {})}.items()}
+def _refused(found: Artifact, use: Use | None) -> str | None:
+    """Verify an artifact and use it; why that cannot be, or ``None``."""
     try:
-        if has.keys() != dict(spec.coverage).keys() or spec.covering(has).key != found.manifest["key"]:
-            return Rejected(OTHER_SOURCES, of_other_sources=True)
-    except (TypeError, ValueError):
-        return Rejected(OTHER_SOURCES, of_other_sources=True)
-    lacking = {axis: values - set(has.get(axis, ())) for axis, values in wanted.items()}
-    words = [f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values]
-    return Rejected(f"built without {', '.join(words)}") if words else found
+        with verified(found) as descriptor:
+            if use is not None:
+                use(found, descriptor)
+    except ArtifactError as err:
+        return str(err)
+    return None
+
+
+def is_of(spec: Spec, found: Artifact) -> bool:
+    """Whether an artifact was built of the spec, for whatever sets of values."""
+    has = found.manifest["coverage"]
+    with suppress(TypeError, ValueError):  # sets that no spec has
+        return bool(has.keys() == dict(spec.coverage).keys() and spec.covering(has).key == found.manifest["key"])
+    return False
+
+
+def _lacking(found: Artifact, wanted: Needs) -> str:
+    """Names the wanted values that an artifact was built without."""
+    has = found.manifest["coverage"]
+    lacking = {axis: set(values) - set(has.get(axis, ())) for axis, values in wanted.items()}
+    return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
 def artifacts(name: str) -> Iterator[Artifact]:
     """Every artifact of a module's name, of whatever sources and for whatever machine."""
-    return (found for found, _ in _places(name) if isinstance(found, Artifact))
+    return (found for found in _places(name) if isinstance(found, Artifact))
 
 
-def _places(name: str, key: str | None = None) -> Iterator[tuple[Artifact | str, bool]]:
-    """Yields what lies in the directories of a module (in the workspace: of one key), and whether they are AOT ones."""
-    for directory in env.aot_dirs():
-        yield from _at(directory / name, name, [directory], True)
+def _places(name: str, key: str | None = None) -> Iterator[Artifact | str]:
+    """Yields what lies in the directories of a module (in the workspace: of one key), or why that is no artifact."""
+    places = [(directory / name, [directory]) for directory in env.aot_dirs()]
     for root in roots():
         parent = root / "artifacts" / name
         for folder in [parent / key] if key else _entries(parent):
-            for place in _entries(folder):
-                yield from _at(place, name, [root, root / "artifacts", parent, folder], False)
-
-
-def _at(place: Path, name: str, above: list[Path], prebuilt: bool) -> Iterator[tuple[Artifact | str, bool]]:
-    found = read(place, name)
-    if found is not None:
-        try:
-            yield next(filter(None, map(trust.refusal, above)), None) or found, prebuilt
-        except OSError as err:
-            yield f"{place}: {err}", prebuilt
+            places += [(place, [root, root / "artifacts", parent, folder]) for place in _entries(folder)]
+    for place, above in places:
+        if (found := read(place, name)) is not None:
+            try:
+                yield next(filter(None, map(trust.refusal, above)), None) or found
+            except OSError as err:
+                yield f"{place}: {err}"
 
 
 def _entries(directory: Path) -> list[Path]:
     """Lists a directory without the private directories of publications that are under way."""
-    try:
+    with suppress(OSError):
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
-    except OSError:
-        return []
+    return []

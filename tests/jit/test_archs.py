@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from flashinfer import env
 from flashinfer.errors import ToolchainError
 from flashinfer.jit import JitSpec, store
 from flashinfer.jit.artifact import Artifact
@@ -29,7 +29,7 @@ def made(spec: JitSpec, *archs: str) -> Artifact:
     manifest = {
         "key": spec.key, "build_key": "", "archs": list(archs), "requires": {}, "torch_abi": [2, 10]
     }  # fmt: skip
-    return Artifact(spec.name, Path("/nowhere") / f"{spec.name}.so", manifest)
+    return Artifact(spec.name, env.aot_dirs()[0] / spec.name / f"{spec.name}.so", manifest)
 
 
 def test_archs_are_part_of_the_key(hopper):
@@ -64,14 +64,14 @@ def test_archs_that_cannot_be(make_spec, archs, message):
 
 def test_an_artifact_is_refused_where_none_of_its_archs_is(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
-    why = store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True)
+    why = store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
     for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one of the GPUs is enough, and without any nothing is launched
         monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
-        assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True) is None
+        assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
     plain = replace(hopper, archs=())
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0), (9, 0)))
-    why = store.Here(plain, writes=False).refuses(made(plain, "9.0a"), prebuilt=True)
+    why = store.Here(plain, writes=False).refuses(made(plain, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
 
 
@@ -79,9 +79,9 @@ def test_an_artifact_is_refused_where_others_are_asked_for(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ())
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     here = store.Here(hopper, writes=False)
-    assert here.refuses(made(hopper, "9.0a"), prebuilt=True) == "built for 9.0a alone, asked for 8.0"
+    assert here.refuses(made(hopper, "9.0a")) == "built for 9.0a alone, asked for 8.0"
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
-    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"), prebuilt=True) is None
+    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
 
 
 @needs_nvcc

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from flashinfer import env
 from flashinfer.jit import store
 from flashinfer.jit.artifact import Artifact
 from flashinfer.jit.machine import target
@@ -31,7 +30,7 @@ def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
     here = store.Here(spec, writes=False)
     manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
-    found = Artifact("gpu", Path("/nowhere/gpu.so"), manifest)
-    assert here.refuses(found, prebuilt=True) is None
+    found = Artifact("gpu", env.aot_dirs()[0] / "gpu" / "gpu.so", manifest)
+    assert here.refuses(found) is None
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0), (10, 0)))
-    assert "this machine has a GPU of 10.0" in here.refuses(found, prebuilt=True)
+    assert "this machine has a GPU of 10.0" in here.refuses(found)

@@ -112,14 +112,14 @@ def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
     if here.target is None or (here.identity is not None and frozen.forbidden_by() is None):
         return lookup  # as any other: asked for when its lock is held, see `fetched`
     refuse_capture(f"module {spec.name!r} would be fetched", WARM_UP)
-    root, build = workspace(), here.build_key(lookup.key, "")
+    root, build = workspace(), here.build_key(lookup.key)
     lock = f"{build or lookup.key} {root.resolve()}"  # as of a build
 
     def place(of: str) -> Path:
         return store.workspace_directory(root, spec, lookup.key) / of[:32]
 
     def refusal(one: Artifact) -> str | None:
-        return here.refuses(one, False)
+        return here.refuses(one)
 
     hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: store.look_up(spec).artifact is not None)
     try:
