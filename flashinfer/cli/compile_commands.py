@@ -79,7 +79,7 @@ def _target(backend: str) -> Target:
 def _commands(folder: Path, specs: list[JitSpec], target: Target, toolchain: Toolchain) -> list[dict[str, Any]]:
     for spec in specs:
         one = Target(spec.backend, spec.archs[-1:], True) if spec.archs else target
-        write_atomically(folder / spec.name / "build.ninja", render_spec(spec, one).encode())
+        write_atomically(folder / spec.name / "build.ninja", render_spec(spec, one, spec.name).encode())
         if spec.template:
             write_atomically(folder / spec.name / spec.config_header, render_config(spec).encode())
     graph = f"{target.backend}.ninja"

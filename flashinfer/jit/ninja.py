@@ -1,7 +1,7 @@
 """Turns specs into the text of ninja files: pure functions, one file per spec and one that pulls them in.
 
 Paths are relative to where ninja runs, or absolute. Facts of ninja that shape the files: only the top one may say
-``default``; its rules are visible in every child; two specs with one output abort it; a newline cannot be escaped.
+``default``; its rules are visible in every child; two specs with one output abort it; a newline cannot be escaped, so no spec has one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ _ABI_FLAGS = ["-D_GLIBCXX_USE_CXX11_ABI=1", f"-DTORCH_TARGET_VERSION={TORCH_ABI[
 
 def escape(path: str) -> str:
     """A path as ninja reads it in a build line."""
-    if "\n" in path or "\0" in path:
-        raise ValueError(f"path: got a newline or NUL in {path!r}, wanted none")
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def words(command: Iterable[str]) -> str:
     """Words as one shell-quoted command in which ninja expands nothing."""
-    text = " ".join(shlex.quote(word) for word in command)
-    if "\n" in text or "\0" in text:
-        raise ValueError(f"command: got a newline or NUL in {text!r}, wanted none")
-    return text.replace("$", "$$")
+    return " ".join(map(shlex.quote, command)).replace("$", "$$")
 
 
 def objects(spec: Spec, directory: str) -> dict[str, str]:
@@ -39,9 +34,8 @@ def objects(spec: Spec, directory: str) -> dict[str, str]:
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
-def render_spec(spec: Spec, target: Target, directory: str = "") -> str:
+def render_spec(spec: Spec, target: Target, directory: str) -> str:
     """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
-    directory = directory or spec.name
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
     names = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_NAMESPACE={spec.namespace}"]
     defines = [*names, f"-DFLASHINFER_{spec.backend.upper()}=1"]
@@ -50,23 +44,23 @@ def render_spec(spec: Spec, target: Target, directory: str = "") -> str:
     cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]
     lines = [
         f"# {spec.name}: {spec.backend}, {' '.join(target.archs)}",
+        f"module = {spec.name}",
         f"cflags = {words([*cxx_flags, *defines, *includes, *(f'-ffile-prefix-map={root}=.' for root in roots)])}",
     ]
-    if spec.backend == "cuda":
-        lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
-    lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
     made, order = objects(spec, directory), ""
-    for file, (source, *more) in zip(made, spec.units().values(), strict=True):
-        rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
-        lines += [f"build {escape(file)}: {rule} {escape(source)}", f"  module = {spec.name}"]
-        if more:
-            lines.append(f"  {flags} = ${flags} {words(more)}")
     if spec.backend == "cuda":
         stub = escape(f"{directory}/libtorch_cuda.so")
-        lines += [f"build {stub}: stub", f"  module = {spec.name}"]
+        lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
+        lines.append(f"build {stub}: stub")
         order = f" || {stub}"
+    lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
+    for file, (source, *more) in zip(made, spec.units().values(), strict=True):
+        rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
+        lines.append(f"build {escape(file)}: {rule} {escape(source)}")
+        if more:
+            lines.append(f"  {flags} = ${flags} {words(more)}")
     library = escape(f"{directory}/{spec.name}.so")
-    lines += [f"build {library}: link_{spec.backend} {' '.join(map(escape, made))}{order}", f"  module = {spec.name}"]
+    lines.append(f"build {library}: link_{spec.backend} {' '.join(map(escape, made))}{order}")
     return "\n".join(lines) + "\n"
 
 

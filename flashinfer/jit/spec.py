@@ -15,14 +15,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from .. import env
 from .closure import closure, digest_and_includes
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+S = TypeVar("S", bound="Spec")
 Scalar = str | int | bool
 Value = str | int  # of an axis of coverage; all of one axis are of one type
 TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding/binding.h
@@ -74,7 +72,8 @@ class Spec:
         stems = [PurePath(unit).stem for unit in self.units()]
         if len(set(stems)) != len(stems):
             raise ValueError(f"sources of {self.name!r}: got two files with one stem in {stems}, wanted distinct stems")
-        for flag in (*self.cflags, *self.cuda_cflags, *self.ldflags, *self.include_paths, *self.sources):
+        flags = (*self.cflags, *self.cuda_cflags, *self.ldflags, self.namespace)
+        for flag in (*flags, *self.include_paths, *self.sources):
             if "\n" in flag or "\0" in flag:
                 raise ValueError(f"flags and paths of {self.name!r}: got a newline or NUL in {flag!r}, wanted none")
 
@@ -119,14 +118,11 @@ class Spec:
             inside = next((root for root in roots if path.startswith(root)), None)
             name = os.path.relpath(path, os.path.dirname(sources[0])) if inside is None else path[len(inside) :]
             named[("<outside>/" if inside is None else roots[inside]) + name] = content
-        for number, flag in self._linked():
-            named[f"<linked>/{number}"] = digest_and_includes(flag)[0]
-        return named
+        return named | {f"<linked>/{number}": digest_and_includes(flag)[0] for number, flag in self._linked().items()}
 
-    def _linked(self) -> list[tuple[int, str]]:
+    def _linked(self) -> dict[int, str]:
         """Files that the linker is given by name, an archive for example: like sources, what they hold counts."""
-        files = (os.path.isabs(flag) and os.path.isfile(flag) for flag in self.ldflags)
-        return [(number, self.ldflags[number]) for number, is_file in enumerate(files) if is_file]
+        return {n: flag for n, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)}
 
     def roots(self) -> tuple[str, ...]:
         """The files from which all others are reached: sources, the template with its includes, further headers."""
@@ -135,7 +131,7 @@ class Spec:
 
     def fields(self) -> dict[str, Any]:
         """Returns what the key is made of, as plain JSON values, which a manifest records too."""
-        root, linked = env.data_root(), dict(self._linked())
+        root, linked = env.data_root(), self._linked()
         return {
             "format": FORMAT,
             "name": self.name,
@@ -160,7 +156,7 @@ class Spec:
         """Hex digest of :meth:`fields`: equal keys mean equal sources, configuration and flags."""
         return digest(self.fields())
 
-    def covering(self, coverage: Mapping[str, Iterable[Value]]) -> Self:
+    def covering(self: S, coverage: Mapping[str, Iterable[Value]]) -> S:
         """This spec with another set of values to choose from at run time."""
         return replace(self, coverage=checked_coverage(coverage))
 

@@ -142,6 +142,7 @@ def test_neighbouring_words_do_not_run_together():
         (dict(name="a", backend="tpu"), "backend: got 'tpu', wanted one of cpu, cuda"),
         (dict(name="a", extra_cflags=["-DA\n-DB"]), "newline or NUL"),
         (dict(name="a", sources=["x\n.cc"]), "newline or NUL"),
+        (dict(name="a", namespace="x\0y"), "newline or NUL"),
         (dict(name="a", coverage={"dtype": []}), "dtype: got no value"),
         (
             dict(name="a", coverage={"head_dim": [64, "128"]}),
