@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ from .machine.target import Target
 from .spec import FORMAT, digest
 
 MANIFEST = "manifest.json"
-_FIELDS = {"format": int, "name": str, "key": str, "build_key": str, "sha256": str, "size": int, "archs": list, "seal": str,
-           "coverage": dict, "requires": dict, "toolchain": dict, "files": dict, "torch_abi": list}  # fmt: skip
+_FIELDS: dict[type, str] = {
+    int: "format size",
+    str: "name key build_key sha256 seal",
+    list: "archs torch_abi",
+    dict: "coverage requires toolchain files",
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ def read(directory: Path, name: str) -> Artifact | str | None:
         return None if not directory.exists() else f"{directory}: incomplete"
     except (OSError, ValueError) as err:
         return f"{directory}: unreadable ({err})"
-    if not isinstance(manifest, dict) or any(not isinstance(manifest.get(k), t) for k, t in _FIELDS.items()):
+    fields = [(name, kind) for kind, names in _FIELDS.items() for name in names.split()]
+    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(name), kind) for name, kind in fields):
         return f"{directory}: the manifest lacks fields"
     if manifest["format"] != FORMAT or manifest["name"] != name:
         return f"{directory}: the manifest is for {manifest['name']!r}, format {manifest['format']}"
@@ -90,26 +96,23 @@ def verified(found: Artifact) -> Iterator[int]:
         ArtifactError: why the library is not to be used.
     """
     try:
-        handle = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = open(found.path, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as err:
         raise ArtifactError(f"{found.path}: {err.strerror}") from None
-    try:
-        status = os.fstat(handle)
+    with file:
+        status = os.fstat(file.fileno())
         if (refusal := trust.refusal(found.path, status)) is not None:
             raise ArtifactError(refusal)
-        if not stat.S_ISREG(status.st_mode) or _digest_of(handle) != found.manifest["sha256"]:
+        if not stat.S_ISREG(status.st_mode) or _digest_of(file) != found.manifest["sha256"]:
             raise ArtifactError(f"{found.path.name} is damaged: its digest is not the manifest's")
-        yield handle
-    finally:
-        os.close(handle)
+        yield file.fileno()
 
 
-def _digest_of(handle: int) -> str:
+def _digest_of(file: FileIO) -> str:
     # Read, not mapped: a file that somebody truncates now would kill this process with a SIGBUS.
     result, buffer = hashlib.sha256(), bytearray(1 << 18)
-    with open(handle, "rb", buffering=0, closefd=False) as file:
-        while count := file.readinto(buffer):
-            result.update(memoryview(buffer)[:count])
+    while count := file.readinto(buffer):
+        result.update(memoryview(buffer)[:count])
     return result.hexdigest()
 
 

@@ -19,18 +19,13 @@ from .machine import trust
 def elf_requirements(path: Path) -> dict[str, str]:
     """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
     from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
 
-    newest: dict[str, str] = {}
     with path.open("rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, GNUVerNeedSection):
-                for _, versions in section.iter_versions():
-                    for version in versions:
-                        library, _, number = version.name.partition("_")
-                        if number[:1].isdigit() and _version(number) > _version(newest.get(library, "0")):
-                            newest[library] = number
-    return newest
+        section: Any = ELFFile(file).get_section_by_name(".gnu.version_r")
+        names = [version.name for _, versions in section.iter_versions() for version in versions] if section else []
+    needs = [(library, number) for library, _, number in (name.partition("_") for name in names)]
+    # Of each library the last stays, which is the newest.
+    return dict(sorted((need for need in needs if need[1][:1].isdigit()), key=lambda need: _version(need[1])))
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -89,9 +84,6 @@ def _replace_directory(new: Path, place: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
     at_cwd, exchange = -100, 2
-    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)
+    status = ctypes.CDLL(None).renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange)
+    return bool(status == 0)
