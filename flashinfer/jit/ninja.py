@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 
 from .machine.target import Target
@@ -72,42 +72,34 @@ def render_graph(
     ``runner``: a program that runs every command as ``runner... FILE -- command...``, where FILE is what it makes.
     """
     lines = ["ninja_required_version = 1.5", *([f"builddir = {escape(log_directory)}"] if log_directory else [])]
-    rules = [*_cxx_rules(toolchain), *(_cuda_rules(toolchain, toolchain.nvcc) if toolchain.nvcc else [])]
     # exec: the shell does not stay, and the runner leads the process group that ninja makes for each command.
     prefix = f"exec {words(runner)} $out -- " if runner else ""
-    lines += [rule.replace("  command = ", f"  command = {prefix}", 1) for rule in rules]
+    for name, command in _rules(toolchain):
+        # The description is what ninja prints: first the module's name, for a person who reads along.
+        lines += [f"rule {name}", f"  command = {prefix}{command}", "  description = $module $command"]
+        lines += ["  depfile = $out.d"] if "$out.d" in command else []
     lines += [f"subninja {escape(directory)}/build.ninja" for directory in directories]
     lines += ["default " + " ".join(escape(f"{directory}/{spec.name}.so") for directory, spec in directories.items())]
     return "\n".join(lines) + "\n"
 
 
-def _rule(name: str, command: str, *more: str) -> list[str]:
-    # The description is what ninja prints: first the module's name, for a person who reads along.
-    return [f"rule {name}", f"  command = {command}", "  description = $module $command", *more]
-
-
-def _cxx_rules(toolchain: Toolchain) -> list[str]:
+def _rules(toolchain: Toolchain) -> Iterator[tuple[str, str]]:
+    """Yields the name and the command of every rule."""
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
     torch = toolchain.torch_dir  # of which __FILE__ in its headers must not tell
     flags = [*_ABI_FLAGS, "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
     link = [toolchain.cxx, "-shared", f"-L{torch}/lib", "-Wl,--no-as-needed"]
-    return [
-        *_rule("cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out", "  depfile = $out.d"),
-        *_rule("link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags"),
-    ]
-
-
-def _cuda_rules(toolchain: Toolchain, nvcc_path: str) -> list[str]:
-    compiler = [nvcc_path, "-ccbin", toolchain.cxx]
+    yield "cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out"
+    yield "link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags"
+    if toolchain.nvcc is None:
+        return
+    compiler = [toolchain.nvcc, "-ccbin", toolchain.cxx]
     # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
     link = [*compiler, "-shared", "-nodlink", "-cudart=static", "-Xlinker=--no-as-needed"]
-    # Behind the directory of the stub, which is taken before the real one.
-    torch = words([f"-L{toolchain.torch_dir}/lib"])
     # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
-    return [
-        *_rule("nvcc", f"{words(nvcc)} $out.d {words(_ABI_FLAGS)} $cuda_cflags -c $in -o $out", "  depfile = $out.d"),
-        *_rule("link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {torch}"),
-        *_rule("stub", f"{words(stub)} $out"),
-    ]
+    yield "nvcc", f"{words(nvcc)} $out.d {words(_ABI_FLAGS)} $cuda_cflags -c $in -o $out"
+    # torch's directory comes behind that of the stub, which is taken before the real one.
+    yield "link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {words([f'-L{torch}/lib'])}"
+    yield "stub", f"{words(stub)} $out"
