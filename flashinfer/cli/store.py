@@ -100,7 +100,7 @@ def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
     archs = narrowed(target, spec.archs, spec.name).archs if target is not None else asked.archs
 
     def place(build_key: str) -> Path:
-        return to / spec.name if to else store.workspace_directory(workspace(), spec, key) / build_key[:32]
+        return to / spec.name if to else store.workspace_directory(workspace(), spec, key, build_key)
 
     def refusal(found: Artifact) -> str | None:
         return linkable(found) if to else here.refuses(found)

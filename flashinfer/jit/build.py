@@ -94,15 +94,14 @@ def make_request(
         raise ToolchainError(f"module {spec.name!r} cannot be built: {err}") from None
     target, key = narrowed(target, spec.archs, spec.name), key or spec.key
     if destination is None:
-        place = store.workspace_directory(workspace(), spec, key)
-        destination = place / build_key(key, target, identity)[:32]
+        destination = store.workspace_directory(workspace(), spec, key, build_key(key, target, identity))
     return Request(spec, target, toolchain, key, destination)
 
 
 def finished(request: Request) -> Artifact | None:
     """The very artifact that a build would give: at its destination, or in the workspace to be copied there."""
     spec, key = request.spec, request.build_key
-    in_workspace = [store.workspace_directory(root, spec, request.key) / key[:32] for root in roots()]
+    in_workspace = [store.workspace_directory(root, spec, request.key, key) for root in roots()]
     for place in dict.fromkeys([request.destination, *in_workspace]):
         found = read(place, spec.name)
         if isinstance(found, Artifact) and found.manifest["build_key"] == key:

@@ -43,7 +43,8 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
 
     record(spec, needs)
     with _per_module.setdefault(spec.name, threading.Lock()):  # setdefault is atomic
-        _load_locked(spec, needs)
+        if loaded(spec, needs) is None:
+            _load(spec, needs)
     return getattr(torch.ops, spec.namespace)
 
 
@@ -71,10 +72,8 @@ def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     return present
 
 
-def _load_locked(spec: Spec, needs: Needs | None) -> None:
+def _load(spec: Spec, needs: Needs | None) -> None:
     started = time.perf_counter()
-    if loaded(spec, needs) is not None:
-        return
     if spec.backend == "cuda":  # the driver may allocate for it and wait
         refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
 
@@ -90,8 +89,7 @@ def _load_locked(spec: Spec, needs: Needs | None) -> None:
         artifact = build_missing({spec: lookup})[spec]
         with verified(artifact) as descriptor:
             _map(artifact, descriptor)
-    else:
-        mark_used(artifact)
+    mark_used(artifact)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
 

@@ -45,11 +45,9 @@ def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifac
         shutil.copyfile(so, private / f"{name}.so")
         manifest = sealed(manifest)
         (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        for path in (private / f"{name}.so", private / MANIFEST):
-            path.chmod(0o644)
+        for path, mode in ((private / f"{name}.so", 0o644), (private / MANIFEST, 0o644), (private, 0o755)):
+            path.chmod(mode)
             _sync(path)
-        private.chmod(0o755)
-        _sync(private)
         _replace_directory(private, destination)
         _sync(destination.parent)
     finally:

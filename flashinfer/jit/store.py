@@ -94,15 +94,14 @@ class Here:
         return why_not_runnable(self.backend, archs, on_all=not self.spec.archs)
 
 
-def workspace_directory(root: Path, spec: Spec, spec_key: str) -> Path:
-    return root / "artifacts" / spec.name / spec_key[:32]
+def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Path:
+    return root / "artifacts" / spec.name / key[:32] / build_key[:32]
 
 
 def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
     """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
 
     Args:
-        spec: the module.
         needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
         here: the machine that the artifact is for; by default this one, which keeps its compilers' answers.

@@ -116,7 +116,7 @@ def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
     lock = f"{build or lookup.key} {root.resolve()}"  # as of a build
 
     def place(of: str) -> Path:
-        return store.workspace_directory(root, spec, lookup.key) / of[:32]
+        return store.workspace_directory(root, spec, lookup.key, of)
 
     def refusal(one: Artifact) -> str | None:
         return here.refuses(one)
