@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +17,12 @@ from .events import emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait
 from .host.progress import Voice, Watch
-from .host.timeline import Unit
 from .machine.target import Target, narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .machine.workspace import roots, workspace
 from .publish import publish
 from .run import Outcome, Request, Run
 from .spec import Spec
-from .store import Lookup
 from .trace import record
 
 AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
@@ -33,7 +32,6 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
     """Artifacts of all specs, building those that are missing in one parallel run.
 
     Args:
-        specs: modules, in any number.
         verbose: show every command and its output.
         skip_prebuilt: take artifacts of AOT directories as they are; ``False`` builds those too.
 
@@ -42,7 +40,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
         JitFrozenError, ToolchainError: something is missing and nothing may, or can, build it.
     """
     found: dict[Spec, Artifact] = {}
-    missing: dict[Spec, Lookup] = {}
+    missing: dict[Spec, store.Lookup] = {}
     for spec in dict.fromkeys(specs):
         record(spec)
         lookup = store.look_up(spec)
@@ -55,7 +53,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
     return [found[spec] for spec in specs]
 
 
-def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
+def build_missing(missing: Mapping[Spec, store.Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
     """Build what was looked for and not found."""
     requests, built = [], dict[Spec, Artifact]()
     for spec, lookup in missing.items():
@@ -112,8 +110,7 @@ def finished(request: Request) -> Artifact | None:
 
 def reused(request: Request) -> Outcome | None:
     """What there is already, put at its destination, or why that cannot be; ``None`` where it must be built."""
-    already = finished(request)
-    if already is None:
+    if (already := finished(request)) is None:
         return None
     try:
         if already.directory != request.destination:
@@ -158,9 +155,9 @@ def run(
 
 class _Building:
     def __init__(self, requests: Sequence[Request], jobs: int | None) -> None:
-        self.root, self.jobs = workspace(), history.jobs(jobs)
+        self.root = workspace()
+        self.timeline = timeline.Timeline(time.time(), os.uname().nodename, os.getpid(), history.jobs(jobs))
         self.requests, self.outcomes, self.tried_again = requests, dict[Request, Outcome](), set[Request]()
-        self.began, self.waits = time.time(), list[Unit]()
 
     @property
     def pending(self) -> list[Request]:
@@ -172,17 +169,17 @@ class _Building:
             if len(holds) < AT_ONCE:
                 self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
         if not holds and (pending := self.pending):
-            request, name, start = pending[0], pending[0].spec.name, time.time() - self.began
+            request, name, start = pending[0], pending[0].spec.name, time.time()
             try:
                 hold = wait(self._lock(request), name, lambda: finished(request) is not None)
             except JitTimeoutError as err:
                 self.outcomes[request] = Outcome(request, "failed", error=err)
                 return
-            self.waits.append(Unit("wait", name, name, "", start, time.time() - self.began))
+            self.timeline.units.append(timeline.Unit("wait", name, name, "", start, time.time()))
             self._keep(holds, request, hold)
 
     def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
-        runner = Run(holds, self.root, self.jobs, self.began, self.waits)
+        runner = Run(holds, self.root, self.timeline)
         place = runner.folder / runner.directory(next(iter(holds)))
         try:
             runner(verbose, watch or Voice([request.spec for request in holds], str(place)))
@@ -191,7 +188,7 @@ class _Building:
                 error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
             self.tried_again.update(holds)
-        timeline.keep(runner.timeline, self.root)
+        timeline.keep(self.timeline, self.root)
         for request, outcome in runner.outcomes.items():
             if outcome.artifact is None and runner.is_lost(request) and request not in self.tried_again:
                 self.tried_again.add(request)

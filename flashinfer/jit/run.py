@@ -8,13 +8,13 @@ import re
 import select
 import shlex
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import dropwhile
 from pathlib import Path
 
 from ..errors import BuildError, FlashInferError
@@ -22,7 +22,6 @@ from .artifact import Artifact, build_key
 from .closure import closure
 from .events import emit, say
 from .host import history
-from .host.history import LINK, Past
 from .host.lock import Hold, runtime_directory
 from .host.progress import Progress, Watch
 from .host.timeline import Timeline, Unit
@@ -75,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request. ``how``: ``built``, ``reused`` or ``failed``. ``timeline``: of the run that it was in."""
+    """What became of a request. ``how``: ``built``, ``reused`` or ``failed``. ``timeline``: of its build."""
 
     request: Request
     how: str
@@ -96,14 +95,13 @@ class _Told:
 class Run:
     """Builds requests whose locks are held; calling it fills ``outcomes`` and lets go of each lock."""
 
-    def __init__(self, holds: Mapping[Request, Hold], root: Path, jobs: int, began: float, waits: list[Unit]) -> None:
-        self.holds, self.folder, self.jobs = holds, root / "build", jobs
+    def __init__(self, holds: Mapping[Request, Hold], root: Path, timeline: Timeline) -> None:
+        self.holds, self.folder, self.timeline = holds, root / "build", timeline
         self.outcomes = dict[Request, Outcome]()
         self.said: list[str] = []  # what ninja printed itself
         self.units: dict[Request, dict[str, _Told]] = {request: {} for request in holds}  # by the file that each makes
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
-        self.timeline = Timeline(began, socket.gethostname(), os.getpid(), jobs, waits)
-        self.started = time.time() - began  # as the timeline counts
+        self.started = time.time()
         self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
         for request in holds:
             self._settle(request)
@@ -132,7 +130,7 @@ class Run:
         try:
             graph = self._write(theirs, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
-            command += ["-j", str(min(self.jobs, self.progress.total))]
+            command += ["-j", str(min(self.timeline.jobs, self.progress.total))]
             with self._start(command, theirs) as process:
                 try:
                     self._follow(process, verbose, watch)
@@ -146,8 +144,7 @@ class Run:
         for request in self.holds:
             if request not in self.outcomes:
                 self._record(request)
-                error = self._error(request, command, process.returncode)
-                self._finish(request, Outcome(request, "failed", error=error, timeline=self.timeline))
+                self._finish(request, None, self._error(request, command, process.returncode))
 
     def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
@@ -167,14 +164,13 @@ class Run:
             spec, directory = request.spec, self.directory(request)
             place = self.folder / directory
             (place / f"{spec.name}.so").unlink(missing_ok=True)
-            text = render_spec(spec, request.target, directory)
-            write_atomically(place / "build.ninja", text.encode())
+            write_atomically(place / "build.ninja", render_spec(spec, request.target, directory).encode())
             if spec.template:
                 write_atomically(place / spec.config_header, render_config(spec).encode())
             past = history.read(spec.name)
             made = self._made(request).items()
             expected = {Path(file).name: history.expected_memory(past, source) for file, source in made}
-            run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.jobs, "expected": expected}
+            run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.timeline.jobs, "expected": expected}
             write_atomically(place / RUN, json.dumps(run).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
         text = render_graph(modules, toolchain, self.worker, log)
@@ -187,7 +183,7 @@ class Run:
         requests = {self.directory(request): request for request in self.holds}
         said = self.said
         for line in _lines(process):
-            if line is not None and line.startswith(UNIT):
+            if line.startswith(UNIT):
                 told = json.loads(line.removeprefix(UNIT))
                 request = requests[os.path.dirname(told["file"])]
                 unit = self.units[request].setdefault(told["file"], _Told())
@@ -208,16 +204,17 @@ class Run:
         ended = sum(unit.code is not None for unit in self.units[request].values())
         self.holds[request].tell(done=ended, total=request.steps)
         if code == 0 and file.endswith(f"/{request.spec.name}.so"):
-            self._finish(request, self._publish(request, self.folder / file))
+            self._finish(request, *self._publish(request, self.folder / file))
 
-    def _finish(self, request: Request, outcome: Outcome) -> None:
-        self.outcomes[request] = outcome
+    def _finish(self, request: Request, artifact: Artifact | None, error: BuildError | None) -> None:
+        self.outcomes[request] = Outcome(request, "built" if artifact else "failed", artifact, error, self.timeline)
         self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.outcomes)
         # Where it failed, a unit that somebody killed from outside may have left a compiler behind that still writes.
         hold = self.holds[request]
-        hold.release() if outcome.artifact else hold.abandon()
+        hold.release() if artifact else hold.abandon()
 
-    def _publish(self, request: Request, library: Path) -> Outcome:
+    def _publish(self, request: Request, library: Path) -> tuple[Artifact | None, BuildError | None]:
+        """The artifact, or why there is none."""
         spec, directory = request.spec, self.directory(request)
         past = self._record(request)
         seconds = round(sum(one.seconds for one in past.values()), 3)
@@ -241,30 +238,29 @@ class Run:
             }
             artifact = publish(library, manifest, request.destination)
         except BuildError as err:
-            return Outcome(request, "failed", error=err, timeline=self.timeline)
+            return None, err
         except (OSError, FlashInferError) as err:
-            error = BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
-            return Outcome(request, "failed", error=error, timeline=self.timeline)
+            return None, BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
         emit("compile", spec.name, ms=seconds * 1e3)
         history.remember(spec.name, past)
         shutil.rmtree(library.parent.parent, ignore_errors=True)
-        return Outcome(request, "built", artifact, timeline=self.timeline)
+        return artifact, None
 
     def _made(self, request: Request) -> dict[str, str]:
         """Maps what the units of a module make, below the build directory, to its sources as its history names them."""
         directory = self.directory(request)
-        return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
+        return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": history.LINK}
 
-    def _record(self, request: Request) -> dict[str, Past]:
+    def _record(self, request: Request) -> dict[str, history.Past]:
         """Add what the units say of themselves to the timeline; what each file took."""
-        past: dict[str, Past] = {}
+        past: dict[str, history.Past] = {}
         for file, source in self._made(request).items():
             record = read_note_at(f"{self.folder / file}.json")
             with suppress(KeyError, TypeError):
-                queued, start, end = (record[key] - self.timeline.began for key in ("queued", "start", "end"))
-                past[source] = Past(round(end - start, 3), record["peak"])
-                unit = Unit("link" if source == LINK else "compile", request.spec.name, Path(file).name, source, start, end,
-                            record["slot"], record["peak"])  # fmt: skip
+                queued, start, end, peak = (record[name] for name in ("queued", "start", "end", "peak"))
+                past[source] = history.Past(round(end - start, 3), peak)
+                kind = "link" if source == history.LINK else "compile"
+                unit = Unit(kind, request.spec.name, Path(file).name, source, start, end, record["slot"], peak)
                 if end < self.started:
                     unit = replace(unit, kind="reuse", start=self.started, end=self.started)
                 elif start - queued > 0.1:
@@ -279,38 +275,36 @@ class Run:
         with suppress(OSError):
             everything = [line for unit in units for line in (unit.command, *unit.said)] or self.said
             write_atomically(log, "\n".join(everything).encode() + b"\n")
-        failed = next((unit for unit in units if unit.code), None)
-        said = self.said if failed is None else failed.said
-        first = _first_error(said)
-        text = "\n".join(said[said.index(first) :] if first in said else said)
-        if failed is None:  # somebody has ended a unit before it could say so, or ninja
-            ended = f"ninja was killed by signal {-status}" if status < 0 else first or f"ninja ended with {status}"
-            return BuildError(name, ended, " ".join(command), text, log)
-        return BuildError(name, first or "it says nothing", failed.command, text, log)
+        failed = next((unit for unit in units if unit.code), _Told(" ".join(command), self.said))
+        words = _from_first_error(failed.said)
+        reason = words[0] if words else "it says nothing"
+        if failed.code is None:  # somebody has ended a unit before it could say so, or ninja
+            ended = words[0] if words else f"ninja ended with {status}"
+            reason = f"ninja was killed by signal {-status}" if status < 0 else ended
+        return BuildError(name, reason, failed.command, "\n".join(words), log)
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
-    """Lines of output as they come, and ``None`` whenever there is nothing new for a while."""
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Lines of output as they come, and an empty one whenever there is nothing new for a while, and at the end."""
     assert process.stdout is not None
     poller, rest = select.poll(), b""
     poller.register(process.stdout, select.POLLIN)
     while True:
         if not poller.poll(TICK):
-            yield None
+            yield ""
             continue
         data = os.read(process.stdout.fileno(), 65536)
         *lines, rest = (rest + data).split(b"\n")
-        if not data and rest:
-            lines = [rest]
-        yield from (line.decode(errors="replace").rstrip() for line in lines)
+        yield from (line.decode(errors="replace").rstrip() for line in (lines if data else [rest]))
         if not data:
             return
 
 
-def _first_error(lines: Iterable[str]) -> str:
-    ordered = [line for line in lines if line.strip()]
+def _from_first_error(lines: list[str]) -> list[str]:
+    """Lines from the first that tells of an error on; all from the first that says anything, where none does."""
     pattern = re.compile(r"\berror\b[: #]|undefined reference|fatal|cannot find", re.IGNORECASE)
-    return next((line for line in ordered if pattern.search(line)), ordered[0] if ordered else "")
+    from_error = list(dropwhile(lambda line: not pattern.search(line), lines))
+    return from_error or list(dropwhile(lambda line: not line.strip(), lines))
 
 
 def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
@@ -319,16 +313,14 @@ def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
     Raises:
         BuildError: one is not, for example because its name in the ``#include`` is a macro.
     """
-    covered = {os.path.realpath(path) for path in closure(spec.roots(), spec.include_dirs)}
+    known = [*closure(spec.roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
+    texts = [(folder / f"{made}.d").read_text() for made in objects(spec, directory)]
+    read = {os.path.realpath(folder / name) for text in texts for name in read_depfile(text)}
     roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
-    for made in objects(spec, directory):
-        for name in read_depfile((folder / f"{made}.d").read_text()):
-            path = os.path.realpath(folder / name)
-            if path == os.path.realpath(folder / directory / spec.config_header) or path in covered:
-                continue
-            if any(path.startswith(root + os.sep) for root in roots):
-                raise BuildError(
-                    spec.name,
-                    f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"
-                    ' #include "name" so that a change of it is noticed',
-                )
+    for path in sorted(read - {os.path.realpath(path) for path in known}):
+        if any(path.startswith(root + os.sep) for root in roots):
+            raise BuildError(
+                spec.name,
+                f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"
+                ' #include "name" so that a change of it is noticed',
+            )

@@ -173,7 +173,7 @@ def test_the_page_holds_the_timeline_whatever_is_in_it():
 
 
 def test_runs_of_one_build_share_a_clock():
-    later = Timeline(TIMELINE.began + 10, "host", 42, 2, [UNITS[3]])
+    later = Timeline(TIMELINE.began + 10, "host", 42, 2, [UNITS[0], replace(UNITS[3], start=10.0, end=11.5)])
     merged = report.merged([later, TIMELINE, later, replace(TIMELINE)])
     assert merged.began == TIMELINE.began and len(merged.units) == len(UNITS) + 1
     assert (merged.units[-1].start, merged.units[-1].end) == (10.0, 11.5)

@@ -325,10 +325,9 @@ class _Building:
 
     def _record(self, address: str, told: dict[str, Any]) -> None:
         """Add what a worker's compilers did to the timeline of all: each slot of each worker is a lane."""
-        shift = told["began"] - self.timeline.began
         for unit in (Unit(**one) for one in told["units"]):
             lane = self.lanes.setdefault((address, unit.lane), len(self.lanes))
-            self.timeline.units.append(replace(unit, start=unit.start + shift, end=unit.end + shift, lane=lane))
+            self.timeline.units.append(replace(unit, lane=lane))
 
 
 def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:

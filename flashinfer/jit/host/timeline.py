@@ -18,7 +18,7 @@ KEPT = 50  # traces of the last builds
 
 @dataclass(frozen=True)
 class Unit:
-    """One step of a build, in seconds since the build began.
+    """One step of a build; its times are seconds since the epoch.
 
     ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or another
     process's build). ``name`` is the file made of ``source``, ``lane`` the compile slot, of a wait the one it led to.
@@ -36,7 +36,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One ninja run: when it ``began`` (seconds since the epoch), where, and its units in the order of their ends."""
+    """One build: when it ``began`` (seconds since the epoch), where, and its units in the order of their ends."""
 
     began: float
     host: str
@@ -65,7 +65,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
             add("X", name, unit.start, unit.lane + 1, cat=unit.kind, dur=took, args=args)
     for at, size in memory(timeline.units):
         add("C", "memory, at most", at, 0, args={"MiB": size >> 20})
-    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(timeline.began + first))
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": began, "jobs": timeline.jobs}}
 
 
