@@ -25,11 +25,11 @@ from .machine.target import Target
 from .spec import FORMAT, digest
 
 MANIFEST = "manifest.json"
-_FIELDS: dict[type, str] = {
-    int: "format size",
-    str: "name key build_key sha256 seal",
-    list: "archs torch_abi",
-    dict: "coverage requires toolchain files",
+_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("format", "size"), int),
+    **dict.fromkeys(("name", "key", "build_key", "sha256", "seal"), str),
+    **dict.fromkeys(("archs", "torch_abi"), list),
+    **dict.fromkeys(("coverage", "requires", "toolchain", "files"), dict),
 }
 
 
@@ -74,8 +74,7 @@ def read(directory: Path, name: str) -> Artifact | str | None:
         return None if not directory.exists() else f"{directory}: incomplete"
     except (OSError, ValueError) as err:
         return f"{directory}: unreadable ({err})"
-    fields = [(name, kind) for kind, names in _FIELDS.items() for name in names.split()]
-    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(name), kind) for name, kind in fields):
+    if not isinstance(manifest, dict) or any(not isinstance(manifest.get(k), t) for k, t in _FIELDS.items()):
         return f"{directory}: the manifest lacks fields"
     if manifest["format"] != FORMAT or manifest["name"] != name:
         return f"{directory}: the manifest is for {manifest['name']!r}, format {manifest['format']}"

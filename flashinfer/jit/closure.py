@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 # Not tied to the start of a line: an include in a comment counts too, and the search jumps from # to #.
 _INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
@@ -45,8 +46,9 @@ def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, st
     A name is looked up as a compiler does: in quotes beside the file that includes it, then in ``include_dirs`` in
     order. A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.
     """
+    # Most names are those of a few headers.
+    find = cache(lambda name: next(filter(os.path.isfile, (_join(place, name) for place in include_dirs)), None))
     digests: dict[str, str] = {}
-    found: dict[str, str | None] = {}  # what was looked for already; most names are those of a few headers
     todo = list(sources)
     while todo:
         path = todo.pop()
@@ -57,10 +59,7 @@ def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, st
             name = include[1:]
             if include[0] == '"' and os.path.isfile(beside := _join(os.path.dirname(path), name)):
                 todo.append(beside)
-                continue
-            if name not in found:
-                found[name] = next(filter(os.path.isfile, (_join(directory, name) for directory in include_dirs)), None)
-            if (place := found[name]) is not None:
+            elif (place := find(name)) is not None:
                 todo.append(place)
     return digests
 

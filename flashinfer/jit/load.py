@@ -18,7 +18,6 @@ from .capture import WARM_UP, refuse_capture
 from .events import emit
 from .machine.workspace import workspace_root
 from .spec import Spec
-from .store import Needs
 from .trace import record
 
 DAY = 86400.0  # seconds
@@ -29,7 +28,7 @@ _names = itertools.count()
 os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
 
 
-def load(spec: Spec, needs: Needs | None = None) -> Any:
+def load(spec: Spec, needs: store.Needs | None = None) -> Any:
     """Load a module, building it if there is none yet, and return its ``torch.ops`` namespace.
 
     ``needs``: see :func:`flashinfer.jit.store.look_up`.
@@ -48,7 +47,7 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
     return getattr(torch.ops, spec.namespace)
 
 
-def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
+def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
     """The artifact of this module that is part of this process already.
 
     Raises:
@@ -72,7 +71,7 @@ def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     return present
 
 
-def _load(spec: Spec, needs: Needs | None) -> None:
+def _load(spec: Spec, needs: store.Needs | None) -> None:
     started = time.perf_counter()
     if spec.backend == "cuda":  # the driver may allocate for it and wait
         refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)

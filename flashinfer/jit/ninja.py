@@ -35,7 +35,7 @@ def objects(spec: Spec, directory: str) -> dict[str, str]:
 
 
 def render_spec(spec: Spec, target: Target, directory: str) -> str:
-    """The ninja file of one spec: an edge per unit, and one that links them to ``<directory>/<name>.so``."""
+    """The ninja file of a spec, in a ``directory`` whose name needs no escape: an edge per unit, and one that links them."""
     includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
     names = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_NAMESPACE={spec.namespace}"]
     defines = [*names, f"-DFLASHINFER_{spec.backend.upper()}=1"]
@@ -49,7 +49,7 @@ def render_spec(spec: Spec, target: Target, directory: str) -> str:
     ]
     made, order = objects(spec, directory), ""
     if spec.backend == "cuda":
-        stub = escape(f"{directory}/libtorch_cuda.so")
+        stub = f"{directory}/libtorch_cuda.so"
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
         lines.append(f"build {stub}: stub")
         order = f" || {stub}"
@@ -59,8 +59,7 @@ def render_spec(spec: Spec, target: Target, directory: str) -> str:
         lines.append(f"build {escape(file)}: {rule} {escape(source)}")
         if more:
             lines.append(f"  {flags} = ${flags} {words(more)}")
-    library = escape(f"{directory}/{spec.name}.so")
-    lines.append(f"build {library}: link_{spec.backend} {' '.join(map(escape, made))}{order}")
+    lines.append(f"build {directory}/{spec.name}.so: link_{spec.backend} {' '.join(map(escape, made))}{order}")
     return "\n".join(lines) + "\n"
 
 
@@ -78,8 +77,8 @@ def render_graph(
         # The description is what ninja prints: first the module's name, for a person who reads along.
         lines += [f"rule {name}", f"  command = {prefix}{command}", "  description = $module $command"]
         lines += ["  depfile = $out.d"] if "$out.d" in command else []
-    lines += [f"subninja {escape(directory)}/build.ninja" for directory in directories]
-    lines += ["default " + " ".join(escape(f"{directory}/{spec.name}.so") for directory, spec in directories.items())]
+    lines += [f"subninja {directory}/build.ninja" for directory in directories]
+    lines += ["default " + " ".join(f"{directory}/{spec.name}.so" for directory, spec in directories.items())]
     return "\n".join(lines) + "\n"
 
 

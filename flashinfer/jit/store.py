@@ -110,13 +110,13 @@ def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here
     """
     started = time.perf_counter()
     key, here, reasons = spec.key, here or Here(spec), list[str]()
-    artifact = None
-    for found in _candidates(spec, key, needs, reasons):
-        refusal = here.refuses(found) or _refused(found, use)
-        if refusal is None:
-            artifact = found
-            break
-        reasons.append(f"{found.directory}: {refusal}")
+
+    def serves(found: Artifact) -> bool:
+        if (refusal := here.refuses(found) or _refused(found, use)) is not None:
+            reasons.append(f"{found.directory}: {refusal}")
+        return refusal is None
+
+    artifact = next(filter(serves, _candidates(spec, key, needs, reasons)), None)
     return Lookup(artifact, tuple(reasons), key, (time.perf_counter() - started) * 1e3)
 
 
