@@ -1,6 +1,7 @@
 // The operator of the gemm family; the kernels are in gemm_cpu.cc and gemm_cuda.cu.
 #include "binding/binding.h"
 
+#include <flashinfer/common/fused_moe.h>
 #include <flashinfer/common/gemm.h>
 
 #include <algorithm>
@@ -115,15 +116,40 @@ void check_b_layout(const Check& check, const View& b) {
                                       : "got strides of both last dimensions, wanted 1 of one of them");
 }
 
+// out = silu(gate) * linear: by a kernel that does both, else from products in memory.
+void run_with_gate(const Check& check, const GemmParams& p, const Tensor& a, const View& out, const Maybe& m_indptr) {
+  check.rank(out, 2, 2);
+  check.contiguous(out);
+  check.dtype(out, {p.a_dtype});
+  check.that(p.a_dtype != DType::kFloat8E4M3 && p.a_dtype != DType::kFloat8E5M2, "a", "got fp8 beside a gate");
+  check.that(!p.a_scale.data && !p.b_scale.data && !p.row_scale, "gate", "got factors beside a gate");
+  check.that(m_indptr && !p.m_indptr.wide, "m_indptr", "got None or int64, wanted int32 beside a gate");
+  const OnDevice where{View(a, "a")};
+  if (grouped_gemm_with_gate(p, where)) return;
+  const int64_t shape[] = {p.m, p.n};
+  Tensor products = empty(shape, 2, a);
+  const View hidden(products, "products");
+  GemmParams plain = p;
+  plain.gate = GemmGate::kNone, plain.out = hidden.data, plain.out_places = check.rows(hidden);
+  grouped_gemm(plain, where);
+  ActivateParams gate{};
+  gate.input = hidden.data, gate.input_stride = p.n, gate.dtype = p.a_dtype, gate.output = p.out;
+  gate.rows = p.m, gate.size = p.n / 2, gate.act = Activation::kSwiglu;
+  gate.indptr = static_cast<const int32_t*>(p.m_indptr.data), gate.experts = static_cast<int>(p.num_groups);
+  gate.gate_first = p.gate == GemmGate::kGateFirst;
+  gate_rows(gate, where);
+}
+
 void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, const Maybe& a_scale,
                       const Maybe& b_scale, const Maybe& m_indptr, const Maybe& m_counts, const Maybe& b_indices,
                       const Maybe& a_rows, const Maybe& row_scale, int64_t granularity_m, int64_t granularity_n,
-                      int64_t granularity_k, bool sm90) {
+                      int64_t granularity_k, bool sm90, int64_t gate) {
   const Check check("grouped_gemm");
   const View out(out_, "out"), a(a_, "a"), b(b_, "b");
   check.rank(out, 2, 3), check.rank(a, 2, 3), check.rank(b, 3, 3);
   check_element_types(check, a, b, out);
-  const int64_t n = out.size(-1), k = a.size(-1), m = rows_in(out);
+  check.that(gate >= 0 && gate <= 2, "gate", "got another number, wanted 0, 1 or 2");
+  const int64_t n = out.size(-1) * (gate ? 2 : 1), k = a.size(-1), m = rows_in(out);
   check.shape(b, {-1, n, k});
   if (!a_rows && rows_in(a) != m)
     check.fail(a, "got " + text_of(rows_in(a)) + " rows, wanted " + text_of(m) + " as out has");
@@ -166,8 +192,9 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
         list.data;
   }
   p.a_dtype = a.dtype, p.b_dtype = b.dtype, p.out_dtype = out.dtype;
-  p.sm90 = sm90;
+  p.sm90 = sm90, p.gate = static_cast<GemmGate>(gate);
   if (m == 0 || n == 0 || p.num_groups == 0) return;
+  if (gate) return run_with_gate(check, p, a_, out, m_indptr);
   grouped_gemm(p, OnDevice(a));
 }
 

@@ -24,6 +24,10 @@ const char* run_on_hopper(const GemmParams& params, const Launch& where) {
 
 }  // namespace
 
+bool grouped_gemm_with_gate(const GemmParams& params, const Launch& where) {
+  return cuda::sm90::serves_gate(params) && run_on_hopper(params, where) == nullptr;
+}
+
 void grouped_gemm(const GemmParams& params, const Launch& where) {
   const char* reason = run_on_hopper(params, where);
   if (reason == nullptr) return;

@@ -1,4 +1,4 @@
-"""An expert's two products of the tokens that are routed to it: five operators, the same for every routing."""
+"""An expert's two products of the tokens that are routed to it: four or five operators, the same for every routing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .._gemm.operators import grouped_gemm
+from .._gemm.operators import GATE_FIRST, LINEAR_FIRST, grouped_gemm
 from .._ops.sizes import exceeds
+from ..utils import is_sm90a_supported
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
@@ -42,6 +43,10 @@ class Gate:
     beta: torch.Tensor | None = None
     limit: torch.Tensor | None = None
 
+    @property
+    def is_plain_swiglu(self) -> bool:
+        return self.activation == SWIGLU and self.alpha is None and self.beta is None and self.limit is None
+
 
 def run_experts(
     out: torch.Tensor,
@@ -74,17 +79,23 @@ def run_experts(
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
     places: torch.Tensor | None = tokens
-    if x.is_cuda and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
+    if _loads_are_shared(x.device) and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
         x, places = take_rows(x, tokens), None
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
-    hidden = torch.empty((ids.shape[0] * ids.shape[1], first.shape[1]), dtype=dtype, device=x.device)
-    first_scales = None if numbers is None else numbers.of(numbers.first)
-    grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
-    activated, row_scales = operators.activate(
-        hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
-        None if numbers is None else numbers.activated, blocks,
-    )  # fmt: skip
-    result = torch.empty((hidden.shape[0], second.shape[1]), dtype=dtype, device=x.device)
+    slots, row_scales = ids.shape[0] * ids.shape[1], None
+    if x.is_cuda and x.dtype != torch.float32 and numbers is None and biases[0] is None and gate.is_plain_swiglu:
+        activated = torch.empty((slots, first.shape[1] // 2), dtype=dtype, device=x.device)
+        order = GATE_FIRST if gate.gate_first else LINEAR_FIRST
+        grouped_gemm(activated, x, first, None, None, bounds, None, None, places, None, *granularity, gate=order)
+    else:
+        hidden = torch.empty((slots, first.shape[1]), dtype=dtype, device=x.device)
+        first_scales = None if numbers is None else numbers.of(numbers.first)
+        grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
+        activated, row_scales = operators.activate(
+            hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
+            None if numbers is None else numbers.activated, blocks,
+        )  # fmt: skip
+    result = torch.empty((slots, second.shape[1]), dtype=dtype, device=x.device)
     second_scales = None if numbers is None else numbers.of(numbers.second)
     grouped_gemm(
         result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
@@ -93,10 +104,16 @@ def run_experts(
     operators.finalize(out, result, rows, weights, biases[1], bounds)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _loads_are_shared(device: torch.device) -> bool:
+    """Whether the GPU's kernels load tiles of tokens for several blocks, which rows from anywhere are not."""
+    return is_sm90a_supported(device)
+
+
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if x.dtype.itemsize > 1:
         return x.index_select(0, rows)
     return x.view(torch.uint8).index_select(0, rows).view(x.dtype)  # not every torch takes rows of 8-bit floats
 
 
-IDENTITY = 9  # of ActivationType
+SWIGLU, IDENTITY = 3, 9  # of ActivationType

@@ -21,7 +21,7 @@ def gen_gemm_module(device: object = None) -> JitSpec:
     spec = family_spec("gemm", backend)
     # Kernels for each pair of types have a file of their own.
     pairs = (f"{a}_{b}{scales}" for a in FP8 for b in FP8 for scales in ("", "_blocks"))
-    parts = (*DTYPES, *pairs, *(f"sm90_{part}" for part in HOPPER)) if backend == "cuda" else ()
+    parts = (*DTYPES, "gate", *pairs, *(f"sm90_{part}" for part in HOPPER)) if backend == "cuda" else ()
     return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/gemm/{part}.cu" for part in parts), spec.sources[-1]))
 
 

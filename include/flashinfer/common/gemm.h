@@ -25,6 +25,9 @@ struct GemmGroup {
   int64_t begin, end, matrix;
 };
 
+// Whether b's rows are two halves, of which one is a gate: out = silu(gate) * linear then, with half as many columns.
+enum class GemmGate : int32_t { kNone, kLinearFirst, kGateFirst };
+
 // out[r] = row_scale[r] * (a[a_rows[r]] * scale) @ (b[matrix] * scale)^T for each row r of each group.
 struct GemmParams {
   const void *a, *b;  // [a_num_rows, k] and [num_matrices, n, k]
@@ -38,6 +41,7 @@ struct GemmParams {
   GemmScale a_scale, b_scale;
   int64_t scale_depth;  // numbers of the depth that share a factor; 0: all do
   DType a_dtype, b_dtype, out_dtype;
+  GemmGate gate;
   bool sm90;  // the kernels for Hopper alone, or an error
 
   // Where a group's rows are. What points out of the output is cut off, and a matrix that there is not leaves nothing.
@@ -60,6 +64,10 @@ struct GemmParams {
 };
 
 struct Launch;
-void grouped_gemm(const GemmParams& params, const Launch& launch);
+void grouped_gemm(const GemmParams& params, const Launch& launch);  // without a gate
+// With one, without products in memory; false where no kernel does so, which leaves the second half to gate_rows().
+bool grouped_gemm_with_gate(const GemmParams& params, const Launch& launch);
+struct ActivateParams;
+void gate_rows(const ActivateParams& params, const Launch& launch);
 
 }  // namespace flashinfer

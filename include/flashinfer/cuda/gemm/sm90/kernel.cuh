@@ -33,6 +33,8 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
   const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
   if constexpr (S::kTokensAreRows) {
     output.write_rows(d);
+  } else if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
+    output.template write_gated<kN>(d, column / 2);
   } else if (settings.lines) {
     output.template write_lines<kN>(d);
   } else {

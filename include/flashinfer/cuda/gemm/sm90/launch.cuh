@@ -30,7 +30,15 @@ template <typename S>
 HopperMaps hopper_maps(const GemmParams& p) {
   using T = typename S::T;
   HopperMaps maps;
-  if (S::kByDepth) {
+  if (p.gate != GemmGate::kNone) {
+    const int64_t half = p.n / 2, stride = p.b_stride_n;
+    maps.weights = tensor_map<128, 5>(
+        map_type<T>(), sizeof(T),
+        {p.b,
+         {static_cast<uint64_t>(p.k), 8, 2, static_cast<uint64_t>(half / 8), static_cast<uint64_t>(p.num_matrices)},
+         {1, stride, half * stride, 8 * stride, p.num_matrices > 1 ? p.b_matrix_stride : stride},
+         {S::kDepth, 8, 2, kGemmStrip / 16, 1}});
+  } else if (S::kByDepth) {
     maps.weights = hopper_map<T>(p.b, p.k, p.n, p.b_stride_n, p.num_matrices, p.b_matrix_stride, S::kDepth, kGemmStrip);
   } else {
     maps.weights = hopper_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
@@ -79,8 +87,12 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   const int64_t stride = stride_of(p.out_places, p.m), bytes = size_of(p.out_dtype);
   const bool same = S::kFp8 ? p.out_dtype == DType::kBFloat16 : p.out_dtype == p.a_dtype;
   const HopperSettings settings{
-      stride_of(p.a_places, p.a_num_rows), stride, static_cast<int32_t>(strips), tokens_of_tile<S>(p, strips, clusters),
-      same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0};
+      stride_of(p.a_places, p.a_num_rows),
+      stride,
+      static_cast<int32_t>(strips),
+      tokens_of_tile<S>(p, strips, clusters),
+      same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0,
+      p.gate};
   // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
   const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
   launch_clusters(hopper_gemm_kernel<S>, S::kCluster,

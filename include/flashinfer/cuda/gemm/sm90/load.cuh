@@ -19,17 +19,20 @@ struct HopperMaps {
   CUtensorMap weights, tokens[3];  // of kGemmBox rows, of half and of a quarter of them
 };
 
-// Each block loads half of a tile's tokens for both, but 16, which are too few to be halved.
+// Each block loads half of a tile's tokens for both, but 16, which are too few to be halved. Of weights with a gate it
+// loads eight rows of each half in turns, so that a thread's sums are of a row and of its gate.
 template <typename S>
 __device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShared<S>& shared, const HopperTile& tile,
-                                          int use, int k, uint32_t rank, bool gathers) {
+                                          int use, int k, uint32_t rank, bool gathers, bool gated) {
   const Ring<S::kStages> ring = shared.ring();
   const int stage = ring.stage(use);
   const uint32_t full = ring.full(use);
   ring.wait_empty(use);
   ptx::mbarrier_arrive_expect_tx(full, S::kWeightBytes + (gathers ? 0 : tile.tokens * 128));
   const int column = (tile.strip + static_cast<int>(rank)) * kGemmStrip;
-  if constexpr (S::kByDepth) {
+  if (S::kByDepth && !S::kFp8 && gated) {
+    ptx::tma_load(shared.weights(stage), &maps.weights, full, k, 0, 0, column / 16, tile.matrix);
+  } else if constexpr (S::kByDepth) {
     ptx::tma_load(shared.weights(stage), &maps.weights, full, k, column, tile.matrix);
   } else {
     ptx::tma_load(shared.weights(stage), &maps.weights, full, column, k, tile.matrix);
@@ -63,7 +66,7 @@ __device__ __forceinline__ void load_tiles(const GemmParams& p, const HopperMaps
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
     if (leads)
       for (int k = 0; k < depth; k += S::kDepth, ++use)
-        load_step(maps, shared, tile, use, k, rank, p.a_rows != nullptr);
+        load_step(maps, shared, tile, use, k, rank, p.a_rows != nullptr, settings.gate != GemmGate::kNone);
     __syncwarp();
   }
 }

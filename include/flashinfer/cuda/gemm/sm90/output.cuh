@@ -63,6 +63,36 @@ struct HopperOutput {
     }
   }
 
+  // Of 32 rows and their gates: 32 columns from `first` on, 64 bytes of a row.
+  template <int kN>
+  __device__ __forceinline__ void write_gated(const float (&d)[kN / 2], int64_t first) const {
+    using Out = typename S::Out;
+    using Lines = ChunkedTile<kN, 64>;
+    static_assert(kN * 64 <= S::kOutBytes || S::kFp8, "rows fit");
+    const int lane = thread % 32, warp = thread / 32, unit = thread % 4, from_row = thread / 4;
+    const bool gate_first = settings.gate == GemmGate::kGateFirst;
+    const auto both = [&](const float* from) {
+      return gate_first ? pack<Out>(gated(from[0], from[2]), gated(from[1], from[3]))
+                        : pack<Out>(gated(from[2], from[0]), gated(from[3], from[1]));
+    };
+    sync();
+#pragma unroll
+    for (int row = 0; row < kN; row += 32) {
+      const float* from = d + row / 2;
+      uint32_t packed[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4 && row + 8 * i < kN; ++i) packed[i] = both(from + 4 * i);
+      ptx::stmatrix_x4_trans(buffer + Lines::unit(row + lane, warp), packed[0], packed[1], packed[2], packed[3]);
+    }
+    sync();
+    const int64_t at = first + unit * 8;
+    if (at >= p.n / 2) return;
+    Out* out = static_cast<Out*>(p.out) + (tile.row + from_row) * settings.out_stride + at;
+#pragma unroll 4
+    for (int row = from_row; row < tile.rows; row += 32, out += 32 * settings.out_stride)
+      *reinterpret_cast<uint4*>(out) = ptx::load_shared_16(buffer + Lines::unit(row, unit));
+  }
+
   // Any type, any place: float32 through shared memory, 32 rows at a time, then one by one.
   template <int kN>
   __device__ __forceinline__ void write_any(const float (&d)[kN / 2]) const {
@@ -143,6 +173,10 @@ struct HopperOutput {
       for (int row = thread / kColumns; row < rows; row += 128 / kColumns)
         write_one(group * 64 + row, first + weight, row * kPitch + weight);
     }
+  }
+
+  static __device__ __forceinline__ float gated(float gate, float linear) {
+    return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
   }
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }

@@ -44,4 +44,10 @@ inline const char* why_not_hopper(const GemmParams& p) {
   return nullptr;
 }
 
+// The same for what the gate of a product takes besides: it leaves in lines of 16 bytes.
+inline bool serves_gate(const GemmParams& p) {
+  return p.a_dtype != DType::kFloat32 && p.b_stride_k == 1 && p.n % 16 == 0 && is_aligned(p.out, 16) &&
+         stride_of(p.out_places, p.m) % 8 == 0 && p.b_stride_n % 8 == 0;
+}
+
 }  // namespace flashinfer::cuda::sm90

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include <flashinfer/common/dtype.h>
+#include <flashinfer/common/gemm.h>
 #include <flashinfer/cuda/ptx/wgmma.cuh>
 #include <flashinfer/cuda/tile/descriptor.cuh>
 #include <flashinfer/cuda/tile/ring.cuh>
@@ -62,6 +63,7 @@ struct HopperSettings {
   int32_t strips;                // of clusters
   int32_t tokens;                // of a tile at most
   bool lines;                    // the output is written in lines of 16 bytes
+  GemmGate gate;                 // of halves of b's rows
 };
 
 template <typename S>

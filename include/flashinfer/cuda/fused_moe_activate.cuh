@@ -1,0 +1,128 @@
+// Activation between an expert's products on CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/common/fused_moe.h>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/quantize.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kMoeThreads = 128;
+constexpr int kQuantLanes = 4;  // elements of a lane of the warp that quantises a block
+
+struct MoeMath {
+  static __device__ __forceinline__ float exp(float x) { return __expf(x); }
+  static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
+  static __device__ __forceinline__ float erf(float x) { return erff(x); }
+};
+
+// kN elements of a row from `at` on, activated.
+template <typename T, int kN>
+__device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, int expert, int64_t at,
+                                          const GateNumbers& numbers, float (&out)[kN]) {
+  const T* in = static_cast<const T*>(p.input) + row * p.input_stride;
+  const bool gated = is_gated(p.act);
+  const Vec<T, kN> first = load_vec<T, kN>(in + p.linear_at() + at);
+  Vec<T, kN> second = first;
+  if (gated) second = load_vec<T, kN>(in + p.gate_at() + at);
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    float up = to_float(first.at[i]), gate = to_float(second.at[i]);
+    if (p.bias) {
+      const float* bias = p.bias + expert * p.width() + at + i;
+      up += bias[p.linear_at()], gate += bias[p.gate_at()];
+    }
+    out[i] = activate<MoeMath>(p.act, gate, up, numbers);
+  }
+}
+
+// A row for each blockIdx.x and those a grid further; the number of rows is read here.
+template <typename T, int kN>
+__global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const ActivateParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const int64_t count = p.count();
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const int expert = p.indptr ? p.expert(row) : 0;
+    const GateNumbers numbers(p, expert);
+    const int64_t first = (int64_t{blockIdx.y} * kMoeThreads + threadIdx.x) * kN;
+    for (int64_t at = first; at < p.size; at += int64_t{gridDim.y} * kMoeThreads * kN) {
+      float values[kN];
+      activated<T, kN>(p, row, expert, at, numbers, values);
+      if (p.quant_scale) {
+        const float factor = *p.quant_scale;
+        auto* out = static_cast<uint8_t*>(p.output) + row * p.size + at;
+#pragma unroll
+        for (int i = 0; i < kN; ++i) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+      } else {
+        T* out = static_cast<T*>(p.output) + row * p.size + at;
+        if constexpr (kN == 1) {
+          *out = from_float<T>(values[0]);
+        } else {
+          store_vec(out, Vec<T, kN>::from_floats(values));
+        }
+      }
+    }
+  }
+}
+
+// A warp for each block of 128 elements, four to a lane.
+template <typename T, int kN>
+__global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const ActivateParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const int64_t count = p.count(), blocks = (p.size + kQuantBlock - 1) / kQuantBlock;
+  const int64_t block = int64_t{blockIdx.y} * (kMoeThreads / 32) + threadIdx.x / 32;
+  if (block >= blocks) return;
+  const int64_t first = block * kQuantBlock + threadIdx.x % 32 * kQuantLanes;
+  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+    const int expert = p.indptr ? p.expert(row) : 0;
+    const GateNumbers numbers(p, expert);
+    float values[kQuantLanes] = {}, most = 0.f;
+#pragma unroll
+    for (int i = 0; i < kQuantLanes; i += kN) {
+      if (first + i >= p.size) continue;
+      float some[kN];
+      activated<T, kN>(p, row, expert, first + i, numbers, some);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+        values[i + j] = some[j];
+        most = fmaxf(most, fabsf(some[j]));
+      }
+    }
+    // Bits of floats that are not negative are in their order.
+    most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+    const float scale = most == 0.f ? 1.f : most / kMaxE4M3;
+    if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;
+    const float factor = 1.f / scale;
+    auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;
+#pragma unroll
+    for (int i = 0; i < kQuantLanes; ++i)
+      if (first + i < p.size) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+  }
+}
+
+template <typename T>
+void activate_rows(const ActivateParams& p, const Launch& where) {
+  constexpr int kN = kVecBytes / static_cast<int>(sizeof(T));
+  constexpr unsigned kMostRows = 1u << 16, kMostColumns = 65535;
+  const auto rows = static_cast<unsigned>(p.rows < kMostRows ? p.rows : kMostRows);
+  const auto grid = [&](int64_t columns) { return dim3(rows, columns < kMostColumns ? columns : kMostColumns); };
+  if (p.block_scales) {
+    const bool fits = reinterpret_cast<uintptr_t>(p.input) % (4 * sizeof(T)) == 0 && p.input_stride % 4 == 0 &&
+                      p.size % kQuantLanes == 0;
+    const int64_t blocks = (p.size + kQuantBlock - 1) / kQuantBlock, warps = kMoeThreads / 32;
+    const auto kernel = fits ? quantize_rows_kernel<T, kQuantLanes> : quantize_rows_kernel<T, 1>;
+    return launch(kernel, dim3(rows, (blocks + warps - 1) / warps), kMoeThreads, 0, where, p);
+  }
+  const bool fits = fits_vectors<T>({p.input, p.output}, p.input_stride, p.size);
+  const int64_t step = int64_t{kMoeThreads} * (fits ? kN : 1);
+  const auto kernel = fits ? activate_rows_kernel<T, kN> : activate_rows_kernel<T, 1>;
+  launch(kernel, grid((p.size + step - 1) / step), kMoeThreads, 0, where, p);
+}
+
+}  // namespace flashinfer::cuda
