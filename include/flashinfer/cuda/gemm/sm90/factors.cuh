@@ -40,15 +40,15 @@ __device__ __forceinline__ void load_rows_of_factors(uint32_t to, const float* b
   }
 }
 
-// Those of all tiles, by a warp.
+// Those of all tiles, by a warp, or by two of which each has half of the tokens.
 template <typename S>
 __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShared<S>& shared,
-                                             const HopperSettings& settings, uint32_t rank) {
+                                             const HopperSettings& settings, uint32_t rank, int warp) {
   // Where tokens are rows, weights of a strip have one factor together.
-  constexpr int kOfTokens = S::kTokens / 32, kOfWeights = S::kTokensAreRows ? 0 : kGemmStrip / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kOfTokens = S::kTokens / S::kFactorWarps / 32, kOfWeights = S::kTokensAreRows ? 0 : kGemmStrip / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, part = warp * kOfTokens * 32;
   const Ring<kPanels> ring = shared.panels();
-  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
   const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : steps;  // steps that share a factor
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShar
     const float *tokens[kOfTokens], *weights[kOfWeights + 1];
 #pragma unroll
     for (int i = 0; i < kOfTokens; ++i) {
-      const int at = i * 32 + lane;
+      const int at = part + i * 32 + lane;
       const int64_t row = at < tile.rows ? source_row(p, tile.row + at) : -1;
       tokens[i] = p.a_scale.data && row >= 0 ? p.a_scale.of_row(0, row) : nullptr;
     }
@@ -74,12 +74,13 @@ __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShar
       const int step = first + lane % kPanel, depth = step < steps ? step / each : -1;
 #pragma unroll
       for (int i = 0; i < kOfTokens; ++i)
-        load_rows_of_factors<S>(to + i * 128, tokens[i], depth < 0 ? -1 : depth * token_stride, token_stride == 1);
+        load_rows_of_factors<S>(to + (part + i * 32) * 4, tokens[i], depth < 0 ? -1 : depth * token_stride,
+                                token_stride == 1);
 #pragma unroll
       for (int i = 0; i < kOfWeights; ++i)
         load_rows_of_factors<S>(to + S::kTokens * 4 + i * 128, weights[i], depth < 0 ? -1 : depth * weight_stride,
                                 weight_stride == 1);
-      if (S::kTokensAreRows && lane < kPanel) {
+      if (S::kTokensAreRows && warp == 0 && lane < kPanel) {
         const uint32_t place = to + lane * S::kFactorPitch + S::kTokens * 4;
         if (weights[0] == nullptr) {
           ptx::store_shared(place, __float_as_uint(1.0f));

@@ -17,23 +17,33 @@
 
 namespace flashinfer::cuda::sm90 {
 
+// Of a tile whose tokens are rows each warpgroup has 64 of each 128.
+template <typename S, int kHalves>
+__device__ __forceinline__ void compute_rows(const GemmParams& p, const HopperSettings& settings,
+                                             const GemmShared<S>& shared, const HopperTile& tile, int group,
+                                             uint32_t rank, int steps, Progress& at) {
+  StripSums d[kHalves];
+  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip;
+  const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
+  multiply_rows<S, kHalves>(shared, group, steps, at, d);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) output.write_rows(d[half], half * 128 + group * 64);
+}
+
 template <typename S, int kN>
 __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSettings& settings,
                                              const GemmShared<S>& shared, const HopperTile& tile, int group,
                                              uint32_t rank, int steps, Progress& at) {
+  if constexpr (S::kTokensAreRows) return compute_rows<S, kN / 128>(p, settings, shared, tile, group, rank, steps, at);
   float d[kN / 2];
-  if constexpr (S::kTokensAreRows) {
-    multiply_rows<S>(shared, group, steps, at, d);
-  } else if constexpr (S::kFp8) {
+  if constexpr (S::kFp8) {
     multiply_scaled<S, kN>(shared, group, steps, at, d);
   } else {
     multiply<S, kN>(shared, group, steps, at.use, d);
   }
-  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + (S::kTokensAreRows ? 0 : group * 64);
+  const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
   const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
-  if constexpr (S::kTokensAreRows) {
-    output.write_rows(d);
-  } else if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
+  if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
     output.template write_gated<kN>(d, column / 2);
   } else if (settings.lines) {
     output.template write_lines<kN>(d);
@@ -45,18 +55,19 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
 template <typename S>
 __device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperSettings& settings,
                                               const GemmShared<S>& shared, int group, uint32_t rank) {
-  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
   Progress at{0, 0};
-#define FLASHINFER_TILE(n)                                                    \
-  case n:                                                                     \
-    if constexpr (n <= S::kTokens && (!S::kTokensAreRows || n == S::kTokens)) \
-      compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, at);  \
+#define FLASHINFER_TILE(n)                                                   \
+  case n:                                                                    \
+    if constexpr (n <= S::kTokens && (!S::kTokensAreRows || n % 128 == 0))   \
+      compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, at); \
     break;
 #pragma unroll 1
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
-    switch (S::kTokensAreRows ? S::kTokens : __shfl_sync(~0u, tile.tokens, 0)) {
+    const int tokens = S::kTokensAreRows ? (tile.tokens + 127) / 128 * 128 : tile.tokens;
+    switch (__shfl_sync(~0u, tokens, 0)) {
       FLASHINFER_TILE(16)
       FLASHINFER_TILE(32)
       FLASHINFER_TILE(64)
@@ -81,7 +92,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const GemmShared<S> shared{(ptx::shared_address(raw) + 1023) & ~1023u, ptx::shared_address(barriers)};
   if (threadIdx.x == 0) {
     shared.ring().init(1 + (p.a_rows ? S::kGatherThreads : 0), 8 * S::kCluster);
-    shared.panels().init(64, 8);
+    shared.panels().init(64 * S::kFactorWarps, 8);
     ptx::mbarrier_fence_init();
     ptx::tma_prefetch(&maps.weights);
     for (const CUtensorMap& map : maps.tokens) ptx::tma_prefetch(&map);
@@ -96,8 +107,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) % 4;
     if (warp == 0) {
       load_tiles(p, maps, shared, settings, rank);
-    } else if (S::kFp8 && warp == 1) {
-      load_factors(p, shared, settings, rank);
+    } else if (S::kFp8 && warp <= S::kFactorWarps) {
+      load_factors(p, shared, settings, rank, warp - 1);
     } else if (warp > 1 && p.a_rows) {
       gather_tokens(p, settings, shared);
     }

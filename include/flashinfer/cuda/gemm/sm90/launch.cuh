@@ -52,7 +52,12 @@ HopperMaps hopper_maps(const GemmParams& p) {
 // Of groups whose sizes are known here: tiles of fewer tokens where they fill the last round of clusters better.
 template <typename S>
 int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
-  if (S::kTokensAreRows || p.m_indptr.data || p.m_counts.data || p.m < p.num_groups) return S::kTokens;
+  if (S::kTokensAreRows) {
+    // Of half as many tokens where there are too few tiles for all clusters.
+    const int64_t share = p.m_counts.data ? p.m : p.m / p.num_groups * p.num_groups;
+    return (share + S::kTokens - 1) / S::kTokens * strips < clusters ? S::kTokens / 2 : S::kTokens;
+  }
+  if (p.m_indptr.data || p.m_counts.data || p.m < p.num_groups) return S::kTokens;
   const int64_t rows = p.m / p.num_groups;
   int32_t best = S::kTokens;
   double least = 0;

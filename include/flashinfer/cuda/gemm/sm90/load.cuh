@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShar
 template <typename S>
 __device__ __forceinline__ void load_tiles(const GemmParams& p, const HopperMaps& maps, const GemmShared<S>& shared,
                                            const HopperSettings& settings, uint32_t rank) {
-  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   const auto depth = static_cast<int32_t>(p.k);
   const bool leads = ptx::elect_one();
@@ -89,7 +89,7 @@ __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperS
   const Ring<S::kStages> ring = shared.ring();
   const int thread = static_cast<int>(threadIdx.x) % 64, unit = thread % 8, first = thread / 8;
   const auto depth = static_cast<int32_t>(p.k);
-  HopperTiles<S::kCluster> tiles(p, settings);
+  HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   int use = 0;
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {

@@ -116,47 +116,47 @@ struct HopperOutput {
     }
   }
 
-  // Of 64 tokens, which are rows of the sums, with all weights of a strip: 64 weights at a time.
-  __device__ __forceinline__ void write_rows(const StripSums& d) const {
-    const int rows = tile.rows - group * 64 < 64 ? tile.rows - group * 64 : 64;
+  // Of 64 tokens from `first` on, which are rows of the sums, with all weights of a strip: 64 weights at a time.
+  __device__ __forceinline__ void write_rows(const StripSums& d, int first) const {
+    const int rows = tile.rows - first < 64 ? tile.rows - first : 64;
     if (rows <= 0) return;  // of all threads
     if (settings.lines) {
-      write_rows_in_lines(d, rows);
+      write_rows_in_lines(d, first, rows);
     } else {
-      write_any_rows(d, rows);
+      write_any_rows(d, first, rows);
     }
   }
 
  private:
-  __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int rows) const {
+  // Each warp has 16 of the rows to itself.
+  __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int from, int rows) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<64>;
-    const int lane = thread % 32, warp = thread / 32, unit = thread % 8;
+    const int lane = thread % 32, own = thread / 32 * 16, unit = lane % 8, row = own + lane / 8;
+    Out* out = static_cast<Out*>(p.out) + (tile.row + from + row) * settings.out_stride + column + unit * 8;
 #pragma unroll
     for (int first = 0; first < kGemmStrip; first += 64) {
-      sync();
+      __syncwarp();
       // Of four blocks of 8 x 8 the lane has the address of a row: 8 tokens, then 8 more, then both of the next
       // weights.
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* from = d + first / 2 + 8 * i;
-        ptx::stmatrix_x4(buffer + Lines::unit(16 * warp + lane % 16, 2 * i + lane / 16), pack<Out>(from[0], from[1]),
-                         pack<Out>(from[2], from[3]), pack<Out>(from[4], from[5]), pack<Out>(from[6], from[7]));
+        const float* sums = d + first / 2 + 8 * i;
+        ptx::stmatrix_x4(buffer + Lines::unit(own + lane % 16, 2 * i + lane / 16), pack<Out>(sums[0], sums[1]),
+                         pack<Out>(sums[2], sums[3]), pack<Out>(sums[4], sums[5]), pack<Out>(sums[6], sums[7]));
       }
-      sync();
-      const int64_t at = column + first + unit * 8;
-      if (at >= p.n) continue;
-      Out* out = static_cast<Out*>(p.out) + (tile.row + group * 64) * settings.out_stride + at;
+      __syncwarp();
+      if (column + first + unit * 8 >= p.n) continue;
 #pragma unroll
-      for (int row = thread / 8; row < 64; row += 16)
-        if (row < rows)
-          *reinterpret_cast<uint4*>(out + row * settings.out_stride) =
-              ptx::load_shared_16(buffer + Lines::unit(row, unit));
+      for (int i = 0; i < 16; i += 4)
+        if (row + i < rows)
+          *reinterpret_cast<uint4*>(out + first + i * settings.out_stride) =
+              ptx::load_shared_16(buffer + Lines::unit(row + i, unit));
     }
   }
 
   // Any type, any place: float32 through shared memory, 16 weights at a time, then one by one.
-  __device__ __forceinline__ void write_any_rows(const StripSums& d, int rows) const {
+  __device__ __forceinline__ void write_any_rows(const StripSums& d, int from, int rows) const {
     constexpr int kColumns = 16, kPitch = 20;  // of a row
     static_assert(64 * kPitch * 4 <= S::kOutBytes, "rows fit");
     const int lane = thread % 32, to = thread / 32 * 16 + lane / 4, weight = thread % kColumns;
@@ -171,7 +171,7 @@ struct HopperOutput {
       if (column + first + weight >= p.n) continue;
 #pragma unroll 1
       for (int row = thread / kColumns; row < rows; row += 128 / kColumns)
-        write_one(group * 64 + row, first + weight, row * kPitch + weight);
+        write_one(from + row, first + weight, row * kPitch + weight);
     }
   }
 

@@ -1,4 +1,5 @@
-// Many tokens of 8 bits: a warpgroup's part of a tile is 64 tokens by a strip of weights, summed over the depth.
+// Many tokens of 8 bits: a warpgroup's part of a tile is 64 of each 128 tokens by a strip of weights, summed over the
+// depth.
 //
 // A thread then has numbers of two tokens, and the weights of a strip share a factor: each step takes two products of
 // factors, where 64 weights by as many tokens would take as many as there are tokens of a thread.
@@ -18,69 +19,45 @@ namespace flashinfer::cuda::sm90 {
 
 using StripSums = float[kGemmStrip / 2];  // of 64 tokens with all weights of a strip
 
-// Steps of which each is multiplied while the sums of the one before it get their factors; behind them all is waited
-// for.
-constexpr int kStepsTogether = 4;
-
-template <typename S>
-__device__ __forceinline__ void multiply_rows_step(const GemmShared<S>& shared, int group, int use, StripSums& part) {
-  using Lines = ChunkedTile<64>;
-  const int stage = Ring<S::kStages>::stage(use);
-  const uint64_t tokens = Lines::k_contiguous(shared.tokens(stage) + group * S::kGroupBytes);
-  const uint64_t weights = Lines::k_contiguous(shared.weights(stage));
-  shared.ring().wait_full(use);
-  ptx::warpgroup_fence();
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    ptx::Wgmma<kGemmStrip>::template ss<S::kType, false>(part, tokens + Lines::k_contiguous_step(i),
-                                                         weights + Lines::k_contiguous_step(i), i > 0);
-  ptx::warpgroup_commit();
-}
-
-// d += the sums of a step that has been waited for, with the step's factors.
-template <typename S>
-__device__ __forceinline__ void add_rows(const GemmShared<S>& shared, int group, Progress& at, int step, int steps,
-                                         StripSums& part, StripSums& d) {
-  ptx::warpgroup_hold(part);
-  release_stage<S>(shared.ring(), at.use++);
-  const int row = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const uint32_t factors = factors_of_step<S>(shared, at, step);
-  const float of_weights = ptx::load_shared_float(factors + S::kTokens * 4);
-  const float of_rows[2] = {ptx::load_shared_float(factors + row * 4) * of_weights,
-                            ptx::load_shared_float(factors + row * 4 + 32) * of_weights};
-#pragma unroll
-  for (int i = 0; i < kGemmStrip / 2; ++i) d[i] = fmaf(part[i], of_rows[i / 2 % 2], d[i]);
-  release_factors<S>(shared, at, step, steps);
-}
-
-// d = sums of all steps with their factors.
-template <typename S>
+// Sums of all steps with their factors, of as many times 128 tokens as kHalves. One warpgroup adds its sums while the
+// other's products are under way: that both come in turns needs no barrier.
+template <typename S, int kHalves>
 __device__ __forceinline__ void multiply_rows(const GemmShared<S>& shared, int group, int steps, Progress& at,
-                                              StripSums& d) {
+                                              StripSums (&d)[kHalves]) {
+  using Lines = ChunkedTile<64>;
+  const Ring<S::kStages> ring = shared.ring();
+  const int row = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-  for (float& sum : d) sum = 0;
-  int step = 0;
+  for (StripSums& half : d)
+#pragma unroll
+    for (float& sum : half) sum = 0;
 #pragma unroll 1
-  for (; step + kStepsTogether <= steps; step += kStepsTogether) {
-    StripSums part[2];
-    multiply_rows_step(shared, group, at.use, part[0]);
+  for (int step = 0; step < steps; ++step, ++at.use) {
+    const int stage = ring.stage(at.use);
+    ring.wait_full(at.use);
+    const uint32_t factors = factors_of_step<S>(shared, at, step);
+    const float of_weights = ptx::load_shared_float(factors + S::kTokens * 4);
+    const uint64_t weights = Lines::k_contiguous(shared.weights(stage));
 #pragma unroll
-    for (int i = 0; i < kStepsTogether; ++i) {
-      if (i + 1 < kStepsTogether) {
-        multiply_rows_step(shared, group, at.use + 1, part[(i + 1) % 2]);
-        ptx::warpgroup_wait<1>();
-      } else {
-        ptx::warpgroup_wait<0>();
-      }
-      add_rows(shared, group, at, step + i, steps, part[i % 2], d);
+    for (int half = 0; half < kHalves; ++half) {
+      StripSums part;
+      const uint64_t tokens = Lines::k_contiguous(shared.tokens(stage) + (half * 2 + group) * S::kGroupBytes);
+      ptx::warpgroup_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        ptx::Wgmma<kGemmStrip>::template ss<S::kType, false>(part, tokens + Lines::k_contiguous_step(i),
+                                                             weights + Lines::k_contiguous_step(i), i > 0);
+      ptx::warpgroup_commit();
+      const uint32_t of_row = factors + (half * 128 + row) * 4;
+      const float of_rows[2] = {ptx::load_shared_float(of_row) * of_weights,
+                                ptx::load_shared_float(of_row + 32) * of_weights};
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(part);
+      if (half == kHalves - 1) release_stage<S>(ring, at.use);
+#pragma unroll
+      for (int i = 0; i < kGemmStrip / 2; ++i) d[half][i] = fmaf(part[i], of_rows[i / 2 % 2], d[half][i]);
     }
-  }
-#pragma unroll 1
-  for (; step < steps; ++step) {
-    StripSums part;
-    multiply_rows_step(shared, group, at.use, part);
-    ptx::warpgroup_wait<0>();
-    add_rows(shared, group, at, step, steps, part, d);
+    release_factors<S>(shared, at, step, steps);
   }
 }
 

@@ -31,10 +31,10 @@ struct GemmShape {
   static constexpr bool kByDepth = kByDepth_;
   // Sums of 8 bits are added to others, with factors, after each step: both take registers.
   static constexpr bool kFp8 = sizeof(T) == 1, kFew = kSize == GemmSize::kFew;
-  // Many tokens of 8 bits are rows of a product: a thread has two of them, and as many factors.
+  // Many tokens of 8 bits are rows of a product: a thread has two of each 64, and as many factors.
   static constexpr bool kTokensAreRows = kFp8 && kSize == GemmSize::kMany;
-  static constexpr int kTokens = kFew ? 64 : kTokensAreRows ? 128 : kSize == GemmSize::kSome ? 160 : 256;
-  static constexpr int kStages = kFew ? 8 : kTokensAreRows ? 6 : kTokens == 160 ? 5 : 4;
+  static constexpr int kTokens = kFew ? 64 : kSize == GemmSize::kSome ? 160 : 256;
+  static constexpr int kStages = kFew ? 8 : kTokens == 160 ? 5 : 4;
   static constexpr int kCluster = kFew ? 1 : 2;   // blocks with neighbouring strips, which share their tokens
   static constexpr int kDepth = 128 / sizeof(T);  // of a step: a line of 128 bytes of each row
   static constexpr auto kType = kFp8                       ? ptx::WgmmaType::kE4M3
@@ -51,7 +51,9 @@ struct GemmShape {
   static constexpr int kOutRows = kFp8 ? 64 : 128, kOutBytes = kOutRows * 128;  // 64 columns of a warpgroup
   static constexpr int kOutputsAt = kStages * kStageBytes, kFactorsAt = kOutputsAt + 2 * kOutBytes;
   // Of each step of a panel: those of tokens, of weights, and what puts those of the next step into other banks.
-  static constexpr int kFactorPitch = (kTokens + kGemmStrip + 4) * 4, kPanelBytes = kPanel * kFactorPitch;
+  static constexpr int kFactorPitch = (kTokens + (kTokensAreRows ? 4 : kGemmStrip + 4)) * 4,
+                       kPanelBytes = kPanel * kFactorPitch;
+  static constexpr int kFactorWarps = kTokensAreRows ? 2 : 1;
   static constexpr int kBytes = kFactorsAt + (kFp8 ? kPanels * kPanelBytes : 0);
   static constexpr int kSharedBytes = kBytes + 1024;  // what the start may be moved by
   static_assert(kStageBytes % 1024 == 0 && kSharedBytes + 16 * (kStages + kPanels) <= 232448,

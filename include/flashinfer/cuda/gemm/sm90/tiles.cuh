@@ -21,7 +21,7 @@ FLASHINFER_HD int32_t filled_up_tokens(int32_t rows) { return rows <= 16 ? 16 : 
 // Tiles of all groups in order. A group's rows are cut into tiles of about equal size, as few as can be. A cluster's
 // strips meet kGemmStripsTogether tiles of tokens one after the other, so that what clusters compute at a time is about
 // square. Every warp finds tiles for itself, 32 groups at a time.
-template <int kCluster>
+template <typename S>
 class HopperTiles {
  public:
   __device__ __forceinline__ HopperTiles(const GemmParams& params, const HopperSettings& settings)
@@ -44,9 +44,9 @@ class HopperTiles {
     const int32_t column = kGemmStripsTogether * strips_, first = rest / column * kGemmStripsTogether;
     const int32_t within = rest % column;
     const int32_t height = down - first < kGemmStripsTogether ? down - first : kGemmStripsTogether;
-    const int32_t each = filled_up_tokens((rows + down - 1) / down), at = (first + within % height) * each;
+    const int32_t each = share_of(rows, down), at = (first + within % height) * each;
     tile.matrix = __shfl_sync(~0u, matrix_, owner);
-    tile.strip = within / height * kCluster;
+    tile.strip = within / height * S::kCluster;
     tile.row = begin + at;
     tile.rows = rows - at < each ? rows - at : each;
     tile.tokens = filled_up_tokens(tile.rows);
@@ -54,6 +54,11 @@ class HopperTiles {
   }
 
  private:
+  // Rows of a tile of so many of a group. Where they are rows of products, each 128 of them cost as much as one.
+  static __device__ __forceinline__ int32_t share_of(int32_t rows, int32_t tiles) {
+    const int32_t share = (rows + tiles - 1) / tiles;
+    return S::kTokensAreRows ? (share + 127) / 128 * 128 : filled_up_tokens(share);
+  }
   __device__ __forceinline__ int32_t tiles_of(int32_t rows) const { return (rows + tokens_ - 1) / tokens_; }
 
   __device__ __forceinline__ void count() {
