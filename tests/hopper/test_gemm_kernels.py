@@ -40,5 +40,6 @@ def test_each_size_has_its_products_and_boxes_come_by_tma(compiled: tuple[Path, 
         assert body.count("UTMALDG.3D.MULTICAST") == (0 if few else 3), name
         assert body.count("UTMALDG.3D") == (5 if "Lb0E" in name else 4), name
         assert body.count("UTMALDG.5D") == (0 if eight or "Lb0E" in name else 1), name  # of halves with a gate
+        assert ("UTMASTG" in body) == ("GemmSizeE0" in name), name  # outputs of many tokens leave by TMA
         assert not re.search(r"\b(STL|LDL)\b", body), name
         assert "ACQBULK" in body and not re.search(r"\bLDG\b", body.split("ACQBULK")[0]), name

@@ -20,11 +20,12 @@ namespace flashinfer::cuda::sm90 {
 // Of a tile whose tokens are rows each warpgroup has 64 of each 128.
 template <typename S, int kHalves>
 __device__ __forceinline__ void compute_rows(const GemmParams& p, const HopperSettings& settings,
-                                             const GemmShared<S>& shared, const HopperTile& tile, int group,
-                                             uint32_t rank, int steps, Progress& at) {
+                                             const HopperMaps& maps, const GemmShared<S>& shared,
+                                             const HopperTile& tile, int group, uint32_t rank, int steps,
+                                             Progress& at) {
   StripSums d[kHalves];
   const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip;
-  const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
+  const HopperOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
   multiply_rows<S, kHalves>(shared, group, steps, at, d);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) output.write_rows(d[half], half * 128 + group * 64);
@@ -32,9 +33,11 @@ __device__ __forceinline__ void compute_rows(const GemmParams& p, const HopperSe
 
 template <typename S, int kN>
 __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSettings& settings,
-                                             const GemmShared<S>& shared, const HopperTile& tile, int group,
-                                             uint32_t rank, int steps, Progress& at) {
-  if constexpr (S::kTokensAreRows) return compute_rows<S, kN / 128>(p, settings, shared, tile, group, rank, steps, at);
+                                             const HopperMaps& maps, const GemmShared<S>& shared,
+                                             const HopperTile& tile, int group, uint32_t rank, int steps,
+                                             Progress& at) {
+  if constexpr (S::kTokensAreRows)
+    return compute_rows<S, kN / 128>(p, settings, maps, shared, tile, group, rank, steps, at);
   float d[kN / 2];
   if constexpr (S::kFp8) {
     multiply_scaled<S, kN>(shared, group, steps, at, d);
@@ -42,7 +45,7 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
     multiply<S, kN>(shared, group, steps, at.use, d);
   }
   const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
-  const HopperOutput<S> output(p, settings, tile, group, column, shared.outputs(group));
+  const HopperOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
   if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
     output.template write_gated<kN>(d, column / 2);
   } else if (settings.lines) {
@@ -54,15 +57,16 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
 
 template <typename S>
 __device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperSettings& settings,
-                                              const GemmShared<S>& shared, int group, uint32_t rank) {
+                                              const HopperMaps& maps, const GemmShared<S>& shared, int group,
+                                              uint32_t rank) {
   HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
   Progress at{0, 0};
-#define FLASHINFER_TILE(n)                                                   \
-  case n:                                                                    \
-    if constexpr (n <= S::kTokens && (!S::kTokensAreRows || n % 128 == 0))   \
-      compute_tile<S, n>(p, settings, shared, tile, group, rank, steps, at); \
+#define FLASHINFER_TILE(n)                                                         \
+  case n:                                                                          \
+    if constexpr (n <= S::kTokens && (!S::kTokensAreRows || n % 128 == 0))         \
+      compute_tile<S, n>(p, settings, maps, shared, tile, group, rank, steps, at); \
     break;
 #pragma unroll 1
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
@@ -96,6 +100,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     ptx::mbarrier_fence_init();
     ptx::tma_prefetch(&maps.weights);
     for (const CUtensorMap& map : maps.tokens) ptx::tma_prefetch(&map);
+    if (S::kStores && (settings.lines || settings.gate != GemmGate::kNone)) ptx::tma_prefetch(&maps.out);
   }
   ptx::cluster_sync();
   wait_for_inputs();
@@ -114,7 +119,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<S::kComputeRegisters>();
-    compute_tiles(p, settings, shared, group, rank);
+    compute_tiles(p, settings, maps, shared, group, rank);
+    if (S::kStores && threadIdx.x % 32 == 0) ptx::bulk_wait<0>();
   }
   ptx::cluster_sync();  // the other block still counts at this one's barriers
 #endif

@@ -27,7 +27,7 @@ CUtensorMap hopper_map(const void* data, int64_t columns, int64_t rows, int64_t 
 }
 
 template <typename S>
-HopperMaps hopper_maps(const GemmParams& p) {
+HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
   using T = typename S::T;
   HopperMaps maps;
   if (p.gate != GemmGate::kNone) {
@@ -46,6 +46,19 @@ HopperMaps hopper_maps(const GemmParams& p) {
   const int64_t stride = stride_of(p.a_places, p.a_num_rows);
   for (int i = 0; i < 3; ++i)
     maps.tokens[i] = hopper_map<T>(p.a, p.k, p.a_num_rows, stride, 1, 0, S::kDepth, kGemmBox >> i);
+  maps.out = maps.weights;
+  using Out = typename S::Out;
+  if (!S::kStores) return maps;
+  if (p.gate != GemmGate::kNone) {
+    const int64_t half = p.n / 2;
+    maps.out = tensor_map<64, 3>(map_type<Out>(), sizeof(Out),
+                                 {p.out,
+                                  {static_cast<uint64_t>(half), static_cast<uint64_t>(p.m), 1},
+                                  {1, p.m > 1 ? settings.out_stride : half, half},
+                                  {32, kStoreRows, 1}});
+  } else if (settings.lines) {
+    maps.out = hopper_map<Out>(p.out, p.n, p.m, settings.out_stride, 1, 0, 64, kStoreRows);
+  }
   return maps;
 }
 
@@ -102,7 +115,7 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
   launch_clusters(hopper_gemm_kernel<S>, S::kCluster,
                   dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)), dim3(kGemmThreads),
-                  S::kSharedBytes, where, p, hopper_maps<S>(p), settings);
+                  S::kSharedBytes, where, p, hopper_maps<S>(p, settings), settings);
   return true;
 }
 

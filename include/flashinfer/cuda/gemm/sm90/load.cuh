@@ -17,6 +17,7 @@ namespace flashinfer::cuda::sm90 {
 
 struct HopperMaps {
   CUtensorMap weights, tokens[3];  // of kGemmBox rows, of half and of a quarter of them
+  CUtensorMap out;                 // of kStoreRows rows, where whole lines are written
 };
 
 // Each block loads half of a tile's tokens for both, but 16, which are too few to be halved. Of weights with a gate it

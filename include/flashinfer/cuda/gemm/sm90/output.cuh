@@ -11,6 +11,8 @@
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/descriptor.cuh>
 
@@ -20,6 +22,7 @@ template <typename S>
 struct HopperOutput {
   const GemmParams& p;
   const HopperSettings& settings;
+  const CUtensorMap& map;
   const HopperTile& tile;
   const int group;
   const int64_t column;  // the first of its 64
@@ -27,9 +30,9 @@ struct HopperOutput {
   int thread = static_cast<int>(threadIdx.x) % 128;
 
   // Addresses that are the same for all tiles would be computed once and kept, in registers that sums need.
-  __device__ __forceinline__ HopperOutput(const GemmParams& params, const HopperSettings& others, const HopperTile& of,
-                                          int which, int64_t first, uint32_t to)
-      : p(params), settings(others), tile(of), group(which), column(first), buffer(to) {
+  __device__ __forceinline__ HopperOutput(const GemmParams& params, const HopperSettings& others, const CUtensorMap& by,
+                                          const HopperTile& of, int which, int64_t first, uint32_t to)
+      : p(params), settings(others), map(by), tile(of), group(which), column(first), buffer(to) {
     asm volatile("" : "+r"(buffer), "+r"(thread));
   }
 
@@ -45,6 +48,7 @@ struct HopperOutput {
     const int64_t at = column + unit * 8;
 #pragma unroll
     for (int first = 0; first < kN; first += S::kOutRows) {
+      wait_for_stores();
       sync();
 #pragma unroll
       for (int row = first; row < (first + S::kOutRows < kN ? first + S::kOutRows : kN); row += 16) {
@@ -52,9 +56,18 @@ struct HopperOutput {
         ptx::stmatrix_x4_trans(buffer + Lines::unit(row - first + to_row, to_unit), pack<Out>(from[0], from[1]),
                                pack<Out>(from[2], from[3]), pack<Out>(from[4], from[5]), pack<Out>(from[6], from[7]));
       }
+      if (S::kStores) ptx::fence_proxy_async();
       sync();
-      if (at >= p.n) continue;
       const int end = tile.rows - first < S::kOutRows ? tile.rows - first : S::kOutRows;
+      if constexpr (S::kStores) {
+        store(buffer, 128, column, first, end);
+        const int row = end / kStoreRows * kStoreRows + from_row;
+        if (row < end && at < p.n)
+          *reinterpret_cast<uint4*>(static_cast<Out*>(p.out) + (tile.row + first + row) * settings.out_stride + at) =
+              ptx::load_shared_16(buffer + Lines::unit(row, unit));
+        continue;
+      }
+      if (at >= p.n) continue;
       const uint32_t lines = buffer + Lines::unit(from_row, unit);  // rows are 16 apart, which the pattern repeats for
       Out* out = static_cast<Out*>(p.out) + (tile.row + first + from_row) * settings.out_stride + at;
 #pragma unroll 4
@@ -75,6 +88,7 @@ struct HopperOutput {
       return gate_first ? pack<Out>(gated(from[0], from[2]), gated(from[1], from[3]))
                         : pack<Out>(gated(from[2], from[0]), gated(from[3], from[1]));
     };
+    wait_for_stores();
     sync();
 #pragma unroll
     for (int row = 0; row < kN; row += 32) {
@@ -84,8 +98,17 @@ struct HopperOutput {
       for (int i = 0; i < 4 && row + 8 * i < kN; ++i) packed[i] = both(from + 4 * i);
       ptx::stmatrix_x4_trans(buffer + Lines::unit(row + lane, warp), packed[0], packed[1], packed[2], packed[3]);
     }
+    if (S::kStores) ptx::fence_proxy_async();
     sync();
     const int64_t at = first + unit * 8;
+    if constexpr (S::kStores) {
+      store(buffer, 64, first, 0, tile.rows);
+      const int row = tile.rows / kStoreRows * kStoreRows + from_row;
+      if (row < tile.rows && at < p.n / 2)
+        *reinterpret_cast<uint4*>(static_cast<Out*>(p.out) + (tile.row + row) * settings.out_stride + at) =
+            ptx::load_shared_16(buffer + Lines::unit(row, unit));
+      return;
+    }
     if (at >= p.n / 2) return;
     Out* out = static_cast<Out*>(p.out) + (tile.row + from_row) * settings.out_stride + at;
 #pragma unroll 4
@@ -132,10 +155,14 @@ struct HopperOutput {
   __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int from, int rows) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<64>;
+    constexpr int kPlaces = S::kOutBytes / (64 * 128);
     const int lane = thread % 32, own = thread / 32 * 16, unit = lane % 8, row = own + lane / 8;
     Out* out = static_cast<Out*>(p.out) + (tile.row + from + row) * settings.out_stride + column + unit * 8;
 #pragma unroll
     for (int first = 0; first < kGemmStrip; first += 64) {
+      const int place = (from / 128 * 2 + first / 64) % kPlaces;  // of what is alive at a time
+      const uint32_t buffer = this->buffer + place * 64 * 128;
+      if (place == 0) wait_for_stores();
       __syncwarp();
       // Of four blocks of 8 x 8 the lane has the address of a row: 8 tokens, then 8 more, then both of the next
       // weights.
@@ -145,7 +172,15 @@ struct HopperOutput {
         ptx::stmatrix_x4(buffer + Lines::unit(own + lane % 16, 2 * i + lane / 16), pack<Out>(sums[0], sums[1]),
                          pack<Out>(sums[2], sums[3]), pack<Out>(sums[4], sums[5]), pack<Out>(sums[6], sums[7]));
       }
+      ptx::fence_proxy_async();
       __syncwarp();
+      if (own + 16 <= rows) {
+        if (lane == 0) {
+          ptx::tma_store(&map, buffer + own * 128, static_cast<int>(column) + first, tile.row + from + own, 0);
+          ptx::bulk_commit();
+        }
+        continue;
+      }
       if (column + first + unit * 8 >= p.n) continue;
 #pragma unroll
       for (int i = 0; i < 16; i += 4)
@@ -177,6 +212,20 @@ struct HopperOutput {
 
   static __device__ __forceinline__ float gated(float gate, float linear) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
+  }
+
+  // Before what leaves by copies is overwritten. They are of the first lane of each warp.
+  __device__ __forceinline__ void wait_for_stores() const {
+    if (S::kStores && thread % 32 == 0) ptx::bulk_wait_read<0>();
+  }
+
+  // Of `rows` rows in lines of so many bytes, those that fill copies; behind `first` rows of the tile.
+  __device__ __forceinline__ void store(uint32_t from, int bytes, int64_t to, int first, int rows) const {
+    if (thread % 32) return;
+#pragma unroll 1
+    for (int row = thread / 32 * kStoreRows; row + kStoreRows <= rows; row += 4 * kStoreRows)
+      ptx::tma_store(&map, from + row * bytes, static_cast<int>(to), tile.row + first + row, 0);
+    ptx::bulk_commit();
   }
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }

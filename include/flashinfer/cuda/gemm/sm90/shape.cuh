@@ -19,6 +19,7 @@ constexpr int kGemmStrip = 128;         // weights of a block, 64 of each of its
 constexpr int kGemmThreads = 384;       // two warpgroups that compute, then one that loads
 constexpr int kGemmStripsTogether = 8;  // tiles of tokens that a strip is kept in the L2 cache for
 constexpr int kGemmBox = 64;            // tokens of one copy; there are others of half and of a quarter of them
+constexpr int kStoreRows = 16;          // of the output that leave with one copy
 constexpr int kPanel = 8, kPanels = 2;  // steps whose factors come together, and how many such are in shared memory
 
 // For how many tokens of a group. The fewer a tile may have, the more of the weights are under way.
@@ -34,7 +35,7 @@ struct GemmShape {
   // Many tokens of 8 bits are rows of a product: a thread has two of each 64, and as many factors.
   static constexpr bool kTokensAreRows = kFp8 && kSize == GemmSize::kMany;
   static constexpr int kTokens = kFew ? 64 : kSize == GemmSize::kSome ? 160 : 256;
-  static constexpr int kStages = kFew ? 8 : kTokens == 160 ? 5 : 4;
+  static constexpr int kStages = kFew ? 8 : kTokens == 160 ? 5 : kTokensAreRows ? 3 : 4;
   static constexpr int kCluster = kFew ? 1 : 2;   // blocks with neighbouring strips, which share their tokens
   static constexpr int kDepth = 128 / sizeof(T);  // of a step: a line of 128 bytes of each row
   static constexpr auto kType = kFp8                       ? ptx::WgmmaType::kE4M3
@@ -42,13 +43,15 @@ struct GemmShape {
                                                            : ptx::WgmmaType::kF16;
   static constexpr int kGatherThreads = 64;  // beside the warps for boxes and for factors
   static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
-  using Out = std::conditional_t<kFp8, bfloat16_t, T>;  // what leaves in whole lines
+  using Out = std::conditional_t<kFp8, bfloat16_t, T>;       // what leaves in whole lines
+  static constexpr bool kStores = kSize == GemmSize::kMany;  // by copies, while the next tile is computed
   static_assert(kByDepth || !kFp8, "products of 8 bits take numbers of the depth beside each other");
 
   static constexpr int kGroupBytes = 64 * 128;  // of a warpgroup's weights: as many numbers of the depth as weights
   static constexpr int kWeightBytes = 2 * kGroupBytes, kTokenBytes = kTokens * 128;
   static constexpr int kTokensAt = kWeightBytes, kStageBytes = kTokensAt + kTokenBytes;
-  static constexpr int kOutRows = kFp8 ? 64 : 128, kOutBytes = kOutRows * 128;  // 64 columns of a warpgroup
+  static constexpr int kOutRows = kFp8 ? 64 : 128;                              // 64 columns of a warpgroup
+  static constexpr int kOutBytes = (kTokensAreRows ? 4 * 64 : kOutRows) * 128;  // all of it where tokens are rows
   static constexpr int kOutputsAt = kStages * kStageBytes, kFactorsAt = kOutputsAt + 2 * kOutBytes;
   // Of each step of a panel: those of tokens, of weights, and what puts those of the next step into other banks.
   static constexpr int kFactorPitch = (kTokens + (kTokensAreRows ? 4 : kGemmStrip + 4)) * 4,
