@@ -8,7 +8,6 @@ import torch
 
 from .._gemm.operators import GATE_FIRST, LINEAR_FIRST, grouped_gemm
 from .._ops.sizes import exceeds
-from ..utils import is_sm90a_supported
 from . import operators
 
 BLOCK = 128  # elements that have a scale in common
@@ -79,7 +78,7 @@ def run_experts(
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
     places: torch.Tensor | None = tokens
-    if _loads_are_shared(x.device) and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
+    if x.is_cuda and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
         x, places = take_rows(x, tokens), None
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     slots, row_scales = ids.shape[0] * ids.shape[1], None
@@ -102,12 +101,6 @@ def run_experts(
         *granularity,
     )  # fmt: skip
     operators.finalize(out, result, rows, weights, biases[1], bounds)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _loads_are_shared(device: torch.device) -> bool:
-    """Whether the GPU's kernels load tiles of tokens for several blocks, which rows from anywhere are not."""
-    return is_sm90a_supported(device)
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
