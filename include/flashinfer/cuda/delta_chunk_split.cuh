@@ -28,6 +28,7 @@ struct DeltaSplit : DeltaChain<Shape> {
   using T = typename Shape::T;
   using Stage = typename Base::Stage;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Handed = decltype(DeltaSplitShared<Shape>::handed[0]);
   using Base::kSteps, Base::lane, Base::warp;
 
@@ -39,51 +40,43 @@ struct DeltaSplit : DeltaChain<Shape> {
   }
 
   __device__ __forceinline__ void carry(Stage& stage, Handed& to, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
     typename Base::Sums r;
-    r.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      to.state[warp][step][lane] = make_uint4(a[0][0], a[0][1], a[0][2], a[0][3]);
-      this->read(r, a, stage.k, step);
-    }
-    this->subtract_from_values(r, stage.v, terms.read);
     typename Base::Left left;
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], r, m, terms.beta);
-    this->template multiply<true>(r, left, terms.z);
+    Products::read(r, a, stage.k, [&](int i) {
+      pack_left<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
+      to.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+    });
+    this->subtract_from_values(r, stage.v, terms.read);
+    this->scaled(left, r, terms.beta);
+    Products::template multiply<true>(r, left, terms.z);
     state.scale(terms.last[0]);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[1][4];
-      this->scale_tokens(r, step, terms.beta);
-      pack_left<T>(a[0], r[0][2 * step], r[0][2 * step + 1]);
-      to.u[warp][step][lane] = make_uint4(a[0][0], a[0][1], a[0][2], a[0][3]);
-      this->scaled(a[0], r, step, terms.write);
-      this->write(state, a, stage.k, step);
-    }
+    Products::write(state, left, stage.k, [&](int m) {
+      this->scale_tokens(r, m, terms.beta);
+      pack_left<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
+      to.u[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
+      this->scaled(left[m], r, m, terms.write);
+    });
   }
 
   __device__ __forceinline__ void output(Stage& stage, const Handed& from, int64_t number) const {
+    typename Base::StateLeft a;
     typename Base::Sums o;
-    o.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      const uint4 four = from.state[warp][step][lane];
-      const uint32_t a[1][4] = {{four.x, four.y, four.z, four.w}};
-      this->read(o, a, stage.q, step);
-    }
-    typename Base::Left left;
+    typename Base::Left u;
+    Products::read(o, a, stage.q, [&](int i) { take(a[i], from.state[warp][i][lane]); });
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(o, m, stage.terms.out);
-      const uint4 four = from.u[warp][m][lane];
-      left[m][0][0] = four.x, left[m][0][1] = four.y, left[m][0][2] = four.z, left[m][0][3] = four.w;
+      take(u[m], from.u[warp][m][lane]);
     }
-    this->template multiply<true>(o, left, stage.terms.p);
-    this->store(this->p.o, stage.v, this->chunk(number), o);
+    Products::template multiply<true>(o, u, stage.terms.p);
+    this->template store<false>(this->p.o, stage.v, this->chunk(number), o);
+  }
+
+ private:
+  __device__ __forceinline__ static void take(uint32_t (&left)[4], const uint4& four) {
+    left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
   }
 };
 
