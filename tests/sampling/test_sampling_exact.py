@@ -1,0 +1,49 @@
+"""Thresholds of top-p against the sums that define them, with the rounding that those have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer import sampling
+
+
+def chunk_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of 512 elements in the order that common/fixed_sum.h has them in."""
+    chunks = -(-x.shape[1] // 512)
+    v = torch.nn.functional.pad(x, (0, chunks * 512 - x.shape[1])).view(len(x), chunks, 512)
+    while v.shape[-1] > 1:
+        v = v[..., : v.shape[-1] // 2] + v[..., v.shape[-1] // 2 :]
+    return v[..., 0]
+
+
+def rows_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
+    noise = torch.randn(rows, vocab_size)
+    if kind == "levels":
+        return torch.where(noise > 0, 0.3, 0.11) * 1e-3
+    if kind == "blocks":  # as large as all else, or as small, 1024 elements at a time
+        scales = 3 * torch.randn(rows, vocab_size // 1024 + 1)
+        noise += scales.repeat_interleave(1024, -1)[:, :vocab_size]
+    return torch.softmax(noise, -1)
+
+
+@pytest.mark.parametrize("rows", [148, 16])
+@pytest.mark.parametrize("kind", ["normal", "blocks", "levels"])
+def test_thresholds_are_exact(kind, rows, device):
+    """The largest from which on there is enough."""
+    if device == "cpu":
+        pytest.skip("takes what one element changes for its value")
+    x, p = rows_of(kind, rows, 33000).to(device), torch.rand(rows).to(device)
+    kept = sampling.top_p_renorm_probs(x, p) > 0
+    t = torch.where(kept, x, torch.inf).amin(1, keepdim=True)
+    whole = chunk_sums(x).double()
+    # A chunk's sum as an integer below 2^48.
+    scale = 2.0 ** (48 - torch.frexp(whole.amax(1, keepdim=True)).exponent.double())
+
+    def fixed(is_kept: torch.Tensor) -> torch.Tensor:
+        return (chunk_sums(torch.where(is_kept, x, 0.0)).double() * scale).round().sum(1)
+
+    wanted = p.double() * (whole * scale).round().sum(1)
+    assert kept.equal(x >= t)
+    assert (fixed(x >= t) >= wanted).all()
+    assert (fixed(x > t) < wanted).all()
