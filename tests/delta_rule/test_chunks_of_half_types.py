@@ -51,8 +51,8 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         if name == "beta" and alike and one.device.type == "cuda" and leaves["q"].dtype == torch.float16:
             # Z is solved for by products of tf32, whose rounding is float16's: 2^-11. In bfloat16 it adds nothing to
             # 2^-8, here it is added to the roundings of the products behind it, which an eighth of bfloat16's bound is
-            # for, and <dy, r> has Z on both sides. With each rounding in float64, the error of 400 inputs is 2.0e-3
-            # in the middle, and 3.3e-3 at most; without that of tf32 it is 1.0e-3 and 1.6e-3.
+            # for, and <dy, r> has Z on both sides. With each rounding emulated in float64, the error of 400 inputs is
+            # 2.0e-3 in the middle, and 3.3e-3 at most; without that of tf32 it is 1.0e-3 and 1.6e-3.
             allowed *= 2
         assert error(one, other) < allowed, name
 

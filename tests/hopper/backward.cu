@@ -4,7 +4,7 @@
 
 namespace flashinfer::cuda {
 
-bool (*const instances[])(const PrefillBackwardParams&, const Launch&) = {
+void (*const instances[])(const PrefillBackwardParams&, const Launch&) = {
     sm90::launch_hopper<half_t>,
     sm90::launch_hopper<bfloat16_t>,
 };
