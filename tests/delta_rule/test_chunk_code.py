@@ -7,27 +7,45 @@ from pathlib import Path
 
 import pytest
 
-from ..support.device_code import compiled_for_hopper, sass_or_skip
+from ..support.device_code import compiled_for, sass_or_skip
 
-# Of tiles of 16 x 8 by 16: a state of 16 columns by 128 keys times 64 tokens, and a matrix on and below the diagonal.
-STATE, LOWER = 64, 20
-# The kernels of each source that walk over the chunks: how many shapes of blocks they have, and their products.
+# Products of tiles of 16 x 8 by 16: of a state of 16 columns by 128 keys and 64 tokens, and of a matrix on and below
+# the diagonal. Of warpgroups: of keys, of tokens.
+STATE, LOWER, KEYS, TOKENS = 64, 20, 8, 4
+# The kernels of each source that walk over the chunks, and their products: of tiles, and of warpgroups.
 WALKS = {
-    "chunk.cu": {"chain": (3, 3 * STATE + 2 * LOWER), "split": (1, 3 * STATE + 2 * LOWER)},
-    "chunk_backward.cu": {"replay": (3, 2 * STATE + LOWER), "reverse": (3, 3 * STATE + 2 * LOWER)},
+    "chunk.cu": {
+        "chain": (3 * STATE + 2 * LOWER, 0),
+        "split": (3 * STATE + 2 * LOWER, 0),
+        "split_groups": (0, 2 * KEYS + 3 * TOKENS),
+    },
+    "chunk_backward.cu": {
+        "replay": (2 * STATE + LOWER, KEYS + 2 * TOKENS),
+        "reverse": (3 * STATE + 2 * LOWER, KEYS + 4 * TOKENS),
+    },
+}
+# How many shapes of blocks a kernel has on warps and on warpgroups. Narrow blocks are for both architectures.
+SHAPES = {
+    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "replay": (3, 0), "reverse": (3, 0)},
+    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "replay": (1, 2), "reverse": (1, 2)},
 }
 
 
 @pytest.mark.parametrize("source", WALKS)
-def test_spills_and_products(source: str, tmp_path: Path) -> None:
-    place, said = compiled_for_hopper(Path(__file__).parent / source, tmp_path)
+@pytest.mark.parametrize("arch", SHAPES)
+def test_spills_and_products(source: str, arch: str, tmp_path: Path) -> None:
+    place, said = compiled_for(arch, Path(__file__).parent / source, tmp_path)
     spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert spills and set(spills) == {("0", "0", "0")}, said
+    assert "C75" not in said, said  # warpgroups' products wait for each other where the compiler says so
     sass = sass_or_skip(place)
     functions = dict(re.findall(r"Function : (\w*delta_\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
-    for kernel, (shapes, products) in WALKS[source].items():
-        bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name]
-        assert len(bodies) == shapes
+    for kernel, (tiles, groups) in WALKS[source].items():
+        bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name and "MMA" in text]
+        by_tiles = [body for body in bodies if "HGMMA" not in body]
+        assert (len(by_tiles), len(bodies) - len(by_tiles)) == SHAPES[arch][kernel]
         for body in bodies:
-            assert body.count("HMMA.16816") == products and body.count("LDGSTS") > 0
+            products = (len(re.findall(r"HMMA\.16816", body)), len(re.findall(r"HGMMA\.64x", body)))
+            assert products == ((tiles, 0) if body in by_tiles else (0, groups))
+            assert body.count("LDGSTS") > 0
             assert not re.search(r"\b(STL|LDL)\b", body)

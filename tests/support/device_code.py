@@ -23,10 +23,14 @@ def nvcc_or_skip() -> str:
 
 
 def compiled_for_hopper(source: Path, folder: Path) -> tuple[Path, str]:
+    return compiled_for("90a", source, folder)
+
+
+def compiled_for(arch: str, source: Path, folder: Path) -> tuple[Path, str]:
     """The object file of a source in ``folder``, and what ptxas said."""
     place = folder / f"{source.stem}.o"
     command = [
-        nvcc_or_skip(), "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
+        nvcc_or_skip(), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
         f"-I{ROOT / 'include'}", str(source), "-o", str(place),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

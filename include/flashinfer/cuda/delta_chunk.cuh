@@ -53,23 +53,27 @@ using DeltaBlocks = uint4[32];
 
 // What of a chunk and a value head does not depend on the state. -Z and P are blocks of 16 x 16 on and below the
 // diagonal, row by row, each with its upper two matrices before its lower ones.
-struct DeltaTerms {
+struct DeltaMatrices {
   static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
+  using Matrix = DeltaBlocks[kBlocks];
 
-  DeltaBlocks z[kBlocks], p[kBlocks];
+  Matrix z, p;
+
+  static __host__ __device__ constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
+};
+struct alignas(16) DeltaFactors {
   float read[kDeltaChunk];   // e^G, and k's factor
   float beta[kDeltaChunk];   // 0 behind the last token, as k and q are
   float out[kDeltaChunk];    // scale e^G, and q's factor
   float write[kDeltaChunk];  // e^(Gn - G), and k's factor
   float last[4];             // e^Gn, and nothing
-  // What follows is for gradients.
+};
+struct DeltaGradientFactors : DeltaFactors {
   float sums[kDeltaChunk];  // G, of powers of two
   float k_factor[kDeltaChunk], q_factor[kDeltaChunk];
-
-  static __host__ __device__ constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
 };
-constexpr uint32_t kDeltaForwardTerms = 2 * DeltaTerms::kBlocks * sizeof(DeltaBlocks) + (4 * kDeltaChunk + 4) * 4;
-static_assert(sizeof(DeltaTerms) % 16 == 0, "terms lie behind each other and are copied by 16 bytes");
+struct DeltaTerms : DeltaMatrices, DeltaGradientFactors {};
+static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradientFactors), "parts behind each other");
 
 // A lane's pairs of a block's four matrices.
 template <bool kTransposed>
@@ -88,11 +92,12 @@ __device__ __forceinline__ void store_block(void* start, const uint32_t (&r)[4])
 }
 
 // Starts copies of a chunk's rows of q, k or v into a tile of 64 rows of kBytes, by kThreads threads: zeros behind the
-// last token and behind `size` elements.
-template <typename T, int kBytes, int kThreads>
+// last token and behind `size` elements. kLineRows is that of Swizzle.
+template <typename T, int kBytes, int kThreads, int kLineRows = 0>
 __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, const TokenStrides& strides,
                                             const DeltaChunk& chunk, int64_t head, int64_t from, int64_t size,
                                             int thread) {
+  using Rows = Swizzle<kBytes, kLineRows>;
   constexpr int kPieces = kBytes / 16;
   static_assert(kDeltaChunk * kPieces % kThreads == 0 && kThreads % kPieces == 0, "each thread copies one column");
   constexpr int kStep = kThreads / kPieces;  // rows
@@ -102,7 +107,7 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
   const T* at = static_cast<const T*>(rows) + strides.at(chunk.batch, chunk.first + row, head) + from + 8 * column;
 #pragma unroll
   for (int i = 0; i < kDeltaChunk / kStep; ++i, row += kStep, at += kStep * strides.token)
-    ptx::cp_async_16(Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(tile, row), column), at, inside && row < chunk.count);
+    ptx::cp_async_16(Rows::chunk(Rows::row(tile, row), column), at, inside && row < chunk.count);
 }
 
 // Two tiles of sums side by side as a left operand.

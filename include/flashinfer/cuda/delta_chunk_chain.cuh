@@ -7,10 +7,11 @@ namespace flashinfer::cuda {
 
 template <typename Shape>
 struct DeltaChainStage {
-  alignas(128) typename Shape::Keys k;
-  alignas(128) typename Shape::Keys q;
+  static constexpr int kKeptBytes = 0;
+  alignas(1024) typename Shape::Keys k;
+  alignas(1024) typename Shape::Keys q;
   alignas(128) typename Shape::Values v;  // then o
-  alignas(128) DeltaTerms terms;
+  typename Shape::Terms terms;
 };
 
 template <typename Shape>
@@ -19,6 +20,7 @@ struct DeltaChain : DeltaWalk<Shape> {
   using T = typename Shape::T;
   using Stage = DeltaChainStage<Shape>;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
   const DeltaRuleParams& p;
@@ -30,48 +32,41 @@ struct DeltaChain : DeltaWalk<Shape> {
     this->copy_keys(to.k, in.k, in.k_strides, chunk);
     this->copy_keys(to.q, in.q, in.q_strides, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    const auto* terms = static_cast<const DeltaTerms*>(p.workspace) + this->place(number);
-    this->copy_bytes(&to.terms, terms, kDeltaForwardTerms);
+    this->copy_terms(to.terms, static_cast<const DeltaTerms*>(p.workspace)[this->place(number)]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
     typename Base::Sums r, o;
-    r.clear(), o.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      this->read(r, a, stage.k, step), this->read(o, a, stage.q, step);
-    }
-    this->subtract_from_values(r, stage.v, terms.read);
-    typename Base::Left left;  // B r, then u
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], r, m, terms.beta);
-    this->template multiply<true>(r, left, terms.z);
+    typename Base::Left u, write;
+    this->pack_state(a, state);
+    this->start_residuals(r, u, a, stage);
+    Products::read(o, a, stage.q);
+    Products::template wait<1>(r, u);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      this->scale_tokens(o, m, terms.out), this->scale_tokens(r, m, terms.beta);
-      pack_left<T>(left[m][0], r[0][2 * m], r[0][2 * m + 1]);
+      this->scale_tokens(r, m, terms.beta);
+      pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
+      this->scaled(write[m], r, m, terms.write);
     }
-    this->template multiply<true>(o, left, terms.p);
     state.scale(terms.last[0]);
+    Products::write(state, write, stage.k);
+    Products::template wait<1>(o, a);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[1][4];
-      this->scaled(a[0], r, step, terms.write);
-      this->write(state, a, stage.k, step);
-    }
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.out);
+    Products::template multiply<true>(o, u, terms.p);
+    Products::template wait<0>(o, u, state, write);
     this->store(p.o, stage.v, this->chunk(number), o);
   }
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads) delta_chain_kernel(const DeltaRuleParams p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_chain_kernel(const DeltaRuleParams p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  run_walk<Shape, false>(DeltaChain<Shape>(p), reinterpret_cast<DeltaChainStage<Shape>*>(memory), p.initial_state,
-                         p.final_state);
+  walk_chunks<Shape, false>(DeltaChain<Shape>(p), reinterpret_cast<DeltaChainStage<Shape>*>(memory), p.initial_state,
+                            p.final_state);
 }
 
 }  // namespace flashinfer::cuda

@@ -32,11 +32,23 @@ struct DeltaChunkSpace {
   }
 };
 
+// Blocks of a warp on their way to memory.
+template <typename Shape>
+struct DeltaKeptState {
+  DeltaBlocks state[Shape::kKeys / 16];
+};
+template <typename Shape>
+struct DeltaKeptResiduals : DeltaKeptState<Shape> {
+  DeltaBlocks r[kDeltaChunk / 16];
+};
+
 template <typename Shape>
 struct DeltaReplayStage {
-  alignas(128) typename Shape::Keys k;
+  using Kept = DeltaKeptResiduals<Shape>;
+  static constexpr int kKeptBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
+  alignas(1024) typename Shape::Keys k;
   alignas(128) typename Shape::Values v;
-  alignas(128) DeltaTerms terms;
+  typename Shape::TermsOfZ terms;
 };
 
 template <typename Shape>
@@ -45,59 +57,68 @@ struct DeltaReplay : DeltaWalk<Shape> {
   using T = typename Shape::T;
   using Stage = DeltaReplayStage<Shape>;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
   const DeltaChunkSpace& space;
+  typename Stage::Kept* kept;
 
-  __device__ __forceinline__ DeltaReplay(const DeltaRuleInputs& inputs, const DeltaChunkSpace& to)
-      : Base(inputs), space(to) {}
+  __device__ __forceinline__ DeltaReplay(const DeltaRuleInputs& inputs, const DeltaChunkSpace& to, void* behind_stages)
+      : Base(inputs), space(to), kept(static_cast<typename Stage::Kept*>(behind_stages) + this->warp) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
     this->copy_keys(to.k, in.k, in.k_strides, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_bytes(&to.terms, space.terms + this->place(number), kDeltaForwardTerms);
+    this->copy_terms(to.terms, space.terms[this->place(number)]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
-    const DeltaTerms& terms = stage.terms;
-    const int64_t strip = this->column() / 16, place = this->place(number);
-    const bool kept = strip < space.strips;
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
     typename Base::Sums r;
-    r.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      if (kept)
-        store_block(space.states + place * space.state_bytes + (strip * (Shape::kKeys / 16) + step) * 512, a[0]);
-      this->read(r, a, stage.k, step);
+    typename Base::Left left, values;
+    const int64_t strip = this->column() / 16, place = this->place(number);
+    const bool wanted = strip < space.strips;
+    this->pack_state(a, state);
+    char* const states = space.states + place * space.state_bytes + strip * sizeof(kept->state);
+    if constexpr (Shape::kHopper) {
+      Products::read(r, a, stage.k);
+      this->template keep_blocks<1>(states, kept->state, a, wanted);
+    } else {
+      Products::read(r, a, stage.k, this->keeper(states, a, wanted));
     }
-    this->subtract_from_values(r, stage.v, terms.read);
-    typename Base::Left left;
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], r, m, terms.beta);
-    this->template multiply<true>(r, left, terms.z);
+    this->load_values(values, stage.v);
+    this->finish_residuals(r, left, a, values, terms);
     state.scale(terms.last[0]);
+    Products::template wait<0>(r, left);
+    typename Base::Left residuals;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], r[0][2 * step], r[0][2 * step + 1]);
-      if (kept) store_block(space.residuals + place * space.residual_bytes + (strip * kSteps + step) * 512, a[0]);
-      this->scale_tokens(r, step, terms.beta);
-      this->scaled(a[0], r, step, terms.write);
-      this->write(state, a, stage.k, step);
+    for (int m = 0; m < kSteps; ++m) {
+      pack_left<T>(residuals[m], r[0][2 * m], r[0][2 * m + 1]);
+      this->scale_tokens(r, m, terms.beta);
     }
+    this->scaled(left, r, terms.write);
+    char* const to = space.residuals + place * space.residual_bytes + strip * sizeof(kept->r);
+    if constexpr (Shape::kHopper) {
+      Products::write(state, left, stage.k);
+      this->template keep_blocks<1>(to, kept->r, residuals, wanted);
+    } else {
+      Products::write(state, left, stage.k, this->keeper(to, residuals, wanted));
+    }
+    Products::template wait<0>(state, left);
   }
 };
 
 template <typename Shape>
 struct DeltaReverseStage {
-  alignas(128) typename Shape::Keys k;
-  alignas(128) typename Shape::Keys q;
+  using Kept = DeltaKeptState<Shape>;
+  static constexpr int kKeptBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
+  alignas(1024) typename Shape::Keys k;
+  alignas(1024) typename Shape::Keys q;
   alignas(128) typename Shape::Values grad;  // dO, then dV
   alignas(128) DeltaBlocks r[Shape::kWarps][kDeltaChunk / 16];
-  alignas(128) DeltaTerms terms;
+  typename Shape::Terms terms;
 };
 
 template <typename Shape>
@@ -106,13 +127,16 @@ struct DeltaReverse : DeltaWalk<Shape> {
   using T = typename Shape::T;
   using Stage = DeltaReverseStage<Shape>;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Base::in, Base::kSteps, Base::lane, Base::warp;
 
   const DeltaRuleBackwardParams& p;
   const DeltaChunkSpace& space;
+  typename Stage::Kept* kept;
 
-  __device__ __forceinline__ DeltaReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to)
-      : Base(params.in), p(params), space(to) {}
+  __device__ __forceinline__ DeltaReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
+                                          void* behind_stages)
+      : Base(params.in), p(params), space(to), kept(static_cast<typename Stage::Kept*>(behind_stages) + warp) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
@@ -124,48 +148,61 @@ struct DeltaReverse : DeltaWalk<Shape> {
     const auto strips = static_cast<uint32_t>(left < Shape::kWarps ? left : Shape::kWarps);
     this->copy_bytes(to.r, space.residuals + place * space.residual_bytes + first * sizeof(to.r[0]),
                      strips * static_cast<uint32_t>(sizeof(to.r[0])));
-    this->copy_bytes(&to.terms, space.terms + place, kDeltaForwardTerms);
+    this->copy_terms(to.terms, space.terms[place]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
     const int64_t strip = this->column() / 16, place = this->place(number);
-    const bool kept = strip < space.strips;
-    typename Base::Sums du;
-    du.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      if (kept) store_block(space.grads + place * space.state_bytes + (strip * (Shape::kKeys / 16) + step) * 512, a[0]);
-      this->read(du, a, stage.k, step);
-    }
+    const bool wanted = strip < space.strips;
+    typename Base::StateLeft a;
+    typename Base::Sums du, of_outputs;
     typename Base::Left grad, left;
+    this->load_values(grad, stage.grad);
+    this->pack_state(a, state);
+    char* const grads = space.grads + place * space.state_bytes + strip * sizeof(kept->state);
+    if constexpr (Shape::kHopper) {
+      Products::read(du, a, stage.k);
+      Products::template multiply<false, true>(of_outputs, grad, terms.p);
+      this->template keep_blocks<0>(grads, kept->state, a, wanted);
+    } else {
+      Products::read(du, a, stage.k, this->keeper(grads, a, wanted));
+      Products::template multiply<false, true>(of_outputs, grad, terms.p);
+    }
+    Products::template wait<1>(du, a);
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m)
-      this->scale_tokens(du, m, terms.write), this->load_values(grad[m][0], stage.grad, m);
-    this->template multiply<false>(du, grad, terms.p);
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.write);
+    Products::template wait<0>(of_outputs, grad);
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], du, m, terms.beta);
-    this->template multiply<false>(du, left, terms.z);  // dy
-    if (kept) give_beta(stage, space.betas + (place * space.strips + strip) * kDeltaChunk, du);
+    for (int n = 0; n < Base::Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) du[0][n][i] += of_outputs[0][n][i];
+    }
+    this->scaled(left, du, terms.beta);
+    Products::template multiply<false>(du, left, terms.z);  // dy
     state.scale(terms.last[0]);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      uint32_t a[1][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 by = this->of_tokens(terms.out, 2 * m + i / 2);
         float low, high;
-        unpack<T>(grad[m][0][i], low, high);
-        a[0][i] = pack<T>(low * by.x, high * by.y);
+        unpack<T>(grad[m][i], low, high);
+        grad[m][i] = pack<T>(low * by.x, high * by.y);
       }
-      this->write(state, a, stage.q, m);
-      this->scale_tokens(du, m, terms.beta);
-      this->scaled(a[0], du, m, terms.read, -1.f);
-      this->write(state, a, stage.k, m);
     }
-    this->store(p.grad_v, stage.grad, this->chunk(number), du);
+    Products::write(state, grad, stage.q);
+    Products::template wait<1>(du, left);
+    typename Base::Sums values = du;  // dV, while the product of -dV is on its way
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      this->scale_tokens(values, m, terms.beta);
+      this->scaled(left[m], values, m, terms.read, -1.f);
+    }
+    Products::write(state, left, stage.k);
+    if (wanted) give_beta(stage, space.betas + (place * space.strips + strip) * kDeltaChunk, du);
+    this->store(p.grad_v, stage.grad, this->chunk(number), values);
+    Products::template wait<0>(state, grad, left);
   }
 
  private:
@@ -193,23 +230,25 @@ struct DeltaReverse : DeltaWalk<Shape> {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     delta_replay_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  run_walk<Shape, false>(DeltaReplay<Shape>(p.in, space), reinterpret_cast<DeltaReplayStage<Shape>*>(memory),
-                         p.initial_state, nullptr);
+  using Stage = DeltaReplayStage<Shape>;
+  walk_chunks<Shape, false>(DeltaReplay<Shape>(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes),
+                            reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     delta_reverse_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  run_walk<Shape, true>(DeltaReverse<Shape>(p, space), reinterpret_cast<DeltaReverseStage<Shape>*>(memory),
-                        p.grad_state, p.grad_initial_state);
+  using Stage = DeltaReverseStage<Shape>;
+  walk_chunks<Shape, true>(DeltaReverse<Shape>(p, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes),
+                           reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
 }
 
 }  // namespace flashinfer::cuda

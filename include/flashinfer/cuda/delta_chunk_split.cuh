@@ -28,6 +28,7 @@ struct DeltaSplit : DeltaChain<Shape> {
   using T = typename Shape::T;
   using Stage = typename Base::Stage;
   using State = typename Base::State;
+  using Products = typename Shape::Products;
   using Handed = decltype(DeltaSplitShared<Shape>::handed[0]);
   using Base::kSteps, Base::lane, Base::warp;
 
@@ -39,57 +40,56 @@ struct DeltaSplit : DeltaChain<Shape> {
   }
 
   __device__ __forceinline__ void carry(Stage& stage, Handed& to, State& state) const {
-    const DeltaTerms& terms = stage.terms;
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
     typename Base::Sums r;
-    r.clear();
-#pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      uint32_t a[1][4];
-      pack_left<T>(a[0], state[0][2 * step], state[0][2 * step + 1]);
-      to.state[warp][step][lane] = make_uint4(a[0][0], a[0][1], a[0][2], a[0][3]);
-      this->read(r, a, stage.k, step);
-    }
-    this->subtract_from_values(r, stage.v, terms.read);
     typename Base::Left left;
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scaled(left[m][0], r, m, terms.beta);
-    this->template multiply<true>(r, left, terms.z);
+    this->pack_state(a, state);
+    hand(to.state[warp], a);
+    this->start_residuals(r, left, a, stage);
     state.scale(terms.last[0]);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[1][4];
-      this->scale_tokens(r, step, terms.beta);
-      pack_left<T>(a[0], r[0][2 * step], r[0][2 * step + 1]);
-      to.u[warp][step][lane] = make_uint4(a[0][0], a[0][1], a[0][2], a[0][3]);
-      this->scaled(a[0], r, step, terms.write);
-      this->write(state, a, stage.k, step);
+    for (int m = 0; m < kSteps; ++m) {
+      this->scale_tokens(r, m, terms.beta);
+      pack_left<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
     }
+    hand(to.u[warp], left);
+    this->scaled(left, r, terms.write);
+    Products::write(state, left, stage.k);
   }
 
   __device__ __forceinline__ void output(Stage& stage, const Handed& from, int64_t number) const {
+    typename Base::StateLeft a;
     typename Base::Sums o;
-    o.clear();
+    typename Base::Left u;
+    take(a, from.state[warp]);
+    Products::read(o, a, stage.q);
 #pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step) {
-      const uint4 four = from.state[warp][step][lane];
-      const uint32_t a[1][4] = {{four.x, four.y, four.z, four.w}};
-      this->read(o, a, stage.q, step);
-    }
-    typename Base::Left left;
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) {
-      this->scale_tokens(o, m, stage.terms.out);
-      const uint4 four = from.u[warp][m][lane];
-      left[m][0][0] = four.x, left[m][0][1] = four.y, left[m][0][2] = four.z, left[m][0][3] = four.w;
-    }
-    this->template multiply<true>(o, left, stage.terms.p);
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, stage.terms.out);
+    take(u, from.u[warp]);
+    Products::template multiply<true>(o, u, stage.terms.p);
     this->store(this->p.o, stage.v, this->chunk(number), o);
+  }
+
+ private:
+  template <int kBlocks>
+  __device__ __forceinline__ void hand(DeltaBlocks (&to)[kBlocks], const uint32_t (&left)[kBlocks][4]) const {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) to[i][lane] = make_uint4(left[i][0], left[i][1], left[i][2], left[i][3]);
+  }
+  template <int kBlocks>
+  __device__ __forceinline__ void take(uint32_t (&left)[kBlocks][4], const DeltaBlocks (&from)[kBlocks]) const {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const uint4 four = from[i][lane];
+      left[i][0] = four.x, left[i][1] = four.y, left[i][2] = four.z, left[i][3] = four.w;
+    }
   }
 };
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const DeltaRuleParams p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DeltaSplitShared<Shape>*>(memory);
   wait_for_inputs();
   const DeltaSplit<Shape> split(p);

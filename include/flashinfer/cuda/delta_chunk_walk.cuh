@@ -3,10 +3,13 @@
 // tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk.cuh>
+#include <flashinfer/cuda/delta_chunk_products.cuh>
 #include <flashinfer/cuda/delta_columns.cuh>
 #include <flashinfer/cuda/ptx/movmatrix.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+#include <flashinfer/cuda/tile/ring.cuh>
 
 namespace flashinfer::cuda {
 
@@ -14,20 +17,51 @@ namespace flashinfer::cuda {
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_>
 struct DeltaWalkShape {
   using T = T_;
+  using Products = DeltaWarpProducts<T, kKeys_>;
+  using Terms = DeltaTerms;
+  using TermsOfZ = DeltaTerms;  // where P is not wanted
+  static constexpr bool kHopper = false;
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
   static constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kColumns;
-  static constexpr int kStages = kLoaders ? 3 : 2;      // chunks that have tiles at once
-  using Keys = uint4[kDeltaChunk][kKeyBytes / 16];      // a chunk's rows of q or k
-  using Values = uint4[kDeltaChunk][kValueBytes / 16];  // and of v or o, the columns of the block
+  static constexpr int kBlocks = 1, kMostStages = kLoaders ? 3 : 2;  // blocks of an SM; see kWalkStages
+  static constexpr int kMostBytes = 163 * 1024;                      // of shared memory, in 8.0
+  using Keys = typename Products::Keys;                              // a chunk's rows of q or k
+  using Values = uint4[kDeltaChunk][kValueBytes / 16];               // and of v or o, the columns of the block
 };
+
+// kGroups warpgroups compute, and one more starts copies.
+template <typename T, int kKeys_, int kGroups>
+struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4> {
+  using Products = DeltaGroupProducts<T, kKeys_>;
+  using Terms = DeltaTileTerms<DeltaTileMatrices>;
+  using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
+  static constexpr bool kHopper = true;
+  static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
+  // A processor of 9.0 has 228 KiB, of which a block takes one for itself and one for the barriers before its stages.
+  static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
+  // None: a thread of this block can have as many as there are.
+  static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;
+};
+
+// How many chunks have tiles at once, as many as there is memory for: one is computed while the others are on their
+// way. Behind them is what a stage says that its walk keeps besides.
+template <typename Shape, typename Stage>
+constexpr int kMostWalkStages = (Shape::kMostBytes - Stage::kKeptBytes) / static_cast<int>(sizeof(Stage));
+template <typename Shape, typename Stage>
+constexpr int kWalkStages =
+    kMostWalkStages<Shape, Stage> < Shape::kMostStages ? kMostWalkStages<Shape, Stage> : Shape::kMostStages;
+template <typename Shape, typename Stage>
+constexpr int kWalkBytes = kWalkStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kKeptBytes;
 
 template <typename Shape>
 struct DeltaWalk {
   using T = typename Shape::T;
-  using State = Accumulator<16, Shape::kKeys>;
-  using Sums = Accumulator<16, kDeltaChunk>;  // of columns and tokens
-  using Left = uint32_t[kDeltaChunk / 16][1][4];
+  using Products = typename Shape::Products;
+  using State = typename Products::State;
+  using Sums = DeltaSums16;  // of columns and tokens
+  using Left = DeltaLeft;
+  using StateLeft = DeltaStateLeft<Shape::kKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
@@ -53,8 +87,8 @@ struct DeltaWalk {
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
                                             const DeltaChunk& chunk) const {
-    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk,
-                                                      block.value_head / in.group(), 0, in.key_dim, copier());
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
+        ptx::shared_address(to), rows, strides, chunk, block.value_head / in.group(), 0, in.key_dim, copier());
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {
@@ -66,6 +100,15 @@ struct DeltaWalk {
     const uint32_t start = ptx::shared_address(to);
     for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
       ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
+  }
+  __device__ __forceinline__ void copy_terms(DeltaTerms& to, const DeltaTerms& from) const {
+    copy_bytes(&to, &from, sizeof(DeltaMatrices) + sizeof(DeltaFactors));
+  }
+  template <typename Matrices>
+  __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
+    copy_blocks(to.z, from.z);
+    if constexpr (sizeof(Matrices) > sizeof(to.z)) copy_blocks(to.p, from.p);
+    copy_bytes(to.read, from.read, sizeof(DeltaFactors));
   }
 
   // Calls body(one, i) for each of a lane's elements of the state, element i of a tensor of states.
@@ -105,84 +148,81 @@ struct DeltaWalk {
       a[2 * half] = pack<T>(of[0] * x, of[1] * y), a[2 * half + 1] = pack<T>(of[2] * x, of[3] * y);
     }
   }
+  __device__ __forceinline__ void scaled(Left& left, const Sums& sums, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) scaled(left[m], sums, m, factors);
+  }
+  // A state as a left operand.
+  __device__ __forceinline__ static void pack_state(StateLeft& a, const State& state) {
+#pragma unroll
+    for (int step = 0; step < Shape::kKeys / 16; ++step)
+      pack_left<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
+  }
   // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
   __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
     uint32_t b[2][2];
     SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
     a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
   }
-  // sums += left times a matrix of blocks on and below the diagonal: as it is, or transposed.
-  template <bool kTransposed>
-  __device__ __forceinline__ void multiply(Sums& sums, const Left& left,
-                                           const DeltaBlocks (&blocks)[DeltaTerms::kBlocks]) const {
+  __device__ __forceinline__ void load_values(Left& left, const typename Shape::Values& tile) const {
 #pragma unroll
-    for (int column = 0; column < kSteps; ++column) {
-#pragma unroll
-      for (int row = column; row < kSteps; ++row) {
-        uint32_t r[4];
-        load_block<!kTransposed>(r, ptx::shared_address(blocks[DeltaTerms::block(row, column)]));
-        if constexpr (kTransposed) {
-          const uint32_t b[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
-          sums.template add<T>(left[column], b, row);
-        } else {
-          const uint32_t b[2][2] = {{r[0], r[2]}, {r[1], r[3]}};
-          sums.template add<T>(left[row], b, column);
-        }
-      }
-    }
-  }
-  // sums += the state times k or q, transposed.
-  __device__ __forceinline__ void read(Sums& sums, const uint32_t (&a)[1][4], const typename Shape::Keys& tile,
-                                       int step) const {
-    const RightRows<Shape::kKeyBytes> rows(ptx::shared_address(tile), 0);
-#pragma unroll
-    for (int pair = 0; pair < kSteps; ++pair) {
-      uint32_t b[2][2];
-      rows.load(b, pair, step), sums.template add<T>(a, b, pair);
-    }
-  }
-  // The state += 16 tokens' rows of k or q.
-  __device__ __forceinline__ void write(State& state, const uint32_t (&a)[1][4], const typename Shape::Keys& tile,
-                                        int step) const {
-    const SummedRows<Shape::kKeyBytes> rows(ptx::shared_address(tile), 0);
-#pragma unroll
-    for (int pair = 0; pair < Shape::kKeys / 16; ++pair) {
-      uint32_t b[2][2];
-      rows.load(b, step, 2 * pair), state.template add<T>(a, b, pair);
-    }
+    for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
   }
   // r = V - read K S, behind K S.
-  __device__ __forceinline__ void subtract_from_values(Sums& r, const typename Shape::Values& v,
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const Left& v,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      uint32_t a[4];
-      load_values(a, v, m);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         auto& sums = r[0][2 * m + half];
         const float2 by = of_tokens(factors, 2 * m + half);
         float rows[4];
-        unpack<T>(a[2 * half], rows[0], rows[1]), unpack<T>(a[2 * half + 1], rows[2], rows[3]);
+        unpack<T>(v[m][2 * half], rows[0], rows[1]), unpack<T>(v[m][2 * half + 1], rows[2], rows[3]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? by.y : by.x);
       }
     }
   }
 
+  // r = V - read K S - Z B (V - read K S) behind the start of K S, but for the wait for the last product, whose left
+  // operand is `left`.
+  template <typename Terms>
+  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, StateLeft& a, const Left& v,
+                                                   const Terms& terms) const {
+    Products::template wait<0>(r, a);
+    subtract_from_values(r, v, terms.read);
+    scaled(left, r, terms.beta);
+    Products::template multiply<true>(r, left, terms.z);
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void start_residuals(Sums& r, Left& left, StateLeft& a, const Stage& stage) const {
+    Left values;
+    Products::read(r, a, stage.k);
+    load_values(values, stage.v);
+    finish_residuals(r, left, a, values, stage.terms);
+  }
+
   // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read.
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
     using Rows = Swizzle<Shape::kValueBytes>;
-    const uint32_t start = ptx::shared_address(tile);
+    uint32_t start = ptx::shared_address(tile);
+    asm volatile("" : "+r"(start));  // what follows from it is found here: registers are for sums
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < kDeltaChunk / 8; ++n) {
-      const uint32_t row = Rows::row(start, 8 * n + lane / 4);
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t four[4];
+      pack_left<T>(four, o[0][2 * m], o[0][2 * m + 1]);
+      if constexpr (Shape::kHopper && Shape::kColumns == 64) {
+        const uint32_t row = Rows::row(start, 16 * m + lane / 16 * 8 + lane % 8);
+        ptx::stmatrix_x4_trans(Rows::chunk(row, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
+      } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t pair = ptx::movmatrix_trans(pack<T>(o[0][n][2 * half], o[0][n][2 * half + 1]));
-        ptx::store_shared(Rows::chunk(row, 2 * warp + half) + lane % 4 * 4, pair);
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t row = Rows::row(start, 16 * m + i / 2 * 8 + lane / 4);
+          ptx::store_shared(Rows::chunk(row, 2 * warp + i % 2) + lane % 4 * 4, ptx::movmatrix_trans(four[i]));
+        }
       }
     }
     __syncwarp();
@@ -196,6 +236,41 @@ struct DeltaWalk {
             eight;
     }
   }
+
+  // Blocks behind each other to memory, from a warp beside the products of each: stores would hold up those behind.
+  template <int kCount>
+  __device__ __forceinline__ static auto keeper(char* to, const uint32_t (&r)[kCount][4], bool kept) {
+    return [to, &r, kept](int i) {
+      if (kept) store_block(to + i * sizeof(DeltaBlocks), r[i]);
+    };
+  }
+  // From a warpgroup by way of this warp's part of shared memory and a bulk copy, of which kPending may be under way
+  // that read elsewhere.
+  template <int kPending, int kCount>
+  __device__ __forceinline__ void keep_blocks(char* to, DeltaBlocks* way, const uint32_t (&r)[kCount][4],
+                                              bool kept) const {
+    const uint32_t start = ptx::shared_address(way);
+    ptx::bulk_wait_read<kPending>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      ptx::stmatrix_x4(start + i * sizeof(DeltaBlocks) + lane * 16, r[i][0], r[i][1], r[i][2], r[i][3]);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0 && kept) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlocks));
+    ptx::bulk_commit();
+  }
+
+ private:
+  // Blocks on and below the diagonal to where they are in a tile.
+  __device__ __forceinline__ void copy_blocks(DeltaTileMatrix& to, const DeltaMatrices::Matrix& from) const {
+    const uint32_t start = ptx::shared_address(to);
+    for (int i = copier(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {
+      const int block = i / 32, m = (block >= 1) + (block >= 3) + (block >= 6), row = 16 * m + i % 32 / 16 * 8 + i % 8;
+      const int unit = 2 * (block - DeltaMatrices::block(m, 0)) + i / 8 % 2;
+      ptx::cp_async_16(start + ChunkedTile<kDeltaChunk>::unit(row, unit), &from[0][0] + i);
+    }
+  }
 };
 
 // Walks from chunk to chunk, or from the last to the first, with a state that comes from `from` and goes to `to`; both
@@ -205,7 +280,8 @@ __device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const 
   const int64_t count = walk.num_chunks();
   const auto number = [&](int64_t i) { return kBackwards ? count - 1 - i : i; };
   const bool copies = Shape::kLoaders == 0 || !walk.computes();
-  constexpr int kStages = Shape::kStages, kAhead = kStages - 1;
+  constexpr int kStages = kWalkStages<Shape, Stage>, kAhead = kStages - 1;
+  static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
   const auto load = [&](int64_t i) {
     if (i < count) walk.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
@@ -230,6 +306,79 @@ __device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const 
     walk.advance(stages[i % kStages], number(i), state);
   }
   if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+}
+
+// Zeros, which stay above the diagonal.
+template <typename Shape, typename Stage>
+__device__ __forceinline__ void clear_terms(Stage* stages, int count) {
+  constexpr int kUnits = sizeof(typename decltype(stages->terms)::Matrices) / 16;
+  for (int i = threadIdx.x; i < count * kUnits; i += Shape::kThreads)
+    (&stages[i / kUnits].terms.z[0][0])[i % kUnits] = make_uint4(0, 0, 0, 0);
+}
+
+// The same on warpgroups: those that compute wait for a stage's copies, the one that copies for stages that nobody
+// reads.
+template <typename Shape, bool kBackwards, typename Walk, typename Stage>
+__device__ __forceinline__ void run_groups(const Walk& walk, Stage* stages, const void* from, void* to) {
+  constexpr int kStages = kWalkStages<Shape, Stage>;
+  static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
+  __shared__ uint64_t barriers[2 * kStages];  // that there are some tells the host that there is a kernel
+  const Ring<kStages> ring{ptx::shared_address(barriers)};
+  if (threadIdx.x == 0) ring.init(Shape::kCopiers, Shape::kWarps), ptx::mbarrier_fence_init();
+  clear_terms<Shape>(stages, kStages);
+  ptx::fence_proxy_async();
+  __syncthreads();
+  const int count = static_cast<int>(walk.num_chunks());
+  const auto number = [&](int i) { return kBackwards ? count - 1 - i : i; };
+  if (!walk.computes()) {
+    if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_dec<Shape::kLoadRegisters>();
+    for (int i = 0; i < count; ++i) {
+      ring.wait_empty(i);
+      walk.load(stages[i % kStages], number(i));
+      ptx::mbarrier_arrive_after_cp_async(ring.full(i));
+    }
+    ptx::cp_async_wait<0>();
+  } else {
+    if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_inc<Shape::kComputeRegisters>();
+    typename Walk::State state;
+    state.clear();
+    if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+    for (int i = 0; i < count; ++i) {
+      ring.wait_full(i);
+      ptx::fence_proxy_async();  // tiles were written as ordinary stores write
+      walk.advance(stages[i % kStages], number(i), state);
+      // One lane arrives for its warp, in order behind the reads of all. Racecheck does not follow that, and reports
+      // the copies that come next; it reports none where each lane arrives.
+      __syncwarp();
+      if (walk.lane == 0) ring.release(i);
+    }
+    if constexpr (Stage::kKeptBytes > 0) ptx::bulk_wait<0>();
+    if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+  }
+}
+
+// Whether kernels of a shape are compiled for this architecture. For 9.0a: warpgroups, and the blocks of few columns
+// that walk where warpgroups would leave processors without work; for all others what is no warpgroup's.
+template <typename Shape>
+__device__ __forceinline__ constexpr bool is_compiled() {
+#if !defined(__CUDA_ARCH__)
+  return true;
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return Shape::kLoaders > 0;
+#else
+  return !Shape::kHopper;
+#endif
+}
+
+template <typename Shape, bool kBackwards, typename Walk, typename Stage>
+__device__ __forceinline__ void walk_chunks(const Walk& walk, Stage* stages, const void* from, void* to) {
+  if constexpr (is_compiled<Shape>()) {
+    if constexpr (Shape::kHopper) {
+      run_groups<Shape, kBackwards>(walk, stages, from, to);
+    } else {
+      run_walk<Shape, kBackwards>(walk, stages, from, to);
+    }
+  }
 }
 
 }  // namespace flashinfer::cuda

@@ -3,6 +3,7 @@
 
 #include <flashinfer/cuda/delta_chunk_prepare.cuh>
 #include <flashinfer/cuda/delta_chunk_split.cuh>
+#include <flashinfer/cuda/delta_chunk_split_groups.cuh>
 
 namespace flashinfer::cuda {
 
@@ -23,6 +24,12 @@ inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(DeltaTerms));
 }
 
+// Shared memory that a block may ask for.
+inline int most_shared_bytes(int device) {
+  static PerDevice<int> found;
+  return found.get(device, [](int index) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index); });
+}
+
 // Launches a kernel that wants more shared memory than any has without asking.
 template <auto kKernel, typename... Args>
 void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& where, const Args&... args) {
@@ -34,18 +41,35 @@ void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& wh
   });
   launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
 }
+template <auto kKernel, typename Shape, typename Stage, typename... Args>
+void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
+  launch_wide<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
+}
 
-// Shared memory that a block may ask for.
-inline size_t most_shared_bytes(int device) {
-  static PerDevice<int> found;
-  return found.get(device, [](int index) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index); });
+// Whether this binary has warpgroups for the device: their kernels are empty where they are not compiled.
+template <typename T, int kKeys>
+bool has_delta_groups(const Launch& where) {
+  static PerDevice<bool> found;
+  return found.get(where.device, [](int device) {
+    if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return false;
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, delta_split_groups_kernel<DeltaSplitGroupShape<T, kKeys>>),
+          "cudaFuncGetAttributes");
+    return attributes.sharedSizeBytes > 0;
+  });
 }
 
 // Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
-// processors have one.
+// processors have one. On warpgroups: the fewest with which no block waits for another's processor, by times of all
+// shapes on an H200.
 template <typename T, int kKeys, typename Body>
 void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
-  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
+  const int64_t num_sms = device_info(where.device).num_sms, wanted = num_sms * 3 / 4;
+  if (has_delta_groups<T, kKeys>(where)) {
+    if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWalkShape<T, kKeys, 2, 2>{});
+    if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaGroupShape<T, kKeys, 1>{});
+    return body(DeltaGroupShape<T, kKeys, 2>{});
+  }
   if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0>{});
   if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0>{});
   body(DeltaWalkShape<T, kKeys, 2, 2>{});
@@ -60,10 +84,16 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
 // Whether there is the memory for it.
 template <typename Shape>
 bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
-  constexpr size_t kBytes = sizeof(DeltaSplitShared<Shape>);
+  constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
   if (kBytes > most_shared_bytes(where.device)) return false;
   launch_wide<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
   return true;
+}
+
+template <typename Shape>
+void launch_delta_split_groups(const DeltaRuleParams& p, const Launch& where) {
+  launch_wide<delta_split_groups_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                sizeof(DeltaSplitGroupShared<Shape>), where, p);
 }
 
 template <typename T, int kKeys>
@@ -72,11 +102,15 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    if constexpr (Shape::kLoaders > 0) {
-      if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
+    // Of few columns and few keys, a warp's products take less time than a warpgroup's.
+    if (Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && has_delta_groups<T, kKeys>(where))) {
+      launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys>>(p, where);
+    } else if constexpr (!Shape::kHopper) {
+      if constexpr (Shape::kLoaders > 0) {
+        if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
+      }
+      launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
     }
-    launch_wide<delta_chain_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           Shape::kStages * sizeof(DeltaChainStage<Shape>), where, p);
   });
 }
 

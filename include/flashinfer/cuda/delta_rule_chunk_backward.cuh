@@ -1,6 +1,8 @@
 // Gradients of the delta rule on CUDA over chunks of 64 tokens, on tensor cores: four launches.
 #pragma once
 
+#include <algorithm>
+
 #include <flashinfer/cuda/delta_chunk_gradients.cuh>
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
 
@@ -23,14 +25,20 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   launch_delta_prepare<T, kKeys>(p.in, DeltaChunkSpace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    const int64_t blocks = delta_blocks(p.in, Shape::kColumns);
-    launch_wide<delta_replay_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReplayStage<Shape>),
-                                            where, p, chunks);
-    launch_wide<delta_reverse_kernel<Shape>>(blocks, Shape::kThreads, Shape::kStages * sizeof(DeltaReverseStage<Shape>),
-                                             where, p, chunks);
+    launch_walk<delta_replay_kernel<Shape>, Shape, DeltaReplayStage<Shape>>(p.in, where, p, chunks);
+    launch_walk<delta_reverse_kernel<Shape>, Shape, DeltaReverseStage<Shape>>(p.in, where, p, chunks);
   });
-  launch_wide<delta_gradients_kernel<T, kKeys>>(chunks * p.in.num_heads, DeltaGradients<T, kKeys>::kThreads,
-                                                sizeof(DeltaGradientsShared<kKeys>), where, p, chunks);
+  const int64_t items = chunks * p.in.num_heads;
+  const auto launch_shape = [&](auto shape, int64_t blocks) {
+    using Shape = decltype(shape);
+    launch_wide<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
+                                               chunks);
+  };
+  if (has_delta_groups<T, kKeys>(where)) {
+    launch_shape(DeltaGradientShape<T, kKeys, true>{}, std::min<int64_t>(items, device_info(where.device).num_sms));
+  } else {
+    launch_shape(DeltaGradientShape<T, kKeys, false>{}, items);
+  }
 }
 
 template <typename T>

@@ -95,9 +95,9 @@ struct LeftRows {
 };
 
 // A right operand whose rows are columns of the result.
-template <int kBytes>
+template <int kBytes, int kLineRows = 0>
 struct RightRows {
-  using Rows = Swizzle<kBytes>;
+  using Rows = Swizzle<kBytes, kLineRows>;
   uint32_t at;
 
   __device__ __forceinline__ RightRows(uint32_t start, int first_row) {
@@ -107,15 +107,15 @@ struct RightRows {
   // b[i] is of rows 16 pair + 8 i to + 7: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step, int offset = 0) const {
     uint32_t r[4];
-    ptx::ldmatrix_x4(r, Rows::chunk(at, 2 * step) + (pair * 16 * kBytes + offset));
+    ptx::ldmatrix_x4(r, Rows::chunk(at, 2 * step) + (pair * 16 * Rows::kPitch + offset));
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
   }
 };
 
 // A right operand whose rows are summed over.
-template <int kBytes>
+template <int kBytes, int kLineRows = 0>
 struct SummedRows {
-  using Rows = Swizzle<kBytes>;
+  using Rows = Swizzle<kBytes, kLineRows>;
   uint32_t at;
 
   __device__ __forceinline__ SummedRows(uint32_t start, int first_row)
@@ -123,13 +123,13 @@ struct SummedRows {
   // From `rows` further on, a multiple of 16.
   __device__ __forceinline__ SummedRows below(int rows) const {
     SummedRows result(*this);
-    result.at += rows * kBytes;
+    result.at += rows * Rows::kPitch;
     return result;
   }
   // b[i] is of columns 8 (chunk + i) to + 7 of the result, from rows 16 step to 16 step + 15.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int chunk, int offset = 0) const {
     uint32_t r[4];
-    ptx::ldmatrix_x4_trans(r, Rows::chunk(at, chunk) + (step * 16 * kBytes + offset));
+    ptx::ldmatrix_x4_trans(r, Rows::chunk(at, chunk) + (step * 16 * Rows::kPitch + offset));
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
   }
 };
