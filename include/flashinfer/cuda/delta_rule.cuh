@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include <flashinfer/cuda/delta_columns.cuh>
-#include <flashinfer/cuda/delta_step.cuh>
+#include <flashinfer/cuda/delta_step_ring.cuh>
 
 namespace flashinfer::cuda {
 
@@ -75,7 +75,10 @@ __global__ void __launch_bounds__(4 * kDeltaColumns, kRows == 16 ? 6 : 128 / kRo
 
 template <typename T>
 void delta_rule(const DeltaRuleParams& p, const Launch& where) {
-  if (takes_step(p)) return delta_step<T>(p, where);
+  if (takes_step(p)) {
+    if (!delta_step_ring<T>(p, where)) delta_step<T>(p, where);
+    return;
+  }
   const auto blocks = static_cast<unsigned>(delta_blocks(p.in, kDeltaColumns));
   with_delta_shape(p.in, [&](auto rows, auto row_gate) {
     launch(delta_rule_kernel<T, rows(), row_gate()>, blocks, 4 * kDeltaColumns, 0, where, p);
