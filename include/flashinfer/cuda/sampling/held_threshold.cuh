@@ -256,10 +256,18 @@ struct HeldSearch : Held {
       }
       const Edge edge = resolve<Unsigned, true>(low, high, need, weights);
       const float t = __uint_as_float(edge.key);
-      if (!is_guess) return t;
       sum_kept(t);
       const double kept = totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
-      if (kept >= wanted && kept - edges < wanted) return t;
+      if (is_threshold(kept, edges, t, wanted, row.fixed)) return t;
+      if (!is_guess) {
+        uint32_t from = low, to = high + 1;
+        while (to - from > 1) {
+          const uint32_t middle = from + (to - from) / 2;
+          sum_kept(__uint_as_float(middle));
+          totals(row.fixed).real() >= wanted ? from = middle : to = middle;
+        }
+        return __uint_as_float(from);
+      }
     }
   }
 };

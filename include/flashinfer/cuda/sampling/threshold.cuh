@@ -361,12 +361,21 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
                   : by_passes<Unsigned, true>(e, low, high, need, weights);
     }
     e.sync_reads();
-    if (is_guess) {
-      e.sum_kept(__uint_as_float(edge.key));
-      const double kept = e.totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
-      again = !(kept >= wanted && kept - edges < wanted);
+    if (again) continue;
+    const float t = __uint_as_float(edge.key);
+    if (edge.key > high) return t;
+    e.sum_kept(t);
+    const double kept = e.totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
+    if (is_threshold(kept, edges, t, wanted, row.fixed)) return t;
+    if (!is_guess) {
+      uint32_t from = low, to = high + 1;
+      while (to - from > 1) {
+        const uint32_t middle = from + (to - from) / 2;
+        e.sum_kept(__uint_as_float(middle));
+        e.totals(row.fixed).real() >= wanted ? from = middle : to = middle;
+      }
+      return __uint_as_float(from);
     }
-    if (!again) return __uint_as_float(edge.key);
   }
 }
 
