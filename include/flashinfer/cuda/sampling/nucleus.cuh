@@ -28,13 +28,16 @@ struct Bounds {
   int missed;  // intervals since one had too much
   double sum;
 
-  __device__ static Bounds all() { return {1, 0x7f800000u, 1, 0, 0}; }
+  // A chunk's sum is not below its elements.
+  __device__ static Bounds all(FixedPoint fixed) {
+    return {1, __float_as_uint(static_cast<float>(fmin(fixed.down * 0x1p48, 0x1p128))), 1, 0, 0};
+  }
   __device__ void learn(const Interval& interval, const Resolved& result) {
     const uint32_t from = __float_as_uint(interval.low), to = __float_as_uint(interval.high);
     if (result.outcome == Outcome::kAbove) {
       low = sure = to;
     } else {
-      high = result.outcome == Outcome::kBelow ? from : to, sum = result.sum;
+      high = min(high, result.outcome == Outcome::kBelow ? from : to), sum = result.sum;
       if (result.outcome == Outcome::kTooMuch) low = from;
     }
     if (low >= high) low = sure;
@@ -246,7 +249,9 @@ struct NucleusRow : NucleusRead {
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
-    const Candidate candidate = search(count, least, most, wanted - above);
+    // Where all weights of a bin are 0 it may have no elements.
+    Candidate candidate = search(count, least, most, wanted - above);
+    candidate.key = min(max(candidate.key, least), most);
     const float t = __uint_as_float(candidate.key);
     const uint64_t kept = sum_of(candidate.key);
     if (is_threshold(fixed.real(kept), candidate.sum, t, wanted, fixed)) return found(candidate.key, kept);
@@ -348,7 +353,7 @@ struct NucleusRow : NucleusRead {
     Chunk even[2], odd[2];
     load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
     Interval interval{INFINITY, 0};
-    if (threadIdx.x == 0) known().p = p, known().bounds = Bounds::all();
+    if (threadIdx.x == 0) known().p = p;
     if (!(p >= 1)) {
       look(even);
       interval = first_interval(e.n);
@@ -363,8 +368,10 @@ struct NucleusRow : NucleusRead {
           row = all;
           return 0;
         }
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0) {
           known().row = all, known().wanted = (wanted_share > 0 ? wanted_share : 1e-30) * all.real();
+          known().bounds = Bounds::all(all.fixed);
+        }
         __syncthreads();
       }
       const Resolved result = resolve_of(e.n, interval);

@@ -14,7 +14,7 @@ constexpr int kNucleusThreads = 512;
 constexpr int kNucleusWarps = kNucleusThreads / 32;
 constexpr int kSampleBins = 4 * kNucleusThreads;
 constexpr int kAside = 4192;    // groups of four elements
-constexpr int kPairsAhead = 4;  // of the next row and of each warp, on their way into the L2 cache
+constexpr int kPairsAhead = 2;  // of the next row and of each warp, on their way into the L2 cache
 
 struct Interval {
   float low, high;
