@@ -16,21 +16,23 @@ EVENT_NAMES = (
 CYCLES, NANOSECONDS = 1, 2  # what clocks count; 0 in buffers of FlashInfer 0.2.7, whose kernels write nanoseconds
 TRACK_WORDS = 4  # of a track, before its events
 _LOW = 0xFFFFFFFF
+_MOST_WORDS = 0x7FFFFFFF  # of a buffer that kernels use
 
 
 class EventType(IntEnum):
-    """What a record says of its event."""
+    """What a word says of its event; ``kTurn``: what began last ends, and this one begins, which are two records."""
 
     kBegin = 0
     kEnd = 1
     kInstant = 2
+    kTurn = 3
 
 
 @dataclass(frozen=True)
 class Record:
     """Something that a track noted."""
 
-    kind: int  # an EventType, or 3, which nobody writes
+    kind: int  # an EventType but kTurn, which is read as an end and a begin
     event: int
     time: float  # ns
 
@@ -43,7 +45,7 @@ class Track:
     group: int
     place: int | None  # the multiprocessor, or the worker; None: the buffer does not say
     records: list[Record]
-    dropped: int  # events that the buffer had no room for
+    dropped: int  # begins, ends and instants that the buffer had no room for
     end: float | None  # ns, when the track was done
 
 
@@ -108,8 +110,9 @@ def decode_tag(tag: int, num_blocks: int, num_groups: int) -> tuple[int, int, in
     """What the low half of a record says: block, group, event and :class:`EventType`.
 
     Args:
-        tag: 32 bits.
-        num_blocks, num_groups: of the kernel, as the buffer's first word has them; tags of FlashInfer 0.2.7 are the same.
+        tag: 32 bits, of FlashInfer 0.2.7's kernels. Those of this library's say nothing of the block and the group, which
+            their places in the buffer do, and may be :attr:`EventType.kTurn`.
+        num_blocks, num_groups: of the kernel, as the buffer's first word has them.
     """
     track = tag >> 12 & 0xFFFFF
     return track // num_groups % max(num_blocks, 1), track % num_groups, tag >> 2 & 0x3FF, tag & 3
@@ -131,7 +134,7 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
     if not blocks or not groups or clock > NANOSECONDS:
         raise ValueError("profiler_buffer: got one whose first word no kernel has written, wanted that of a run")
     tracks = blocks * groups
-    each = (near.numel() - 1) // tracks
+    each = (min(near.numel(), _MOST_WORDS) - 1) // tracks
     if clock == 0:
         return Recording(blocks, groups, clock, list(_read_flashinfer(near, tracks, groups)))
     if each < TRACK_WORDS:
@@ -155,13 +158,22 @@ def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[in
     length = (head[2] >> 32) - start & _LOW
     # The middle of the track is where both its ends together say: an end alone is off by a tick of the timer.
     origin = (head[1] + head[3]) / 2 - length * rate / 2
-    written = min(count, words.shape[0] - TRACK_WORDS)
-    records, at, before = [], 0, start
-    for word in words[TRACK_WORDS : TRACK_WORDS + written, number].tolist():
+    records, at, before, began = list[Record](), 0, start, list[int]()
+    for word in words[TRACK_WORDS : TRACK_WORDS + count, number].tolist():
+        if len(records) >= count:  # what stands behind is of a run before: there were turns, two records in a word
+            break
         tag, clock = word & _LOW, word >> 32 & _LOW
         at, before = at + (clock - before & _LOW), clock
-        records.append(Record(tag & 3, tag >> 2 & 0x3FF, origin + at * rate))
-    return Track(number // groups, number % groups, place, records, count - written, origin + length * rate)
+        kind, event, time = tag & 3, tag >> 2 & 0x3FF, origin + at * rate
+        if kind == EventType.kTurn:
+            records.append(Record(EventType.kEnd, began.pop() if began else event, time))
+            kind = EventType.kBegin
+        records.append(Record(kind, event, time))
+        if kind == EventType.kBegin:
+            began.append(event)
+        elif kind == EventType.kEnd and began:
+            began.pop()
+    return Track(number // groups, number % groups, place, records, count - len(records), origin + length * rate)
 
 
 def _read_flashinfer(near: torch.Tensor, tracks: int, groups: int) -> Iterator[Track]:

@@ -19,7 +19,7 @@ INCLUDE = HERE.parents[1] / "include"
 ARCHS = ("80", "90a")
 # Statements, members, arguments and parameters of events, in this order: nothing that is left says profiler or Track.
 EVENTS = [
-    (r"^\s*(if \([^()]*\) )?(profiler|track)\.(begin|end|instant|finish)\([^;]*\);\n", ""),
+    (r"^\s*(if \([^()]*\) )?(profiler|track)\.(begin|end|turn|instant|finish)\([^;]*\);\n", ""),
     (r"^#include <flashinfer/cuda/profiler\.cuh>\n", ""),
     (r"^\s*(Profiler<[^;\n]*>|Track)&? profiler(\(params\))?;\n", ""),
     (r"^\s*using Track = [^;]*;\n", ""),
@@ -27,6 +27,8 @@ EVENTS = [
     (r"with_tracks\((\w+), [^()]*\)", r"\1"),
     (r",\s*(typename )?Track(& \w+)?", ""),
     (r",\s*profiler(\(track\))?(?=[,)} ])", ""),
+    (r",\s*Event kThen = [^>]*(?=>)", ""),
+    (r",\s*Event::\w+(?=>\()", ""),
     (r",\s*bool kProfiler(?=>)", ""),
     (r",\s*P::kProfiler(?=>)", ""),
 ]

@@ -12,7 +12,7 @@ import torch
 from flashinfer import profiler
 from flashinfer._profiler.buffer import CYCLES, NANOSECONDS, read
 
-BEGIN, END, INSTANT = profiler.EventType
+BEGIN, END, INSTANT, TURN = profiler.EventType
 NAMES = ["load", "compute", "store"]
 
 
@@ -33,7 +33,8 @@ def buffer_of(
     words = torch.full((1 + len(tracks) * (4 + most),), 0x55AA, dtype=torch.int64)
     words[0] = signed(len(tracks) // groups | groups << 32 | clock << 48)
     for t, ((place, first, start), (last, end), events) in enumerate(tracks):
-        track = [place | first << 32, start, len(events) | last << 32, end]
+        count = len(events) + sum(kind == TURN for kind, _, _ in events)
+        track = [place | first << 32, start, count | last << 32, end]
         track += [kind | event << 2 | t << 12 | (at & 0xFFFFFFFF) << 32 for kind, event, at in events[:most]]
         for n, word in enumerate(track):
             words[1 + n * len(tracks) + t] = signed(word)
@@ -119,6 +120,22 @@ def test_what_is_dropped_or_has_no_other_half_is_counted_and_said(tmp_path, capl
         ("B", "compute", 0.04, {"cut": True}),
         ("E", "compute", 0.08, None),
     ]
+
+
+def test_a_turn_ends_what_began_last_and_begins_another(tmp_path):
+    """Also where it is inside another; where nothing has begun, an end without its other half is counted."""
+    events = [(BEGIN, 0, 10), (BEGIN, 1, 20), (TURN, 2, 30), (TURN, 1, 45), (END, 1, 50), (END, 0, 60), (TURN, 2, 70)]
+    trace = trace_of(buffer_of([((0, 5, 5), (90, 90), [*events, (END, 2, 80)])]), tmp_path)
+    found = [(e["ph"], e["name"], round(e["ts"] * 1000)) for e in trace["traceEvents"] if e["ph"] in "BE"]
+    assert found == [
+        ("B", "load", 0), ("B", "compute", 10), ("E", "compute", 20), ("B", "store", 20), ("E", "store", 35),
+        ("B", "compute", 35), ("E", "compute", 40), ("E", "load", 50), ("B", "store", 60), ("E", "store", 70),
+    ]  # fmt: skip
+    assert trace["otherData"] == {"events": 11, "dropped": 0, "unbalanced": 1}
+    for room in range(len(events) + 1):
+        recording = read(buffer_of([((0, 5, 5), (90, 90), [*events, (END, 2, 80)])], room=room))
+        assert len(recording.tracks[0].records) == (0, 1, 2, 4, 6, 7, 8, 10)[room]
+        assert len(recording.tracks[0].records) + recording.dropped == 11
 
 
 def test_a_buffer_without_room_for_any_event_says_so(tmp_path, caplog):

@@ -146,7 +146,8 @@ def test_a_buffer_that_is_too_small_loses_events_and_nothing_else(name, device):
             assert not recording.has_room and (buffer.view(torch.int64)[1:] == WORD).all()
         elif device == "cuda" and name != "attention":  # which worker of a CPU has which item differs from run to run
             assert sum(len(track.records) for track in recording.tracks) + recording.dropped == events
-        assert all(len(track.records) <= max(room, 0) for track in recording.tracks)
+        # A word may end an event and begin the next.
+        assert all(len(track.records) <= 2 * max(room, 0) for track in recording.tracks)
         if 0 <= room <= 2:
             assert recording.dropped > 0
     memory, buffer = guarded(1, device)

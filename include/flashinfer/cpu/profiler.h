@@ -51,7 +51,7 @@ struct Profiler<true> {
 
   void note(EventKind kind, Event event) {
     if (track < buffer.tracks && count < buffer.room)
-      buffer.word(kTrackWords + count, track) = words_of(tag_of(kind, event, track), static_cast<uint32_t>(now()));
+      buffer.word(kTrackWords + count, track) = words_of(tag_of(kind, event), static_cast<uint32_t>(now()));
     ++count;
   }
 };

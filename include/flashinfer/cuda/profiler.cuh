@@ -7,13 +7,13 @@
 #include <cstdint>
 
 #include <flashinfer/common/profiler.h>
-#include <flashinfer/cuda/ptx/store_if.cuh>
+#include <flashinfer/cuda/ptx/store_clock.cuh>
 #include <flashinfer/cuda/ptx/timer.cuh>
 
 namespace flashinfer::cuda {
 
 // How many tracks blocks of a kernel have.
-constexpr int profiler_groups(int threads) { return (threads + 127) / 128; }
+FLASHINFER_HD constexpr int profiler_groups(int threads) { return (threads + 127) / 128; }
 
 template <bool kOn>
 struct Profiler {
@@ -21,15 +21,16 @@ struct Profiler {
   __device__ __forceinline__ explicit Profiler(const Params&) {}
   __device__ __forceinline__ void begin(Event) const {}
   __device__ __forceinline__ void end(Event) const {}
+  __device__ __forceinline__ void turn(Event) const {}
   __device__ __forceinline__ void instant(Event) const {}
   __device__ __forceinline__ void finish() const {}
 };
 
-// All threads of a warpgroup count, the first one writes.
+// All threads of a warpgroup count, the first one writes. A record is a read of the clock and a store.
 template <>
 struct Profiler<true> {
   const ProfilerBuffer& buffer;
-  uint32_t count = 0;
+  uint32_t count = 0, next;  // begins, ends, instants; the word of the next record, or the buffer's end: writes none
 
   // Behind wait_for_inputs(): the kernel before may write to the same buffer.
   template <typename Params>
@@ -37,33 +38,32 @@ struct Profiler<true> {
     if (blockIdx.x == 0 && threadIdx.x == 0) buffer.words[0] = buffer.first;
     write_ends(0, ptx::multiprocessor());
     write_ends(2, 0);
+    next = writes() ? 1 + kTrackWords * static_cast<uint32_t>(buffer.tracks) + track() : buffer.end;
   }
 
   __device__ __forceinline__ void begin(Event event) { note(kBegin, event); }
   __device__ __forceinline__ void end(Event event) { note(kEnd, event); }
+  // Ends what was begun last, and begins another: one record for both.
+  __device__ __forceinline__ void turn(Event event) { note(kTurn, event); }
   __device__ __forceinline__ void instant(Event event) { note(kInstant, event); }
   // When a track is done. One that never is has no events.
   __device__ __forceinline__ void finish() const { write_ends(2, count); }
 
  private:
-  // Read anew for each event: kept over a loop, it would cost registers that the kernel has no more of.
   __device__ __forceinline__ static uint32_t track() {
-    uint32_t block, thread;
-    asm volatile("mov.u32 %0, %ctaid.x;\n" : "=r"(block));
-    asm volatile("mov.u32 %0, %tid.x;\n" : "=r"(thread));
-    return block * ((blockDim.x + 127) / 128) + thread / 128;
+    return blockIdx.x * profiler_groups(static_cast<int>(blockDim.x)) + threadIdx.x / 128;
   }
   __device__ __forceinline__ bool writes() const { return threadIdx.x % 128 == 0 && buffer.tracks > 0; }
 
   __device__ __forceinline__ void write_ends(int number, uint32_t low) const {
-    ptx::store_if(writes(), &buffer.word(number, track()), words_of(low, ptx::clock_low()));
-    ptx::store_if(writes(), &buffer.word(number + 1, track()), ptx::globaltimer());
+    if (!writes()) return;
+    buffer.word(number, track()) = words_of(low, ptx::clock_low());
+    buffer.word(number + 1, track()) = ptx::globaltimer();
   }
 
   __device__ __forceinline__ void note(EventKind kind, Event event) {
-    ptx::store_if(writes() && count < buffer.room, &buffer.word(kTrackWords + count, track()),
-                  words_of(tag_of(kind, event, track()), ptx::clock_low()));
-    ++count;
+    ptx::store_clock_before(buffer.end, buffer.words, next, tag_of(kind, event), static_cast<uint32_t>(buffer.tracks));
+    count += kind == kTurn ? 2 : 1;
   }
 };
 

@@ -119,7 +119,7 @@ struct MlaTile {
     const int row0 = warp % (S::kRows / 16) * 16, half = warp / (S::kRows / 16);
     Accumulator<16, 16> s;
     s.clear();
-    profiler.begin(Event::kGemmQk);
+    profiler.turn(Event::kGemmQk);
     if (works) {
       const LeftRows<S::kBytes> q(smem, row0);
       const RightRows<S::kBytes> k(keys(tile), half * 16);
@@ -147,9 +147,8 @@ struct MlaTile {
         if (lane % 4 == 0) state.half[half][row0 + lane / 4 + 8 * x] = top[x];
       }
     }
-    profiler.end(Event::kGemmQk);
     __syncthreads();
-    profiler.begin(Event::kSoftmax);
+    profiler.turn(Event::kSoftmax);
     if (works) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
@@ -172,7 +171,6 @@ struct MlaTile {
         if (half == 0 && lane % 4 == 0) state.rescale[row] = rescale;
       }
     }
-    profiler.end(Event::kSoftmax);
     __syncthreads();
   }
 
@@ -248,7 +246,6 @@ struct MlaTile {
     load_queries();
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) load_keys(i);
-    profiler.end(Event::kLoadQuery);
     const int logit_row = warp % (S::kRows / 16) * 16 + lane / 4;
     const int row0 = warp * S::kColumns / kMlaCkv * 32, column = warp * S::kColumns % kMlaCkv;
     const int32_t end[2] = {rows.end(logit_row), rows.end(logit_row + 8)};
@@ -257,28 +254,23 @@ struct MlaTile {
     o.clear();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      profiler.begin(Event::kWaitKeys);
+      profiler.turn(Event::kWaitKeys);
       ptx::cp_async_wait<S::kStages - 1>();
       __syncthreads();
-      profiler.end(Event::kWaitKeys);
       if constexpr (S::kWidens) {
-        profiler.begin(Event::kPackKv);
+        profiler.turn(Event::kPackKv);
         widen_keys(tile);
         __syncthreads();
-        profiler.end(Event::kPackKv);
-        profiler.begin(Event::kLoadKv);
+        profiler.turn(Event::kLoadKv);
         load_keys(tile + S::kStages);
-        profiler.end(Event::kLoadKv);
       }
       weigh(tile, m, l, end);
-      profiler.begin(Event::kGemmPv);
+      profiler.turn(Event::kGemmPv);
       multiply_values(tile, o, row0, column);
-      profiler.end(Event::kGemmPv);
       if constexpr (!S::kWidens) {
         __syncthreads();
-        profiler.begin(Event::kLoadKv);
+        profiler.turn(Event::kLoadKv);
         load_keys(tile + S::kStages);
-        profiler.end(Event::kLoadKv);
       }
     }
     if (warp < S::kLogitWarps) {
@@ -297,7 +289,7 @@ struct MlaTile {
         if (row < rows.count) rows.write_lse(row, m[x], state.half[0][row] + state.half[1][row]);
       }
     }
-    profiler.begin(Event::kWriteOutput);
+    profiler.turn(Event::kWriteOutput);
     write(o, row0, column);
     profiler.end(Event::kWriteOutput);
     ptx::cp_async_wait<0>();

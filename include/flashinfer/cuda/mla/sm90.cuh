@@ -69,7 +69,6 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async();
     ptx::named_barrier<256>(kMlaMaximaA);
-    profiler.end(Event::kLoadQuery);
     using Track = Profiler<P::kProfiler>;
     using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0, Track>, MlaGroup<T, 0, false, Track>>;
     using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1, Track>, MlaGroup<T, 1, false, Track>>;
@@ -78,6 +77,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     } else {
       Right(params, shared, item, rows, zero, profiler).attend(pairs);
     }
+    profiler.end(Event::kWriteOutput);
     profiler.end(Event::kItem);
   }
   profiler.finish();

@@ -35,39 +35,32 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float own[2] = {1, 1}, others[2] = {1, 1};
-      profiler.begin(Event::kSoftmax);
+      profiler.turn(Event::kSoftmax);
       const bool raised = weigh(2 * pair, p, own);
       store_weights(p);
       ptx::fence_proxy_async();
       ptx::named_barrier_arrive<256>(kMlaWeightsA);
       if (raised) rescale(own);
-      profiler.end(Event::kSoftmax);
-      profiler.begin(Event::kGemmPv);
+      profiler.turn(Event::kGemmPv);
       multiply_own(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       ptx::warpgroup_hold(p);
-      profiler.end(Event::kGemmPv);
+      profiler.turn(Event::kWaitWeights);
       release(0);
-      profiler.begin(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsB);
-      profiler.end(Event::kWaitWeights);
       if (take_references(others)) {
         rescale(others);
         sum[0] *= others[0], sum[1] *= others[1];
       }
-      profiler.begin(Event::kGemmPv);
       multiply_other();
-      this->template score<0, kMlaLeft, true>(parity);
+      this->template score<0, kMlaLeft, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_hold(o);
-      profiler.end(Event::kGemmPv);
       release(1);
-      profiler.begin(Event::kGemmQk);
       this->template score<kMlaLeft, kMlaChunks, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
-      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -82,10 +75,9 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float own[2] = {1, 1}, others[2] = {1, 1};
-      profiler.begin(Event::kWaitMaxima);
+      profiler.turn(Event::kWaitMaxima);
       ptx::named_barrier<256>(kMlaMaximaA);
-      profiler.end(Event::kWaitMaxima);
-      profiler.begin(Event::kSoftmax);
+      profiler.turn(Event::kSoftmax);
       const bool other = take_references(others);
       sum[0] *= others[0], sum[1] *= others[1];
       weigh(2 * pair + 1, p, own);
@@ -93,11 +85,9 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       ptx::fence_proxy_async();
       ptx::named_barrier_arrive<256>(kMlaWeightsB);
       if (other) rescale(others);
-      profiler.end(Event::kSoftmax);
-      profiler.begin(Event::kWaitWeights);
+      profiler.turn(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsA);
-      profiler.end(Event::kWaitWeights);
-      profiler.begin(Event::kGemmPv);
+      profiler.turn(Event::kGemmPv);
       // Weights of a are relative to the references from before a warp of this warpgroup raised them. All four warps
       // take the same way: products are theirs together.
       volatile const int* raised = shared.raised(kGroup);
@@ -122,13 +112,10 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
         ptx::warpgroup_hold(p);
         release(1);
       }
-      profiler.end(Event::kGemmPv);
-      profiler.begin(Event::kGemmQk);
       this->template score<kMlaLeft, kMlaChunks, true>(parity);
       this->template score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
-      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -138,9 +125,8 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     } else {
       attend_right(pairs);
     }
-    profiler.begin(Event::kWriteOutput);
+    profiler.turn(Event::kWriteOutput);
     this->write();
-    profiler.end(Event::kWriteOutput);
   }
 };
 

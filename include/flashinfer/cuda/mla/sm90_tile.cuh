@@ -79,14 +79,14 @@ struct MlaGroup {
     }
   }
 
-  // Logits: s (+)= queries * keys of chunks [from, to) of this warpgroup's block.
-  template <int kFrom, int kTo, bool kFirst>
+  // Logits: s (+)= queries * keys of chunks [from, to) of this warpgroup's block. kThen: what is waited for behind it.
+  template <int kFrom, int kTo, bool kFirst, Event kThen = Event::kGemmQk>
   __device__ __forceinline__ void score(uint32_t parity) {
 #pragma unroll
     for (int chunk = kFrom; chunk < kTo; ++chunk) {
-      if (chunk == kFrom) profiler.begin(Event::kWaitKeys);
+      if (chunk == kFrom) profiler.turn(Event::kWaitKeys);
       ptx::mbarrier_wait(shared.full(kGroup, chunk), parity);
-      if (chunk == kFrom) profiler.end(Event::kWaitKeys);
+      if (chunk == kFrom) profiler.turn(kThen);
       if (kGather) ptx::fence_proxy_async();
       const uint64_t q = MlaChunk::k_contiguous(shared.queries() + z);
       const uint64_t k = MlaChunk::k_contiguous(shared.keys(kGroup) + z);
@@ -206,19 +206,16 @@ struct MlaGroup {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float factor[2] = {1, 1}, others[2] = {1, 1};
-      profiler.begin(Event::kSoftmax);
+      profiler.turn(Event::kSoftmax);
       if (weigh(2 * pair, p, factor)) rescale(factor);
-      profiler.end(Event::kSoftmax);
-      profiler.begin(Event::kGemmPv);
+      profiler.turn(Event::kGemmPv);
       multiply_own(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       ptx::warpgroup_hold(p);
-      profiler.end(Event::kGemmPv);
+      profiler.turn(Event::kWaitMaxima);
       release(0);
-      profiler.begin(Event::kWaitMaxima);
       ptx::named_barrier<256>(kMlaMaximaB);
-      profiler.end(Event::kWaitMaxima);
       const bool other = take_references(others);
       if (other) {
 #pragma unroll
@@ -227,26 +224,21 @@ struct MlaGroup {
       store_weights(p);
       ptx::fence_proxy_async();
       ptx::named_barrier_arrive<256>(kMlaWeightsA);
-      profiler.begin(Event::kWaitWeights);
+      profiler.turn(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsB);
-      profiler.end(Event::kWaitWeights);
       if (other) {
         rescale(others);
         sum[0] *= others[0], sum[1] *= others[1];
       }
       if (pair + 1 < pairs) clear_behind_end(2 * pair + 2, parity);
-      profiler.begin(Event::kGemmPv);
       multiply_other();
-      score<0, kMlaLeft, true>(parity);
+      score<0, kMlaLeft, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_hold(o);
-      profiler.end(Event::kGemmPv);
       release(1);
-      profiler.begin(Event::kGemmQk);
       score<kMlaLeft, kMlaChunks, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
-      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -262,21 +254,18 @@ struct MlaGroup {
       const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
       uint32_t p[16];
       float factor[2] = {1, 1};
-      profiler.begin(Event::kWaitMaxima);
+      profiler.turn(Event::kWaitMaxima);
       ptx::named_barrier<256>(kMlaMaximaA);
-      profiler.end(Event::kWaitMaxima);
-      profiler.begin(Event::kSoftmax);
+      profiler.turn(Event::kSoftmax);
       const bool other = take_references(factor);
       const bool own = weigh(2 * pair + 1, p, factor);
       store_weights(p);
       if (own || other) rescale(factor);
-      profiler.end(Event::kSoftmax);
-      profiler.begin(Event::kGemmPv);
       multiply_own(p);
       ptx::fence_proxy_async();
-      profiler.begin(Event::kWaitWeights);
+      profiler.turn(Event::kWaitWeights);
       ptx::named_barrier<256>(kMlaWeightsA);
-      profiler.end(Event::kWaitWeights);
+      profiler.turn(Event::kGemmPv);
       multiply_other();
       ptx::named_barrier_arrive<256>(kMlaWeightsB);
       ptx::warpgroup_wait<1>();
@@ -284,15 +273,12 @@ struct MlaGroup {
       release(1);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
-      profiler.end(Event::kGemmPv);
       release(0);
       if (pair + 1 < pairs) clear_behind_end(2 * pair + 3, parity);
-      profiler.begin(Event::kGemmQk);
       score<kMlaLeft, kMlaChunks, true>(parity);
       score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
-      profiler.end(Event::kGemmQk);
     }
   }
 
@@ -302,9 +288,8 @@ struct MlaGroup {
     } else {
       attend_right(pairs);
     }
-    profiler.begin(Event::kWriteOutput);
+    profiler.turn(Event::kWriteOutput);
     write();
-    profiler.end(Event::kWriteOutput);
   }
 
   // Outputs through the memory of the keys, so that a row is written by a warp at once.

@@ -188,25 +188,22 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   int number = 0;
 #pragma unroll 1
   for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride, ++number) {
-    profiler.begin(Event::kWaitKeys);
+    profiler.turn(Event::kWaitKeys);
     wait_for_copies(stages.count - S::kMinStages);
     keys.sync();
-    profiler.end(Event::kWaitKeys);
     const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
-    profiler.begin(Event::kLoadKv);
+    profiler.turn(Event::kLoadKv);
     if (next < keys.kv_end) keys.load(stages.before(), next);
     ptx::cp_async_commit();
-    profiler.end(Event::kLoadKv);
     const int32_t key = next + keys.kStride + keys.lane;
     const bool finds = keys.lane < S::kKeys;
     const int32_t page = finds ? keys.page_of(key) : 0;
-    profiler.begin(Event::kAttend);
+    profiler.turn(Event::kAttend);
     if constexpr (S::kRope) {
       attend_rotated(keys, tile, active, stages, number, tile_start);
     } else if (active) {
       tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
     }
-    profiler.end(Event::kAttend);
     if (finds) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
     stages.advance();
   }
@@ -256,12 +253,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   load_queries<Variant, S>(params, variant, item, head, shared, turns, query_sign(variant));
   __syncthreads();
-  profiler.end(Event::kLoadQuery);
 
   const WarpRows<S> warp(params, variant, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages, profiler);
-  profiler.begin(Event::kWriteOutput);
+  profiler.turn(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
   if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);
   profiler.end(Event::kWriteOutput);

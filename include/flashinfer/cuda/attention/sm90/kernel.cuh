@@ -30,10 +30,9 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
     if (work.tiles < 0) break;
     profiler.begin(Event::kItem);
     const Variant variant(params, static_cast<uint32_t>(work.batch), nullptr);
+    profiler.begin(Event::kWaitQuery);
     if (work.tiles > 0) {
-      profiler.begin(Event::kWaitQuery);
       query_ring.wait_full(query_use);
-      profiler.end(Event::kWaitQuery);
       prepare_queries<Variant, S>(params, variant, shared, group, query_use);
     }
     GroupTile<Variant, S, P> tile{
@@ -42,7 +41,7 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
     key_use = tile.use;
     if (work.tiles > 0) ++query_use;
     const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
-    profiler.begin(Event::kWriteOutput);
+    profiler.turn(Event::kWriteOutput);
     output.write(tile.o, tile.softmax);
     profiler.end(Event::kWriteOutput);
     profiler.end(Event::kItem);

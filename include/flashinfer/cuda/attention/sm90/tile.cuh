@@ -50,13 +50,14 @@ struct GroupTile {
     if (tile >= range.first) {
       float s[S::kKeys / 2];
       uint32_t p[S::kWeightRegisters];
-      profiler.begin(Event::kWaitKeys);
+      profiler.turn(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      profiler.end(Event::kWaitKeys);
+      profiler.turn(Event::kGemmQk);
       multiply_keys(s);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
       release(key_ring, use);
+      profiler.turn(Event::kSoftmax);
       prepare_logits<true, Variant, S>(s, params, variant, work, tile, softmax.logits);
       weigh(s);
       pack_weights(p, s);
@@ -70,12 +71,12 @@ struct GroupTile {
         for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(s, p, tile);
       }
       release(shared.query_ring(), query_use);
-      profiler.begin(Event::kGemmPv);
+      profiler.turn(Event::kWaitValues);
       wait_for_tile(value_ring, use);
+      profiler.turn(Event::kGemmPv);
       multiply_values(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
-      profiler.end(Event::kGemmPv);
       release(value_ring, use);
       ++use;
     } else if (work.tiles > 0) {
@@ -156,28 +157,23 @@ struct GroupTile {
   template <bool kBorder>
   __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
-    profiler.begin(Event::kWaitKeys);
+    profiler.turn(Event::kWaitKeys);
     wait_for_tile(key_ring, use + 1);
-    profiler.end(Event::kWaitKeys);
     multiply_keys(s, 1);
-    profiler.begin(Event::kWaitValues);
+    profiler.turn(Event::kWaitValues);
     wait_for_tile(value_ring, use);
-    profiler.end(Event::kWaitValues);
     multiply_values(p);
-    profiler.begin(Event::kGemmQk);
+    profiler.turn(Event::kGemmQk);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(s);
-    profiler.end(Event::kGemmQk);
     release(key_ring, use + 1);
-    profiler.begin(Event::kSoftmax);
+    profiler.turn(Event::kSoftmax);
     prepare_logits<kBorder, Variant, S>(s, params, variant, work, tile, softmax.logits);
     const bool raised = weigh(s);
-    profiler.end(Event::kSoftmax);
-    profiler.begin(Event::kGemmPv);
+    profiler.turn(Event::kGemmPv);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
-    profiler.end(Event::kGemmPv);
     release(value_ring, use);
     if (raised) softmax.rescale(o);
     pack_weights(p, s);
