@@ -58,13 +58,20 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
 template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps) mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
+  // The kernel before wrote the parts. What a plan says was there before it: its blocks let this one start behind their
+  // own wait for that.
+  uint32_t number = blockIdx.x;
+  MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
+  const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;
   wait_for_inputs();
   let_next_start();
-  const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;
-  for (uint32_t number = blockIdx.x; number < rows * kMlaQuarters; number += gridDim.x) {
+  while (number < rows * kMlaQuarters) {
     MergeRow row;
-    if (row.find(params, params.merge(MergeRow::merge_of(params, number / kMlaQuarters)), number / kMlaQuarters))
+    if (row.find(params, item, number / kMlaQuarters))
       mla_merge_row<T>(params, row, static_cast<int>(number % kMlaQuarters), memory);
+    number += gridDim.x;
+    if (number >= rows * kMlaQuarters) break;
+    item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
     __syncthreads();  // shared memory is written again
   }
 }

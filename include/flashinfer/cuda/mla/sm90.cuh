@@ -42,8 +42,10 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   wait_for_inputs();
   let_next_start();
   Profiler<P::kProfiler> profiler(params);
-  if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
+  // Before the number of items is known, since the list has room for as many as there are blocks: the two loads take
+  // the time of one.
   const WorkItem item = params.item(static_cast<int32_t>(blockIdx.x));
+  if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
   const int pairs = mla_pairs(item), group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {
     ptx::setmaxnreg_dec<kMlaLoadRegisters<kGather>>();
@@ -66,16 +68,13 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     profiler.begin(Event::kItem);
     profiler.begin(Event::kLoadQuery);
     mla_load_queries<T>(rows, shared);
-    ptx::cp_async_wait<0>();
-    ptx::fence_proxy_async();
-    ptx::named_barrier<256>(kMlaMaximaA);
     using Track = Profiler<P::kProfiler>;
     using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0, Track>, MlaGroup<T, 0, false, Track>>;
     using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1, Track>, MlaGroup<T, 1, false, Track>>;
     if (group == 0) {
-      Left(params, shared, item, rows, zero, profiler).attend(pairs);
+      mla_attend(Left(params, shared, item, rows, zero, profiler), pairs);
     } else {
-      Right(params, shared, item, rows, zero, profiler).attend(pairs);
+      mla_attend(Right(params, shared, item, rows, zero, profiler), pairs);
     }
     profiler.end(Event::kWriteOutput);
     profiler.end(Event::kItem);

@@ -24,35 +24,36 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
   using Base::o, Base::s, Base::shared, Base::sum, Base::take_references, Base::weigh, Base::z, Base::zero;
   using Base::profiler;
 
-  __device__ __forceinline__ void attend_left(int pairs) {
-    this->template score<0, kMlaChunks, true>(0);
+  template <bool kLast>
+  __device__ __forceinline__ void attend_left(int pair) {
+    z = static_cast<uint32_t>(zero * pair);
+    const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
+    uint32_t p[16];
+    float own[2] = {1, 1}, others[2] = {1, 1};
+    profiler.turn(Event::kSoftmax);
+    const bool raised = weigh(2 * pair, p, own);
+    store_weights(p);
+    ptx::fence_proxy_async();
+    ptx::named_barrier_arrive<256>(kMlaWeightsA);
+    if (raised) rescale(own);
+    profiler.turn(Event::kGemmPv);
+    multiply_own(p);
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      // Behind the last pair its logits are computed again: products are not issued under a condition.
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float own[2] = {1, 1}, others[2] = {1, 1};
-      profiler.turn(Event::kSoftmax);
-      const bool raised = weigh(2 * pair, p, own);
-      store_weights(p);
-      ptx::fence_proxy_async();
-      ptx::named_barrier_arrive<256>(kMlaWeightsA);
-      if (raised) rescale(own);
+    ptx::warpgroup_hold(o);
+    ptx::warpgroup_hold(p);
+    profiler.turn(Event::kWaitWeights);
+    release(0);
+    ptx::named_barrier<256>(kMlaWeightsB);
+    if (take_references(others)) {
+      rescale(others);
+      sum[0] *= others[0], sum[1] *= others[1];
+    }
+    if constexpr (kLast) {
       profiler.turn(Event::kGemmPv);
-      multiply_own(p);
+      multiply_other();
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
-      ptx::warpgroup_hold(p);
-      profiler.turn(Event::kWaitWeights);
-      release(0);
-      ptx::named_barrier<256>(kMlaWeightsB);
-      if (take_references(others)) {
-        rescale(others);
-        sum[0] *= others[0], sum[1] *= others[1];
-      }
+    } else {
       multiply_other();
       this->template score<0, kMlaLeft, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
@@ -64,54 +65,50 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     }
   }
 
-  __device__ __forceinline__ void attend_right(int pairs) {
-    this->template score<kMlaLeft, kMlaChunks, true>(0);
-    this->template score<0, kMlaLeft, false>(0);
-    ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float own[2] = {1, 1}, others[2] = {1, 1};
-      profiler.turn(Event::kWaitMaxima);
-      ptx::named_barrier<256>(kMlaMaximaA);
-      profiler.turn(Event::kSoftmax);
-      const bool other = take_references(others);
-      sum[0] *= others[0], sum[1] *= others[1];
-      weigh(2 * pair + 1, p, own);
-      store_weights(p);
-      ptx::fence_proxy_async();
-      ptx::named_barrier_arrive<256>(kMlaWeightsB);
-      if (other) rescale(others);
-      profiler.turn(Event::kWaitWeights);
-      ptx::named_barrier<256>(kMlaWeightsA);
-      profiler.turn(Event::kGemmPv);
-      // Weights of a are relative to the references from before a warp of this warpgroup raised them. All four warps
-      // take the same way: products are theirs together.
-      volatile const int* raised = shared.raised(kGroup);
-      if (raised[0] | raised[1] | raised[2] | raised[3]) {
-        multiply_other();
-        ptx::warpgroup_wait<0>();
-        ptx::warpgroup_hold(o);
-        rescale(own);
-        multiply_own(p);
-        ptx::warpgroup_wait<0>();
-        ptx::warpgroup_hold(o);
-        ptx::warpgroup_hold(p);
-        release(0);
-        release(1);
-      } else {
-        multiply_other();
-        multiply_own(p);
-        ptx::warpgroup_wait<1>();
-        release(0);
-        ptx::warpgroup_wait<0>();
-        ptx::warpgroup_hold(o);
-        ptx::warpgroup_hold(p);
-        release(1);
-      }
+  template <bool kLast>
+  __device__ __forceinline__ void attend_right(int pair) {
+    z = static_cast<uint32_t>(zero * pair);
+    const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
+    uint32_t p[16];
+    float own[2] = {1, 1}, others[2] = {1, 1};
+    profiler.turn(Event::kWaitMaxima);
+    ptx::named_barrier<256>(kMlaMaximaA);
+    profiler.turn(Event::kSoftmax);
+    const bool other = take_references(others);
+    sum[0] *= others[0], sum[1] *= others[1];
+    weigh(2 * pair + 1, p, own);
+    store_weights(p);
+    ptx::fence_proxy_async();
+    ptx::named_barrier_arrive<256>(kMlaWeightsB);
+    if (other) rescale(others);
+    profiler.turn(Event::kWaitWeights);
+    ptx::named_barrier<256>(kMlaWeightsA);
+    profiler.turn(Event::kGemmPv);
+    // Weights of a are relative to the references from before a warp of this warpgroup raised them. All four warps
+    // take the same way: products are theirs together.
+    volatile const int* raised = shared.raised(kGroup);
+    if (raised[0] | raised[1] | raised[2] | raised[3]) {
+      multiply_other();
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(o);
+      rescale(own);
+      multiply_own(p);
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(o);
+      ptx::warpgroup_hold(p);
+      release(0);
+      release(1);
+    } else {
+      multiply_other();
+      multiply_own(p);
+      ptx::warpgroup_wait<1>();
+      release(0);
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(o);
+      ptx::warpgroup_hold(p);
+      release(1);
+    }
+    if constexpr (!kLast) {
       this->template score<kMlaLeft, kMlaChunks, true>(parity);
       this->template score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
@@ -119,14 +116,13 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     }
   }
 
-  __device__ __forceinline__ void attend(int pairs) {
+  template <bool kLast>
+  __device__ __forceinline__ void attend(int pair) {
     if constexpr (kGroup == 0) {
-      attend_left(pairs);
+      attend_left<kLast>(pair);
     } else {
-      attend_right(pairs);
+      attend_right<kLast>(pair);
     }
-    profiler.turn(Event::kWriteOutput);
-    this->write();
   }
 };
 

@@ -16,6 +16,7 @@
 #include <flashinfer/cuda/mla/rows.cuh>
 #include <flashinfer/cuda/mla/sm90_shape.cuh>
 #include <flashinfer/cuda/profiler.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
@@ -34,7 +35,7 @@ struct MlaGroup {
   const WorkItem& item;
   const MlaRows& rows;
   const int zero;  // 0, which the compiler does not know: what depends on it is not kept in registers over the loop
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int row = warp * 16 + lane / 4;  // and row + 8
   uint32_t z = 0;
   int32_t end[2], border;  // what rows see; the first block of which a row does not see all
@@ -58,10 +59,13 @@ struct MlaGroup {
         rope[step][x] = there ? pairs[0] : 0, rope[step][2 + x] = there ? pairs[4] : 0;
       }
     }
-#pragma unroll
-    for (int e = 0; e < 128; ++e) o[e] = 0;
-#pragma unroll
-    for (int e = 0; e < 32; ++e) s[e] = 0;
+  }
+
+  // Behind the loads of what a thread has of the queries in registers, so that both are under way together.
+  __device__ __forceinline__ void wait_for_queries() const {
+    ptx::cp_async_wait<0>();
+    ptx::fence_proxy_async();
+    ptx::named_barrier<256>(kMlaMaximaA);
   }
 
   // Keys that were copied behind the item's end may be anything, and as values 0 times that is not always 0.
@@ -194,43 +198,44 @@ struct MlaGroup {
     return true;
   }
 
-  __device__ __forceinline__ void attend_left(int pairs) {
-    clear_behind_end(0, 0);
-    score<0, kMlaChunks, true>(0);
+  // A pair of blocks, and logits of the next one; behind the last pair there is none.
+  template <bool kLast>
+  __device__ __forceinline__ void attend_left(int pair) {
+    z = static_cast<uint32_t>(zero * pair);
+    const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
+    uint32_t p[16];
+    float factor[2] = {1, 1}, others[2] = {1, 1};
+    profiler.turn(Event::kSoftmax);
+    if (weigh(2 * pair, p, factor)) rescale(factor);
+    profiler.turn(Event::kGemmPv);
+    multiply_own(p);
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      // Behind the last pair its logits are computed again: products are not issued under a condition.
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float factor[2] = {1, 1}, others[2] = {1, 1};
-      profiler.turn(Event::kSoftmax);
-      if (weigh(2 * pair, p, factor)) rescale(factor);
+    ptx::warpgroup_hold(o);
+    ptx::warpgroup_hold(p);
+    profiler.turn(Event::kWaitMaxima);
+    release(0);
+    ptx::named_barrier<256>(kMlaMaximaB);
+    const bool other = take_references(others);
+    if (other) {
+#pragma unroll
+      for (int e = 0; e < 32; e += 2) p[e / 2] = pack<T>(s[e] * others[e / 2 % 2], s[e + 1] * others[e / 2 % 2]);
+    }
+    store_weights(p);
+    ptx::fence_proxy_async();
+    ptx::named_barrier_arrive<256>(kMlaWeightsA);
+    profiler.turn(Event::kWaitWeights);
+    ptx::named_barrier<256>(kMlaWeightsB);
+    if (other) {
+      rescale(others);
+      sum[0] *= others[0], sum[1] *= others[1];
+    }
+    if constexpr (kLast) {
       profiler.turn(Event::kGemmPv);
-      multiply_own(p);
+      multiply_other();
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
-      ptx::warpgroup_hold(p);
-      profiler.turn(Event::kWaitMaxima);
-      release(0);
-      ptx::named_barrier<256>(kMlaMaximaB);
-      const bool other = take_references(others);
-      if (other) {
-#pragma unroll
-        for (int e = 0; e < 32; e += 2) p[e / 2] = pack<T>(s[e] * others[e / 2 % 2], s[e + 1] * others[e / 2 % 2]);
-      }
-      store_weights(p);
-      ptx::fence_proxy_async();
-      ptx::named_barrier_arrive<256>(kMlaWeightsA);
-      profiler.turn(Event::kWaitWeights);
-      ptx::named_barrier<256>(kMlaWeightsB);
-      if (other) {
-        rescale(others);
-        sum[0] *= others[0], sum[1] *= others[1];
-      }
-      if (pair + 1 < pairs) clear_behind_end(2 * pair + 2, parity);
+    } else {
+      clear_behind_end(2 * pair + 2, parity);
       multiply_other();
       score<0, kMlaLeft, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
@@ -242,39 +247,34 @@ struct MlaGroup {
     }
   }
 
-  __device__ __forceinline__ void attend_right(int pairs) {
-    clear_behind_end(1, 0);
-    score<kMlaLeft, kMlaChunks, true>(0);
-    score<0, kMlaLeft, false>(0);
+  template <bool kLast>
+  __device__ __forceinline__ void attend_right(int pair) {
+    z = static_cast<uint32_t>(zero * pair);
+    const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
+    uint32_t p[16];
+    float factor[2] = {1, 1};
+    profiler.turn(Event::kWaitMaxima);
+    ptx::named_barrier<256>(kMlaMaximaA);
+    profiler.turn(Event::kSoftmax);
+    const bool other = take_references(factor);
+    const bool own = weigh(2 * pair + 1, p, factor);
+    store_weights(p);
+    if (own || other) rescale(factor);
+    multiply_own(p);
+    ptx::fence_proxy_async();
+    profiler.turn(Event::kWaitWeights);
+    ptx::named_barrier<256>(kMlaWeightsA);
+    profiler.turn(Event::kGemmPv);
+    multiply_other();
+    ptx::named_barrier_arrive<256>(kMlaWeightsB);
+    ptx::warpgroup_wait<1>();
+    ptx::warpgroup_hold(p);
+    if constexpr (!kLast) release(1);
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(s);
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
-      z = static_cast<uint32_t>(zero * pair);
-      const uint32_t parity = static_cast<uint32_t>(min(pair + 1, pairs - 1)) & 1;
-      uint32_t p[16];
-      float factor[2] = {1, 1};
-      profiler.turn(Event::kWaitMaxima);
-      ptx::named_barrier<256>(kMlaMaximaA);
-      profiler.turn(Event::kSoftmax);
-      const bool other = take_references(factor);
-      const bool own = weigh(2 * pair + 1, p, factor);
-      store_weights(p);
-      if (own || other) rescale(factor);
-      multiply_own(p);
-      ptx::fence_proxy_async();
-      profiler.turn(Event::kWaitWeights);
-      ptx::named_barrier<256>(kMlaWeightsA);
-      profiler.turn(Event::kGemmPv);
-      multiply_other();
-      ptx::named_barrier_arrive<256>(kMlaWeightsB);
-      ptx::warpgroup_wait<1>();
-      ptx::warpgroup_hold(p);
-      release(1);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(o);
+    ptx::warpgroup_hold(o);
+    if constexpr (!kLast) {
       release(0);
-      if (pair + 1 < pairs) clear_behind_end(2 * pair + 3, parity);
+      clear_behind_end(2 * pair + 3, parity);
       score<kMlaLeft, kMlaChunks, true>(parity);
       score<0, kMlaLeft, false>(parity);
       ptx::warpgroup_wait<0>();
@@ -282,18 +282,37 @@ struct MlaGroup {
     }
   }
 
-  __device__ __forceinline__ void attend(int pairs) {
+  // The first pair's logits.
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int e = 0; e < 128; ++e) o[e] = 0;
+#pragma unroll
+    for (int e = 0; e < 32; ++e) s[e] = 0;
+    ptx::warpgroup_hold(o);
+    wait_for_queries();
+    clear_behind_end(kGroup, 0);
     if constexpr (kGroup == 0) {
-      attend_left(pairs);
+      score<0, kMlaChunks, true>(0);
     } else {
-      attend_right(pairs);
+      score<kMlaLeft, kMlaChunks, true>(0);
+      score<0, kMlaLeft, false>(0);
     }
-    profiler.turn(Event::kWriteOutput);
-    write();
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(s);
+  }
+
+  template <bool kLast>
+  __device__ __forceinline__ void attend(int pair) {
+    if constexpr (kGroup == 0) {
+      attend_left<kLast>(pair);
+    } else {
+      attend_right<kLast>(pair);
+    }
   }
 
   // Outputs through the memory of the keys, so that a row is written by a warp at once.
   __device__ __forceinline__ void write() {
+    profiler.turn(Event::kWriteOutput);
     float share[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) sum[x] = quad_sum(sum[x]);
@@ -332,5 +351,15 @@ struct MlaGroup {
     }
   }
 };
+
+// An item. Its last pair of blocks is code of its own: products are not issued under a condition in a loop.
+template <typename Group>
+__device__ __forceinline__ void mla_attend(Group&& group, int pairs) {
+  group.begin();
+#pragma unroll 1
+  for (int pair = 0; pair + 1 < pairs; ++pair) group.template attend<false>(pair);
+  group.template attend<true>(pairs - 1);
+  group.write();
+}
 
 }  // namespace flashinfer::cuda::sm90
