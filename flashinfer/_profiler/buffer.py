@@ -34,7 +34,7 @@ class Record:
 
     kind: int  # an EventType but kTurn, which is read as an end and a begin
     event: int
-    time: float  # ns
+    time: float  # ns, from when the first track of the recording began
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Track:
     place: int | None  # the multiprocessor, or the worker; None: the buffer does not say
     records: list[Record]
     dropped: int  # begins, ends and instants that the buffer had no room for
-    end: float | None  # ns, when the track was done
+    end: float | None  # when the track was done
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,9 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
         return Recording(blocks, groups, clock, has_room=False)
     words = near[1 : 1 + each * tracks].view(each, tracks)
     heads = words[:TRACK_WORDS].T.tolist()
+    # Times are from the first start on: those of a GPU count from 1970, where a float64 has steps of 256 ns.
+    began = min((head[1] for head in heads if head[2] & _LOW), default=0)
+    heads = [[head[0], head[1] - began, head[2], head[3] - began] for head in heads]
     rate = _rate(heads) if clock == CYCLES else 1.0
     found = [_read_track(words, number, groups, head, rate) for number, head in enumerate(heads) if head[2] & _LOW]
     return Recording(blocks, groups, clock, found)

@@ -20,6 +20,7 @@
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
 #include <flashinfer/cuda/ptx/wgmma.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
@@ -88,9 +89,9 @@ struct MlaGroup {
   __device__ __forceinline__ void score(uint32_t parity) {
 #pragma unroll
     for (int chunk = kFrom; chunk < kTo; ++chunk) {
-      if (chunk == kFrom) profiler.turn(Event::kWaitKeys);
+      if (kFirst && chunk == kFrom) profiler.turn(Event::kWaitKeys);
       ptx::mbarrier_wait(shared.full(kGroup, chunk), parity);
-      if (chunk == kFrom) profiler.turn(kThen);
+      if ((kFirst || kGroup == 0) && chunk == kFrom) profiler.turn(kThen);
       if (kGather) ptx::fence_proxy_async();
       const uint64_t q = MlaChunk::k_contiguous(shared.queries() + z);
       const uint64_t k = MlaChunk::k_contiguous(shared.keys(kGroup) + z);
@@ -310,6 +311,27 @@ struct MlaGroup {
     }
   }
 
+  // Floats through the memory of the keys, of which the copy engine writes rows. Eight rows of a store have all banks.
+  __device__ __forceinline__ void write_partial() {
+    constexpr uint32_t kRow = 256 * sizeof(float), kStep = kRow + 32;
+    static_assert(2 * kMlaRows * kStep <= 2 * MlaShared::kBlock, "both warpgroups' rows");
+    const uint32_t start = MlaShared::kKeysAt + kGroup * kMlaRows * kStep;
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      auto* to = reinterpret_cast<float*>(shared.memory + start + (row + 8 * x) * kStep) + 2 * (lane % 4);
+#pragma unroll
+      for (int n = 0; n < 32; ++n) *reinterpret_cast<float2*>(to + 8 * n) = {o[4 * n + 2 * x], o[4 * n + 2 * x + 1]};
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    const int mine = warp * 16 + lane;
+    if (lane < 16 && mine < rows.count) {
+      ptx::bulk_store(rows.partial(mine) + kGroup * 256, shared.start + start + mine * kStep, kRow);
+      ptx::bulk_commit();
+      ptx::bulk_wait<0>();
+    }
+  }
+
   // Outputs through the memory of the keys, so that a row is written by a warp at once.
   __device__ __forceinline__ void write() {
     profiler.turn(Event::kWriteOutput);
@@ -327,13 +349,7 @@ struct MlaGroup {
     }
     rescale(share);
     if (item.slot >= 0) {
-#pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        if (row + 8 * x >= rows.count) continue;
-        float* to = rows.partial(row + 8 * x) + kGroup * 256 + 2 * (lane % 4);
-#pragma unroll
-        for (int n = 0; n < 32; ++n) *reinterpret_cast<float2*>(to + 8 * n) = {o[4 * n + 2 * x], o[4 * n + 2 * x + 1]};
-      }
+      write_partial();
       return;
     }
     // Rows of 512 bytes, their units swizzled.

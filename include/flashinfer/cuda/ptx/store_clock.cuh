@@ -18,8 +18,7 @@ __device__ __forceinline__ void store_clock_before(uint32_t end, uint64_t* words
       "@p add.u32 %0, %0, %4;\n"
       "}\n"
       : "+r"(at)
-      : "r"(end), "l"(words + at), "r"(low), "r"(step)
-      : "memory");
+      : "r"(end), "l"(words + at), "r"(low), "r"(step));
 }
 
 }  // namespace flashinfer::cuda::ptx
