@@ -21,7 +21,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
   using Base = MlaGroup<T, kGroup, true, Track>;
   using Base::Base;
   using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_weights;
-  using Base::o, Base::s, Base::shared, Base::sum, Base::take_references, Base::weigh, Base::z, Base::zero;
+  using Base::o, Base::shared, Base::sum, Base::take_references, Base::weigh, Base::z, Base::zero;
   using Base::profiler;
 
   template <bool kLast>
@@ -48,21 +48,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       rescale(others);
       sum[0] *= others[0], sum[1] *= others[1];
     }
-    if constexpr (kLast) {
-      profiler.turn(Event::kGemmPv);
-      multiply_other();
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(o);
-    } else {
-      multiply_other();
-      this->template score<0, kMlaLeft, true, Event::kGemmPv>(parity);
-      ptx::warpgroup_wait<1>();
-      ptx::warpgroup_hold(o);
-      release(1);
-      this->template score<kMlaLeft, kMlaChunks, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-    }
+    this->template end_left<kLast>(pair, parity);
   }
 
   template <bool kLast>
@@ -108,12 +94,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       ptx::warpgroup_hold(p);
       release(1);
     }
-    if constexpr (!kLast) {
-      this->template score<kMlaLeft, kMlaChunks, true>(parity);
-      this->template score<0, kMlaLeft, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-    }
+    if constexpr (!kLast) this->score_right(pair, parity);
   }
 
   template <bool kLast>

@@ -198,6 +198,36 @@ struct MlaGroup {
     return true;
   }
 
+  // Warpgroup 0's products with the other's weights, and logits of the next pair, if there is one.
+  template <bool kLast>
+  __device__ __forceinline__ void end_left(int pair, uint32_t parity) {
+    if constexpr (kLast) {
+      profiler.turn(Event::kGemmPv);
+      multiply_other();
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(o);
+    } else {
+      clear_behind_end(2 * pair + 2, parity);
+      multiply_other();
+      score<0, kMlaLeft, true, Event::kGemmPv>(parity);
+      ptx::warpgroup_wait<1>();
+      ptx::warpgroup_hold(o);
+      release(1);
+      score<kMlaLeft, kMlaChunks, false>(parity);
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_hold(s);
+    }
+  }
+
+  // Warpgroup 1's logits of the next pair.
+  __device__ __forceinline__ void score_right(int pair, uint32_t parity) {
+    clear_behind_end(2 * pair + 3, parity);
+    score<kMlaLeft, kMlaChunks, true>(parity);
+    score<0, kMlaLeft, false>(parity);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(s);
+  }
+
   // A pair of blocks, and logits of the next one; behind the last pair there is none.
   template <bool kLast>
   __device__ __forceinline__ void attend_left(int pair) {
@@ -229,22 +259,7 @@ struct MlaGroup {
       rescale(others);
       sum[0] *= others[0], sum[1] *= others[1];
     }
-    if constexpr (kLast) {
-      profiler.turn(Event::kGemmPv);
-      multiply_other();
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(o);
-    } else {
-      clear_behind_end(2 * pair + 2, parity);
-      multiply_other();
-      score<0, kMlaLeft, true, Event::kGemmPv>(parity);
-      ptx::warpgroup_wait<1>();
-      ptx::warpgroup_hold(o);
-      release(1);
-      score<kMlaLeft, kMlaChunks, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-    }
+    end_left<kLast>(pair, parity);
   }
 
   template <bool kLast>
@@ -274,11 +289,7 @@ struct MlaGroup {
     ptx::warpgroup_hold(o);
     if constexpr (!kLast) {
       release(0);
-      clear_behind_end(2 * pair + 3, parity);
-      score<kMlaLeft, kMlaChunks, true>(parity);
-      score<0, kMlaLeft, false>(parity);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
+      score_right(pair, parity);
     }
   }
 
