@@ -28,9 +28,13 @@ PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTIO
 Call = Callable[[], object]
 
 
-def pairs(requests: list[tuple[int, int]], causal: bool) -> int:
+def pairs(requests: list[tuple[int, int]], causal: bool, window_left: int = -1) -> int:
     """Queries times the keys that they see, of all requests."""
-    return sum(n * m - (n * (n - 1) // 2 if causal else 0) for n, m in requests)
+    total = sum(n * m - (n * (n - 1) // 2 if causal else 0) for n, m in requests)
+    if window_left < 0:
+        return total
+    # A query at position p does not see the p - window_left keys in front of its window.
+    return total - sum(max(0, p - window_left) for n, m in requests for p in range(m - n, m))
 
 
 def burst(calls: dict[str, Call], rounds: int = 9) -> dict[str, float]:
@@ -132,28 +136,51 @@ def paged(name: str, requests: list[tuple[int, int]], page_size: int, report: Re
 
 
 def options(heads: tuple[int, int, int, int], length: int, causal: bool, report: Report) -> None:
-    """One plan beside the same one with a soft cap, with the lse, and with queries, keys and values of 8 bits."""
+    """One plan beside the same one with each option: TFLOP/s of what its mask leaves."""
     qo_heads, kv_heads, dim, _ = heads
     q, k, v = drawn(TOKENS, qo_heads, dim), drawn(TOKENS, kv_heads, dim), drawn(TOKENS, kv_heads, dim)
     eight = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
     scales = [torch.ones(n, device="cuda") for n in (qo_heads, kv_heads, kv_heads)]
-    table, calls = indptr([length] * (TOKENS // length)), {}
-    for name, planned in (
-        ("plain", {}), ("soft_cap", {"logits_soft_cap": 30.0}), ("e4m3", {"q_data_type": torch.float8_e4m3fn}),
-    ):  # fmt: skip
-        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
-        wrapper.plan(table, table, qo_heads, kv_heads, dim, causal=causal, **{"q_data_type": torch.bfloat16, **planned})
-        inputs = eight if name == "e4m3" else [q, k, v]
+    requests, window = [(length, length)] * (TOKENS // length), length // 4
+    table, calls = indptr([length] * len(requests)), {}
+    planned = {
+        "plain": {}, "soft_cap": {"logits_soft_cap": 30.0}, "window": {"window_left": window}, "sigmoid": {},
+        "e4m3": {"q_data_type": torch.float8_e4m3fn},
+    }  # fmt: skip
+    for name, given in planned.items():
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+            workspace(), jit_args=sigmoid(dim) if name == "sigmoid" else None
+        )
+        wrapper.plan(table, table, qo_heads, kv_heads, dim, causal=causal, **{"q_data_type": torch.bfloat16, **given})
+        inputs = {"e4m3": eight, "sigmoid": [q, k, v, dim**-0.5, -1.0]}.get(name, [q, k, v])
         calls[name] = lambda w=wrapper, x=inputs: w.run(*x)
         if name == "plain":
             calls["lse"] = lambda w=wrapper, x=inputs: w.run(*x, return_lse=True)
         if name == "e4m3":
             calls["e4m3_scales"] = lambda w=wrapper, x=inputs: w.run(*x, *scales)
-    flops, times = 4 * dim * qo_heads * pairs([(length, length)] * (TOKENS // length), causal), burst(calls)
+    for page_size in (16, 1):
+        pages, wrapper = TOKENS // page_size, flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="fa3")
+        cache = torch.stack([x.view(pages, page_size, kv_heads, dim) for x in (k, v)], 1)
+        last = torch.full((len(requests),), page_size).int()
+        wrapper.plan(
+            table, indptr([length // page_size] * len(requests)), torch.randperm(pages).int(), last, qo_heads, kv_heads,
+            dim, page_size, causal=causal, q_data_type=torch.bfloat16,
+        )  # fmt: skip
+        calls[f"page_{page_size}"] = lambda w=wrapper, x=cache: w.run(q, x)
+    times, flops = burst(calls), 4 * dim * qo_heads
+    seen = {name: pairs(requests, causal, window if name == "window" else -1) for name in times}
     report.add(
-        name="options", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{dim}", length=length, causal=causal,
-        **{f"{n}_TFLOPps": flops / t / 1e12 for n, t in times.items()},
+        name="options", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{dim}", length=length, causal=causal, window=window,
+        **{f"{n}_TFLOPps": flops * seen[n] / t / 1e12 for n, t in times.items()},
     )  # fmt: skip
+
+
+def sigmoid(dim: int) -> tuple:
+    """``jit_args`` of FlashSigmoid, a variant without softmax, whose scale and bias are arguments of ``run``."""
+    parameters = [], [], ["logits_scale", "sigmoid_bias"], ["double", "double"]
+    dtypes = (torch.bfloat16,) * 3
+    header = "#include <flashinfer/attention/variants.h>\n"
+    return "bench_sigmoid", *dtypes, torch.int32, dim, dim, *parameters, "FlashSigmoid", header
 
 
 def workspace() -> torch.Tensor:
