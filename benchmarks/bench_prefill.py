@@ -149,7 +149,9 @@ def options(heads: tuple[int, int, int, int], length: int, causal: bool, report:
     }  # fmt: skip
     for name, given in planned.items():
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
-            workspace(), jit_args=sigmoid(dim) if name == "sigmoid" else None
+            workspace(),
+            backend="fa3" if name == "sigmoid" else "auto",
+            jit_args=sigmoid(dim) if name == "sigmoid" else None,
         )
         wrapper.plan(table, table, qo_heads, kv_heads, dim, causal=causal, **{"q_data_type": torch.bfloat16, **given})
         inputs = {"e4m3": eight, "sigmoid": [q, k, v, dim**-0.5, -1.0]}.get(name, [q, k, v])

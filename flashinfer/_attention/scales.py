@@ -51,22 +51,24 @@ def head_scales(
     """
     heads = (num_qo_heads, num_kv_heads, num_kv_heads)
     names = ("scale_q", "scale_k", "scale_v")
-    q, k, v = numbers = [
-        _number(op, name, scale, n, device) for name, scale, n in zip(names, scales, heads, strict=True)
-    ]
+    numbers = [_number(op, name, scale, n, device) for name, scale, n in zip(names, scales, heads, strict=True)]
+    by_group = (num_kv_heads, num_qo_heads // max(num_kv_heads, 1))
+    if by_group[0] * by_group[1] != num_qo_heads:
+        return 1.0, 1.0, None  # the operator has the words for that
+
+    def on_device(number: float | torch.Tensor, *shape: int) -> float | torch.Tensor:
+        if isinstance(number, float):
+            return number
+        return number.to(device, torch.float32).view(shape if number.dim() else ())
+
+    q, k, v = (on_device(number, num_kv_heads, -1) for number in numbers)
     if isinstance(q, float) and isinstance(k, float) and isinstance(v, float):
         return q * k, v, None
 
-    def of_heads(number: float | torch.Tensor) -> torch.Tensor:
-        if isinstance(number, float):
-            return torch.full((num_qo_heads,), number, device=device)
-        number = number.to(device, torch.float32)
-        if number.dim() == 0:
-            return number.expand(num_qo_heads)
-        return number.repeat_interleave(num_qo_heads // max(number.numel(), 1))
+    def spread(number: float | torch.Tensor) -> torch.Tensor:
+        return (torch.full((), number, device=device) if isinstance(number, float) else number).expand(by_group)
 
-    by_head = [of_heads(number) for number in numbers]
-    return 1.0, 1.0, torch.stack([by_head[0] * by_head[1], by_head[2]])
+    return 1.0, 1.0, torch.stack([spread(q * k), spread(v)]).view(2, num_qo_heads)
 
 
 def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) -> float | torch.Tensor:
