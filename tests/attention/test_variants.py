@@ -90,6 +90,19 @@ def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, device):
         assert torch.equal(single(module, q, k, v, SCALE, BIAS, mask_mode=mask_mode), got)
 
 
+def test_flash_sigmoid_of_the_library_saturates_and_keeps_nan(header, device):
+    header.write_text("#include <flashinfer/attention/variants.h>\n")
+    dtype, scalars = DTYPE[device], [(name, "double") for name in SIGMOID_PARAMETERS[2]]
+    module = single_module(customised(header, "FlashSigmoid", dtype, scalars=scalars, uri="library_sigmoid"), device)
+    q, k, v = inputs(dtype, device, 70, 333)
+    for scale, bias in ((0.125, -5.5), (40.0, 0.0), (-40.0, 3.0)):
+        want, _ = attention(q, k, v, weights=lambda x, scale=scale, bias=bias: torch.sigmoid(x * scale + bias))
+        assert relative_error(single(module, q, k, v, scale, bias).cpu(), want) < LIMIT[dtype]
+    q[7, 1, 5] = torch.nan
+    got = single(module, q, k, v, SCALE, BIAS)
+    assert got[7, 1].isnan().all() and got.isnan().sum() == DIM
+
+
 def test_flash_sigmoid_of_one_decode(sigmoid, device):
     dtype = DTYPE[device]
     module = flashinfer.gen_customize_single_decode_module(*sigmoid(), device=device).build_and_load()

@@ -39,11 +39,12 @@ inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   return {size, threads, Engine<true>::bytes(chunks, room < own ? room : own, true), true};
 }
 
+// A row parted further than that takes longer: 64 rows in 256 blocks 27 us, in 128 blocks 18.
 inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
-  while (info.major >= 9 && size < kMaxCluster && size * rows < info.num_sms && chunks >= 16 * size) size *= 2;
+  while (info.major >= 9 && size < kMaxCluster && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
   return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
 }
 
