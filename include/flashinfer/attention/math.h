@@ -62,29 +62,6 @@ FLASHINFER_HD float ptx_rcp(float x) {
 #endif
 }
 
-// 1 / x of 2^-100 <= x <= 2^100, or NaN, to 2e-6: on a GPU without the unit that exponentials keep busy. A guess from
-// the bits, whose constants make the first of Newton's two steps as good as it can be.
-FLASHINFER_HD float newton_rcp(float x) {
-#if defined(__CUDA_ARCH__)
-  const float guess = __int_as_float(0x7ef33000 - __float_as_int(x));
-  const float y = guess * fmaf(-x, guess, 2.0012f);
-  return fmaf(y, fmaf(-x, y, 1.0f), y);
-#else
-  return 1.0f / x;
-#endif
-}
-
-// The smaller one, or NaN where there is one.
-FLASHINFER_HD float min_nan(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-#else
-  return select(a > b, b, a);
-#endif
-}
-
 // log2 x; -inf at 0.
 FLASHINFER_HD float ptx_log2(float x) {
 #if defined(__CUDA_ARCH__)

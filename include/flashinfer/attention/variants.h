@@ -64,9 +64,7 @@ struct FlashSigmoid : AttentionVariantBase {
         bias_log2(static_cast<float>(params.sigmoid_bias * math::log2e)) {}
 
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    // A weight below 2^-100 is that. One exponential of the special functions' unit for each key is what softmax needs.
-    const float negative = math::min_nan(-(static_cast<float>(logits) * scale_log2 + bias_log2), 100.0f);
-    return math::newton_rcp(1.0f + math::ptx_exp2(negative));
+    return math::ptx_rcp(1.0f + math::ptx_exp2(-(static_cast<float>(logits) * scale_log2 + bias_log2)));
   })
 };
 
