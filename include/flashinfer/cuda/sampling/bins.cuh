@@ -94,4 +94,44 @@ struct Weights {
   __device__ __forceinline__ uint64_t sum(uint32_t low, uint32_t high) const { return (uint64_t{high} << bits) + low; }
 };
 
+// A threshold's key, and what the elements that have it are together.
+struct Edge {
+  uint32_t key;
+  uint64_t value;
+};
+
+// The largest number from which on there is `wanted`, by exact sums kept(key), from a guess that sums of rounded shares
+// led to and that is off by few elements, if at all: steps from it grow eightfold, then an interval is halved.
+template <typename Kept>
+__device__ __forceinline__ float settled(uint32_t guess, double edges, uint32_t most, double wanted, FixedPoint fixed,
+                                         const Kept& kept) {
+  uint32_t from = 0, to = most + 1, key = guess;  // kept(from) >= wanted > kept(to)
+  for (uint32_t step = 1; to - from > 1; step = step < 1u << 27 ? step * 8 : step) {
+    const double sum = kept(key);
+    if (key == guess && is_threshold(sum, edges, __uint_as_float(key), wanted, fixed)) return __uint_as_float(key);
+    const bool enough = sum >= wanted;
+    (enough ? from : to) = key;
+    const uint32_t middle = from + (to - from) / 2;
+    key = enough ? min(middle, from + step) : max(middle, to - min(step, to));
+  }
+  return __uint_as_float(from);
+}
+
+// The same from shares of the mass, in units of 2^-30: `above` a bin up to the key `high`, and the one that is wanted.
+// edge_of(need) looks in the bin for what is needed there. Where rounded shares led to an element that is not the right
+// one, the exact sum above the bin leads to it.
+template <typename Look, typename Kept>
+__device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
+                                                 uint32_t high, uint32_t most, double wanted, FixedPoint fixed,
+                                                 const Look& edge_of, const Kept& kept) {
+  double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
+  for (bool is_guess = true;; is_guess = false) {
+    const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1);
+    const double edges = static_cast<double>(edge.value) / weights.real(), sum = kept(edge.key);
+    if (!is_guess || (sum >= wanted && sum - edges < wanted))
+      return settled(edge.key, edges, most, wanted, fixed, kept);
+    missing = wanted - kept(high + 1);
+  }
+}
+
 }  // namespace flashinfer::cuda

@@ -232,43 +232,14 @@ struct HeldSearch : Held {
       });
     }
     const Found found = find_in<false>(share, {});
-    uint32_t bin = kBins - 1 - found.position;
-    for (bool is_guess = true, went_down = false;; is_guess = false) {
-      const uint32_t low = octaves.low(bin), high = min(octaves.high(bin), most);
-      const Weights weights = Weights::of(high, e.n);
-      double missing = static_cast<double>(share > found.above ? share - found.above : 1) * (mass * 0x1p-30);
-      bool enough = true;
-      if (!is_guess) {
-        sum_kept(__uint_as_float(low));
-        enough = totals(row.fixed).real() >= wanted;
-        sum_kept(__uint_as_float(high + 1));
-        missing = wanted - totals(row.fixed).real();
-      }
-      const uint64_t need = missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1;
-      if (!(missing > 0) && high < most) {
-        ++bin;
-        if (!went_down) continue;
-        return __uint_as_float(high + 1);
-      }
-      if (!enough && low > least) {
-        went_down = true, --bin;
-        continue;
-      }
-      const Edge edge = resolve<Unsigned, true>(low, high, need, weights);
-      const float t = __uint_as_float(edge.key);
-      sum_kept(t);
-      const double kept = totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
-      if (is_threshold(kept, edges, t, wanted, row.fixed)) return t;
-      if (!is_guess) {
-        uint32_t from = low, to = high + 1;
-        while (to - from > 1) {
-          const uint32_t middle = from + (to - from) / 2;
-          sum_kept(__uint_as_float(middle));
-          totals(row.fixed).real() >= wanted ? from = middle : to = middle;
-        }
-        return __uint_as_float(from);
-      }
-    }
+    const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
+    const Weights weights = Weights::of(high, e.n);
+    const auto kept = [&](uint32_t key) {
+      sum_kept(__uint_as_float(key));
+      return totals(row.fixed).real();
+    };
+    const auto edge_of = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
+    return exact_threshold(weights, share, found.above, mass, high, most, wanted, row.fixed, edge_of, kept);
   }
 };
 

@@ -95,12 +95,6 @@ __device__ __noinline__ Found find_mass(Engine<kResident> e, uint64_t need, Weig
   return find(values, need, kBins / 2 - 1);
 }
 
-// A threshold's key, and what the elements that have it are together.
-struct Edge {
-  uint32_t key;
-  uint64_t value;
-};
-
 // Passes over the row until one key is left.
 template <typename Key, bool kMass, bool kResident>
 __device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
@@ -333,50 +327,21 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
   const Found found = first_look<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
-  uint32_t bin = kBins - 1 - found.position;
-  // Sums of bins are rounded. The exact sum of what is kept tells whether the threshold they lead to is the right one;
-  // where it is not, the exact sum above the bin leads to the one that is.
-  for (bool is_guess = true, went_down = false;; is_guess = false) {
-    const uint32_t low = octaves.low(bin), high = min(octaves.high(bin), most);
-    const Weights weights = Weights::of(high, e.n);
-    double missing = static_cast<double>(share > found.above ? share - found.above : 1) * (mass * 0x1p-30);
-    bool enough = true;
-    if (!is_guess) {
-      e.sum_kept(__uint_as_float(low));
-      enough = e.totals(row.fixed).real() >= wanted;
-      e.sum_kept(__uint_as_float(high + 1));
-      missing = wanted - e.totals(row.fixed).real();
-    }
+  const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
+  const Weights weights = Weights::of(high, e.n);
+  const auto kept = [&](uint32_t key) {
+    e.sum_kept(__uint_as_float(key));
+    return e.totals(row.fixed).real();
+  };
+  const auto resolve = [&](uint64_t need) {
     const bool room = gather<Unsigned>(e, low, high);
     ++e.pass;
-    const uint64_t need = missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1;
-    Edge edge{};
-    bool again = false;
-    if (!(missing > 0) && high < most) {
-      again = !went_down, edge.key = high + 1, ++bin;
-    } else if (!enough && low > least) {
-      again = went_down = true, --bin;
-    } else {
-      edge = room ? by_candidates<true>(e, low, high, need, weights)
-                  : by_passes<Unsigned, true>(e, low, high, need, weights);
-    }
+    const Edge edge = room ? by_candidates<true>(e, low, high, need, weights)
+                           : by_passes<Unsigned, true>(e, low, high, need, weights);
     e.sync_reads();
-    if (again) continue;
-    const float t = __uint_as_float(edge.key);
-    if (edge.key > high) return t;
-    e.sum_kept(t);
-    const double kept = e.totals(row.fixed).real(), edges = static_cast<double>(edge.value) / weights.real();
-    if (is_threshold(kept, edges, t, wanted, row.fixed)) return t;
-    if (!is_guess) {
-      uint32_t from = low, to = high + 1;
-      while (to - from > 1) {
-        const uint32_t middle = from + (to - from) / 2;
-        e.sum_kept(__uint_as_float(middle));
-        e.totals(row.fixed).real() >= wanted ? from = middle : to = middle;
-      }
-      return __uint_as_float(from);
-    }
-  }
+    return edge;
+  };
+  return exact_threshold(weights, share, found.above, mass, high, most, wanted, row.fixed, resolve, kept);
 }
 
 }  // namespace flashinfer::cuda
