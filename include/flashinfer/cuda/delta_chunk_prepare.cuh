@@ -39,7 +39,7 @@ struct DeltaPrepare {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
-    const int64_t head = value_head / in.group();
+    const int64_t head = static_cast<uint32_t>(value_head) / static_cast<uint32_t>(in.group());
     copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.k), in.k, in.k_strides, chunk, head, 0, in.key_dim,
                                      threadIdx.x);
     copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.q), in.q, in.q_strides, chunk, head, 0, in.key_dim,
@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
     delta_prepare_kernel(const DeltaRuleInputs in, DeltaTerms* all) {
   __shared__ __align__(128) DeltaPrepareShared<kKeys> shared;
   wait_for_inputs();
-  const int64_t value_head = blockIdx.x % in.num_value_heads, number = blockIdx.x / in.num_value_heads;
+  const auto heads = static_cast<uint32_t>(in.num_value_heads);
+  const int64_t value_head = blockIdx.x % heads, number = blockIdx.x / heads;
   const DeltaChunk chunk = find_chunk(in, number);
   if (chunk.count <= 0) return;
   const float scale = static_cast<float>(in.scale.get());

@@ -89,8 +89,8 @@ struct DeltaWalk {
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
                                             const DeltaChunk& chunk) const {
-    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
-        ptx::shared_address(to), rows, strides, chunk, block.value_head / in.group(), 0, in.key_dim, copier());
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
+                                                                   block.key_head, 0, in.key_dim, copier());
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {

@@ -13,15 +13,18 @@
 
 namespace flashinfer::cuda {
 
-// A block's part of the work: some columns of a value head of a sequence.
+// A block's part of the work: some columns of a value head of a sequence. Blocks and heads are counted in 32 bits:
+// divisions in 64 are long.
 struct DeltaBlock {
-  int64_t sequence, value_head, slice;
+  int64_t sequence, value_head, key_head, slice;
   Sequence tokens;
 
   __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns) {
-    const int64_t slices = (in.value_dim + columns - 1) / columns, block = blockIdx.x;
-    slice = block % slices, value_head = block / slices % in.num_value_heads;
-    sequence = block / slices / in.num_value_heads;
+    const auto slices = static_cast<uint32_t>((in.value_dim + columns - 1) / columns);
+    const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
+    const uint32_t block = blockIdx.x, of_slices = block / slices, of_heads = of_slices / heads;
+    const uint32_t head = of_slices - of_heads * heads;
+    slice = block - of_slices * slices, value_head = head, key_head = head / (heads / key_heads), sequence = of_heads;
     tokens = sequence_of(in, sequence);
   }
   // Of the value head among all sequences' or slots'.
@@ -62,7 +65,7 @@ struct DeltaTokens {
   template <typename T, typename Gate>
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
-    const int64_t batch = block.tokens.batch, head = block.value_head / in.group();
+    const int64_t batch = block.tokens.batch, head = block.key_head;
     load_rows<T>(in.q, in.q_strides.at(batch, first, head), in.q_strides.token, in.key_dim, block.tokens.end - first,
                  q);
     load_rows<T>(in.k, in.k_strides.at(batch, first, head), in.k_strides.token, in.key_dim, block.tokens.end - first,
@@ -129,15 +132,16 @@ struct DeltaTokens {
 
 // Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
 struct DeltaPlace {
-  int64_t start, row_stride, column_stride;
+  int64_t start;
+  int row_stride, column_stride;  // in elements of a state, of which there are fewer than 2^31
   int rows, columns;
   bool v_first;
 
   // `head` counts the value heads of all states.
   __device__ __forceinline__ DeltaPlace(const DeltaRuleInputs& in, int64_t head, int64_t first)
       : start(head * in.state_size() + first * in.column_stride()),
-        row_stride(in.row_stride()),
-        column_stride(in.column_stride()),
+        row_stride(static_cast<int>(in.row_stride())),
+        column_stride(static_cast<int>(in.column_stride())),
         rows(static_cast<int>(in.key_dim)),
         columns(static_cast<int>(in.value_dim - first)),
         v_first(in.v_first) {}

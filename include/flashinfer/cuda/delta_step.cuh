@@ -50,7 +50,7 @@ struct StepToken {
 
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t t) {
     const int d = thread() % kKeys;
-    const int64_t batch = block.tokens.batch, head = block.value_head / in.group(), number = block.number(in, t);
+    const int64_t batch = block.tokens.batch, head = block.key_head, number = block.number(in, t);
     const int64_t column = block.slice * kStepColumns + thread() % kStepColumns;
     if (thread() < 2 * kKeys && d < in.key_dim)
       key = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
@@ -108,16 +108,21 @@ struct StepState {
   static __device__ __forceinline__ bool is_there(const DeltaPlace& place, int j) {
     return row(j) < place.rows && column(j) < place.columns;
   }
-  static __device__ __forceinline__ int64_t index(const DeltaPlace& place, int j) {
-    return place.start + row(j) * place.row_stride + column(j) * place.column_stride;
+  // Of the thread's first four elements, and how far apart all of them lie.
+  static __device__ __forceinline__ int64_t start(const DeltaPlace& place) {
+    return place.start + row(0) * place.row_stride + column(0) * place.column_stride;
+  }
+  static __device__ __forceinline__ int64_t step(const DeltaPlace& place) {
+    return kLines * (kVFirst ? place.column_stride : place.row_stride);
   }
 
   template <typename S>
   __device__ __forceinline__ void load(const S* states, const DeltaPlace& place) {
+    const S* from = states + start(place);
     Vec<S, 4> raw[kVectors];  // all are on their way before the first is waited for
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (is_there(place, j)) raw[j] = load_vec<S, 4>(states + index(place, j));
+      if (is_there(place, j)) raw[j] = load_vec<S, 4>(from + j * step(place));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (is_there(place, j)) raw[j].to_floats(at[j]);
@@ -134,9 +139,10 @@ struct StepState {
 
   template <typename S>
   __device__ __forceinline__ void store(S* states, const DeltaPlace& place) const {
+    S* to = states + start(place);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (is_there(place, j)) store_vec(states + index(place, j), Vec<S, 4>::from_floats(at[j]));
+      if (is_there(place, j)) store_vec(to + j * step(place), Vec<S, 4>::from_floats(at[j]));
   }
   __device__ __forceinline__ void store(void* states, DType dtype, const DeltaPlace& place) const {
     if (dtype == DType::kFloat32) return store(static_cast<float*>(states), place);
