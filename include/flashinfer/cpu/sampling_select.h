@@ -12,15 +12,18 @@
 
 namespace flashinfer::cpu {
 
+// Lanes inside [low, high], to `to`, which has room for a vector; how many.
 #if defined(FLASHINFER_AVX512)
-inline int append(float* to, vfloat value, vint mask) {
-  const __mmask16 bits = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-  const vfloat packed = (vfloat)_mm512_maskz_compress_ps(bits, (__m512)value);
-  store(to, packed);
+inline int append_within(float* to, vfloat value, float low, float high) {
+  const __m512 x = (__m512)value;
+  const __mmask16 reach = _mm512_cmp_ps_mask(x, _mm512_set1_ps(low), _CMP_GE_OQ);
+  const __mmask16 bits = _mm512_mask_cmp_ps_mask(reach, x, _mm512_set1_ps(high), _CMP_LE_OQ);
+  store(to, (vfloat)_mm512_maskz_compress_ps(bits, x));
   return __builtin_popcount(bits);
 }
 #else
-inline int append(float* to, vfloat value, vint mask) {
+inline int append_within(float* to, vfloat value, float low, float high) {
+  const vint mask = (value >= low) & (value <= high);
   int count = 0;
   for (int lane = 0; lane < kLanes; ++lane) to[count] = value[lane], count -= mask[lane];
   return count;
@@ -33,7 +36,7 @@ inline int64_t gather(const float* from, int64_t n, float low, float high, float
   for_lanes(n, [&](int64_t i, int lanes) {
     vfloat x = load(from + i, lanes);
     for (int lane = lanes; lane < kLanes; ++lane) x[lane] = NAN;
-    count += append(to + count, x, (x >= low) & (x <= high));
+    count += append_within(to + count, x, low, high);
   });
   return count;
 }

@@ -31,15 +31,15 @@ inline Edge top_p_between(const Row& row, double wanted, double p, Floats& buffe
   const float low = select_threshold<true>(sample, samples, (p + apart) * total, total, 0.0f).value;
   double above = 0;
   int64_t count = 0;
+  float* to = buffer.data();
   for (int64_t c = 0; c < row.chunks(); ++c) {
     if (row.maxima[c] < low || row.sums[c] == 0) continue;
     const float* at = row.chunk(c);
     vfloat sums{};
     for (int i = 0; i < kSumChunk; i += kLanes) {
       const vfloat x = load(at + i);
-      const vint over = x > high;
-      sums += select(over, x, vfloat{});
-      count += append(&buffer[count], x, (x >= low) & ~over);
+      sums += select(x > high, x, vfloat{});
+      count += append_within(to + count, x, low, high);
     }
     above += sum(sums);
   }
