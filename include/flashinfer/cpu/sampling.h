@@ -194,11 +194,17 @@ inline void write_changed(const MapRowsParams& p, int64_t r, const Source& from,
                           const F& change) {
   float buffer[kSumChunk];
   bool is_below = false;  // what the buffer has
+  float* output = from.dtype == DType::kFloat32 ? static_cast<float*>(p.output) + r * p.vocab_size : nullptr;
   for (int64_t c = 0; c < row.chunks(); ++c) {
-    const bool reaches = !(row.maxima[c] < t);
+    const bool reaches = !(row.maxima[c] < t), stays = output && from.count(c) == kSumChunk;
     const float* at = row.chunk(c);
-    if (reaches || !is_below)
-      for (int i = 0; i < kSumChunk; i += kLanes) store(buffer + i, change(reaches ? load(at + i) : splat(below)));
+    float* to = stays ? output + c * kSumChunk : buffer;
+    if (reaches) {
+      for (int i = 0; i < kSumChunk; i += kLanes) store(to + i, change(load(at + i)));
+    } else if (stays || !is_below) {
+      std::fill_n(to, kSumChunk, change(splat(below))[0]);
+    }
+    if (stays) continue;
     is_below = !reaches;
     from.format->write(p.output, r * p.vocab_size + c * kSumChunk, from.count(c), buffer);
   }
