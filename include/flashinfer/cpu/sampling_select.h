@@ -66,7 +66,7 @@ Measure measure(const float* x, int64_t n, float high, float low) {
 // Two elements between which v probably lies, from a sorted sample: where the sample's own measure passes `share`.
 template <bool kMass>
 std::pair<float, float> guess(const float* x, int64_t n, double share, bool single) {
-  constexpr int kSample = 128, kMargin = 5;
+  constexpr int kSample = 64, kMargin = 4;
   float sample[kSample];
   for (int i = 0; i < kSample; ++i) sample[i] = x[static_cast<int64_t>((i + 0.5) * n / kSample)];
   std::sort(sample, sample + kSample, [](float a, float b) { return a > b; });
@@ -126,6 +126,26 @@ Edge select_threshold(float* x, int64_t n, double wanted, double all, float none
   return select_sorted<kMass>(x, n, wanted, have, none);
 }
 
+// A number that probably few more than k elements reach, from a sample of some of each chunk.
+inline float reached_by_few(const Row& row, int64_t k, float* sample, float least) {
+  int64_t count = 0;
+  for (int64_t c = 0; (c + 1) * kSumChunk <= row.n; ++c)
+    count += gather(row.chunk(c) + c * kLanes % kSumChunk, kLanes, least, INFINITY, sample + count);
+  const double all = static_cast<double>(count), mean = all * static_cast<double>(k) / static_cast<double>(row.n);
+  return select_threshold<false>(sample, count, mean + 3 * std::sqrt(mean) + 3, all, least).value;
+}
+
+// The elements of a row from `low` to `high`; how many.
+inline int64_t gather_within(const Row& row, float low, float high, Floats& buffer) {
+  int64_t count = 0;
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    if (!(row.maxima[c] >= low)) continue;
+    const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
+    count += gather(row.chunk(c), size, low, high, &buffer[count]);
+  }
+  return count;
+}
+
 // The k-th largest number of a row without those below `least`, which it is where there are fewer than k.
 inline float top_k_threshold(const Row& row, int64_t k, Floats& buffer, float least) {
   buffer.resize(row.x.size() + kLanes);
@@ -134,14 +154,11 @@ inline float top_k_threshold(const Row& row, int64_t k, Floats& buffer, float le
     std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
     std::nth_element(buffer.begin(), buffer.begin() + (k - 1), buffer.begin() + row.chunks(), std::greater<float>());
     low = buffer[k - 1];
+  } else if (row.n >= 64 * kSumChunk && 8 * k < row.n) {
+    low = reached_by_few(row, k, buffer.data(), least);
   }
-  int64_t count = 0;
-  for (int64_t c = 0; c < row.chunks(); ++c) {
-    if (row.maxima[c] >= low) {
-      const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
-      count += gather(row.chunk(c), size, low, INFINITY, &buffer[count]);
-    }
-  }
+  int64_t count = gather_within(row, low, INFINITY, buffer);
+  if (count < k && low > least) count = gather_within(row, least, INFINITY, buffer);
   return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), least).value;
 }
 

@@ -6,6 +6,7 @@
 namespace flashinfer::cpu {
 
 constexpr Edge kNoEdge{0, 0};
+constexpr float kLeast = 0x1p-149f;  // that counts: a chunk whose sum is 0 may have any elements
 
 // The threshold of a row of which much is kept, or none. A sample of some elements of each chunk gives two numbers that
 // it probably lies between: three standard deviations of the sample's share to both sides of p. One pass sums what lies
@@ -35,26 +36,20 @@ inline Edge top_p_between(const Row& row, double wanted, double p, Floats& buffe
   for (int64_t c = 0; c < row.chunks(); ++c) {
     if (row.maxima[c] < low || row.sums[c] == 0) continue;
     const float* at = row.chunk(c);
-    vfloat sums{};
-    for (int i = 0; i < kSumChunk; i += kLanes) {
-      const vfloat x = load(at + i);
-      sums += select(x > high, x, vfloat{});
-      count += append_within(to + count, x, low, high);
+    vfloat sums[2]{};
+    for (int i = 0; i < kSumChunk; i += 2 * kLanes) {
+      const vfloat x[2] = {load(at + i), load(at + i + kLanes)};
+      for (int k = 0; k < 2; ++k) {
+        sums[k] += select(x[k] > high, x[k], vfloat{});
+        count += append_within(to + count, x[k], low, high);
+      }
     }
-    above += sum(sums);
+    above += added(sums[0] + sums[1]);
   }
   if (above >= wanted) return kNoEdge;
   const double between = measure<true>(buffer.data(), count, INFINITY, low).at_least;
   if (above + between < wanted) return kNoEdge;
   return select_threshold<true>(buffer.data(), count, wanted - above, between, low);
-}
-
-// The elements of a row from `low` to `high`; how many.
-inline int64_t gather_within(const Row& row, float low, float high, Floats& buffer) {
-  int64_t count = 0;
-  for (int64_t c = 0; c < row.chunks(); ++c)
-    if (row.maxima[c] >= low && row.sums[c] != 0) count += gather(row.chunk(c), kSumChunk, low, high, &buffer[count]);
-  return count;
 }
 
 // The threshold of a row of which little is kept, or none: what reaches half of the chunks' maxima may be enough.
@@ -65,7 +60,7 @@ inline Edge top_p_from_maxima(const Row& row, double wanted, Floats& buffer) {
   std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
   const auto middle = buffer.begin() + row.chunks() / 2;
   std::nth_element(buffer.begin(), middle, buffer.begin() + row.chunks());
-  const int64_t count = gather_within(row, *middle, INFINITY, buffer);
+  const int64_t count = gather_within(row, std::max(*middle, kLeast), INFINITY, buffer);
   const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
   return all < wanted ? kNoEdge : select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
 }
@@ -78,7 +73,7 @@ inline Edge top_p_nearly(const Row& row, const Mass& mass, double p, double want
   if (edge.count > 0) return edge;
   // All smaller elements together are less than what may be missing.
   const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
-  const int64_t count = gather_within(row, std::max(low, least), INFINITY, buffer);
+  const int64_t count = gather_within(row, std::max({low, least, kLeast}), INFINITY, buffer);
   const double all = least > low ? measure<true>(buffer.data(), count, INFINITY, 0).at_least : mass.real();
   return select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
 }
