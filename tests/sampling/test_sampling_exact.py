@@ -21,20 +21,25 @@ def rows_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
     noise = torch.randn(rows, vocab_size)
     if kind == "levels":
         return torch.where(noise > 0, 0.3, 0.11) * 1e-3
+    if kind == "one and dust":
+        dust = torch.rand(rows, vocab_size) * 1e-7
+        return dust.scatter(1, torch.randint(vocab_size, (rows, 1)), 1.0)
     if kind == "blocks":  # as large as all else, or as small, 1024 elements at a time
         scales = 3 * torch.randn(rows, vocab_size // 1024 + 1)
         noise += scales.repeat_interleave(1024, -1)[:, :vocab_size]
-    return torch.softmax(noise, -1)
+    x = torch.softmax(noise * 5 if kind == "peaked" else noise, -1)
+    return x.sort(-1, descending=True).values if kind == "sorted" else x
 
 
 @pytest.mark.parametrize("rows", [148, 16])
-@pytest.mark.parametrize("kind", ["normal", "blocks", "levels"])
-def test_thresholds_are_exact(kind, rows, device):
+@pytest.mark.parametrize("kind", ["normal", "peaked", "blocks", "levels", "sorted", "one and dust"])
+def test_thresholds_are_exact(kind, rows, dtype, device):
     """The largest from which on there is enough."""
-    if device == "cpu":
-        pytest.skip("takes what one element changes for its value")
-    x, p = rows_of(kind, rows, 33000).to(device), torch.rand(rows).to(device)
-    kept = sampling.top_p_renorm_probs(x, p) > 0
+    given = rows_of(kind, rows, 33000).to(dtype)
+    x, p = given.float().to(device), torch.rand(rows)
+    p[::2] = 1 - p[::2] * 10.0 ** -torch.randint(1, 6, (len(p[::2]),))
+    p = p.clamp(max=1 - 2**-24).to(device)
+    kept = sampling.top_p_renorm_probs(given.to(device), p) > 0
     t = torch.where(kept, x, torch.inf).amin(1, keepdim=True)
     whole = chunk_sums(x).double()
     # A chunk's sum as an integer below 2^48.

@@ -4,6 +4,7 @@
 // apart, then 128 sums of those 128 apart, and so on. Sums of chunks are added as integers, which no order changes.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -47,6 +48,14 @@ struct FixedPoint {
 
   FLASHINFER_HD double real(uint64_t sum) const { return static_cast<double>(sum) * down; }
 };
+
+// Whether sums of what is kept say that t is the largest number from which on there is `wanted`, where elements that
+// are t have the sum `edges`. Each of those changes a chunk's sum by itself and by less than 2^-19 of the largest
+// chunk.
+FLASHINFER_HD bool is_threshold(double kept, double edges, float t, double wanted, FixedPoint fixed) {
+  const double rounding = fmin(edges / t * fixed.down * 0x1p48, kept) * 0x1p-19;
+  return kept >= wanted && kept - edges + rounding < wanted;
+}
 
 // x / sum as kernels compute it. Sums below 2^-60 are raised first, so that their inverse is a float.
 struct Normalizer {

@@ -195,11 +195,14 @@ struct ChunkFactors {
   }
 };
 
-// Rows of these tokens, k and q, and both transposed.
+// Rows of these tokens, k and q, and k transposed or both.
 template <typename T>
 class ChunkRows {
  public:
-  explicit ChunkRows(int64_t key_dim) : pad(round_up(static_cast<int>(key_dim), kChunk)), rows_(4 * kChunk * pad) {}
+  explicit ChunkRows(int64_t key_dim, int transposed = 2)
+      : pad(round_up(static_cast<int>(key_dim), kChunk)),
+        transposed_(transposed),
+        rows_((2 + transposed) * kChunk * pad) {}
 
   int64_t pad;
   int count;
@@ -208,7 +211,7 @@ class ChunkRows {
   float* k() { return rows_.data(); }                           // [kChunk, pad]
   float* q() { return rows_.data() + kChunk * pad; }            // [kChunk, pad], behind k
   float* columns() { return rows_.data() + 2 * kChunk * pad; }  // [pad, 2 kChunk], keys first
-  Right keys() { return {columns(), 2 * kChunk}; }
+  Right keys() { return {columns(), transposed_ * kChunk}; }
 
   void load(const TokenRows<T>& rows, const Sequence& tokens, int64_t number) {
     batch = tokens.batch, first = tokens.begin + number * kChunk;
@@ -220,10 +223,11 @@ class ChunkRows {
     std::fill(k() + count * pad, q(), 0.f);
     std::fill(q() + count * pad, columns(), 0.f);
   }
-  void transpose_keys() { transpose(kChunk, pad, k(), pad, columns(), 2 * kChunk); }
+  void transpose_keys() { transpose(kChunk, pad, k(), pad, columns(), transposed_ * kChunk); }
   void transpose_queries() { transpose(kChunk, pad, q(), pad, columns() + kChunk, 2 * kChunk); }
 
  private:
+  int64_t transposed_;
   Lines rows_;
 };
 

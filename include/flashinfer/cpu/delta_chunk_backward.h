@@ -20,8 +20,7 @@ class DeltaChunkGradient {
   explicit DeltaChunkGradient(const DeltaRuleBackwardParams& p)
       : p_(p),
         in_(p.in),
-        rows_(p.in.key_dim),
-        pad_(rows_.pad),
+        pad_(round_up(static_cast<int>(p.in.key_dim), kChunk)),
         state_(kDeltaColumns * pad_),
         grad_(kDeltaColumns * pad_),
         scratch_(pad_),
@@ -32,6 +31,7 @@ class DeltaChunkGradient {
     const int64_t length = tokens_.end - tokens_.begin, group = in_.group();
     chunks_ = (length + kChunk - 1) / kChunk;
     dq_.resize(chunks_ * kChunk * pad_), dk_.resize(chunks_ * kChunk * pad_);
+    load_rows(TokenRows<T>(in_, head * group));
     for (int64_t value_head = head * group; value_head < (head + 1) * group; ++value_head) {
       const TokenRows<T> rows(in_, value_head);
       prepare(rows);
@@ -41,12 +41,12 @@ class DeltaChunkGradient {
         replay(panel, rows);
         compare_last(panel);
         go_back(panel, rows);
-        go_forward(panel, rows);
+        go_forward(panel);
       }
-      within_chunks(rows);
+      within_chunks();
       write_gates(rows);
     }
-    write_rows(TokenRows<T>(in_, head * group), head);
+    write_rows(head);
   }
 
  private:
@@ -56,17 +56,25 @@ class DeltaChunkGradient {
     int64_t head, first, count;  // the head among those of all sequences, and its columns
   };
 
+  // Rows of a head lie far apart in tensors, and each pass needs them: here they lie beside each other.
+  void load_rows(const TokenRows<T>& rows) {
+    while (static_cast<int64_t>(rows_.size()) < chunks_) rows_.emplace_back(in_.key_dim, 1);
+    for (int64_t c = 0; c < chunks_; ++c) {
+      rows_[c].load(rows, tokens_, c);
+      rows_[c].transpose_keys();
+    }
+  }
+
   // What comes with the tokens, and sums of nothing yet.
   void prepare(const TokenRows<T>& rows) {
     factors_.resize(chunks_);
     gate_.assign(chunks_ * kChunk + 1, 0), dbeta_.assign(chunks_ * kChunk, 0);
     dp_.resize(chunks_ * ChunkFactors::kSquare), x_.resize(chunks_ * ChunkFactors::kSquare);
-    r_.resize(chunks_ * kPanelSize), grads_.resize(2 * chunks_ * kPanelSize);
+    v_.resize(chunks_ * kPanelSize), r_.resize(chunks_ * kPanelSize), grads_.resize(2 * chunks_ * kPanelSize);
     for (int64_t c = 0; c < chunks_; ++c) {
-      rows_.load(rows, tokens_, c);
-      rows_.transpose_keys();
-      factors_[c].load(rows, rows_.batch, rows_.first, rows_.count);
-      factors_[c].correlate(pad_, rows_.k(), rows_.q(), rows_.keys(), scale_);
+      ChunkRows<T>& chunk = rows_[c];
+      factors_[c].load(rows, chunk.batch, chunk.first, chunk.count);
+      factors_[c].correlate(pad_, chunk.k(), chunk.q(), chunk.keys(), scale_);
     }
   }
 
@@ -75,21 +83,16 @@ class DeltaChunkGradient {
     for (int at = 0; at < kPanelSize; at += kLanes) store(to + at, load(from + at) * load(factor + at % kChunk));
   }
 
-  void load_values(const Panel& panel, const TokenRows<T>& rows, float* to) {
-    load_transposed(rows_.count, panel.count, to,
-                    [&](int i) { return rows.value(rows_.batch, rows_.first + i) + panel.first; });
-  }
-
   void replay(const Panel& panel, const TokenRows<T>& rows) {
-    alignas(64) float v[kPanelSize], betas_r[kPanelSize];
+    alignas(64) float betas_r[kPanelSize];
     load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
     for (int64_t c = 0; c < chunks_; ++c) {
       const ChunkFactors& f = factors_[c];
-      float* r = r_.data() + c * kPanelSize;
-      rows_.load(rows, tokens_, c);
-      rows_.transpose_keys();
-      load_values(panel, rows, v);
-      multiply(kDeltaColumns, kChunk, pad_, {state_.data(), pad_, 1}, rows_.keys(),
+      ChunkRows<T>& chunk = rows_[c];
+      float *v = v_.data() + c * kPanelSize, *r = r_.data() + c * kPanelSize;
+      load_transposed(chunk.count, panel.count, v,
+                      [&](int i) { return rows.value(chunk.batch, chunk.first + i) + panel.first; });
+      multiply(kDeltaColumns, kChunk, pad_, {state_.data(), pad_, 1}, chunk.keys(),
                [&](int64_t row, int64_t i, vfloat sums) {
                  const int64_t at = row * kChunk + i;
                  const vfloat rest = load(v + at) - sums * load(f.decay + i);
@@ -100,16 +103,16 @@ class DeltaChunkGradient {
                  float* to = r + row * kChunk + i;
                  store(to, load(to) - sums);
                });
-      take_tokens(f, r);
+      take_tokens(c);
     }
   }
 
   // S = e^Gn S + K' e^(Gn-G) u
-  void take_tokens(const ChunkFactors& f, const float* r) {
+  void take_tokens(int64_t c) {
     alignas(64) float u[kPanelSize];
-    scale_tokens(r, f.beta, u);
-    scale_tokens(u, f.rest, u);
-    advance(state_.data(), pad_, f.last, kChunk, u, rows_.k());
+    scale_tokens(r_.data() + c * kPanelSize, factors_[c].beta, u);
+    scale_tokens(u, factors_[c].rest, u);
+    advance(state_.data(), pad_, factors_[c].last, kChunk, u, rows_[c].k());
   }
 
   void compare_last(const Panel& panel) {
@@ -118,16 +121,14 @@ class DeltaChunkGradient {
   }
 
   void go_back(const Panel& panel, const TokenRows<T>& rows) {
-    alignas(64) float v[kPanelSize], go[kPanelSize], du[kPanelSize], u[kPanelSize], dr[kPanelSize];
+    alignas(64) float go[kPanelSize], du[kPanelSize], u[kPanelSize], dr[kPanelSize];
     for (int64_t c = chunks_ - 1; c >= 0; --c) {
       const ChunkFactors& f = factors_[c];
-      const float* r = r_.data() + c * kPanelSize;
-      rows_.load(rows, tokens_, c);
-      rows_.transpose_keys();
-      load_values(panel, rows, v);
-      load_transposed(p_.grad_o ? rows_.count : 0, panel.count, go,
-                      [&](int i) { return static_cast<const T*>(p_.grad_o) + place(rows, i) + panel.first; });
-      multiply(kDeltaColumns, kChunk, pad_, {grad_.data(), pad_, 1}, rows_.keys(),
+      ChunkRows<T>& chunk = rows_[c];
+      const float *v = v_.data() + c * kPanelSize, *r = r_.data() + c * kPanelSize;
+      load_transposed(p_.grad_o ? chunk.count : 0, panel.count, go,
+                      [&](int i) { return static_cast<const T*>(p_.grad_o) + place(rows, chunk, i) + panel.first; });
+      multiply(kDeltaColumns, kChunk, pad_, {grad_.data(), pad_, 1}, chunk.keys(),
                [&](int64_t row, int64_t i, vfloat sums) { store(du + row * kChunk + i, sums * load(f.rest + i)); });
       multiply(kDeltaColumns, kChunk, kChunk, {go, kChunk, 1}, {f.p, kChunk}, [&](int64_t row, int64_t i, vfloat sums) {
         const int64_t at = row * kChunk + i;
@@ -147,8 +148,8 @@ class DeltaChunkGradient {
         }
         store(dbeta_.data() + c * kChunk + i, beta), store(gate_.data() + c * kChunk + i, gate);
       }
-      store_transposed(rows_.count, panel.count, dr,
-                       [&](int i) { return static_cast<T*>(p_.grad_v) + place(rows, i) + panel.first; });
+      store_transposed(chunk.count, panel.count, dr,
+                       [&](int i) { return static_cast<T*>(p_.grad_v) + place(rows, chunk, i) + panel.first; });
       scale_tokens(r, f.beta, u);
       add_product({go, 1, kChunk}, {u, kChunk}, dp_.data() + c * ChunkFactors::kSquare);
       add_product({dr, 1, kChunk}, {u, kChunk}, x_.data() + c * ChunkFactors::kSquare);
@@ -161,38 +162,36 @@ class DeltaChunkGradient {
           store(both + row * 2 * kChunk + i, load(dr + row * kChunk + i) * load(f.decay + i) * -1.f);
           store(both + (row * 2 + 1) * kChunk + i, load(go + row * kChunk + i) * load(f.decay + i) * scale_);
         }
-      advance(grad_.data(), pad_, f.last, 2 * kChunk, both, rows_.k());
+      advance(grad_.data(), pad_, f.last, 2 * kChunk, both, chunk.k());
     }
     store_panel(in_, p_.grad_initial_state, panel.head, panel.first, pad_, grad_.data());
   }
 
-  void go_forward(const Panel& panel, const TokenRows<T>& rows) {
+  void go_forward(const Panel& panel) {
     load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
     for (int64_t c = 0; c < chunks_; ++c) {
       const float* both = grads_.data() + 2 * c * kPanelSize;
-      rows_.load(rows, tokens_, c);
       add_rows(kDeltaColumns, {both, 1, 2 * kChunk}, {state_.data(), pad_}, dk_, c);
       add_queries(kDeltaColumns, {both + kChunk, 1, 2 * kChunk}, {state_.data(), pad_}, c);
-      take_tokens(factors_[c], r_.data() + c * kPanelSize);
+      take_tokens(c);
     }
   }
 
   // What tokens of a chunk do to each other.
-  void within_chunks(const TokenRows<T>& rows) {
+  void within_chunks() {
     alignas(64) float dp[ChunkFactors::kSquare], x[ChunkFactors::kSquare], sum[ChunkFactors::kSquare];
     for (int64_t c = 0; c < chunks_; ++c) {
       const float *gam = factors_[c].gam, *all_dp = dp_.data() + c * ChunkFactors::kSquare,
                   *all_x = x_.data() + c * ChunkFactors::kSquare;
-      rows_.load(rows, tokens_, c);
       for (int at = 0; at < ChunkFactors::kSquare; ++at) {
         dp[at] = scale_ * gam[at] * all_dp[at];
         x[at] = at % (kChunk + 1) == 0 ? 0.f : -gam[at] * all_x[at];
       }
       for (int i = 0; i < kChunk; ++i)
         for (int j = 0; j < kChunk; ++j) sum[i * kChunk + j] = x[i * kChunk + j] + x[j * kChunk + i];
-      add_queries(kChunk, {dp, kChunk, 1}, {rows_.k(), pad_}, c);
-      add_rows(kChunk, {dp, 1, kChunk}, {rows_.q(), pad_}, dk_, c);
-      add_rows(kChunk, {sum, kChunk, 1}, {rows_.k(), pad_}, dk_, c);
+      add_queries(kChunk, {dp, kChunk, 1}, {rows_[c].k(), pad_}, c);
+      add_rows(kChunk, {dp, 1, kChunk}, {rows_[c].q(), pad_}, dk_, c);
+      add_rows(kChunk, {sum, kChunk, 1}, {rows_[c].k(), pad_}, dk_, c);
     }
   }
 
@@ -209,18 +208,18 @@ class DeltaChunkGradient {
   }
   // The same of dq, whose products with q are the gates'.
   void add_queries(int64_t depth, const Left& left, const Right& right, int64_t chunk) {
-    float* rows = dq_.data() + chunk * kChunk * pad_;
+    float *rows = dq_.data() + chunk * kChunk * pad_, *q = rows_[chunk].q();
     vfloat shares[kChunk] = {};
     multiply(kChunk, pad_, depth, left, right, [&](int64_t i, int64_t d, vfloat sums) {
       store(rows + i * pad_ + d, load(rows + i * pad_ + d) + sums);
-      shares[i] += sums * load(rows_.q() + i * pad_ + d);
+      shares[i] += sums * load(q + i * pad_ + d);
     });
     for (int i = 0; i < kChunk; ++i) gate_[chunk * kChunk + i] += sum(shares[i]);
   }
 
   // Number of a token's columns in tensors like v.
-  int64_t place(const TokenRows<T>& rows, int i) const {
-    return rows.number(rows_.batch, rows_.first + i) * in_.value_dim;
+  int64_t place(const TokenRows<T>& rows, const ChunkRows<T>& chunk, int i) const {
+    return rows.number(chunk.batch, chunk.first + i) * in_.value_dim;
   }
 
   // Sums from the last token to the first.
@@ -234,17 +233,17 @@ class DeltaChunkGradient {
     }
   }
 
-  void write_rows(const TokenRows<T>& rows, int64_t head) {
+  void write_rows(int64_t head) {
     for (int64_t c = 0; c < chunks_; ++c) {
-      rows_.load(rows, tokens_, c);
-      for (int i = 0; i < rows_.count; ++i) {
-        const int64_t b = rows_.batch, t = rows_.first + i, row = (c * kChunk + i) * pad_;
+      ChunkRows<T>& chunk = rows_[c];
+      for (int i = 0; i < chunk.count; ++i) {
+        const int64_t b = chunk.batch, t = chunk.first + i, row = (c * kChunk + i) * pad_;
         const int64_t to = ((b * in_.num_tokens + t) * in_.num_heads + head) * in_.key_dim;
         const T* q = static_cast<const T*>(in_.q) + in_.q_strides.at(b, t, head);
         const T* k = static_cast<const T*>(in_.k) + in_.k_strides.at(b, t, head);
-        store_row_gradient(in_, q, rows_.q() + i * pad_, dq_.data() + row, scratch_.data(),
+        store_row_gradient(in_, q, chunk.q() + i * pad_, dq_.data() + row, scratch_.data(),
                            static_cast<T*>(p_.grad_q) + to);
-        store_row_gradient(in_, k, rows_.k() + i * pad_, dk_.data() + row, scratch_.data(),
+        store_row_gradient(in_, k, chunk.k() + i * pad_, dk_.data() + row, scratch_.data(),
                            static_cast<T*>(p_.grad_k) + to);
       }
     }
@@ -252,11 +251,11 @@ class DeltaChunkGradient {
 
   const DeltaRuleBackwardParams& p_;
   const DeltaRuleInputs& in_;
-  ChunkRows<T> rows_;
+  std::vector<ChunkRows<T>> rows_;
   int64_t pad_, chunks_ = 0;
   Sequence tokens_{};
   Lines state_, grad_, scratch_;
-  Lines dq_, dk_, dp_, x_, r_, grads_;  // of a sequence
+  Lines dq_, dk_, dp_, x_, v_, r_, grads_;  // of a sequence
   std::vector<ChunkFactors> factors_;
   std::vector<float> gate_, dbeta_;
   float scale_;

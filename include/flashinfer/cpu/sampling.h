@@ -2,7 +2,7 @@
 #pragma once
 
 #include <flashinfer/cpu/parallel.h>
-#include <flashinfer/cpu/sampling_select.h>
+#include <flashinfer/cpu/sampling_top_p.h>
 
 namespace flashinfer::cpu {
 
@@ -100,13 +100,12 @@ inline void apply(const Filters& f, DType dtype, Drawable& d) {
       renormalize(d.row, t, mass, d.sums, dtype);
       mass = Mass::of(d.row.sums), t = 0;
     }
-    // Where the other filters leave no more than p, they decide.
-    if (t > 0) sum_kept(d.row, t, d.sums);
-    if (t == 0 || Mass::of(d.sums, mass.fixed).real() >= f.top_p * mass.real())
-      t = std::max(t, top_p_threshold(d.row, mass, f.top_p, d.buffer, t));
   }
+  if (t > 0 || !f.has_top_p) sum_kept(d.row, t, d.sums);
+  // Where the other filters leave no more than p, they decide.
+  if (f.has_top_p && (t == 0 || Mass::of(d.sums, mass.fixed).real() >= f.top_p * mass.real()))
+    t = top_p_threshold(d.row, mass, f.top_p, d.sums, d.buffer, t);
   d.threshold = t;
-  sum_kept(d.row, t, d.sums);
   d.finish(mass);
 }
 
@@ -195,11 +194,17 @@ inline void write_changed(const MapRowsParams& p, int64_t r, const Source& from,
                           const F& change) {
   float buffer[kSumChunk];
   bool is_below = false;  // what the buffer has
+  float* output = from.dtype == DType::kFloat32 ? static_cast<float*>(p.output) + r * p.vocab_size : nullptr;
   for (int64_t c = 0; c < row.chunks(); ++c) {
-    const bool reaches = !(row.maxima[c] < t);
+    const bool reaches = !(row.maxima[c] < t), stays = output && from.count(c) == kSumChunk;
     const float* at = row.chunk(c);
-    if (reaches || !is_below)
-      for (int i = 0; i < kSumChunk; i += kLanes) store(buffer + i, change(reaches ? load(at + i) : splat(below)));
+    float* to = stays ? output + c * kSumChunk : buffer;
+    if (reaches) {
+      for (int i = 0; i < kSumChunk; i += kLanes) store(to + i, change(load(at + i)));
+    } else if (stays || !is_below) {
+      std::fill_n(to, kSumChunk, change(splat(below))[0]);
+    }
+    if (stays) continue;
     is_below = !reaches;
     from.format->write(p.output, r * p.vocab_size + c * kSumChunk, from.count(c), buffer);
   }
@@ -216,10 +221,12 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
     const float value = zeros ? 0.0f : NAN;
     return write_changed(p, r, from, d.row, 0, 0, [&](vfloat) { return splat(value); });
   }
-  float t = 0;
-  if (top_k.on) t = top_k_threshold(d.row, top_k.k, d.buffer, 0);
-  if (!(top_p >= 1)) t = top_p_threshold(d.row, mass, top_p, d.buffer);
-  sum_kept(d.row, t, d.sums);
+  float t = top_k.on ? top_k_threshold(d.row, top_k.k, d.buffer, 0) : 0.0f;
+  if (top_p >= 1) {
+    sum_kept(d.row, t, d.sums);
+  } else {
+    t = top_p_threshold(d.row, mass, top_p, d.sums, d.buffer);
+  }
   const Normalizer by = Normalizer::of(Mass::of(d.sums, mass.fixed).real());
   write_changed(p, r, from, d.row, t, 0, [&](vfloat x) { return normalized(kept(x, t), by); });
 }

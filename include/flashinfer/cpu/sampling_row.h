@@ -41,9 +41,13 @@ inline float folded(vfloat value, const F& join) {
   return value[0];
 }
 
+inline float added(vfloat value) {
+  return folded(value, [](vfloat a, vfloat b) { return a + b; });
+}
+
 template <typename F>
 inline float chunk_sum(const F& value) {
-  return folded(halved<kLanes>(value, 0), [](vfloat a, vfloat b) { return a + b; });
+  return added(halved<kLanes>(value, 0));
 }
 
 inline float largest(vfloat value) {

@@ -1,4 +1,4 @@
-// Thresholds on the CPU: the largest v for which the elements >= v are enough, by count (top-k) or by sum (top-p).
+// Thresholds on the CPU: the largest v for which the elements >= v are enough, by count or by sum; top-k's.
 //
 // Two pivots from a sample part the elements; the part that holds v goes on, until few are left to be sorted.
 #pragma once
@@ -12,15 +12,18 @@
 
 namespace flashinfer::cpu {
 
+// Lanes inside [low, high], to `to`, which has room for a vector; how many.
 #if defined(FLASHINFER_AVX512)
-inline int append(float* to, vfloat value, vint mask) {
-  const __mmask16 bits = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-  const vfloat packed = (vfloat)_mm512_maskz_compress_ps(bits, (__m512)value);
-  store(to, packed);
+inline int append_within(float* to, vfloat value, float low, float high) {
+  const __m512 x = (__m512)value;
+  const __mmask16 reach = _mm512_cmp_ps_mask(x, _mm512_set1_ps(low), _CMP_GE_OQ);
+  const __mmask16 bits = _mm512_mask_cmp_ps_mask(reach, x, _mm512_set1_ps(high), _CMP_LE_OQ);
+  store(to, (vfloat)_mm512_maskz_compress_ps(bits, x));
   return __builtin_popcount(bits);
 }
 #else
-inline int append(float* to, vfloat value, vint mask) {
+inline int append_within(float* to, vfloat value, float low, float high) {
+  const vint mask = (value >= low) & (value <= high);
   int count = 0;
   for (int lane = 0; lane < kLanes; ++lane) to[count] = value[lane], count -= mask[lane];
   return count;
@@ -33,7 +36,7 @@ inline int64_t gather(const float* from, int64_t n, float low, float high, float
   for_lanes(n, [&](int64_t i, int lanes) {
     vfloat x = load(from + i, lanes);
     for (int lane = lanes; lane < kLanes; ++lane) x[lane] = NAN;
-    count += append(to + count, x, (x >= low) & (x <= high));
+    count += append_within(to + count, x, low, high);
   });
   return count;
 }
@@ -63,7 +66,7 @@ Measure measure(const float* x, int64_t n, float high, float low) {
 // Two elements between which v probably lies, from a sorted sample: where the sample's own measure passes `share`.
 template <bool kMass>
 std::pair<float, float> guess(const float* x, int64_t n, double share, bool single) {
-  constexpr int kSample = 128, kMargin = 5;
+  constexpr int kSample = 64, kMargin = 4;
   float sample[kSample];
   for (int i = 0; i < kSample; ++i) sample[i] = x[static_cast<int64_t>((i + 0.5) * n / kSample)];
   std::sort(sample, sample + kSample, [](float a, float b) { return a > b; });
@@ -75,21 +78,29 @@ std::pair<float, float> guess(const float* x, int64_t n, double share, bool sing
   return {sample[std::max(at - kMargin, 0)], sample[std::min(at + kMargin, kSample - 1)]};
 }
 
+// A threshold, and how many elements are equal to it.
+struct Edge {
+  float value;
+  int64_t count;
+};
+
 // `x` is the caller's to overwrite, and has room for n + kLanes; it holds no NaN. The smallest element where all are
 // not enough, `none` where there is no element.
 template <bool kMass>
-float select_sorted(float* x, int64_t n, double wanted, double have, float none) {
+Edge select_sorted(float* x, int64_t n, double wanted, double have, float none) {
   std::sort(x, x + n, [](float a, float b) { return a > b; });
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0, first = 0; i < n; ++i) {
     have += kMass ? x[i] : 1;
-    if (have >= wanted && (i + 1 == n || x[i + 1] != x[i])) return x[i];
+    if (i + 1 < n && x[i + 1] == x[i]) continue;
+    if (have >= wanted || i + 1 == n) return {x[i], i + 1 - first};
+    first = i + 1;
   }
-  return n ? x[n - 1] : none;
+  return {none, 0};
 }
 
 // `all` is the measure of the elements given, `have` what lies above them.
 template <bool kMass>
-float select_threshold(float* x, int64_t n, double wanted, double all, float none) {
+Edge select_threshold(float* x, int64_t n, double wanted, double all, float none) {
   constexpr int64_t kFew = 96;
   double have = 0;
   for (bool single = false; n > kFew;) {
@@ -100,7 +111,10 @@ float select_threshold(float* x, int64_t n, double wanted, double all, float non
       n = gather(x, n, std::nextafter(high, INFINITY), INFINITY, x);
       all = part.above;
     } else if (have + part.at_least >= wanted) {
-      if (high == low) return high;
+      if (high == low) {
+        const Measure equal = measure<false>(x, n, high, low);
+        return {high, static_cast<int64_t>(equal.at_least - equal.above)};
+      }
       n = gather(x, n, low, high, x);
       have += part.above, all = part.at_least - part.above;
     } else {
@@ -112,6 +126,26 @@ float select_threshold(float* x, int64_t n, double wanted, double all, float non
   return select_sorted<kMass>(x, n, wanted, have, none);
 }
 
+// A number that probably few more than k elements reach, from a sample of some of each chunk.
+inline float reached_by_few(const Row& row, int64_t k, float* sample, float least) {
+  int64_t count = 0;
+  for (int64_t c = 0; (c + 1) * kSumChunk <= row.n; ++c)
+    count += gather(row.chunk(c) + c * kLanes % kSumChunk, kLanes, least, INFINITY, sample + count);
+  const double all = static_cast<double>(count), mean = all * static_cast<double>(k) / static_cast<double>(row.n);
+  return select_threshold<false>(sample, count, mean + 3 * std::sqrt(mean) + 3, all, least).value;
+}
+
+// The elements of a row from `low` to `high`; how many.
+inline int64_t gather_within(const Row& row, float low, float high, Floats& buffer) {
+  int64_t count = 0;
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    if (!(row.maxima[c] >= low)) continue;
+    const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
+    count += gather(row.chunk(c), size, low, high, &buffer[count]);
+  }
+  return count;
+}
+
 // The k-th largest number of a row without those below `least`, which it is where there are fewer than k.
 inline float top_k_threshold(const Row& row, int64_t k, Floats& buffer, float least) {
   buffer.resize(row.x.size() + kLanes);
@@ -120,94 +154,12 @@ inline float top_k_threshold(const Row& row, int64_t k, Floats& buffer, float le
     std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
     std::nth_element(buffer.begin(), buffer.begin() + (k - 1), buffer.begin() + row.chunks(), std::greater<float>());
     low = buffer[k - 1];
+  } else if (row.n >= 64 * kSumChunk && 8 * k < row.n) {
+    low = reached_by_few(row, k, buffer.data(), least);
   }
-  int64_t count = 0;
-  for (int64_t c = 0; c < row.chunks(); ++c) {
-    if (row.maxima[c] >= low) {
-      const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
-      count += gather(row.chunk(c), size, low, INFINITY, &buffer[count]);
-    }
-  }
-  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), least);
-}
-
-// The threshold of a row of which much is kept, or NaN. A sample of some elements of each chunk gives two numbers that
-// it probably lies between: three standard deviations of the sample's share to both sides of p. One pass sums what lies
-// above them, and gathers what lies between.
-inline float top_p_between(const Row& row, double wanted, double p, Floats& buffer) {
-  const int64_t samples = row.chunks() * kLanes;
-  if (row.n < 64 * kSumChunk) return NAN;
-  float* sample = buffer.data();
-  vfloat sums{}, squares{};
-  for (int64_t c = 0; c < row.chunks(); ++c) {
-    if (row.sums[c] == 0) return NAN;
-    const vfloat x = load(row.chunk(c) + c * kLanes % kSumChunk);
-    store(sample + c * kLanes, x);
-    sums += x, squares += x * x;
-  }
-  const double total = sum(sums),
-               spread = (1 - p) * (1 - p) * sum(squares) / (total * total) + 0.3 * p * p * (1 - p) / samples;
-  const double apart = 3 * std::sqrt(spread);
-  if (!(apart < std::min(p, 1 - p) / 4)) return NAN;  // peaked
-  float* other = sample + samples + kLanes;
-  std::copy(sample, sample + samples, other);
-  const float high = select_threshold<true>(other, samples, (p - apart) * total, total, 0.0f);
-  const float low = select_threshold<true>(sample, samples, (p + apart) * total, total, 0.0f);
-  double above = 0;
-  int64_t count = 0;
-  for (int64_t c = 0; c < row.chunks(); ++c) {
-    if (row.maxima[c] < low || row.sums[c] == 0) continue;
-    const float* at = row.chunk(c);
-    vfloat sums{};
-    for (int i = 0; i < kSumChunk; i += kLanes) {
-      const vfloat x = load(at + i);
-      const vint over = x > high;
-      sums += select(over, x, vfloat{});
-      count += append(&buffer[count], x, (x >= low) & ~over);
-    }
-    above += sum(sums);
-  }
-  if (above >= wanted) return NAN;
-  const double between = measure<true>(buffer.data(), count, INFINITY, low).at_least;
-  if (above + between < wanted) return NAN;
-  return select_threshold<true>(buffer.data(), count, wanted - above, between, low);
-}
-
-// The elements of a row from `low` on; how many.
-inline int64_t gather_from(const Row& row, float low, Floats& buffer) {
-  int64_t count = 0;
-  for (int64_t c = 0; c < row.chunks(); ++c)
-    if (row.maxima[c] >= low && row.sums[c] != 0)
-      count += gather(row.chunk(c), kSumChunk, low, INFINITY, &buffer[count]);
-  return count;
-}
-
-// The threshold of a row of which little is kept, or NaN: what reaches half of the chunks' maxima may be enough.
-inline float top_p_from_maxima(const Row& row, double wanted, Floats& buffer) {
-  double sum = 0;
-  for (const float most : row.maxima) sum += most;
-  if (row.chunks() < 2 || sum < wanted / 4) return NAN;
-  std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
-  const auto middle = buffer.begin() + row.chunks() / 2;
-  std::nth_element(buffer.begin(), middle, buffer.begin() + row.chunks());
-  const int64_t count = gather_from(row, *middle, buffer);
-  const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
-  return all < wanted ? NAN : select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
-}
-
-// The largest v with sum(x >= v) >= p * S, where it is `least` or more.
-inline float top_p_threshold(const Row& row, const Mass& mass, double p, Floats& buffer, float least = 0) {
-  const double wanted = p * mass.real();
-  if (!(p > 0)) return *std::max_element(row.maxima.begin(), row.maxima.end());
-  buffer.resize(row.x.size() + kLanes);
-  float t = least > 0 ? NAN : top_p_between(row, wanted, p, buffer);
-  if (t != t && !(least > 0)) t = top_p_from_maxima(row, wanted, buffer);
-  if (t == t) return t;
-  // All smaller elements together are less than what may be missing.
-  const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
-  const int64_t count = gather_from(row, std::max(low, least), buffer);
-  const double all = least > low ? measure<true>(buffer.data(), count, INFINITY, 0).at_least : mass.real();
-  return select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
+  int64_t count = gather_within(row, low, INFINITY, buffer);
+  if (count < k && low > least) count = gather_within(row, least, INFINITY, buffer);
+  return select_threshold<false>(buffer.data(), count, static_cast<double>(k), static_cast<double>(count), least).value;
 }
 
 }  // namespace flashinfer::cpu

@@ -11,8 +11,10 @@ inline void pick_top_k(const Row& row, float t, int64_t k, float* values, int64_
     for (int64_t c = 0; c < row.chunks(); ++c) {
       const float* at = row.chunk(c);
       if (row.maxima[c] < t && !row.has_nan) continue;
-      const int64_t size = std::min<int64_t>(row.n - c * kSumChunk, kSumChunk);
-      for (int64_t i = 0; i < size; ++i) f(at[i], c * kSumChunk + i);
+      for_lanes(std::min<int64_t>(row.n - c * kSumChunk, kSumChunk), [&](int64_t i, int lanes) {
+        if (any(~(load(at + i, lanes) < t)))
+          for (int lane = 0; lane < lanes; ++lane) f(at[i + lane], c * kSumChunk + i + lane);
+      });
     }
   };
   int64_t above = 0, equal = 0, count = 0;

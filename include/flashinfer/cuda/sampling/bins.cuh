@@ -66,14 +66,6 @@ struct Bins {
   }
 };
 
-// Whether sums of what is kept say that t is the largest number from which on there is `wanted`, where elements that
-// are t have the sum `edges`. Each of those changes a chunk's sum by itself and by less than 2^-19 of the largest
-// chunk.
-__device__ __forceinline__ bool is_threshold(double kept, double edges, float t, double wanted, FixedPoint fixed) {
-  const double rounding = fmin(edges / t * fixed.down * 0x1p48, kept) * 0x1p-19;
-  return kept >= wanted && kept - edges + rounding < wanted;
-}
-
 // An element's share in the sums of a bin: an integer of 2 * bits bits, in two words that do not overflow.
 struct Weights {
   float up, more;  // their product may be more than a float can hold

@@ -1,0 +1,136 @@
+// Top-p's threshold on the CPU: the largest v for which the elements >= v have p of the mass.
+#pragma once
+
+#include <flashinfer/cpu/sampling_select.h>
+
+namespace flashinfer::cpu {
+
+constexpr Edge kNoEdge{0, 0};
+constexpr float kLeast = 0x1p-149f;  // that counts: a chunk whose sum is 0 may have any elements
+
+// The threshold of a row of which much is kept, or none. A sample of some elements of each chunk gives two numbers that
+// it probably lies between: three standard deviations of the sample's share to both sides of p. One pass sums what lies
+// above them, and gathers what lies between.
+inline Edge top_p_between(const Row& row, double wanted, double p, Floats& buffer) {
+  const int64_t samples = row.chunks() * kLanes;
+  if (row.n < 64 * kSumChunk) return kNoEdge;
+  float* sample = buffer.data();
+  vfloat sums{}, squares{};
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    if (row.sums[c] == 0) return kNoEdge;
+    const vfloat x = load(row.chunk(c) + c * kLanes % kSumChunk);
+    store(sample + c * kLanes, x);
+    sums += x, squares += x * x;
+  }
+  const double total = sum(sums),
+               spread = (1 - p) * (1 - p) * sum(squares) / (total * total) + 0.3 * p * p * (1 - p) / samples;
+  const double apart = 3 * std::sqrt(spread);
+  if (!(apart < std::min(p, 1 - p) / 4)) return kNoEdge;  // peaked
+  float* other = sample + samples + kLanes;
+  std::copy(sample, sample + samples, other);
+  const float high = select_threshold<true>(other, samples, (p - apart) * total, total, 0.0f).value;
+  const float low = select_threshold<true>(sample, samples, (p + apart) * total, total, 0.0f).value;
+  double above = 0;
+  int64_t count = 0;
+  float* to = buffer.data();
+  for (int64_t c = 0; c < row.chunks(); ++c) {
+    if (row.maxima[c] < low || row.sums[c] == 0) continue;
+    const float* at = row.chunk(c);
+    vfloat sums[2]{};
+    for (int i = 0; i < kSumChunk; i += 2 * kLanes) {
+      const vfloat x[2] = {load(at + i), load(at + i + kLanes)};
+      for (int k = 0; k < 2; ++k) {
+        sums[k] += select(x[k] > high, x[k], vfloat{});
+        count += append_within(to + count, x[k], low, high);
+      }
+    }
+    above += added(sums[0] + sums[1]);
+  }
+  if (above >= wanted) return kNoEdge;
+  const double between = measure<true>(buffer.data(), count, INFINITY, low).at_least;
+  if (above + between < wanted) return kNoEdge;
+  return select_threshold<true>(buffer.data(), count, wanted - above, between, low);
+}
+
+// The threshold of a row of which little is kept, or none: what reaches half of the chunks' maxima may be enough.
+inline Edge top_p_from_maxima(const Row& row, double wanted, Floats& buffer) {
+  double sum = 0;
+  for (const float most : row.maxima) sum += most;
+  if (row.chunks() < 2 || sum < wanted / 4) return kNoEdge;
+  std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
+  const auto middle = buffer.begin() + row.chunks() / 2;
+  std::nth_element(buffer.begin(), middle, buffer.begin() + row.chunks());
+  const int64_t count = gather_within(row, std::max(*middle, kLeast), INFINITY, buffer);
+  const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
+  return all < wanted ? kNoEdge : select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
+}
+
+// The largest v with sum(x >= v) >= p * S, where it is `least` or more, nearly: sums are taken in an order of their
+// own.
+inline Edge top_p_nearly(const Row& row, const Mass& mass, double p, double wanted, Floats& buffer, float least) {
+  Edge edge = least > 0 ? kNoEdge : top_p_between(row, wanted, p, buffer);
+  if (edge.count == 0 && !(least > 0)) edge = top_p_from_maxima(row, wanted, buffer);
+  if (edge.count > 0) return edge;
+  // All smaller elements together are less than what may be missing.
+  const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
+  const int64_t count = gather_within(row, std::max({low, least, kLeast}), INFINITY, buffer);
+  const double all = least > low ? measure<true>(buffer.data(), count, INFINITY, 0).at_least : mass.real();
+  return select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
+}
+
+// The number that is a threshold by the sums of common/fixed_sum.h, and in `sums` those of what it keeps; `edge` is it
+// or near it. Floats that are not negative are ordered as their bits are.
+inline float settle(const Row& row, FixedPoint fixed, double wanted, Edge edge, std::vector<float>& sums,
+                    Floats& buffer) {
+  const auto as_float = [](uint32_t bits) { return bit_cast<float>(bits); };
+  const auto from = [&](float t) {
+    sum_kept(row, t, sums);
+    return Mass::of(sums, fixed).real();
+  };
+  // There is enough from `low` on, and not from `high` on.
+  const uint32_t end = bit_cast<uint32_t>(*std::max_element(row.maxima.begin(), row.maxima.end())) + 1;
+  uint32_t low = 1, high = end;
+  double above = 0;
+  for (float apart = 0x1p-8f;; apart *= 8) {
+    const float t = std::max(edge.value, as_float(low));
+    const uint32_t bits = bit_cast<uint32_t>(t);
+    if (const double kept = from(t); kept < wanted) {
+      high = bits, above = kept;
+    } else {
+      low = bits;
+      if (high - low == 1 || is_threshold(kept, static_cast<double>(edge.count) * t, t, wanted, fixed)) return t;
+      const double more = from(as_float(bits + 1));
+      if (more < wanted) {
+        from(t);
+        return t;
+      }
+      low = bits + 1;
+    }
+    // A little above what is too low; below what is too high, as much as is missing.
+    edge = {as_float(low + (high - low) / 2), 0};
+    if (apart > 1) continue;
+    if (high == end) {
+      edge.value = std::min(as_float(low) * (1 + apart), as_float(high - 1));
+      continue;
+    }
+    edge.value = std::max(as_float(low), as_float(high) * (1 - apart));
+    const int64_t count = gather_within(row, edge.value, as_float(high - 1), buffer);
+    const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
+    if (above + all >= wanted) edge = select_threshold<true>(buffer.data(), count, wanted - above, all, edge.value);
+  }
+}
+
+// The largest v with sum(x >= v) >= p * S, where it is `least` or more, and in `sums` those of what it keeps.
+inline float top_p_threshold(const Row& row, const Mass& mass, double p, std::vector<float>& sums, Floats& buffer,
+                             float least = 0) {
+  const double wanted = p * mass.real();
+  if (!(wanted > 0)) {
+    const float most = *std::max_element(row.maxima.begin(), row.maxima.end());
+    sum_kept(row, most, sums);
+    return most;
+  }
+  buffer.resize(row.x.size() + kLanes);
+  return settle(row, mass.fixed, wanted, top_p_nearly(row, mass, p, wanted, buffer, least), sums, buffer);
+}
+
+}  // namespace flashinfer::cpu
