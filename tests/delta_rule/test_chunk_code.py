@@ -12,16 +12,18 @@ from ..support.device_code import compiled_for, sass_or_skip
 # Products of tiles of 16 x 8 by 16: of a state of 16 columns by 128 keys and 64 tokens, and of a matrix on and below
 # the diagonal. Of warpgroups: of keys, of tokens.
 STATE, LOWER, KEYS, TOKENS = 64, 20, 8, 4
-# The kernels of each source that walk over the chunks, and their products: of tiles, and of warpgroups.
+PREPARED = 128  # tiles of products of a chunk's rows with each other, where blocks of the same kernel make its terms
+# The kernels of each source that walk over the chunks, and their products: of tiles where there are no warpgroups, of
+# warpgroups, and of tiles beside these.
 WALKS = {
     "chunk.cu": {
-        "chain": (3 * STATE + 2 * LOWER, 0),
-        "split": (3 * STATE + 2 * LOWER, 0),
-        "split_groups": (0, 2 * KEYS + 3 * TOKENS),
+        "chain": (3 * STATE + 2 * LOWER, 0, 0),
+        "split": (3 * STATE + 2 * LOWER, 0, 0),
+        "split_groups": (0, 2 * KEYS + 3 * TOKENS, PREPARED),
     },
     "chunk_backward.cu": {
-        "replay": (2 * STATE + LOWER, KEYS + 2 * TOKENS),
-        "reverse": (3 * STATE + 2 * LOWER, KEYS + 4 * TOKENS),
+        "replay": (2 * STATE + LOWER, KEYS + 2 * TOKENS, 0),
+        "reverse": (3 * STATE + 2 * LOWER, KEYS + 4 * TOKENS, 0),
     },
 }
 # How many shapes of blocks a kernel has on warps and on warpgroups. Narrow blocks are for both architectures.
@@ -40,12 +42,12 @@ def test_spills_and_products(source: str, arch: str, tmp_path: Path) -> None:
     assert "C75" not in said, said  # warpgroups' products wait for each other where the compiler says so
     sass = sass_or_skip(place)
     functions = dict(re.findall(r"Function : (\w*delta_\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
-    for kernel, (tiles, groups) in WALKS[source].items():
+    for kernel, (tiles, groups, beside) in WALKS[source].items():
         bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name and "MMA" in text]
         by_tiles = [body for body in bodies if "HGMMA" not in body]
         assert (len(by_tiles), len(bodies) - len(by_tiles)) == SHAPES[arch][kernel]
         for body in bodies:
             products = (len(re.findall(r"HMMA\.16816", body)), len(re.findall(r"HGMMA\.64x", body)))
-            assert products == ((tiles, 0) if body in by_tiles else (0, groups))
+            assert products == ((tiles, 0) if body in by_tiles else (beside, groups))
             assert body.count("LDGSTS") > 0
             assert not re.search(r"\b(STL|LDL)\b", body)

@@ -219,3 +219,20 @@ def test_gradients_of_one_result(device):
         )
         for one, again, other in zip(*mine, right, strict=True):
             assert one.equal(again) and error(one.transpose(1, 2), other.transpose(1, 2)) < bound_of(given)
+
+
+@pytest.mark.parametrize("batch, tokens, heads, values", [(1, 1500, 2, 128), (2, 530, 3, 128), (3, 257, 1, 96)])
+def test_few_heads_have_the_bits_of_packed_sequences(batch, tokens, heads, values, device):
+    """Terms of chunks are made beside the states where there are few heads of sequences of one length, first where
+    offsets say the lengths: the same numbers, in whatever order blocks come to them, and none from stale memory."""
+    dtype = random.choice(HALVES)
+    given = inputs(dtype, device, batch, tokens, heads, 2 * heads, 128, values)
+    packed = {
+        name: one if name == "initial_state" else one.reshape(1, batch * tokens, *one.shape[2:])
+        for name, one in given.items()
+    }
+    want, want_state = run(packed, [tokens] * batch)
+    for _ in range(10):
+        torch.full((1 << 22,), torch.nan, device=device)  # the memory that the call works in, on a GPU
+        out, state = run(given)
+        assert torch.equal(out.flatten(0, 1), want[0]) and torch.equal(state, want_state)

@@ -25,7 +25,8 @@ struct DeltaChain : DeltaWalk<Shape> {
 
   const DeltaRuleParams& p;
 
-  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params) : Base(params.in), p(params) {}
+  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x)
+      : Base(params.in, block), p(params) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);

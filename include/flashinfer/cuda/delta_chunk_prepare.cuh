@@ -6,6 +6,7 @@
 #include <flashinfer/cuda/delta_chunk.cuh>
 #include <flashinfer/cuda/delta_columns.cuh>
 #include <flashinfer/cuda/ptx/approx.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 
 namespace flashinfer::cuda {
@@ -36,14 +37,26 @@ struct DeltaPrepare {
 
   const DeltaRuleInputs& in;
   Shared& shared;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int thread = threadIdx.x, barrier = 0;  // of kThreads, and that they meet at
+  int warp = thread / 32, lane = thread % 32;
+
+  // All of a chunk and head.
+  __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, DeltaTerms& to) const {
+    load(chunk, value_head);
+    correlate(scale, to);
+    solve();
+    store(scale, to);
+  }
+
+ private:
+  __device__ __forceinline__ void sync() const { ptx::named_barrier<kThreads>(barrier); }
 
   __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
     const int64_t head = static_cast<uint32_t>(value_head) / static_cast<uint32_t>(in.group());
     copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.k), in.k, in.k_strides, chunk, head, 0, in.key_dim,
-                                     threadIdx.x);
+                                     thread);
     copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.q), in.q, in.q_strides, chunk, head, 0, in.key_dim,
-                                     threadIdx.x);
+                                     thread);
     ptx::cp_async_commit();
     const int64_t number = (chunk.batch * in.num_tokens + chunk.first) * in.num_value_heads + value_head;
     if (warp == 0) {
@@ -57,17 +70,17 @@ struct DeltaPrepare {
       const float before = __shfl_up_sync(kAllLanes, sum, 1);
       shared.sums[2 * lane] = (lane ? before : 0.f) + first, shared.sums[2 * lane + 1] = sum;
     } else if (warp < 3) {
-      const int i = threadIdx.x - 32;
+      const int i = thread - 32;
       shared.beta[i] = i >= chunk.count ? 0.f
                        : in.beta        ? load_float<float>(in.beta, number + i * in.num_value_heads)
                                         : 1.f;
     }
     ptx::cp_async_wait<0>();
-    __syncthreads();
-    const int row = threadIdx.x % kDeltaChunk;
-    (threadIdx.x < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
-        in.l2norm ? normaliser(threadIdx.x < kDeltaChunk ? shared.k : shared.q, row) : 1.f;
-    __syncthreads();
+    sync();
+    const int row = thread % kDeltaChunk;
+    (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
+        in.l2norm ? normaliser(thread < kDeltaChunk ? shared.k : shared.q, row) : 1.f;
+    sync();
   }
 
   // Products of the rows, P as it leaves, and L in place of q and k.
@@ -89,7 +102,7 @@ struct DeltaPrepare {
         l.template add<T>(k, b, pair), p.template add<T>(q, b, pair);
       }
     }
-    __syncthreads();
+    sync();
     const int upper = 16 * warp + lane / 4;
 #pragma unroll
     for (int n = 0; n < kDeltaChunk / 8; ++n) {
@@ -118,7 +131,7 @@ struct DeltaPrepare {
   // Z of L.
   __device__ __forceinline__ void solve() const {
     substitute(16 * warp);
-    __syncthreads();
+    sync();
     const int j = 16 * warp;
     for (int i = j + 16; i < kDeltaChunk; i += 16) {
       float x[2][4];
@@ -131,7 +144,7 @@ struct DeltaPrepare {
       for_elements(i, j, [&](int n, int e, int row, int column) { shared.z[row][column] = x[n][e]; });
       __syncwarp();
     }
-    __syncthreads();
+    sync();
   }
 
   __device__ __forceinline__ void store(float scale, DeltaTerms& to) const {
@@ -145,9 +158,9 @@ struct DeltaPrepare {
       const uint32_t words[4] = {two(0, 0), two(0, 8), two(8, 0), two(8, 8)};
       store_block(to.z[block], words);
     }
-    const int i = threadIdx.x % kDeltaChunk;
+    const int i = thread % kDeltaChunk;
     const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
-    if (threadIdx.x < kDeltaChunk) {
+    if (thread < kDeltaChunk) {
       to.read[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
       to.sums[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
       if (i == 0) to.last[0] = ptx::ex2_approx(last);
@@ -156,7 +169,6 @@ struct DeltaPrepare {
     }
   }
 
- private:
   // The gate in powers of two. Sums of hugely negative numbers would lose the digits of those that follow; exp(-50) is
   // nothing.
   __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
@@ -244,13 +256,7 @@ __global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
   const int64_t value_head = blockIdx.x % heads, number = blockIdx.x / heads;
   const DeltaChunk chunk = find_chunk(in, number);
   if (chunk.count <= 0) return;
-  const float scale = static_cast<float>(in.scale.get());
-  DeltaTerms& terms = all[blockIdx.x];
-  const DeltaPrepare<T, kKeys> prepare{in, shared};
-  prepare.load(chunk, value_head);
-  prepare.correlate(scale, terms);
-  prepare.solve();
-  prepare.store(scale, terms);
+  DeltaPrepare<T, kKeys>{in, shared}.run(chunk, value_head, static_cast<float>(in.scale.get()), all[blockIdx.x]);
 }
 
 }  // namespace flashinfer::cuda

@@ -1,9 +1,12 @@
 // The chain of the delta rule over chunks on Hopper where there are fewer heads than processors: one warpgroup carries
 // the states of 64 columns, and leaves them and u in shared memory as it goes. From there a second one makes outputs,
-// whose rows are tokens, and a third one starts copies.
+// whose rows are tokens, and a third one starts copies. Where many processors are left, blocks of the same launch make
+// the chunks' terms on these, while the states are under way.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_chain.cuh>
+#include <flashinfer/cuda/delta_chunk_prepare.cuh>
+#include <flashinfer/cuda/ptx/atomic.cuh>
 
 namespace flashinfer::cuda {
 
@@ -37,8 +40,8 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
 
   const int role;  // 0: states, 1: outputs, 2: copies
 
-  __device__ __forceinline__ explicit DeltaSplitGroups(const DeltaRuleParams& params)
-      : Base(params), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
+  __device__ __forceinline__ DeltaSplitGroups(const DeltaRuleParams& params, uint32_t block)
+      : Base(params, block), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
     warp %= Shape::kWarps;
   }
 
@@ -131,8 +134,51 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
   }
 };
 
+// Chunks whose terms are there, if they are made by `blocks` of the same launch: the first ones, so that they wait for
+// nobody. Sequences go through their chunks at the same time. Without blocks: all are.
+struct DeltaReady {
+  uint32_t blocks;
+  uint32_t* flags;  // of each chunk and value head, 0 at first
+
+  // All lanes of a warp, for the first of kAhead chunks: a look at flags takes nearly as long as a chunk's step.
+  static constexpr int kAhead = 8;
+  template <typename Walk>
+  __device__ __forceinline__ void wait(const Walk& walk, int chunk, int count) const {
+    if (blocks == 0 || chunk % kAhead != 0) return;
+    const int mine = chunk + walk.lane % kAhead;
+    if (mine < count)
+      while (ptx::load_acquire(flags + walk.place(mine)) == 0) __nanosleep(64);
+    __syncwarp();
+  }
+};
+
+// A block of three groups of threads; each makes the terms of a chunk and head at a time.
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) delta_split_groups_kernel(const DeltaRuleParams p) {
+__device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaReady& ready, void* memory) {
+  using Prepare = DeltaPrepare<typename Shape::T, Shape::kKeys>;
+  constexpr int kGroups = Shape::kThreads / Prepare::kThreads;
+  const DeltaRuleInputs& in = p.in;
+  const int group = static_cast<int>(threadIdx.x) / Prepare::kThreads;
+  auto& shared = static_cast<typename Prepare::Shared*>(memory)[group];
+  const Prepare prepare{in, shared, static_cast<int>(threadIdx.x) % Prepare::kThreads, 1 + group};
+  const auto heads = static_cast<uint32_t>(in.num_value_heads), sequences = static_cast<uint32_t>(in.num_sequences);
+  const auto units = static_cast<uint32_t>(first_chunk(in, in.num_sequences)) * heads,
+             chunks = units / heads / sequences;
+  const float scale = static_cast<float>(in.scale.get());
+  for (uint32_t unit = blockIdx.x * kGroups + group; unit < units; unit += ready.blocks * kGroups) {
+    const uint32_t of_heads = unit / heads, head = unit - of_heads * heads;
+    const uint32_t chunk = of_heads / sequences, sequence = of_heads - chunk * sequences;
+    const int64_t place = (int64_t{sequence} * chunks + chunk) * heads + head;
+    prepare.run({sequence_of(in, sequence), chunk}, head, scale, static_cast<DeltaTerms*>(p.workspace)[place]);
+    __threadfence();
+    ptx::named_barrier<Prepare::kThreads>(1 + group);
+    if (prepare.thread == 0) ptx::store_release(ready.flags + place, 1);
+  }
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    delta_split_groups_kernel(const DeltaRuleParams p, const DeltaReady ready) {
   if constexpr (is_compiled<Shape>()) {
     extern __shared__ __align__(1024) unsigned char memory[];
     using Split = DeltaSplitGroups<Shape>;
@@ -143,7 +189,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) delta_split_groups_kernel(
     const Ring<kStages> ring{ptx::shared_address(barriers)};
     const Ring<kHanded> handed{ptx::shared_address(handed_barriers)};
     wait_for_inputs();
-    const Split split(p);
+    static_assert(sizeof(shared) >= Shape::kThreads / 128 * sizeof(DeltaPrepareShared<Shape::kKeys>));
+    if (blockIdx.x < ready.blocks) return prepare_chunks<Shape>(p, ready, memory);
+    const Split split(p, blockIdx.x - ready.blocks);
     if (threadIdx.x == 0) {
       ring.init(Shape::kCopiers, 2 * Shape::kWarps), handed.init(Shape::kWarps, Shape::kWarps);
       ptx::mbarrier_fence_init();
@@ -154,6 +202,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) delta_split_groups_kernel(
     const int count = static_cast<int>(split.num_chunks());
     if (split.role == 2) {
       for (int i = 0; i < count; ++i) {
+        ready.wait(split, i, count);
         ring.wait_empty(i);
         split.load(shared.stages[i % kStages], i);
         ptx::mbarrier_arrive_after_cp_async(ring.full(i));

@@ -70,8 +70,8 @@ struct DeltaWalk {
   const DeltaBlock block;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs)
-      : in(inputs), block(inputs, Shape::kColumns) {}
+  __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
+      : in(inputs), block(inputs, Shape::kColumns, number) {}
 
   __device__ __forceinline__ bool computes() const { return warp < Shape::kWarps; }
   // Of the threads that start copies.

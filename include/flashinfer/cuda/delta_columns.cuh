@@ -19,10 +19,10 @@ struct DeltaBlock {
   int64_t sequence, value_head, key_head, slice;
   Sequence tokens;
 
-  __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns) {
+  __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns, uint32_t block = blockIdx.x) {
     const auto slices = static_cast<uint32_t>((in.value_dim + columns - 1) / columns);
     const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
-    const uint32_t block = blockIdx.x, of_slices = block / slices, of_heads = of_slices / heads;
+    const uint32_t of_slices = block / slices, of_heads = of_slices / heads;
     const uint32_t head = of_slices - of_heads * heads;
     slice = block - of_slices * slices, value_head = head, key_head = head / (heads / key_heads), sequence = of_heads;
     tokens = sequence_of(in, sequence);
