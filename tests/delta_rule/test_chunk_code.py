@@ -22,14 +22,13 @@ WALKS = {
         "split_groups": (0, 2 * KEYS + 3 * TOKENS, PREPARED),
     },
     "chunk_backward.cu": {
-        "replay": (2 * STATE + LOWER, KEYS + 2 * TOKENS, 0),
-        "reverse": (3 * STATE + 2 * LOWER, KEYS + 4 * TOKENS, 0),
+        "walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0),
     },
 }
 # How many shapes of blocks a kernel has on warps and on warpgroups. Narrow blocks are for both architectures.
 SHAPES = {
-    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "replay": (3, 0), "reverse": (3, 0)},
-    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "replay": (1, 2), "reverse": (1, 2)},
+    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "walks": (3, 0)},
+    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "walks": (1, 2)},
 }
 
 

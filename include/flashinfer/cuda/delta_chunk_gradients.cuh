@@ -2,6 +2,7 @@
 // betas.
 //   dP = scale lower(dO u') Gam    X = -strict lower(dR u') Gam    dq = dP k + scale e^G dO S'
 //   row = -e^G dR S' + X k    col = dP' q + X' k + e^(Gn-G) u D'    dk = row + col
+//   dbeta = <dy, r>, on the diagonal of dy r'    dV = dR = B dy
 //   dg_t = <D, S behind the chunk> + sum over i >= t of <q_i, dq_i> + <k_i, row_i> - <k_i, col_i>
 // Where q and k are normalised, what is summed is their gradient times their factor. On Hopper a block has one chunk
 // after the other, and copies of the next are on their way.
@@ -30,7 +31,7 @@ struct DeltaGradientsShared {
   struct Stage {
     static constexpr int kStrips = Shape::kSlice / 16;
     alignas(1024) uint4 grad_o[kDeltaChunk][Shape::kSlice / 8];
-    alignas(1024) uint4 grad_v[kDeltaChunk][Shape::kSlice / 8];
+    alignas(1024) uint4 grad_y[kDeltaChunk][Shape::kSlice / 8];
     DeltaBlocks r[kStrips][kDeltaChunk / 16];
     DeltaBlocks state[kStrips][Shape::kKeys / 16];
     DeltaBlocks grad[kStrips][Shape::kKeys / 16];
@@ -60,7 +61,7 @@ struct DeltaGradients : Shape::Products {
   using Place = DeltaGradientPlace;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using KeyRows = Swizzle<2 * kKeys, kDeltaChunk>;
-  using Products::half, Products::lane, Products::row, Products::thread;
+  using Products::half, Products::lane, Products::row, Products::rows, Products::thread;
 
   const DeltaRuleBackwardParams& p;
   const DeltaRuleInputs& in;
@@ -98,10 +99,8 @@ struct DeltaGradients : Shape::Products {
   __device__ __forceinline__ void add_slice(const Stage& stage, const Place& at, GradientSums& sums,
                                             float& product) const {
     Products::add_slice(stage, sums, at.slice == 0);
-    if (at.slice == 0) {
-      product = 0;
-      if (thread >= 64 && thread < 128) give_beta(at, thread - 64);
-    }
+    if (at.slice == 0) product = 0;
+    give_values(stage, at);
 #pragma unroll
     for (int i = thread; i < sizeof(stage.state) / 16; i += kThreads) {
       const uint4 state = (&stage.state[0][0][0])[i], grad = (&stage.grad[0][0][0])[i];
@@ -115,9 +114,10 @@ struct DeltaGradients : Shape::Products {
                                               Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
     give(factors, sums.local, scale);
+    if (half && p.grad_beta) give_betas(at, sums.local);
     const int upper = row(), lower = row() + 8;
     scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
-    scale_rows(sums.read, -factors.read[upper], -factors.read[lower]);
+    scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
     scale_rows(sums.col, factors.write[upper] * factors.beta[upper], factors.write[lower] * factors.beta[lower]);
     const float2 written = along(keys(at), sums.col);
     product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
@@ -165,7 +165,7 @@ struct DeltaGradients : Shape::Products {
     const TokenStrides strides{in.num_tokens * heads * values, heads * values, values};
     copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_o), p.grad_o, strides, at.chunk,
                                                 at.value_head(way), first, values, thread);
-    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_v), p.grad_v, strides, at.chunk,
+    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_y), p.grad_v, strides, at.chunk,
                                                 at.value_head(way), first, values, thread);
     const int64_t place = at.place(in, way);
     const int strip = at.slice * Stage::kStrips;
@@ -205,7 +205,7 @@ struct DeltaGradients : Shape::Products {
           const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4) + e;
           const bool kept = half ? column < at : column <= at;
           const float by = kept ? ptx::ex2_approx(factors.sums[at] - factors.sums[column]) : 0.f;
-          const float factor = half ? -factors.k_factor[at] : scale * factors.q_factor[at];
+          const float factor = half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
           both[e] = kept ? of[i / 2 * 2 + e] * (by * factor * factors.k_factor[column] * factors.beta[column]) : 0.f;
         }
         words[i] = pack<T>(both[0], both[1]);
@@ -290,13 +290,40 @@ struct DeltaGradients : Shape::Products {
     if (last < at.chunk.count) to[token(last, at)] = behind + before + one;
     if (last - 1 < at.chunk.count) to[token(last - 1, at)] = behind + sum;
   }
-  __device__ __forceinline__ void give_beta(const Place& at, int i) const {
-    if (!p.grad_beta || i >= at.chunk.count) return;
-    const float* parts = space.betas + at.place(in, way) * space.strips * kDeltaChunk;
-    float total = 0;
-    for (int64_t strip = 0; strip < space.strips; ++strip)
-      if (16 * strip < in.value_dim) total += parts[strip * kDeltaChunk + i];
-    static_cast<float*>(p.grad_beta)[token(i, at)] = total;
+  // Of <dy_i, r_j>, those of i = j.
+  __device__ __forceinline__ void give_betas(const Place& at, const Accumulator<16, kDeltaChunk>& local) const {
+    float upper = 0, lower = 0;
+#pragma unroll
+    for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
+      if (pair == rows) {
+        const auto &left = local[0][2 * pair], &right = local[0][2 * pair + 1];
+        upper = lane / 4 % 2 ? left[1] : left[0], lower = lane / 4 % 2 ? right[3] : right[2];
+      }
+    }
+    if (lane % 4 != lane / 8) return;
+    float* to = static_cast<float*>(p.grad_beta);
+    if (row() < at.chunk.count) to[token(row(), at)] = upper;
+    if (row() + 8 < at.chunk.count) to[token(row() + 8, at)] = lower;
+  }
+  // dV, where dy came from.
+  __device__ __forceinline__ void give_values(const Stage& stage, const Place& at) const {
+    constexpr int kUnits = Shape::kSlice / 8;
+    const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
+    const int first = at.slice * Shape::kSlice;
+#pragma unroll
+    for (int i = thread; i < kDeltaChunk * kUnits; i += kThreads) {
+      const int row = i / kUnits, unit = i % kUnits;
+      using Tile = Swizzle<2 * Shape::kSlice>;
+      uint4 eight = ptx::load_shared_16(Tile::chunk(Tile::row(ptx::shared_address(stage.grad_y), row), unit));
+      const float by = factors.beta[row];
+      const auto scaled = [by](uint32_t& pair) {
+        float low, high;
+        unpack<T>(pair, low, high), pair = pack<T>(by * low, by * high);
+      };
+      scaled(eight.x), scaled(eight.y), scaled(eight.z), scaled(eight.w);
+      if (row < at.chunk.count && first + 8 * unit < in.value_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(p.grad_v) + token(row, at) * in.value_dim + first + 8 * unit) = eight;
+    }
   }
 };
 

@@ -1,7 +1,8 @@
 // The states and residuals of all chunks again, and the gradients of states from the last chunk to the first. With D
 // the gradient of the state behind a chunk:
 //   du = P' dO + e^(Gn-G) K D    dy = du - Z' (B du)    dR = B dy = dV    D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
-// Both leave behind, as operands of the kernel that follows, what a chunk begins with.
+// Neither needs the other, so they are halves of one launch. Both leave behind, as operands of the kernel that follows,
+// what a chunk begins with; dy is left where dV will be.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_walk.cuh>
@@ -13,9 +14,7 @@ namespace flashinfer::cuda {
 struct DeltaChunkSpace {
   int64_t strips, state_bytes, residual_bytes;
   DeltaTerms* terms;
-  char *states, *grads, *residuals;
-  float* betas;  // [strips, 64]: <dy, r> over the columns of a strip
-  char* end;
+  char *states, *grads, *residuals, *end;
 
   FLASHINFER_HD DeltaChunkSpace(const DeltaRuleInputs& in, int keys, int64_t chunks, void* workspace)
       : strips((in.value_dim + 63) / 64 * 4),
@@ -27,7 +26,6 @@ struct DeltaChunkSpace {
     states = next, next += count * state_bytes;
     grads = next, next += count * state_bytes;
     residuals = next, next += count * residual_bytes;
-    betas = reinterpret_cast<float*>(next), next += count * strips * kDeltaChunk * 4;
     end = next;
   }
 };
@@ -63,8 +61,9 @@ struct DeltaReplay : DeltaWalk<Shape> {
   const DeltaChunkSpace& space;
   typename Stage::Kept* kept;
 
-  __device__ __forceinline__ DeltaReplay(const DeltaRuleInputs& inputs, const DeltaChunkSpace& to, void* behind_stages)
-      : Base(inputs), space(to), kept(static_cast<typename Stage::Kept*>(behind_stages) + this->warp) {}
+  __device__ __forceinline__ DeltaReplay(const DeltaRuleInputs& inputs, const DeltaChunkSpace& to, void* behind_stages,
+                                         uint32_t number)
+      : Base(inputs, number), space(to), kept(static_cast<typename Stage::Kept*>(behind_stages) + this->warp) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
@@ -116,8 +115,7 @@ struct DeltaReverseStage {
   static constexpr int kKeptBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
   alignas(1024) typename Shape::Keys k;
   alignas(1024) typename Shape::Keys q;
-  alignas(128) typename Shape::Values grad;  // dO, then dV
-  alignas(128) DeltaBlocks r[Shape::kWarps][kDeltaChunk / 16];
+  alignas(128) typename Shape::Values grad;  // dO, then dy
   typename Shape::Terms terms;
 };
 
@@ -128,27 +126,26 @@ struct DeltaReverse : DeltaWalk<Shape> {
   using Stage = DeltaReverseStage<Shape>;
   using State = typename Base::State;
   using Products = typename Shape::Products;
-  using Base::in, Base::kSteps, Base::lane, Base::warp;
+  using Base::in, Base::kSteps;
 
   const DeltaRuleBackwardParams& p;
   const DeltaChunkSpace& space;
   typename Stage::Kept* kept;
 
   __device__ __forceinline__ DeltaReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
-                                          void* behind_stages)
-      : Base(params.in), p(params), space(to), kept(static_cast<typename Stage::Kept*>(behind_stages) + warp) {}
+                                          void* behind_stages, uint32_t number)
+      : Base(params.in, number),
+        p(params),
+        space(to),
+        kept(static_cast<typename Stage::Kept*>(behind_stages) + this->warp) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    const int64_t place = this->place(number), heads = in.num_value_heads, values = in.value_dim;
+    const int64_t heads = in.num_value_heads, values = in.value_dim;
     this->copy_keys(to.k, in.k, in.k_strides, chunk);
     this->copy_keys(to.q, in.q, in.q_strides, chunk);
     this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, chunk);
-    const int64_t first = this->block.slice * Shape::kWarps, left = space.strips - first;
-    const auto strips = static_cast<uint32_t>(left < Shape::kWarps ? left : Shape::kWarps);
-    this->copy_bytes(to.r, space.residuals + place * space.residual_bytes + first * sizeof(to.r[0]),
-                     strips * static_cast<uint32_t>(sizeof(to.r[0])));
-    this->copy_terms(to.terms, space.terms[place]);
+    this->copy_terms(to.terms, space.terms[this->place(number)]);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
@@ -193,62 +190,41 @@ struct DeltaReverse : DeltaWalk<Shape> {
     }
     Products::write(state, grad, stage.q);
     Products::template wait<1>(du, left);
-    typename Base::Sums values = du;  // dV, while the product of -dV is on its way
+    typename Base::Sums values = du;  // dV
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(values, m, terms.beta);
       this->scaled(left[m], values, m, terms.read, -1.f);
     }
     Products::write(state, left, stage.k);
-    if (wanted) give_beta(stage, space.betas + (place * space.strips + strip) * kDeltaChunk, du);
-    this->store(p.grad_v, stage.grad, this->chunk(number), values);
+    this->store(p.grad_v, stage.grad, this->chunk(number), du);
     Products::template wait<0>(state, grad, left);
-  }
-
- private:
-  // <dy, r> of each token over this warp's columns.
-  __device__ __forceinline__ void give_beta(const Stage& stage, float* to, const typename Base::Sums& dy) const {
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) {
-      uint32_t r[4];
-      load_block<false>(r, ptx::shared_address(stage.r[warp][m]));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto& mine = dy[0][2 * m + half];
-        float upper[2], lower[2];
-        unpack<T>(r[2 * half], upper[0], upper[1]), unpack<T>(r[2 * half + 1], lower[0], lower[1]);
-        float2 sums = make_float2(mine[0] * upper[0] + mine[2] * lower[0], mine[1] * upper[1] + mine[3] * lower[1]);
-#pragma unroll
-        for (int by = 4; by < 32; by *= 2) {
-          sums.x += __shfl_xor_sync(kAllLanes, sums.x, by);
-          sums.y += __shfl_xor_sync(kAllLanes, sums.y, by);
-        }
-        if (lane < 4) *reinterpret_cast<float2*>(to + 8 * (2 * m + half) + 2 * lane) = sums;
-      }
-    }
   }
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    delta_replay_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  wait_for_inputs();
-  const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  using Stage = DeltaReplayStage<Shape>;
-  walk_chunks<Shape, false>(DeltaReplay<Shape>(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes),
-                            reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
-}
+constexpr int kBothWalksBytes = kWalkBytes<Shape, DeltaReplayStage<Shape>> > kWalkBytes<Shape, DeltaReverseStage<Shape>>
+                                    ? kWalkBytes<Shape, DeltaReplayStage<Shape>>
+                                    : kWalkBytes<Shape, DeltaReverseStage<Shape>>;
 
+// The first half of the blocks walk back, as that takes longer.
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    delta_reverse_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
+    delta_walks_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  using Stage = DeltaReverseStage<Shape>;
-  walk_chunks<Shape, true>(DeltaReverse<Shape>(p, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes),
-                           reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
+  const uint32_t walks = gridDim.x / 2;
+  if (blockIdx.x < walks) {
+    using Stage = DeltaReverseStage<Shape>;
+    const DeltaReverse<Shape> reverse(p, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes, blockIdx.x);
+    walk_chunks<Shape, true>(reverse, reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
+  } else {
+    using Stage = DeltaReplayStage<Shape>;
+    const DeltaReplay<Shape> replay(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes,
+                                    blockIdx.x - walks);
+    walk_chunks<Shape, false>(replay, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
+  }
 }
 
 }  // namespace flashinfer::cuda

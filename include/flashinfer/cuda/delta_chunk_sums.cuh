@@ -42,7 +42,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
   __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
     constexpr int kBytes = sizeof(stage.grad_o[0]);
     const LeftRows<kBytes> outs(ptx::shared_address(stage.grad_o), 16 * rows);
-    const LeftRows<kBytes> values(ptx::shared_address(stage.grad_v), 16 * rows);
+    const LeftRows<kBytes> values(ptx::shared_address(stage.grad_y), 16 * rows);
     if (first) sums.queries.clear(), sums.read.clear(), sums.col.clear(), sums.local.clear();
 #pragma unroll
     for (int step = 0; step < Stage::kStrips; ++step) {
@@ -133,7 +133,7 @@ struct DeltaGroupGradients : DeltaGradientThread {
   __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
     constexpr int kHalf = kKeys / 32 * sizeof(DeltaBlocks);
     const uint64_t outs = Tile::k_contiguous(ptx::shared_address(stage.grad_o));
-    const uint64_t values = Tile::k_contiguous(ptx::shared_address(stage.grad_v));
+    const uint64_t values = Tile::k_contiguous(ptx::shared_address(stage.grad_y));
     const uint64_t r = blocks(ptx::shared_address(stage.r));
     const uint64_t state = blocks(ptx::shared_address(stage.state) + half * kHalf);
     const uint64_t grad = blocks(ptx::shared_address(stage.grad) + half * kHalf);

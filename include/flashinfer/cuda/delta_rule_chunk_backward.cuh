@@ -1,4 +1,4 @@
-// Gradients of the delta rule on CUDA over chunks of 64 tokens, on tensor cores: four launches.
+// Gradients of the delta rule on CUDA over chunks of 64 tokens, on tensor cores: three launches.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   launch_delta_prepare<T, kKeys>(p.in, DeltaChunkSpace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    launch_walk<delta_replay_kernel<Shape>, Shape, DeltaReplayStage<Shape>>(p.in, where, p, chunks);
-    launch_walk<delta_reverse_kernel<Shape>, Shape, DeltaReverseStage<Shape>>(p.in, where, p, chunks);
+    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           kBothWalksBytes<Shape>, where, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
