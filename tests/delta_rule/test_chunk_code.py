@@ -23,12 +23,13 @@ WALKS = {
     },
     "chunk_backward.cu": {
         "walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0),
+        "split_walks": (5 * STATE + 3 * LOWER, 0, 0),
     },
 }
 # How many shapes of blocks a kernel has on warps and on warpgroups. Narrow blocks are for both architectures.
 SHAPES = {
-    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "walks": (3, 0)},
-    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "walks": (1, 2)},
+    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "walks": (3, 0), "split_walks": (1, 0)},
+    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "walks": (1, 2), "split_walks": (1, 0)},
 }
 
 

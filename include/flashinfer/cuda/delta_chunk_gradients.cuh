@@ -41,9 +41,9 @@ struct DeltaGradientsShared {
   Stage stages[2];
   alignas(1024) Matrix p;  // dP, and X
   alignas(1024) Matrix x;
-  DeltaGradientFactors factors[2];  // of a value head and of the next one
-  float along_q[2][kDeltaChunk], along_row[2][kDeltaChunk], along_col[2][kDeltaChunk];  // <q, dq> and so on, by half
-  float behind[8];  // <D, S behind the chunk>, a part of each warp
+  DeltaGradientFactors factors[2];                         // of a value head and of the next one
+  float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
+  float behind[8];                                         // <D, S behind the chunk>, a part of each warp
   DeltaChunkSpace space;
   DeltaGradientWay way;
   DeltaGradientPlace places[4];  // of this step and of those that follow
@@ -95,15 +95,20 @@ struct DeltaGradients : Shape::Products {
     ptx::cp_async_commit();
   }
 
-  // A slice's part, and <D, S>.
-  __device__ __forceinline__ void add_slice(const Stage& stage, const Place& at, GradientSums& sums,
-                                            float& product) const {
+  // A slice's part, and <D, S>. What follows three steps later is found while products are under way.
+  __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& product) const {
+    const Stage& stage = shared.stages[step % 2];
+    const Place& at = shared.places[step % 4];
     Products::add_slice(stage, sums, at.slice == 0);
+    if (thread == 0) {
+      Place place = shared.places[(step + 2) % 4];
+      place.advance(in, way), shared.places[(step + 3) % 4] = place;
+    }
     if (at.slice == 0) product = 0;
     give_values(stage, at);
 #pragma unroll
-    for (int i = thread; i < sizeof(stage.state) / 16; i += kThreads) {
-      const uint4 state = (&stage.state[0][0][0])[i], grad = (&stage.grad[0][0][0])[i];
+    for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
+      const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
       product += dot(state.x, grad.x) + dot(state.y, grad.y) + dot(state.z, grad.z) + dot(state.w, grad.w);
     }
     Products::wait(sums);
@@ -126,9 +131,7 @@ struct DeltaGradients : Shape::Products {
     __syncthreads();
     Products::add_local(keys(at), queries(at), shared.p, shared.x, sums);
     Products::wait(sums);
-    put(shared.along_q, along(queries(at), sums.queries));
-    put(shared.along_row, along(keys(at), sums.read));
-    put(shared.along_col, along(keys(at), sums.col));
+    put(shared.along_q, along_all(at, sums));
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
 #pragma unroll
@@ -142,20 +145,20 @@ struct DeltaGradients : Shape::Products {
   }
 
   // dq and dk of a chunk.
-  __device__ __forceinline__ void finish_chunk(const Place& at, const Sums& dq, const Sums& dk) const {
+  __device__ __forceinline__ void finish_chunk(const Place& at, Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
-    float2 all_q{}, all_k{};
     if (in.l2norm) {
       __syncthreads();  // the sums of one head have been read
-      put(shared.along_q, along(queries(at), dq)), put(shared.along_row, along(keys(at), dk));
+      put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
       __syncthreads();
       const auto both = [&](const float (&of)[2][kDeltaChunk]) {
         return make_float2(of[0][row()] + of[1][row()], of[0][row() + 8] + of[1][row() + 8]);
       };
-      all_q = both(shared.along_q), all_k = both(shared.along_row);
+      project(dq, queries(at), factors.q_factor, both(shared.along_q));
+      project(dk, keys(at), factors.k_factor, both(shared.along_k));
     }
-    store(p.grad_q, at, dq, queries(at), factors.q_factor, all_q);
-    store(p.grad_k, at, dk, keys(at), factors.k_factor, all_k);
+    store(p.grad_q, at, dq, queries(at));
+    store(p.grad_k, at, dk, keys(at));
   }
 
  private:
@@ -176,12 +179,13 @@ struct DeltaGradients : Shape::Products {
   }
   template <typename Blocks>
   __device__ __forceinline__ void copy(Blocks& to, const char* from, int strips) const {
-    const uint32_t start = ptx::shared_address(to);
+    constexpr int kStep = kThreads * 16;
+    static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
+    const uint32_t start = ptx::shared_address(to) + thread * 16;
 #pragma unroll
-    for (uint32_t i = thread * 16; i < sizeof(Blocks); i += kThreads * 16) {
-      const bool there = static_cast<int>(i / sizeof(to[0])) < strips;
-      ptx::cp_async_16(start + i, there ? from + i : from, there);
-    }
+    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i)
+      ptx::cp_async_16(start + i * kStep, from + thread * 16 + i * kStep,
+                       (thread * 16 + i * kStep) / static_cast<int>(sizeof(to[0])) < strips);
   }
   __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
     float a[2], b[2];
@@ -189,26 +193,30 @@ struct DeltaGradients : Shape::Products {
     return a[0] * b[0] + a[1] * b[1];
   }
 
-  // dP or X to shared memory.
+  // dP or X to shared memory, on and below the diagonal.
   __device__ __forceinline__ void give(const DeltaGradientFactors& factors, const Accumulator<16, kDeltaChunk>& local,
                                        float scale) const {
+    const auto of_row = [&](int at) {
+      return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
+    };
+    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]}, by[2] = {of_row(row()), of_row(row() + 8)};
 #pragma unroll
     for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
+      if (pair > rows) continue;
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // upper left, upper right, lower left, lower right
-        const int at = row() + i / 2 * 8;
-        const auto& of = local[0][2 * pair + i % 2];
-        float both[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4) + e;
-          const bool kept = half ? column < at : column <= at;
-          const float by = kept ? ptx::ex2_approx(factors.sums[at] - factors.sums[column]) : 0.f;
-          const float factor = half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
-          both[e] = kept ? of[i / 2 * 2 + e] * (by * factor * factors.k_factor[column] * factors.beta[column]) : 0.f;
+        const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4), at = row() + i / 2 * 8;
+        const auto two = [&](const float (&of)[kDeltaChunk]) { return *reinterpret_cast<const float2*>(&of[column]); };
+        const float2 others = two(factors.sums), k = two(factors.k_factor), beta = two(factors.beta);
+        float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
+        float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
+        first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];
+        if (pair == rows) {
+          first = column + half <= at ? first : 0.f;
+          second = column + 1 + half <= at ? second : 0.f;
         }
-        words[i] = pack<T>(both[0], both[1]);
+        words[i] = pack<T>(first, second);
       }
       Products::put(half ? shared.x : shared.p, pair, words);
     }
@@ -221,11 +229,22 @@ struct DeltaGradients : Shape::Products {
       sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
   }
 
-  // A pair of a tile's elements where those of tile n of sums are, of the upper or the lower row.
-  __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
+  __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[0][n][i] += more[0][n][i];
+    }
+  }
+
+  // Where a tile has a lane's pair of tile n of sums, of the upper or the lower row.
+  __device__ __forceinline__ uint32_t place_of(const Rows& tile, int n, int lower) const {
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row() + 8 * lower);
+    return KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4;
+  }
+  __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
     float2 two;
-    unpack<T>(ptx::load_shared(KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4), two.x, two.y);
+    unpack<T>(ptx::load_shared(place_of(tile, n, lower)), two.x, two.y);
     return two;
   }
   // Of each row, over this warp's keys.
@@ -239,27 +258,58 @@ struct DeltaGradients : Shape::Products {
     }
     return make_float2(quad_sum(total.x), quad_sum(total.y));
   }
+  // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
+  __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
+    float total[2] = {};
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 q = pair_of(queries(at), n, i), k = pair_of(keys(at), n, i);
+        const auto &of_q = sums.queries[0][n], &read = sums.read[0][n], &col = sums.col[0][n];
+        total[i] += q.x * of_q[2 * i] + q.y * of_q[2 * i + 1];
+        total[i] += k.x * (read[2 * i] - col[2 * i]) + k.y * (read[2 * i + 1] - col[2 * i + 1]);
+      }
+    }
+    return make_float2(quad_sum(total[0]), quad_sum(total[1]));
+  }
   __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
   }
 
-  // dq or dk, through what normalises: dx = sum - f^2 x <x, sum>.
-  __device__ __forceinline__ void store(void* to, const Place& at, const Sums& sums, const Rows& tile,
-                                        const float (&factors)[kDeltaChunk], const float2& all) const {
+  // Through what normalises: dx = sum - f^2 x <x, sum>.
+  __device__ __forceinline__ void project(Sums& sums, const Rows& tile, const float (&factors)[kDeltaChunk],
+                                          const float2& all) const {
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-      const int token = row() + 8 * lower;
-      const float factor = in.l2norm ? factors[token] * factors[token] * (lower ? all.y : all.x) : 0.f;
-      const int64_t start =
-          ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.head) * in.key_dim;
+      const float factor = factors[row() + 8 * lower], by = factor * factor * (lower ? all.y : all.x);
 #pragma unroll
       for (int n = 0; n < Sums::kN; ++n) {
-        const int column = half * (kKeys / 2) + 8 * n + 2 * (lane % 4);
         const float2 x = pair_of(tile, n, lower);
-        if (token < at.chunk.count && column < in.key_dim)
-          *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + start + column) =
-              pack<T>(sums[0][n][2 * lower] - factor * x.x, sums[0][n][2 * lower + 1] - factor * x.y);
+        sums[0][n][2 * lower] -= by * x.x, sums[0][n][2 * lower + 1] -= by * x.y;
       }
+    }
+  }
+  // dq or dk, by way of this warp's part of a tile that nobody else reads any more.
+  __device__ __forceinline__ void store(void* to, const Place& at, const Sums& sums, const Rows& tile) const {
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        ptx::store_shared(place_of(tile, n, i), pack<T>(sums[0][n][2 * i], sums[0][n][2 * i + 1]));
+    }
+    __syncwarp();
+    constexpr int kUnits = kKeys / 16, kRows = 32 / kUnits;  // at a time
+    const int unit = half * kUnits + lane % kUnits;
+#pragma unroll
+    for (int i = 0; i < 16 / kRows; ++i) {
+      const int token = 16 * rows + i * kRows + lane / kUnits;
+      const int64_t start =
+          ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.head) * in.key_dim;
+      const uint4 eight = ptx::load_shared_16(KeyRows::chunk(KeyRows::row(ptx::shared_address(tile), token), unit));
+      if (token < at.chunk.count && 8 * unit < in.key_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + start + 8 * unit) = eight;
     }
   }
 
@@ -269,10 +319,7 @@ struct DeltaGradients : Shape::Products {
   // By one warp: sums from the last token to the first.
   __device__ __forceinline__ void give_gates(const Place& at) const {
     if (!p.grad_g) return;
-    const auto of = [&](int i) {
-      return shared.along_q[0][i] + shared.along_q[1][i] + shared.along_row[0][i] + shared.along_row[1][i] -
-             (shared.along_col[0][i] + shared.along_col[1][i]);
-    };
+    const auto of = [&](int i) { return shared.along_q[0][i] + shared.along_q[1][i]; };
     const int last = kDeltaChunk - 1 - 2 * lane;  // this lane's two tokens: last, and the one before it
     const float one = of(last), two = of(last - 1);
     float sum = one + two;
@@ -311,8 +358,8 @@ struct DeltaGradients : Shape::Products {
     const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
     const int first = at.slice * Shape::kSlice;
 #pragma unroll
-    for (int i = thread; i < kDeltaChunk * kUnits; i += kThreads) {
-      const int row = i / kUnits, unit = i % kUnits;
+    for (int i = 0; i < kDeltaChunk * kUnits / kThreads; ++i) {
+      const int row = thread / kUnits + i * (kThreads / kUnits), unit = thread % kUnits;
       using Tile = Swizzle<2 * Shape::kSlice>;
       uint4 eight = ptx::load_shared_16(Tile::chunk(Tile::row(ptx::shared_address(stage.grad_y), row), unit));
       const float by = factors.beta[row];
@@ -350,6 +397,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #pragma unroll 1
       for (int i = 0; i < 3; ++i, place.advance(in, shared.way)) shared.places[i] = place;
     }
+    // Above the diagonal there are zeros, and stay.
+    for (int i = threadIdx.x; i < sizeof(shared.p) / 16; i += Shape::kThreads)
+      (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     const DeltaGradientWay& way = shared.way;
     const float scale = static_cast<float>(in.scale.get());
@@ -359,17 +409,12 @@ __global__ void __launch_bounds__(Shape::kThreads)
     typename Gradients::Sums dq, dk;
     float product = 0;
     for (int step = 0;; ++step) {
-      const auto& stage = shared.stages[step % 2];
       const DeltaGradientPlace& here = shared.places[step % 4];
       ptx::cp_async_wait<1>();
       Gradients::publish();
       __syncthreads();
       if (here.done(way)) break;
-      if (threadIdx.x == 0) {
-        DeltaGradientPlace place = shared.places[(step + 2) % 4];
-        place.advance(in, way), shared.places[(step + 3) % 4] = place;
-      }
-      Gradients(p, shared).add_slice(stage, here, sums, product);
+      Gradients(p, shared).add_slice(step, sums, product);
       __syncthreads();
       // Rows and factors that a head of one slice needs still are where those of the head behind the next one go.
       if (way.slices > 1) load(step + 2);

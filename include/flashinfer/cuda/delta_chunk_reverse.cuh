@@ -178,16 +178,7 @@ struct DeltaReverse : DeltaWalk<Shape> {
     this->scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
     state.scale(terms.last[0]);
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 by = this->of_tokens(terms.out, 2 * m + i / 2);
-        float low, high;
-        unpack<T>(grad[m][i], low, high);
-        grad[m][i] = pack<T>(low * by.x, high * by.y);
-      }
-    }
+    this->scale_values(grad, terms.out);
     Products::write(state, grad, stage.q);
     Products::template wait<1>(du, left);
     typename Base::Sums values = du;  // dV
@@ -201,6 +192,15 @@ struct DeltaReverse : DeltaWalk<Shape> {
     Products::template wait<0>(state, grad, left);
   }
 };
+
+// By block `number` of those that do.
+template <typename Shape>
+__device__ __forceinline__ void replay_chunks(const DeltaRuleBackwardParams& p, const DeltaChunkSpace& space,
+                                              unsigned char* memory, uint32_t number) {
+  using Stage = DeltaReplayStage<Shape>;
+  const DeltaReplay<Shape> replay(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes, number);
+  walk_chunks<Shape, false>(replay, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
+}
 
 template <typename Shape>
 constexpr int kBothWalksBytes = kWalkBytes<Shape, DeltaReplayStage<Shape>> > kWalkBytes<Shape, DeltaReverseStage<Shape>>
@@ -220,10 +220,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const DeltaReverse<Shape> reverse(p, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes, blockIdx.x);
     walk_chunks<Shape, true>(reverse, reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
   } else {
-    using Stage = DeltaReplayStage<Shape>;
-    const DeltaReplay<Shape> replay(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes,
-                                    blockIdx.x - walks);
-    walk_chunks<Shape, false>(replay, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
+    replay_chunks<Shape>(p, space, memory, blockIdx.x - walks);
   }
 }
 

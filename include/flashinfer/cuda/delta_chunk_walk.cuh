@@ -170,6 +170,19 @@ struct DeltaWalk {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
   }
+  // Those rows times their factors.
+  __device__ __forceinline__ void scale_values(Left& left, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 by = of_tokens(factors, 2 * m + i / 2);
+        float low, high;
+        unpack<T>(left[m][i], low, high);
+        left[m][i] = pack<T>(low * by.x, high * by.y);
+      }
+    }
+  }
   // r = V - read K S, behind K S: of tokens 16 m to 16 m + 15, or of all.
   __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {
@@ -220,6 +233,13 @@ struct DeltaWalk {
   template <bool kFewRegisters = true>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
+    store<kFewRegisters>(to, tile, chunk,
+                         [&o](uint32_t (&four)[4], int m) { pack_left<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
+  }
+  // The same of left operands: take(words, m) gets those of tokens 16 m to 16 m + 15.
+  template <bool kFewRegisters, typename Take>
+  __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
+                                        const Take& take) const {
     using Rows = Swizzle<Shape::kValueBytes>;
     uint32_t start = ptx::shared_address(tile);
     if constexpr (kFewRegisters) asm volatile("" : "+r"(start));
@@ -227,7 +247,7 @@ struct DeltaWalk {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       uint32_t four[4];
-      pack_left<T>(four, o[0][2 * m], o[0][2 * m + 1]);
+      take(four, m);
       if constexpr (Shape::kHopper && Shape::kColumns == 64) {
         const uint32_t row = Rows::row(start, 16 * m + lane / 16 * 8 + lane % 8);
         ptx::stmatrix_x4_trans(Rows::chunk(row, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);

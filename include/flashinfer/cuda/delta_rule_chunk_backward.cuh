@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <flashinfer/cuda/delta_chunk_gradients.cuh>
+#include <flashinfer/cuda/delta_chunk_split_reverse.cuh>
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
 
 namespace flashinfer::cuda {
@@ -18,6 +19,15 @@ inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
 }
 
+// Whether there is the memory for it.
+template <typename Walks>
+bool launch_delta_split_walks(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
+  if (Walks::kBytes > most_shared_bytes(where.device)) return false;
+  launch_wide<delta_split_walks_kernel<Walks>>(2 * delta_blocks(p.in, Walks::kColumns), Walks::kThreads, Walks::kBytes,
+                                               where, p, chunks);
+  return true;
+}
+
 template <typename T, int kKeys>
 void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
@@ -25,6 +35,9 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   launch_delta_prepare<T, kKeys>(p.in, DeltaChunkSpace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
+    if constexpr (Shape::kLoaders > 0 && !Shape::kHopper) {
+      if (launch_delta_split_walks<DeltaSplitWalks<T, kKeys>>(p, chunks, where)) return;
+    }
     launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            kBothWalksBytes<Shape>, where, p, chunks);
   });
