@@ -1,7 +1,7 @@
 // The second kernel of the delta rule over chunks: the states of a value head one behind the other, and the outputs.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_walk.cuh>
+#include <flashinfer/cuda/delta_chunk_run.cuh>
 
 namespace flashinfer::cuda {
 

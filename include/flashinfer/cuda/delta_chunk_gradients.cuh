@@ -8,7 +8,7 @@
 // after the other, and copies of the next are on their way.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_places.cuh>
+#include <flashinfer/cuda/delta_chunk_results.cuh>
 #include <flashinfer/cuda/delta_chunk_reverse.cuh>
 #include <flashinfer/cuda/delta_chunk_sums.cuh>
 #include <flashinfer/cuda/ptx/approx.cuh>
@@ -50,7 +50,8 @@ struct DeltaGradientsShared {
 };
 
 template <typename Shape>
-struct DeltaGradients : Shape::Products {
+struct DeltaGradients : DeltaGradientResults<Shape> {
+  using Base = DeltaGradientResults<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Shared = DeltaGradientsShared<Shape>;
@@ -60,17 +61,14 @@ struct DeltaGradients : Shape::Products {
   using Sums = typename GradientSums::Keys;
   using Place = DeltaGradientPlace;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
-  using KeyRows = Swizzle<2 * kKeys, kDeltaChunk>;
-  using Products::half, Products::lane, Products::row, Products::rows, Products::thread;
+  using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
+  using Base::p, Base::in, Base::way, Base::pair_of, Base::along;
 
-  const DeltaRuleBackwardParams& p;
-  const DeltaRuleInputs& in;
   const DeltaChunkSpace& space;
-  const DeltaGradientWay& way;
   Shared& shared;
 
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
-      : p(params), in(params.in), space(memory.space), way(memory.way), shared(memory) {}
+      : Base(params, memory.way), space(memory.space), shared(memory) {}
 
   __device__ __forceinline__ const Rows& keys(const Place& at) const { return shared.k[at.chunks % Shape::kChunks]; }
   __device__ __forceinline__ const Rows& queries(const Place& at) const { return shared.q[at.chunks % Shape::kChunks]; }
@@ -105,7 +103,7 @@ struct DeltaGradients : Shape::Products {
       place.advance(in, way), shared.places[(step + 3) % 4] = place;
     }
     if (at.slice == 0) product = 0;
-    give_values(stage, at);
+    this->give_values(stage.grad_y, at, shared.factors[at.heads % 2].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -119,7 +117,7 @@ struct DeltaGradients : Shape::Products {
                                               Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
     give(factors, sums.local, scale);
-    if (half && p.grad_beta) give_betas(at, sums.local);
+    if (half && p.grad_beta) this->give_betas(at, sums.local);
     const int upper = row(), lower = row() + 8;
     scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
     scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
@@ -141,7 +139,7 @@ struct DeltaGradients : Shape::Products {
       }
     }
     __syncthreads();
-    if (thread < 32) give_gates(at);
+    if (thread < 32 && p.grad_g) this->give_gates(at, shared.along_q, shared.behind);
   }
 
   // dq and dk of a chunk.
@@ -154,11 +152,11 @@ struct DeltaGradients : Shape::Products {
       const auto both = [&](const float (&of)[2][kDeltaChunk]) {
         return make_float2(of[0][row()] + of[1][row()], of[0][row() + 8] + of[1][row() + 8]);
       };
-      project(dq, queries(at), factors.q_factor, both(shared.along_q));
-      project(dk, keys(at), factors.k_factor, both(shared.along_k));
+      this->project(dq, queries(at), factors.q_factor, both(shared.along_q));
+      this->project(dk, keys(at), factors.k_factor, both(shared.along_k));
     }
-    store(p.grad_q, at, dq, queries(at));
-    store(p.grad_k, at, dk, keys(at));
+    this->store(p.grad_q, at, dq, queries(at));
+    this->store(p.grad_k, at, dk, keys(at));
   }
 
  private:
@@ -222,42 +220,6 @@ struct DeltaGradients : Shape::Products {
     }
   }
 
-  // A lane's elements, times a factor of their row.
-  __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n)
-      sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
-  }
-
-  __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[0][n][i] += more[0][n][i];
-    }
-  }
-
-  // Where a tile has a lane's pair of tile n of sums, of the upper or the lower row.
-  __device__ __forceinline__ uint32_t place_of(const Rows& tile, int n, int lower) const {
-    const uint32_t start = KeyRows::row(ptx::shared_address(tile), row() + 8 * lower);
-    return KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4;
-  }
-  __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
-    float2 two;
-    unpack<T>(ptx::load_shared(place_of(tile, n, lower)), two.x, two.y);
-    return two;
-  }
-  // Of each row, over this warp's keys.
-  __device__ __forceinline__ float2 along(const Rows& tile, const Sums& sums) const {
-    float2 total = make_float2(0.f, 0.f);
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n) {
-      const float2 upper = pair_of(tile, n, 0), lower = pair_of(tile, n, 1);
-      total.x += upper.x * sums[0][n][0] + upper.y * sums[0][n][1];
-      total.y += lower.x * sums[0][n][2] + lower.y * sums[0][n][3];
-    }
-    return make_float2(quad_sum(total.x), quad_sum(total.y));
-  }
   // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
   __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
     float total[2] = {};
@@ -277,99 +239,18 @@ struct DeltaGradients : Shape::Products {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
   }
 
-  // Through what normalises: dx = sum - f^2 x <x, sum>.
-  __device__ __forceinline__ void project(Sums& sums, const Rows& tile, const float (&factors)[kDeltaChunk],
-                                          const float2& all) const {
+  // A lane's elements, times a factor of their row.
+  __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
 #pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const float factor = factors[row() + 8 * lower], by = factor * factor * (lower ? all.y : all.x);
-#pragma unroll
-      for (int n = 0; n < Sums::kN; ++n) {
-        const float2 x = pair_of(tile, n, lower);
-        sums[0][n][2 * lower] -= by * x.x, sums[0][n][2 * lower + 1] -= by * x.y;
-      }
-    }
+    for (int n = 0; n < Sums::kN; ++n)
+      sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
   }
-  // dq or dk, by way of this warp's part of a tile that nobody else reads any more.
-  __device__ __forceinline__ void store(void* to, const Place& at, const Sums& sums, const Rows& tile) const {
-    __syncwarp();
+
+  __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        ptx::store_shared(place_of(tile, n, i), pack<T>(sums[0][n][2 * i], sums[0][n][2 * i + 1]));
-    }
-    __syncwarp();
-    constexpr int kUnits = kKeys / 16, kRows = 32 / kUnits;  // at a time
-    const int unit = half * kUnits + lane % kUnits;
-#pragma unroll
-    for (int i = 0; i < 16 / kRows; ++i) {
-      const int token = 16 * rows + i * kRows + lane / kUnits;
-      const int64_t start =
-          ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.head) * in.key_dim;
-      const uint4 eight = ptx::load_shared_16(KeyRows::chunk(KeyRows::row(ptx::shared_address(tile), token), unit));
-      if (token < at.chunk.count && 8 * unit < in.key_dim)
-        *reinterpret_cast<uint4*>(static_cast<T*>(to) + start + 8 * unit) = eight;
-    }
-  }
-
-  __device__ __forceinline__ int64_t token(int i, const Place& at) const {
-    return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(way);
-  }
-  // By one warp: sums from the last token to the first.
-  __device__ __forceinline__ void give_gates(const Place& at) const {
-    if (!p.grad_g) return;
-    const auto of = [&](int i) { return shared.along_q[0][i] + shared.along_q[1][i]; };
-    const int last = kDeltaChunk - 1 - 2 * lane;  // this lane's two tokens: last, and the one before it
-    const float one = of(last), two = of(last - 1);
-    float sum = one + two;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      const float more = __shfl_up_sync(kAllLanes, sum, by);
-      if (lane >= by) sum += more;
-    }
-    float before = __shfl_up_sync(kAllLanes, sum, 1);
-    if (lane == 0) before = 0;
-    float behind = 0;
-#pragma unroll
-    for (float part : shared.behind) behind += part;
-    float* to = static_cast<float*>(p.grad_g);
-    if (last < at.chunk.count) to[token(last, at)] = behind + before + one;
-    if (last - 1 < at.chunk.count) to[token(last - 1, at)] = behind + sum;
-  }
-  // Of <dy_i, r_j>, those of i = j.
-  __device__ __forceinline__ void give_betas(const Place& at, const Accumulator<16, kDeltaChunk>& local) const {
-    float upper = 0, lower = 0;
-#pragma unroll
-    for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
-      if (pair == rows) {
-        const auto &left = local[0][2 * pair], &right = local[0][2 * pair + 1];
-        upper = lane / 4 % 2 ? left[1] : left[0], lower = lane / 4 % 2 ? right[3] : right[2];
-      }
-    }
-    if (lane % 4 != lane / 8) return;
-    float* to = static_cast<float*>(p.grad_beta);
-    if (row() < at.chunk.count) to[token(row(), at)] = upper;
-    if (row() + 8 < at.chunk.count) to[token(row() + 8, at)] = lower;
-  }
-  // dV, where dy came from.
-  __device__ __forceinline__ void give_values(const Stage& stage, const Place& at) const {
-    constexpr int kUnits = Shape::kSlice / 8;
-    const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
-    const int first = at.slice * Shape::kSlice;
-#pragma unroll
-    for (int i = 0; i < kDeltaChunk * kUnits / kThreads; ++i) {
-      const int row = thread / kUnits + i * (kThreads / kUnits), unit = thread % kUnits;
-      using Tile = Swizzle<2 * Shape::kSlice>;
-      uint4 eight = ptx::load_shared_16(Tile::chunk(Tile::row(ptx::shared_address(stage.grad_y), row), unit));
-      const float by = factors.beta[row];
-      const auto scaled = [by](uint32_t& pair) {
-        float low, high;
-        unpack<T>(pair, low, high), pair = pack<T>(by * low, by * high);
-      };
-      scaled(eight.x), scaled(eight.y), scaled(eight.z), scaled(eight.w);
-      if (row < at.chunk.count && first + 8 * unit < in.value_dim)
-        *reinterpret_cast<uint4*>(static_cast<T*>(p.grad_v) + token(row, at) * in.value_dim + first + 8 * unit) = eight;
+      for (int i = 0; i < 4; ++i) sums[0][n][i] += more[0][n][i];
     }
   }
 };

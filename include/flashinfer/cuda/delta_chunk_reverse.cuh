@@ -5,7 +5,7 @@
 // what a chunk begins with; dy is left where dV will be.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_walk.cuh>
+#include <flashinfer/cuda/delta_chunk_run.cuh>
 
 namespace flashinfer::cuda {
 
