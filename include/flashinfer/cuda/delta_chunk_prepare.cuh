@@ -1,6 +1,7 @@
 // The first kernel of the delta rule over chunks: P, Z and the factors of each chunk and value head, apart from each
 // other. A warp has 16 rows. Z's blocks on the diagonal come by substitution in float, those below them by products of
 // tf32 from which the identity is kept:  Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
+// Left operands are in one matrix, Z_ii in place of L_ii, and right ones, B Z, in another.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk.cuh>
@@ -13,7 +14,7 @@ namespace flashinfer::cuda {
 
 template <int kKeys>
 struct DeltaPrepareShared {
-  static constexpr int kPitch = kDeltaChunk + 4;  // no two lanes of a left operand meet the same bank
+  static constexpr int kPitch = kDeltaChunk + 8;  // no pairs of eight rows and columns meet the same bank
   using Matrix = float[kDeltaChunk][kPitch];
 
   union {
@@ -21,7 +22,7 @@ struct DeltaPrepareShared {
       uint4 k[kDeltaChunk][kKeys / 8], q[kDeltaChunk][kKeys / 8];
     };
     struct {
-      Matrix l, z;
+      Matrix left, right;
     };
   };
   float sums[kDeltaChunk];  // G, of powers of two
@@ -44,7 +45,7 @@ struct DeltaPrepare {
   __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, DeltaTerms& to) const {
     load(chunk, value_head);
     correlate(scale, to);
-    solve();
+    solve(to);
     store(scale, to);
   }
 
@@ -104,60 +105,56 @@ struct DeltaPrepare {
     }
     sync();
     const int upper = 16 * warp + lane / 4;
+    const float sums[2] = {shared.sums[upper], shared.sums[upper + 8]};
+    const float of_k[2] = {shared.k_factor[upper], shared.k_factor[upper + 8]};
+    const float of_q[2] = {scale * shared.q_factor[upper], scale * shared.q_factor[upper + 8]};
 #pragma unroll
     for (int n = 0; n < kDeltaChunk / 8; ++n) {
       if (n / 2 > warp) continue;
+      const int column = 8 * n + 2 * (lane % 4);
+      const float2 others = *two(&shared.sums[column]), k = *two(&shared.k_factor[column]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = upper + i / 2 * 8, column = 8 * n + 2 * (lane % 4) + i % 2;
-        const float by =
-            column > row ? 0.f : ptx::ex2_approx(shared.sums[row] - shared.sums[column]) * shared.k_factor[column];
-        p[0][n][i] *= by * scale * shared.q_factor[row];
-        shared.l[row][column] = column < row ? l[0][n][i] * (by * shared.k_factor[row]) : 0.f;
+      for (int half = 0; half < 2; ++half) {
+        const int row = upper + 8 * half;
+        const float first = column > row ? 0.f : ptx::ex2_approx(sums[half] - others.x) * k.x;
+        const float second = column + 1 > row ? 0.f : ptx::ex2_approx(sums[half] - others.y) * k.y;
+        auto& of = p[0][n];
+        of[2 * half] *= first * of_q[half], of[2 * half + 1] *= second * of_q[half];
+        const float* keys = &l[0][n][2 * half];
+        *two(&shared.left[row][column]) = make_float2(column < row ? keys[0] * (first * of_k[half]) : 0.f,
+                                                      column + 1 < row ? keys[1] * (second * of_k[half]) : 0.f);
       }
     }
 #pragma unroll
     for (int column = 0; column < kDeltaChunk / 16; ++column) {
       if (column > warp) continue;
-      const auto& left = p[0][2 * column];
-      const auto& right = p[0][2 * column + 1];
-      const uint32_t words[4] = {pack<T>(left[0], left[1]), pack<T>(right[0], right[1]), pack<T>(left[2], left[3]),
-                                 pack<T>(right[2], right[3])};
-      store_block(to.p[DeltaTerms::block(warp, column)], words);
+      give(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
     }
     __syncwarp();
   }
 
   // Z of L.
-  __device__ __forceinline__ void solve() const {
-    substitute(16 * warp);
-    sync();
+  __device__ __forceinline__ void solve(DeltaTerms& to) const {
     const int j = 16 * warp;
+    substitute(j);
+    float x[2][4];
+    load_block_of(shared.left, j, j, x);
+    give(to.z[DeltaTerms::block(warp, warp)], x[0], x[1], -1.f);
+    sync();
     for (int i = j + 16; i < kDeltaChunk; i += 16) {
-      float x[2][4];
-      for_elements(i, j, [&](int n, int e, int row, int column) { x[n][e] = shared.l[row][column]; });
-      for (int m = j; m < i; m += 16) subtract(x, shared.l, i, m, j);
-      for_elements(i, j, [&](int n, int e, int row, int column) { shared.z[row][column] = x[n][e]; });
+      load_block_of(shared.left, i, j, x);
+      for (int m = j; m < i; m += 16) subtract(x, i, m, j);
+      store_weighted(i, j, x);
       __syncwarp();
-      subtract(x, shared.z, i, i, j);
+      subtract(x, i, i, j);
       __syncwarp();
-      for_elements(i, j, [&](int n, int e, int row, int column) { shared.z[row][column] = x[n][e]; });
+      store_weighted(i, j, x);
+      give(to.z[DeltaTerms::block(i / 16, warp)], x[0], x[1], -1.f);
       __syncwarp();
     }
-    sync();
   }
 
   __device__ __forceinline__ void store(float scale, DeltaTerms& to) const {
-    for (int block = warp; block < DeltaTerms::kBlocks; block += kThreads / 32) {
-      const int m = (block >= 1) + (block >= 3) + (block >= 6), row = 16 * m + lane / 4;
-      const int column = 16 * (block - DeltaTerms::block(m, 0)) + 2 * (lane % 4);
-      const auto two = [&](int below, int right) {
-        const float* z = &shared.z[row + below][column + right];
-        return pack<T>(-z[0], -z[1]);
-      };
-      const uint32_t words[4] = {two(0, 0), two(0, 8), two(8, 0), two(8, 8)};
-      store_block(to.z[block], words);
-    }
     const int i = thread % kDeltaChunk;
     const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
     if (thread < kDeltaChunk) {
@@ -194,14 +191,16 @@ struct DeltaPrepare {
     return rsqrtf(total + 1e-6f);
   }
 
-  // A block on the diagonal, a column for each of 16 lanes.
+  __device__ __forceinline__ static float2* two(float* at) { return reinterpret_cast<float2*>(at); }
+
+  // A block on the diagonal, a column for each of 16 lanes, of which there are two: one keeps Z, one what it weighs.
   __device__ __forceinline__ void substitute(int start) const {
     const int column = start + lane % 16;
-    float weighted[16];  // beta z
+    float found[16], weighted[16];
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
-      const float* row = &shared.l[start + r][start];
-      float z = shared.l[start + r][column];
+      const float* row = &shared.left[start + r][start];
+      float z = shared.left[start + r][column];
 #pragma unroll
       for (int m = 0; m < r; m += 4) {
         const float4 four = *reinterpret_cast<const float4*>(row + m);
@@ -210,38 +209,57 @@ struct DeltaPrepare {
         for (int e = 0; e < 4; ++e)
           if (m + e < r) z -= factors[e] * weighted[m + e];
       }
-      weighted[r] = shared.beta[start + r] * z;
-      if (lane < 16) shared.z[start + r][column] = z;
+      found[r] = z, weighted[r] = shared.beta[start + r] * z;
     }
+    __syncwarp();
+    Matrix& to = lane < 16 ? shared.left : shared.right;
+#pragma unroll
+    for (int r = 0; r < 16; ++r) to[start + r][column] = lane < 16 ? found[r] : weighted[r];
+    __syncwarp();
   }
 
-  // Calls body(tile, element, row, column) for a lane's elements of a block in the layout of sums.
-  template <typename Body>
-  __device__ __forceinline__ void for_elements(int row, int column, const Body& body) const {
+  // A block in the layout of sums: from a matrix, times beta to that of right operands, and as 8 x 8 matrices to where
+  // it is wanted.
+  __device__ __forceinline__ void load_block_of(Matrix& from, int row, int column, float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) body(n, e, row + lane / 4 + e / 2 * 8, column + 8 * n + 2 * (lane % 4) + e % 2);
+      for (int half = 0; half < 2; ++half) {
+        const float2 pair = *two(&from[row + lane / 4 + 8 * half][column + 8 * n + 2 * (lane % 4)]);
+        x[n][2 * half] = pair.x, x[n][2 * half + 1] = pair.y;
+      }
     }
   }
+  __device__ __forceinline__ void store_weighted(int row, int column, const float (&x)[2][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = row + lane / 4 + 8 * half;
+      const float by = shared.beta[at];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        *two(&shared.right[at][column + 8 * n + 2 * (lane % 4)]) =
+            make_float2(by * x[n][2 * half], by * x[n][2 * half + 1]);
+    }
+  }
+  __device__ __forceinline__ static void give(DeltaBlocks& to, const float (&left)[4], const float (&right)[4],
+                                              float sign) {
+    const uint32_t words[4] = {pack<T>(sign * left[0], sign * left[1]), pack<T>(sign * right[0], sign * right[1]),
+                               pack<T>(sign * left[2], sign * left[3]), pack<T>(sign * right[2], sign * right[3])};
+    store_block(to, words);
+  }
 
-  // x -= A_im B_m Z_mj of blocks.
-  __device__ __forceinline__ void subtract(float (&x)[2][4], const Matrix& a, int i, int m, int j) const {
+  // x -= A_im B_m Z_mj of blocks. A lane has neighbouring columns of the left operand, and those rows of the right one.
+  __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
     const int group = lane / 4, one = lane % 4;
 #pragma unroll
-    for (int k = m; k < m + 16; k += 8) {
-      uint32_t left[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) left[e] = ptx::to_tf32(-a[i + group + e % 2 * 8][k + one + e / 2 * 4]);
+    for (int k = m + 2 * one; k < m + 2 * one + 16; k += 8) {
+      const float2 upper = *two(&shared.left[i + group][k]), lower = *two(&shared.left[i + group + 8][k]);
+      const uint32_t left[4] = {ptx::to_tf32(-upper.x), ptx::to_tf32(-lower.x), ptx::to_tf32(-upper.y),
+                                ptx::to_tf32(-lower.y)};
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        uint32_t right[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int row = k + one + 4 * e;
-          right[e] = ptx::to_tf32(shared.beta[row] * shared.z[row][j + 8 * n + group]);
-        }
-        ptx::mma_m16n8k8_tf32(x[n], left, right[0], right[1]);
+        const float* right = &shared.right[k][j + 8 * n + group];
+        ptx::mma_m16n8k8_tf32(x[n], left, ptx::to_tf32(right[0]), ptx::to_tf32(right[Shared::kPitch]));
       }
     }
   }
