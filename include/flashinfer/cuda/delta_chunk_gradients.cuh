@@ -20,8 +20,9 @@ struct DeltaGradientShape {
   using T = T_;
   using Products = std::conditional_t<kHopper_, DeltaGroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
   static constexpr bool kHopper = kHopper_;
-  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
-  static constexpr int kChunks = kHopper ? 2 : 1;                    // that have rows at once
+  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;   // columns at a time
+  static constexpr int kChunks = !kHopper ? 1 : kKeys <= 64 ? 3 : 2;  // that have rows at once
+  static constexpr int kHeads = kChunks == 3 ? 3 : 2;                 // of values that have factors at once
 };
 
 template <typename Shape>
@@ -41,7 +42,7 @@ struct DeltaGradientsShared {
   Stage stages[2];
   alignas(1024) Matrix p;  // dP, and X
   alignas(1024) Matrix x;
-  DeltaGradientFactors factors[2];                         // of a value head and of the next one
+  DeltaGradientFactors factors[Shape::kHeads];             // of a value head and of the next one
   float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
   float behind[8];                                         // <D, S behind the chunk>, a part of each warp
   DeltaChunkSpace space;
@@ -85,7 +86,7 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
         }
         const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.place(in, way)]);
         if (thread < sizeof(factors) / 16)
-          ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % 2]) + thread * 16,
+          ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
       }
       load_slice(to, at);
@@ -103,7 +104,7 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
       place.advance(in, way), shared.places[(step + 3) % 4] = place;
     }
     if (at.slice == 0) product = 0;
-    this->give_values(stage.grad_y, at, shared.factors[at.heads % 2].beta);
+    this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -115,7 +116,7 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   // What is behind a value head's slices: its sums are added to those of the head of q and k.
   __device__ __forceinline__ void finish_head(const Place& at, float scale, GradientSums& sums, float product, Sums& dq,
                                               Sums& dk) const {
-    const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
+    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     give(factors, sums.local, scale);
     if (half && p.grad_beta) this->give_betas(at, sums.local);
     const int upper = row(), lower = row() + 8;
@@ -144,7 +145,7 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
 
   // dq and dk of a chunk.
   __device__ __forceinline__ void finish_chunk(const Place& at, Sums& dq, Sums& dk) const {
-    const DeltaGradientFactors& factors = shared.factors[at.heads % 2];
+    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     if (in.l2norm) {
       __syncthreads();  // the sums of one head have been read
       put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
@@ -297,15 +298,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
       if (here.done(way)) break;
       Gradients(p, shared).add_slice(step, sums, product);
       __syncthreads();
-      // Rows and factors that a head of one slice needs still are where those of the head behind the next one go.
-      if (way.slices > 1) load(step + 2);
+      // Rows and factors that a head of one slice needs still may be where those of the head behind the next one go.
+      const bool free = Shape::kHeads > 2 || way.slices > 1;
+      if (free) load(step + 2);
       if (here.last_slice(way)) {
         const Gradients gradients(p, shared);
         gradients.finish_head(here, scale, sums, product, dq, dk);
         if (here.last_member(way)) gradients.finish_chunk(here, dq, dk);
         __syncthreads();
       }
-      if (way.slices == 1) load(step + 2);
+      if (!free) load(step + 2);
     }
   }
 }

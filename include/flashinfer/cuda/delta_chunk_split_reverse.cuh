@@ -1,13 +1,17 @@
 // Both walks of the delta rule's gradients where there are so few heads that each has processors of its own. Gradients
 // of states go on without waiting for what needs none: two warps have 16 columns each and carry them; of another two,
 // one makes the part of outputs' gradients in what comes next, and writes to memory what the chunk before has left.
-// Two more warps start copies.
+// Four more start copies: those of two take longer than a step of the states.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_reverse.cuh>
-#include <flashinfer/cuda/delta_chunk_split.cuh>
 
 namespace flashinfer::cuda {
+
+template <typename T, int kKeys>
+struct DeltaSplitReverseShape : DeltaWalkShape<T, kKeys, 2, 4> {
+  static constexpr int kThreads = 256;
+};
 
 // What a step needs: keys, Z and factors of its chunk, and queries, dO, P and factors of outputs of the next one.
 template <typename Shape>
@@ -47,7 +51,7 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
 
   __device__ __forceinline__ DeltaSplitReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
                                                uint32_t number)
-      : Base(params.in, number), p(params), space(to), role(threadIdx.x / 32 / Shape::kWarps) {
+      : Base(params.in, number), p(params), space(to), role(min(threadIdx.x / 32 / Shape::kWarps, 2)) {
     warp %= Shape::kWarps;
   }
 
@@ -184,13 +188,13 @@ __device__ __forceinline__ void split_reverse(const DeltaSplitReverse<Shape>& wa
 
 template <typename T, int kKeys>
 struct DeltaSplitWalks {
-  using Reverse = DeltaSplitShape<T, kKeys>;
+  using Reverse = DeltaSplitReverseShape<T, kKeys>;
   using Replay = DeltaWalkShape<T, kKeys, 2, 4>;
   static constexpr int kThreads = Reverse::kThreads, kColumns = Reverse::kColumns;
   static constexpr int kReplayBytes = kWalkBytes<Replay, DeltaReplayStage<Replay>>;
   static constexpr int kReverseBytes = sizeof(DeltaSplitReverseShared<Reverse>);
   static constexpr int kBytes = kReplayBytes > kReverseBytes ? kReplayBytes : kReverseBytes;
-  static_assert(Replay::kThreads == kThreads && Replay::kColumns == kColumns, "blocks of one launch");
+  static_assert(Replay::kThreads <= kThreads && Replay::kColumns == kColumns, "blocks of one launch");
 };
 
 template <typename Walks>
@@ -205,7 +209,7 @@ __global__ void __launch_bounds__(Walks::kThreads, 1)
   if (blockIdx.x < walks) {
     const DeltaSplitReverse<Reverse> reverse(p, space, blockIdx.x);
     split_reverse(reverse, *reinterpret_cast<DeltaSplitReverseShared<Reverse>*>(memory));
-  } else {
+  } else if (threadIdx.x < Replay::kThreads) {  // barriers do not wait for threads that have ended
     replay_chunks<Replay>(p, space, memory, blockIdx.x - walks);
   }
 }
