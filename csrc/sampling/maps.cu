@@ -5,7 +5,7 @@
 namespace flashinfer::cuda {
 
 void launch_maps(const MapRowsParams& p, const Launch& where) {
-  if (launch_few_maps(p, where)) return;
+  if (launch_few_maps(p, where) || launch_nucleus_maps(p, where)) return;
   // Sums over flat rows, and of exponentials, are faster in clusters in batches of any size.
   const int64_t rows = p.map == RowMap::kTopKRenorm ? p.num_rows : 1;
   if (is_held(rows, p.vocab_size, where.device)) return launch_held_maps(p, where);

@@ -18,7 +18,9 @@ def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -
     backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
     # What is longest to compile has a file of its own.
-    names = ("few", "few_maps", "held", "samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks")
+    names = (
+        "few", "few_maps", "held", "nucleus", "samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks"
+    )  # fmt: skip
     parts = [f"csrc/sampling/{name}.cu" for name in names] if backend == "cuda" else []
     return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))
 

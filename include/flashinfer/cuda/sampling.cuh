@@ -8,7 +8,7 @@
 namespace flashinfer::cuda {
 
 inline void sample_rows(const SampleParams& p, const Launch& where) {
-  if (launch_few_samples(p, where)) return;
+  if (launch_few_samples(p, where) || launch_nucleus_samples(p, where)) return;
   if (p.filters()) return launch_samples(p, where);
   const Shape shape = plain_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 4, where.device);

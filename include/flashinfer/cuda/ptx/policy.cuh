@@ -31,4 +31,9 @@ __device__ __forceinline__ uint2 load_global(const uint2* from, bool again) {
   return value;
 }
 
+// The line of this address, into the L2 cache.
+__device__ __forceinline__ void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+
 }  // namespace flashinfer::cuda::ptx

@@ -19,6 +19,13 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 value) {
                : "memory");
 }
 
+// One thread's addition: what the compiler makes of atomicAdd asks first which lanes are there.
+__device__ __forceinline__ uint32_t atomic_add_shared(uint32_t to, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(to), "r"(value) : "memory");
+  return before;
+}
+
 __device__ __forceinline__ float load_shared_float(uint32_t from) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));

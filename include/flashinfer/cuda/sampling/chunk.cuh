@@ -62,18 +62,27 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x) {
   return chunk_sum(x, [](float value) { return value; });
 }
 
-// The same of two chunks at once, with fewer steps: lanes below 16 get the sum of the first.
+// The first sums of a chunk: lane l has those of the elements l * 4 + c, 128 apart, as at[c].
+struct Sums {
+  float at[4];
+};
 template <typename F>
-__device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
+__device__ __forceinline__ Sums first_sums(const Chunk& x, const F& value) {
+  Sums s;
+#pragma unroll
+  for (int c = 0; c < 4; ++c)
+    s.at[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
+  return s;
+}
+
+// The sums of two chunks, from their first sums: lanes below 16 get the sum of the first chunk.
+__device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second) {
   const int lane = lane_id();
   const bool high = lane & 16, eight = lane & 8, four = lane & 4;
   float k[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    const auto sum = [&](const Chunk& x) {
-      return (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
-    };
-    const float a = sum(first), b = sum(second);
+    const float a = first.at[c], b = second.at[c];
     k[c] = (high ? b : a) + __shfl_xor_sync(kWarp, high ? a : b, 16);
   }
 #pragma unroll
@@ -82,6 +91,12 @@ __device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& secon
 #pragma unroll
   for (int apart : {2, 1, 8, 4}) sum += __shfl_xor_sync(kWarp, sum, apart);
   return sum;
+}
+
+// The sums of two chunks at once, with fewer steps than one by one.
+template <typename F>
+__device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
+  return pair_sum(first_sums(first, value), first_sums(second, value));
 }
 
 // With kNaN a NaN where there is one, else the largest number, and NaN where there is no number.

@@ -5,14 +5,26 @@
 
 namespace flashinfer::cuda {
 
-__device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
+// Sums over the lanes up to each one, of kN numbers side by side.
+template <int kN>
+__device__ __forceinline__ void warp_ends(const uint64_t (&values)[kN], uint64_t (&ends)[kN]) {
   const int lane = lane_id();
 #pragma unroll
+  for (int i = 0; i < kN; ++i) ends[i] = values[i];
+#pragma unroll
   for (int apart = 1; apart < 32; apart *= 2) {
-    const uint64_t other = __shfl_up_sync(kWarp, value, apart);
-    if (lane >= apart) value += other;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      const uint64_t other = __shfl_up_sync(kWarp, ends[i], apart);
+      if (lane >= apart) ends[i] += other;
+    }
   }
-  return value;
+}
+__device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
+  const uint64_t values[1] = {value};
+  uint64_t ends[1];
+  warp_ends(values, ends);
+  return ends[0];
 }
 
 // Lanes hold the sums of equal ranges of chunks.

@@ -9,6 +9,7 @@
 
 #include <flashinfer/cuda/ptx/cluster.cuh>
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
+#include <flashinfer/cuda/ptx/scan.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/sampling/stage.cuh>
 

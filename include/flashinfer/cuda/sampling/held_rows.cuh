@@ -42,24 +42,21 @@ struct HeldRow : HeldSearch {
     return t;
   }
 
-  // The chunk in which sums pass the share, and what of the share is left there, for all threads.
-  __device__ __forceinline__ int choose(const SampleParams& p, int64_t output, const Totals& totals) const {
-    if (e.warp() == 0) {
-      const float* of_chunks = sums();
-      const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
-      uint64_t own = 0;
-      for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
-      const uint64_t end = warp_ends(own);
-      uint64_t share = share_of(p.random.draw(output, 0), totals.total);
-      if (end - own <= share && share < end) {
-        int c = from;
-        share -= end - own;
-        for (uint64_t part; (part = totals.fixed(of_chunks[c])) <= share; ++c) share -= part;
-        scratch().found_above = share, scratch().found_position = c;
-      }
+  // The chunk in which sums pass the share, and what of the share is left there: of a warp, into scratch.
+  __device__ __forceinline__ void choose(const SampleParams& p, int64_t output, const Totals& totals) const {
+    const float* of_chunks = sums();
+    const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+    uint64_t own = 0;
+    for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
+    const uint64_t end = warp_ends(own);
+    uint64_t share = share_of(p.random.draw(output, 0), totals.total);
+    if (end - own <= share && share < end) {
+      int c = from;
+      share -= end - own;
+      for (uint64_t part; (part = totals.fixed(of_chunks[c])) <= share; ++c) share -= part;
+      scratch().found_above = share, scratch().found_position = c;
     }
-    __syncthreads();
-    return scratch().found_position;
+    __syncwarp();
   }
 
   // The first element whose sum passes the share, of the warp that has its chunk; everyone calls this.
@@ -68,21 +65,24 @@ struct HeldRow : HeldSearch {
       if (e.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
       return;
     }
-    const int c = choose(p, output, totals);
+    if (e.warp() == 0) choose(p, output, totals);
+    __syncthreads();
+    const int c = scratch().found_position;
     each_chunk([&](const Chunk& x, int which) {
       if (chunk(which) == c) walk(x, c, scratch().found_above, p, output, totals, t);
     });
   }
-  // The same, of rows that are not held, of whose elements change(x) is drawn from.
+  // The same, of rows that are not held, of whose elements change(x) is drawn from, by one warp: others need not wait.
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
+    if (e.warp() != 0) return;
     if (!totals.valid) {
-      if (threadIdx.x == 0) put_sample(p, output, 0, false);
+      if (lane_id() == 0) put_sample(p, output, 0, false);
       return;
     }
-    const int c = choose(p, output, totals);
-    if (e.warp() != 0) return;
+    choose(p, output, totals);
+    const int c = scratch().found_position;
     Chunk x;
     source.load(x, int64_t{c} * kSumChunk, padding);
     x.each([&](float& value) { value = change(value); });
@@ -92,24 +92,31 @@ struct HeldRow : HeldSearch {
   __device__ __forceinline__ void walk(const Chunk& x, int c, uint64_t share, const SampleParams& p, int64_t output,
                                        const Totals& totals, float t) const {
     const int count = min(e.left(c), kSumChunk);
-    int token = -1, last = -1;
-    uint64_t before = 0;
+    const auto stays = [&](float value, int place) { return value > 0 && value >= t && place < count; };
+    int token = -1, last = -1, part = -1;
+    uint64_t own[4] = {}, ends[4], start = 0, before = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      uint64_t ends[4], own = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (stays(x.at[j][i], part_start(j) + i)) own[j] += totals.fixed(x.at[j][i]), last = part_start(j) + i;
+    }
+    warp_ends(own, ends);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint64_t end = ends[j] + before;
+      if (end - own[j] <= share && share < end) part = j, start = end - own[j];
+      before = __shfl_sync(kWarp, end, 31);
+    }
+    if (part >= 0) {
+      token = part_start(part);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float value = x.at[j][i];
-        if (value > 0 && value >= t && part_start(j) + i < count) own += totals.fixed(value), last = part_start(j) + i;
-        ends[i] = own;
+        const float low = part == 0 ? x.at[0][i] : x.at[1][i], high = part == 2 ? x.at[2][i] : x.at[3][i];
+        const float value = part < 2 ? low : high;
+        if (stays(value, part_start(part) + i)) start += totals.fixed(value);
+        token += start <= share;
       }
-      const uint64_t end = warp_ends(own) + before, start = end - own;
-      if (token < 0 && start <= share && share < end) {
-        token = part_start(j);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) token += start + ends[i] <= share;
-      }
-      before = __shfl_sync(kWarp, end, 31);
     }
     // Where rounding leaves none, the last that is kept.
     const int most = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);

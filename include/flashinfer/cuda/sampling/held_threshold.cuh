@@ -54,12 +54,7 @@ struct HeldSearch : Held {
       for (int i = 0; i < 16; ++i)
         if (Key::key(x.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
       if (!__any_sync(kWarp, found)) return;
-      uint32_t end = __popc(found);
-#pragma unroll
-      for (int apart = 1; apart < 32; apart *= 2) {
-        const uint32_t before = __shfl_up_sync(kWarp, end, apart);
-        if (lane_id() >= apart) end += before;
-      }
+      const uint32_t end = ptx::warp_ends(__popc(found));
       uint32_t base = 0;
       if (lane_id() == 31) base = atomicAdd(&scratch().counter, end);
       base = __shfl_sync(kWarp, base, 31);

@@ -120,6 +120,8 @@ struct Groups {
 
 // Each kernel of a family of kernels is compiled in a file of its own.
 bool launch_few_samples(const SampleParams& p, const Launch& where);  // whether it is what they are for
+bool launch_nucleus_samples(const SampleParams& p, const Launch& where);
+bool launch_nucleus_maps(const MapRowsParams& p, const Launch& where);
 bool launch_few_maps(const MapRowsParams& p, const Launch& where);
 void launch_held_samples(const SampleParams& p, const Launch& where);
 void launch_held_maps(const MapRowsParams& p, const Launch& where);

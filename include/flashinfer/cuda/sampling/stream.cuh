@@ -158,12 +158,7 @@ struct StreamRow : HeldRow {
     uint32_t at, base, all;
   };
   __device__ __forceinline__ static Span span_of(uint32_t found) {
-    uint32_t end = __popc(found);
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const uint32_t before = __shfl_up_sync(kWarp, end, apart);
-      if (lane_id() >= apart) end += before;
-    }
+    const uint32_t end = ptx::warp_ends(__popc(found));
     const uint32_t all = __shfl_sync(kWarp, end, 31);
     uint32_t base = 0;
     if (lane_id() == 0 && all != 0) base = atomicAdd(&scratch().counter, all);

@@ -143,12 +143,7 @@ template <typename Key>
 __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
   if (!__any_sync(kWarp, found)) return;
   const int lane = lane_id();
-  uint32_t end = __popc(found);
-#pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const uint32_t before = __shfl_up_sync(kWarp, end, apart);
-    if (lane >= apart) end += before;
-  }
+  const uint32_t end = ptx::warp_ends(__popc(found));
   uint32_t base = 0;
   if (lane == 31) base = atomicAdd(&scratch().counter, end);
   base = __shfl_sync(kWarp, base, 31);

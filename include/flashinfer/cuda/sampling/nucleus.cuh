@@ -1,0 +1,254 @@
+// Thresholds of top-p in one read of a row, which a block has to itself.
+//
+// A sample of the row says between which numbers the threshold lies (nucleus_sample.cuh; nucleus_read.cuh has what is
+// done with those). Where it is not there, or too much is, the row is read once more with an interval from the sums of
+// the first read; where that does not do either, sums of bins narrow it.
+#pragma once
+
+#include <flashinfer/cuda/sampling/nucleus_sample.cuh>
+
+namespace flashinfer::cuda {
+
+struct NucleusRow : NucleusSample {
+  using NucleusSample::NucleusSample;
+
+  // A key of [low, high] from which on there is `missing` of what is aside, as far as rounded weights say, and the sum
+  // of the elements that have it: bins, until one has few.
+  struct Candidate {
+    uint32_t key;
+    double sum;
+  };
+  __device__ __noinline__ static Candidate search_of(int n, uint32_t count, uint32_t low, uint32_t high,
+                                                     double missing) {
+    return NucleusRow(n).search(count, low, high, missing);
+  }
+  __device__ __forceinline__ Candidate search(uint32_t count, uint32_t low, uint32_t high, double missing) const {
+    // Weights up to 2^17: of all that is aside less than 2^32.
+    static_assert(4 * kAside < 1 << 15);
+    const int exponent = static_cast<int>(high >> 23) - 127, up = 16 - exponent;
+    const Weights weights{static_cast<float>(power_of_two(up / 2)), static_cast<float>(power_of_two(up - up / 2)), 0};
+    const auto sum_of = [&](uint32_t key, uint32_t number) { return number * double{__uint_as_float(key)}; };
+    auto need = static_cast<uint32_t>(fmin(fmax(ceil(missing * weights.real()), 1.0), 0x1p32 - 1));
+    uint32_t* words = bins();
+    uint32_t& few = scratch().counts[3];
+    for (;;) {
+      Bins<kBins> parted(low, high);
+      if (threadIdx.x == 0) few = 0;
+      clear(words, kBins);
+      each_aside(count, [&](float x) {
+        const uint32_t key = __float_as_uint(x);
+        if (parted.holds(key)) atomicAdd(words + parted.of(key), weights(x));
+      });
+      __syncthreads();
+      const int bin = kBins - 1 - 2 * static_cast<int>(threadIdx.x);
+      const uint64_t values[2] = {words[bin], words[bin - 1]};
+      const Found found = find(values, need, kBins - 1);
+      need = need > found.above ? need - static_cast<uint32_t>(found.above) : 1;
+      parted.narrow(kBins - 1 - found.position);
+      low = parted.low, high = parted.high;
+      if (low == high) {
+        const uint32_t weight = weights(__uint_as_float(low));
+        return {low, sum_of(low, weight == 0 ? 0 : static_cast<uint32_t>(found.value) / weight)};
+      }
+      each_aside(count, [&](float x) {
+        const uint32_t key = __float_as_uint(x);
+        if (!parted.holds(key)) return;
+        const uint32_t at = ptx::atomic_add_shared(ptx::shared_address(&few), 1);
+        if (at < 32) words[at] = key;
+      });
+      __syncthreads();
+      const uint32_t number = few;
+      if (number <= 32) {
+        const uint32_t own = lane_id() < number ? words[lane_id()] : 0, weight = weights(__uint_as_float(own));
+        uint32_t reach = 0;
+        for (uint32_t i = 0; i < number; ++i) {
+          const uint32_t key = __shfl_sync(kWarp, own, i), more = __shfl_sync(kWarp, weight, i);
+          reach += key >= own ? more : 0;
+        }
+        const uint32_t enough = __reduce_max_sync(kWarp, reach >= need ? own : 0);
+        const uint32_t key = enough != 0 ? enough : __reduce_min_sync(kWarp, own != 0 ? own : ~0u);
+        return {key, sum_of(key, __popc(__ballot_sync(kWarp, own == key)))};
+      }
+      __syncthreads();
+    }
+  }
+
+  // The largest key of what is aside and below `high`.
+  __device__ __forceinline__ uint32_t largest_aside(uint32_t count, float high) const {
+    if (threadIdx.x == 0) scratch().counts[0] = 0;
+    __syncthreads();
+    uint32_t most = 0;
+    each_aside(count, [&](float x) { most = max(most, x < high ? __float_as_uint(x) : 0u); });
+    most = __reduce_max_sync(kWarp, most);
+    if (lane_id() == 0) atomicMax(&scratch().counts[0], most);
+    __syncthreads();
+    return scratch().counts[0];
+  }
+
+  // The largest number from which on there is `wanted`, if it lies in the interval. Sums are those of what it keeps.
+  __device__ __forceinline__ Resolved resolve(const Interval& interval, double wanted, FixedPoint fixed) {
+    const uint32_t count = scratch().counter;
+    const double above = fixed.real(sum_of(e.n, 0, 0, fixed));
+    if (above >= wanted) return {Outcome::kAbove, 0, 0, above};
+    if (count > kAside) return {Outcome::kTooMuch, 0, 0, above};
+    const uint32_t least = __float_as_uint(interval.low);
+    const uint32_t most =
+        interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_aside(count, interval.high);
+    if (most < least) return {Outcome::kBelow, 0, 0, above};
+    const auto sum_at = [&](uint32_t key) { return sum_of(e.n, count, __uint_as_float(key), fixed); };
+    const auto found = [&](uint32_t key, uint64_t kept) {
+      return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
+    };
+    // The threshold is a key in [low, high): what has a key of at least `high` is not enough, with the sum `beyond`.
+    uint32_t low = least, high = most + 1;
+    double beyond = above;
+    bool is_sure = false;  // that what has a key of at least `low` is enough
+    for (int turn = 1;; ++turn) {
+      // Weights are rounded, for the largest key: exact sums at keys that are closer lead further. In some turns the
+      // interval is halved, as weights may mislead for long.
+      Candidate candidate{low + (high - low) / 2, 0};
+      if (turn % 4 != 0) candidate = search_of(e.n, count, low, high - 1, wanted - beyond);
+      // Where all weights of a bin are 0 it may have no elements.
+      candidate.key = min(max(candidate.key, low), high - 1);
+      const uint64_t kept = sum_at(candidate.key);
+      const double sum = fixed.real(kept);
+      if (is_threshold(sum, candidate.sum, __uint_as_float(candidate.key), wanted, fixed))
+        return found(candidate.key, kept);
+      if (sum < wanted) {
+        if (!is_sure) {
+          const double all = candidate.key == low ? sum : fixed.real(sum_at(low));
+          if (all < wanted) return {Outcome::kBelow, 0, 0, all};
+          is_sure = true;
+        }
+        high = candidate.key, beyond = sum;
+      } else {
+        low = candidate.key, is_sure = true;
+        for (const uint32_t step : {1u, 1u << 20}) {
+          if (step >= high - low) continue;
+          const double next = fixed.real(sum_at(low + step));
+          if (next < wanted) {
+            high = low + step, beyond = next;
+          } else {
+            low += step;
+          }
+        }
+      }
+      const uint32_t largest = largest_aside(count, __uint_as_float(high));
+      if (largest <= low) return found(low, sum_at(low));
+      high = largest + 1;
+    }
+  }
+
+  // The part of what lies between bounds which the sums of bins say has the threshold, by a read of its own.
+  template <typename T>
+  __device__ __noinline__ static Interval narrower(int n, const T* source) {
+    const NucleusRow x(n);
+    const Bounds bounds = known().bounds;
+    if (bounds.is_one()) return {INFINITY, __uint_as_float(bounds.low)};
+    constexpr int kCount = kSampleBins / 2;
+    Bins<kCount> parted(bounds.low, bounds.high - 1);
+    const Weights weights = Weights::of(bounds.high - 1, x.e.n);
+    uint32_t* words = x.sample();
+    __syncthreads();
+    clear(words, kSampleBins);
+#pragma unroll 1
+    for (int at = 0; at < x.own_pairs; ++at) {
+      Chunk pair[2];
+      x.load<true>(pair, source, at);
+      for (Chunk& chunk : pair) {
+        chunk.each([&](float& value) {
+          const uint32_t key = __float_as_uint(value);
+          if (parted.holds(key)) weights.add(words + 2 * parted.of(key), value);
+        });
+      }
+    }
+    __syncthreads();
+    uint64_t values[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t* pair = words + 2 * (kCount - 1 - 2 * static_cast<int>(threadIdx.x) - i);
+      values[i] = weights.sum(pair[0], pair[1]);
+    }
+    const auto need = static_cast<uint64_t>(ceil(fmax(known().wanted - bounds.sum, 0.0) * weights.real()));
+    parted.narrow(kCount - 1 - find(values, need, kCount - 1).position);
+    // Sums of bins are rounded: where that has misled more than twice, neighbours belong to it.
+    const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.missed - 2, 0), 16)) - 1;
+    const uint64_t wider = more * (parted.high + 1 - parted.low);
+    const auto low = static_cast<uint32_t>(parted.low - min(wider, uint64_t{parted.low - bounds.low}));
+    const auto high = static_cast<uint32_t>(parted.high + 1 + min(wider, uint64_t{bounds.high - 1 - parted.high}));
+    return {__uint_as_float(low), __uint_as_float(high)};
+  }
+
+  __device__ __noinline__ static Interval first_interval(int n) {
+    const NucleusRow x(n);
+    const Known& k = known();
+    if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
+    return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kWanted, x.least(k.p, k.sample));
+  }
+  // From the sample's weight where the sum is known to what is wanted.
+  __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
+    const NucleusRow x(n);
+    const Known& k = known();
+    const double scale = kSampled / (x.e.n * k.sample * 0x1p-30);
+    const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.wanted - sum) * scale;
+    return x.around(static_cast<uint32_t>(fmin(fmax(need, 1.0), 0x1p30)),
+                    outcome == Outcome::kTooMuch ? kWanted / 3 : kWanted, x.least(k.p, k.row.real()));
+  }
+
+  // What a read has led to. The row's sums are those of what is at least the threshold where it is found.
+  __device__ __noinline__ static Resolved resolve_of(int n, Interval interval) {
+    NucleusRow x(n);
+    if (interval.low == INFINITY) {
+      const uint64_t kept = sum_of(n, 0, 0, known().row.fixed);
+      const double sum = known().row.fixed.real(kept);
+      return {sum >= known().wanted ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
+    }
+    return x.resolve(interval, known().wanted, known().row.fixed);
+  }
+
+  // Of the row: its sums, and the threshold with the sums of what it keeps. Some of the next row is on its way into the
+  // L2 cache behind this. With kAgain the row is read again.
+  template <bool kAgain, typename T>
+  __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
+    Chunk even[2], odd[2];
+    load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
+    Interval interval{INFINITY, 0};
+    if (threadIdx.x == 0) known().p = p;
+    if (!(p >= 1)) {
+      look(even);
+      interval = first_interval(e.n);
+    }
+    for (bool is_first = true;; is_first = false) {
+      pass<kAgain>(even, odd, source, interval);
+      const double wanted_share = known().p;
+      if (is_first) {
+        for (int pair = 0; pair < kPairsAhead; ++pair) prefetch(next, pair);
+        Totals all = totals();
+        all.valid = all.valid && wanted_share == wanted_share;
+        if (!all.valid || wanted_share >= 1) {
+          __syncthreads();  // what is known of a row may change
+          row = all;
+          return 0;
+        }
+        if (threadIdx.x == 0) {
+          known().row = all, known().wanted = (wanted_share > 0 ? wanted_share : 1e-30) * all.real();
+          known().bounds = Bounds::all(all.fixed);
+        }
+        __syncthreads();
+      }
+      const Resolved result = resolve_of(e.n, interval);
+      if (result.outcome == Outcome::kFound) {
+        row = known().row;
+        row.total = result.kept;
+        return result.t;
+      }
+      if (threadIdx.x == 0) known().bounds.learn(interval, result);
+      __syncthreads();
+      const bool again = is_first && known().sample > 0 && !known().bounds.is_one();
+      interval = again ? second_interval(e.n, result.outcome, result.sum) : narrower(e.n, source);
+      load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda

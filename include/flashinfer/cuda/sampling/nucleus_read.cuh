@@ -1,0 +1,226 @@
+// A row that a block has to itself, read once for many thresholds.
+//
+// Four elements become one number, the first of a chunk's sums (chunk.cuh) over what lies above an interval; where one
+// of the four lies inside the interval they are kept aside. So what is at least t can be summed without another look at
+// the row, in the order of common/fixed_sum.h, for each t of the interval.
+#pragma once
+
+#include <flashinfer/cuda/ptx/scan.cuh>
+#include <flashinfer/cuda/sampling/stream.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kNucleusThreads = 512;
+constexpr int kNucleusWarps = kNucleusThreads / 32;
+constexpr int kSampleBins = 4 * kNucleusThreads;
+constexpr int kAside = 4192;    // groups of four elements
+constexpr int kPairsAhead = 3;  // of the next row and of each warp, on their way into the L2 cache
+
+struct Interval {
+  float low, high;
+};
+
+struct NucleusRead : HeldRow {
+  int first_pair, own_pairs;
+
+  static int64_t bytes() {
+    return (3 * kHeldChunks + kBins + kSampleBins + kHeldChunks * (kSumChunk / 4) + 5 * kAside) * int64_t{4};
+  }
+
+  // So few numbers that functions make it again.
+  __device__ __forceinline__ explicit NucleusRead(int n) {
+    e = Engine<false>{};
+    e.n = n, e.chunks = e.own = static_cast<int>(num_chunks(n)), e.size = 1;
+    const int pairs = (e.chunks + 1) / 2;
+    first_pair = e.warp() * pairs / kNucleusWarps;
+    own_pairs = (e.warp() + 1) * pairs / kNucleusWarps - first_pair;
+  }
+
+  __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
+  __device__ __forceinline__ float* groups() const { return reinterpret_cast<float*>(sample() + kSampleBins); }
+  // Four numbers of each group, and its place among the groups of the row: lists of kAside words, one after the other.
+  __device__ __forceinline__ float* aside() const { return groups() + kHeldChunks * (kSumChunk / 4); }
+  __device__ __forceinline__ float4 of_group(uint32_t i) const {
+    const float* at = aside() + i;
+    return make_float4(at[0], at[kAside], at[2 * kAside], at[3 * kAside]);
+  }
+  __device__ __forceinline__ uint32_t place(uint32_t i) const { return __float_as_uint(aside()[4 * kAside + i]); }
+
+  // From the middle of the warp's pairs on, so that the first ones are spread over the row.
+  __device__ __forceinline__ int chunk_of(int pair) const {
+    const int at = pair + own_pairs / 2;
+    return 2 * (first_pair + (at < own_pairs ? at : at - own_pairs));
+  }
+
+  // Rows whose every four elements are in one piece, and behind whose end all is 0.
+  template <bool kAgain, typename T>
+  __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
+    if (at < 0 || at >= own_pairs) return;
+    const int c = chunk_of(at), left = e.left(c);
+    const T* from = source + c * kSumChunk + part_start(0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float (&to)[4] = pair[i / 4].at[i % 4];
+      to[0] = to[1] = to[2] = to[3] = 0;
+      if (i * 128 + part_start(0) < left) read4<T>(from + i * 128, kAgain).to_floats(to);
+    }
+  }
+  template <typename T>
+  __device__ __forceinline__ void prefetch(const T* source, int pair) const {
+    constexpr int kLine = 128 / sizeof(T);
+    if (source == nullptr || pair < 0 || pair >= own_pairs || lane_id() * kLine >= 2 * kSumChunk) return;
+    const int at = chunk_of(pair) * kSumChunk + lane_id() * kLine;
+    if (at < e.n) ptx::prefetch_l2(source + at);
+  }
+
+  __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
+    const int c = chunk_of(pair) + (lane_id() >> 4);
+    if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
+  }
+  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t most) const {
+    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    uint64_t total = 0;
+    for (int c = lane_id(); valid && c < e.chunks; c += 32) total += fixed(sums()[c]);
+    return {fixed, warp_sum(total), valid};
+  }
+  __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
+    return add_up(fixed, e.largest_bits(sums(), e.chunks));
+  }
+  __device__ __forceinline__ Totals totals() const {
+    const uint32_t most = e.largest_bits(sums(), e.chunks);
+    return add_up(FixedPoint::of(__uint_as_float(most)), most);
+  }
+
+  // The sums of a pair's chunks, the first sums of what lies above the interval, and groups that reach into it.
+  __device__ __forceinline__ void take(Chunk (&chunks)[2], int pair, const Interval& interval) const {
+    uint32_t found = 0;
+    const int c = chunk_of(pair);
+    float* to = groups() + c * (kSumChunk / 4) + part_start(0);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      Chunk& x = chunks[which];
+      x.each([](float& value) { value = max_nan(value, 0.0f); });
+      float above[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // By products with 0 and 1, which other units do than comparisons. Of infinite rows nothing is asked.
+        float taken[4], below[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          taken[j] = x.at[j][i] * (x.at[j][i] >= interval.high ? 1.0f : 0.0f);
+          below[j] = x.at[j][i] - taken[j];
+        }
+        above[i] = (taken[0] + taken[2]) + (taken[1] + taken[3]);
+        if (fmaxf(fmaxf(below[0], below[2]), fmaxf(below[1], below[3])) >= interval.low) found |= 1u << (4 * which + i);
+      }
+      // All groups have a place, those behind the row's end too.
+      *reinterpret_cast<float4*>(to + which * (kSumChunk / 4)) = make_float4(above[0], above[1], above[2], above[3]);
+    }
+    put_sums(sums(), pair, pair_sum(chunks[0], chunks[1], [](float x) { return x; }));
+    if (!__any_sync(kWarp, found)) return;
+    const uint32_t own = __popc(found), end = ptx::warp_ends(own), all = __shfl_sync(kWarp, end, 31);
+    uint32_t base = 0;
+    if (lane_id() == 0) base = ptx::atomic_add_shared(ptx::shared_address(&scratch().counter), all);
+    base = __shfl_sync(kWarp, base, 0);
+    if (base + all > kAside) return;
+    float* put = aside() + base + end - own;
+    const int place = c * (kSumChunk / 4) + part_start(0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (!(found >> i & 1)) continue;
+      const Chunk& x = chunks[i / 4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) put[j * kAside] = x.at[j][i % 4];
+      put[4 * kAside] = __uint_as_float(place + i / 4 * (kSumChunk / 4) + i % 4);
+      ++put;
+    }
+  }
+
+  // The first two pairs are loaded.
+  template <bool kAgain, typename T>
+  __device__ __forceinline__ void pass(Chunk (&even)[2], Chunk (&odd)[2], const T* source,
+                                       const Interval& interval) const {
+    if (threadIdx.x == 0) scratch().counter = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int pair = 0; pair < own_pairs; pair += 2) {
+      take(even, pair, interval);
+      load<kAgain>(even, source, pair + 2);
+      if (pair + 1 >= own_pairs) break;
+      take(odd, pair + 1, interval);
+      load<kAgain>(odd, source, pair + 3);
+    }
+    __syncthreads();
+  }
+
+  // f(x) of the elements aside.
+  template <typename F>
+  __device__ __forceinline__ void each_aside(uint32_t count, const F& f) const {
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const float4 four = of_group(i);
+      f(four.x), f(four.y), f(four.z), f(four.w);
+    }
+  }
+
+  // Sums of what lies above the interval and of the `count` groups aside what is at least t, and what all are together.
+  // One function, as a kernel that is larger than the cache of instructions waits for them at each row.
+  __device__ __noinline__ static uint64_t sum_of(int n, uint32_t count, float t, FixedPoint fixed) {
+    return NucleusRead(n).sum_from(count, t, fixed);
+  }
+  __device__ __forceinline__ uint64_t sum_from(uint32_t count, float t, FixedPoint fixed) const {
+    const auto kept = [t](float x) { return x >= t ? x : 0.0f; };
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const float4 four = of_group(i);
+      groups()[place(i)] = (kept(four.x) + kept(four.z)) + (kept(four.y) + kept(four.w));
+    }
+    uint64_t own = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int pair = 0; pair < own_pairs; ++pair) {
+      const auto sums_of = [&](int c) {
+        Sums s;
+        const float4 four = *reinterpret_cast<const float4*>(groups() + c * (kSumChunk / 4) + part_start(0));
+        s.at[0] = four.x, s.at[1] = four.y, s.at[2] = four.z, s.at[3] = four.w;
+        return s;
+      };
+      const int c = chunk_of(pair);
+      const float sum = pair_sum(sums_of(c), sums_of(c + 1));
+      put_sums(sums(), pair, sum);
+      own += fixed(sum);
+    }
+    own += __shfl_xor_sync(kWarp, own, 16);
+    if (lane_id() == 0) scratch().warp_totals[e.warp()] = own;
+    __syncthreads();
+    return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
+  }
+
+  // change(x) of all elements, those first that were read last.
+  template <typename T, typename F>
+  __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
+    const auto put = [&](const Chunk(&pair)[2], int at) {
+      const int c = chunk_of(at), left = e.left(c);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float values[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) values[j] = change(max_nan(pair[i / 4].at[i % 4][j], 0.0f));
+        const int more = part_start(0) + i * 128;
+        if (more < left) store_vec(to + c * kSumChunk + more, Vec<T, 4>::from_floats(values));
+      }
+    };
+    Chunk even[2], odd[2];
+    load<false>(even, source, own_pairs - 1), load<false>(odd, source, own_pairs - 2);
+#pragma unroll 1
+    for (int pair = own_pairs - 1; pair >= 0; pair -= 2) {
+      put(even, pair);
+      load<false>(even, source, pair - 2);
+      if (pair == 0) break;
+      put(odd, pair - 1);
+      load<false>(odd, source, pair - 3);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,171 @@
+// A sample of a row says between which numbers its threshold may lie.
+#pragma once
+
+#include <flashinfer/cuda/sampling/nucleus_read.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kWanted = kAside * 7 / 10;                 // elements that an interval is made for
+constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;  // elements: the first pair of chunks of each warp
+
+// What a read of the row has led to.
+enum class Outcome { kFound, kAbove, kBelow, kTooMuch };
+struct Resolved {
+  Outcome outcome;
+  float t;
+  uint64_t kept;  // the sum of what is at least the threshold, where it is found
+  double sum;     // of what is at least the interval's high, or low, where the threshold is above, or below
+};
+
+// Keys between which the threshold is known to be, and the sum of what has a key of at least `high`. That what has a
+// key of at least `low` is enough is known of `sure`, which is not above it.
+struct Bounds {
+  uint32_t low, high, sure;
+  int missed;  // intervals since one had too much
+  double sum;
+
+  // A chunk's sum is not below its elements.
+  __device__ static Bounds all(FixedPoint fixed) {
+    return {1, __float_as_uint(static_cast<float>(fmin(fixed.down * 0x1p48, 0x1p128))), 1, 0, 0};
+  }
+  __device__ void learn(const Interval& interval, const Resolved& result) {
+    const uint32_t from = __float_as_uint(interval.low), to = __float_as_uint(interval.high);
+    if (result.outcome == Outcome::kAbove) {
+      low = sure = to;
+    } else {
+      high = min(high, result.outcome == Outcome::kBelow ? min(from, to) : to), sum = result.sum;
+      if (result.outcome == Outcome::kTooMuch) low = from;
+    }
+    if (low >= high) low = sure;
+    missed = result.outcome == Outcome::kTooMuch ? 0 : missed + 1;
+  }
+  __device__ bool is_one() const { return high - low == 1; }
+};
+
+// What the threads of a block know of a row, from read to read.
+struct Known {
+  double sample;                 // the sample's sum; 0 where it says nothing
+  Normalizer share;              // from an element of the sample to its weight
+  int base;                      // of bins
+  uint32_t from_high, from_low;  // the sample's weights of what is at least the interval's ends
+  double p, wanted;
+  Totals row;
+  Bounds bounds;
+};
+__device__ __forceinline__ Known& known() {
+  __shared__ Known shared;
+  return shared;
+}
+
+struct NucleusSample : NucleusRead {
+  using NucleusRead::NucleusRead;
+
+  __device__ __forceinline__ static uint32_t weight_of(float x, Normalizer share) {
+    // Rounded by an addition, unless the integer takes more than 23 bits.
+    const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
+    return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
+  }
+  // The least key of a bin: six bits of the mantissa.
+  __device__ __forceinline__ static float edge(int base, int bin) {
+    const int octave = base + bin;
+    return __uint_as_float(octave < 0 ? 0u : min(static_cast<uint32_t>(octave) << 17, 0x7f800000u));
+  }
+
+  // Weights of the sample's elements, 2^30 in all, into bins.
+  __device__ __forceinline__ void look(const Chunk (&pair)[2]) {
+    float own = 0, most = 0;
+    const auto see = [&](const Chunk& x) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) own += max_nan(x.at[i / 4][i % 4], 0.0f), most = fmaxf(most, x.at[i / 4][i % 4]);
+    };
+    see(pair[0]), see(pair[1]);
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
+    const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(most));
+    float* parts = maxima();
+    if (lane_id() == 0) parts[e.warp()] = own, parts[kNucleusWarps + e.warp()] = __uint_as_float(key);
+    for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;
+    __syncthreads();
+    own = parts[lane_id() & (kNucleusWarps - 1)];
+#pragma unroll
+    for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
+    const int base = static_cast<int>(e.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
+    const double mass = own > 0 && own < INFINITY ? own : 0;
+    const Normalizer share = Normalizer::of(mass * 0x1p-30);
+    if (threadIdx.x == 0) known().sample = mass, known().share = share, known().base = base;
+    const auto add = [&](const Chunk& x) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float value = fmaxf(x.at[i / 4][i % 4], 0.0f);
+        const uint32_t weight = weight_of(value, share);
+        if (weight != 0) atomicAdd(sample() + max(static_cast<int>(__float_as_uint(value) >> 17) - base, 0), weight);
+      }
+    };
+    if (mass != 0) add(pair[0]), add(pair[1]);
+    __syncthreads();
+  }
+
+  // Around where the sample's weights from the top on reach `need`: as many elements on both sides as make `count` of
+  // the row, or all from the top on. `least` is a number that the threshold is not below.
+  __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
+    const Normalizer share = known().share;
+    const int base = known().base;
+    const auto bin_of = [](int i) { return kSampleBins - 1 - 4 * static_cast<int>(threadIdx.x) - i; };
+    // A bin's weight, and 16 times the number of elements that it takes, in one word.
+    uint64_t words[4], own = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int bin = bin_of(i);
+      const uint32_t weight = sample()[bin];
+      const float each = 0.5f * (edge(base, bin) + edge(base, bin + 1)) * share.up * share.inverse;
+      const float elements = bin == 0 ? 0.0f : fminf(static_cast<float>(weight) / fmaxf(each, 0.5f), kSampled);
+      words[i] = static_cast<uint64_t>(weight) << 32 | __float2uint_rn(16 * elements);
+      own += words[i];
+    }
+    const uint64_t end = warp_ends(own);
+    Scratch& s = scratch();
+    __syncthreads();
+    if (lane_id() == 31) s.warp_totals[e.warp()] = end;
+    if (threadIdx.x == 0) {
+      s.counts[0] = 0, s.counts[1] = __float_as_uint(least), s.counts[2] = __float_as_uint(INFINITY);
+      known().from_high = 0, known().from_low = 1u << 30;
+    }
+    __syncthreads();
+    const uint64_t one = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
+    const uint64_t total = warp_sum(one), start = warp_sum(lane_id() < e.warp() ? one : 0) + end - own;
+    need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
+    uint64_t at = start;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint64_t next = at + words[i];
+      if (at >> 32 < need && need <= next >> 32)
+        s.counts[0] = static_cast<uint32_t>(at + static_cast<uint32_t>(words[i]) / 2);
+      at = next;
+    }
+    __syncthreads();
+    const uint32_t middle = s.counts[0], around = static_cast<uint32_t>(16 * int64_t{count} * kSampled / e.n) / 2;
+    const bool from_top = middle <= around + around / 2;
+    const uint32_t from = from_top ? 0 : middle - around, to = from_top ? 2 * around : middle + around;
+    at = start;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int bin = bin_of(i);
+      const uint64_t next = at + words[i];
+      const uint32_t begin = static_cast<uint32_t>(at), behind = static_cast<uint32_t>(next);
+      if (!from_top && begin <= from && from < behind)
+        s.counts[2] = __float_as_uint(edge(base, bin + 1)), known().from_high = at >> 32;
+      if (begin < to && to <= behind && edge(base, bin) > least)
+        s.counts[1] = __float_as_uint(edge(base, bin)), known().from_low = next >> 32;
+      at = next;
+    }
+    __syncthreads();
+    return {__uint_as_float(s.counts[1]), __uint_as_float(s.counts[2])};
+  }
+
+  // Smaller elements have less than what may be missing of a row of this mass or more, all together.
+  __device__ __forceinline__ float least(double p, double mass) const {
+    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / e.n * 0.999), __uint_as_float(1));
+  }
+};
+
+}  // namespace flashinfer::cuda
