@@ -19,7 +19,7 @@ from transformers import DynamicCache, StaticCache
 from flashinfer.integrations.transformers import attention_forward, attention_mask
 
 from ..conftest import no_synchronisation
-from ..support.transformers_models import FACTOR, KINDS, PADDINGS, VOCABULARY, Pair, longer, tokens_of
+from ..support.transformers_models import CACHE, FACTOR, KINDS, PADDINGS, VOCABULARY, Pair, longer, tokens_of
 
 pytestmark = [
     # torch's own, where Inductor is imported.
@@ -85,7 +85,7 @@ def test_cached_decoding(kind, cache, padding, ours, place):
     got, start = [], 0
     for stop in (8, 17, *range(18, 23)):
         part = None if mask is None else mask[:, :stop]
-        got.append(pair.logits(ours, ids[:, start:stop], attention_mask=part, past_key_values=past))
+        got.append(pair.logits(ours, ids[:, start:stop], attention_mask=part, cache=past))
         start = stop
     pair.assert_near(torch.cat(got, 1), ids, mask)
 
@@ -164,10 +164,10 @@ def test_compiled_decoding_is_one_graph(kind, ours, device):
     pair = Pair(kind, (device, torch.bfloat16), num_hidden_layers=1)
     ids, mask = tokens_of(3, 20, "left", device)
     past = StaticCache(pair.config, max_cache_len=24)
-    got = [pair.logits(ours, ids[:, :9], attention_mask=mask[:, :9], past_key_values=past)]
+    got = [pair.logits(ours, ids[:, :9], attention_mask=mask[:, :9], cache=past)]
 
     def step(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return pair.model(ids, attention_mask=mask, past_key_values=past).logits
+        return pair.model(ids, attention_mask=mask, **{CACHE: past}).logits
 
     mode = {"mode": "reduce-overhead"} if device == "cuda" else {}
     run, full = compiled(step, device, **mode), torch.zeros(3, 24, dtype=mask.dtype, device=device)

@@ -19,7 +19,7 @@ def test_prefill_and_decoding(kind, padding, ours, device):
     logits, start = [], 0
     for end in (14, 15, 16, 19, 21) if padding != "right" else (21,):
         part = None if mask is None else mask[:, :end]
-        logits.append(pair.logits(ours, ids[:, start:end], attention_mask=part, past_key_values=cache))
+        logits.append(pair.logits(ours, ids[:, start:end], attention_mask=part, cache=cache))
         start = end
     pair.assert_near(torch.cat(logits, 1), ids, mask)
     assert cache.layers[0].keys.shape == (3, 1, 21, LATENT["kv_lora_rank"])

@@ -12,6 +12,8 @@ import transformers
 from flashinfer.integrations.linear_attention import modules_of
 from flashinfer.integrations.transformers import register_delta_rule
 
+from ..support.transformers_models import CACHE
+
 # Each token goes to both experts: where it goes to one, two that are as good are chosen by rounding.
 SIZES = dict(
     vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
@@ -86,7 +88,7 @@ def piecewise(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
         result = model(ids[:, :9], use_cache=True)
         found = [result.logits]
         for token in ids[:, 9:].split(1, dim=1):
-            result = model(token, past_key_values=result.past_key_values, use_cache=True)
+            result = model(token, **{CACHE: getattr(result, CACHE)}, use_cache=True)
             found.append(result.logits)
     return torch.cat(found, 1)
 

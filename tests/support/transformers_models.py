@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ LATENT = dict(
     first_k_dense_replace=2,
 )  # fmt: skip
 PADDINGS = ("none", "left", "right")
+# What models call a cache: transformers 5.24 renamed the argument and the output.
+CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
 # Our error may be this much larger than that of ``eager`` in the same dtype, both as the norm of all logits' errors:
 # the largest of them is luck, most of all behind a router of experts.
 FACTOR, LEAST = 2.0, {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -51,8 +54,9 @@ class Pair:
         self.reference = copy.deepcopy(self.model).float()
         self.reference.set_attn_implementation("eager")
 
-    def logits(self, implementation: str, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    def logits(self, implementation: str, ids: torch.Tensor, cache: Any = None, **inputs: Any) -> torch.Tensor:
         self.model.set_attn_implementation(implementation)
+        inputs |= {} if cache is None else {CACHE: cache}
         with torch.no_grad():
             return self.model(ids, **inputs).logits.float()
 
