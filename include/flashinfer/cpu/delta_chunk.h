@@ -67,8 +67,8 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& l
     for (int64_t row = 0; row < rows; row += kGemmRows)
       product_tile<kGemmRows, kPanelVectors>(depth, left, row, right, column, finish);
   for (; column < columns; column += kLanes)
-    for (int64_t row = 0; row < rows; row += kGemmRows)
-      product_tile<kGemmRows, 1>(depth, left, row, right, column, finish);
+    for (int64_t row = 0; row < rows; row += 2 * kGemmRows)
+      product_tile<2 * kGemmRows, 1>(depth, left, row, right, column, finish);
 }
 
 // to[j][i] = from[i][j] of a matrix whose sizes are multiples of 16.
@@ -229,6 +229,33 @@ class ChunkRows {
  private:
   int64_t transposed_;
   Lines rows_;
+};
+
+// Rows of the chunk that comes next, each far from the others in memory: lines of them are asked for a few at a time
+// while this chunk is computed, since all at once they would wait for each other as the loads themselves do.
+class Ahead {
+ public:
+  void clear() { rows_.clear(), row_ = 0, line_ = 0; }
+  template <typename T>
+  void add(const T* row, int64_t count) {
+    rows_.push_back({reinterpret_cast<const char*>(row), count * static_cast<int64_t>(sizeof(T))});
+  }
+  void ask(int lines) {
+    for (; lines > 0 && row_ < rows_.size(); --lines) {
+      __builtin_prefetch(rows_[row_].at + line_, 0, 2);
+      line_ += 64;
+      if (line_ >= rows_[row_].bytes) ++row_, line_ = 0;
+    }
+  }
+
+ private:
+  struct Row {
+    const char* at;
+    int64_t bytes;
+  };
+  std::vector<Row> rows_;
+  size_t row_ = 0;
+  int64_t line_ = 0;
 };
 
 // state = last state + left [kDeltaColumns, depth] right [depth, pad].

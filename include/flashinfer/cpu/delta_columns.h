@@ -241,8 +241,12 @@ class TokenRows {
   TokenRows(const DeltaRuleInputs& in, int64_t value_head)
       : in_(in), value_head_(value_head), head_(value_head / in.group()) {}
 
-  void query(int64_t b, int64_t t, S* to) const { normed(in_.q, in_.q_strides, b, t, to); }
-  void key(int64_t b, int64_t t, S* to) const { normed(in_.k, in_.k_strides, b, t, to); }
+  const T* raw_query(int64_t b, int64_t t) const {
+    return static_cast<const T*>(in_.q) + in_.q_strides.at(b, t, head_);
+  }
+  const T* raw_key(int64_t b, int64_t t) const { return static_cast<const T*>(in_.k) + in_.k_strides.at(b, t, head_); }
+  void query(int64_t b, int64_t t, S* to) const { normed(raw_query(b, t), to); }
+  void key(int64_t b, int64_t t, S* to) const { normed(raw_key(b, t), to); }
   const T* value(int64_t b, int64_t t) const {
     return static_cast<const T*>(in_.v) + in_.v_strides.at(b, t, value_head_);
   }
@@ -275,8 +279,8 @@ class TokenRows {
   }
 
  private:
-  void normed(const void* rows, const TokenStrides& strides, int64_t b, int64_t t, S* to) const {
-    load_row(static_cast<const T*>(rows) + strides.at(b, t, head_), in_.key_dim, to);
+  void normed(const T* row, S* to) const {
+    load_row(row, in_.key_dim, to);
     if (!in_.l2norm) return;
     const S factor = l2_factor(to, in_.key_dim);
     for (int64_t d = 0; d < in_.key_dim; ++d) to[d] *= factor;

@@ -24,6 +24,7 @@ class DeltaChunkChain {
       load_panel(in_, p_.initial_state, head, first, rows_.pad, of(first - begin));
     for (int64_t number = 0; tokens.begin + number * kChunk < tokens.end; ++number) {
       rows_.load(rows, tokens, number);
+      look_ahead(rows, tokens, begin, end);
       rows_.transpose_keys(), rows_.transpose_queries();
       factors_.load(rows, rows_.batch, rows_.first, rows_.count);
       factors_.correlate(rows_.pad, rows_.k(), rows_.q(), rows_.keys(), scale_);
@@ -35,6 +36,16 @@ class DeltaChunkChain {
   }
 
  private:
+  void look_ahead(const TokenRows<T>& rows, const Sequence& tokens, int64_t begin, int64_t end) {
+    ahead_.clear();
+    const int64_t first = rows_.first + kChunk, last = std::min(first + kChunk, tokens.end);
+    for (int64_t t = first; t < last; ++t) {
+      ahead_.add(rows.raw_key(tokens.batch, t), in_.key_dim);
+      ahead_.add(rows.raw_query(tokens.batch, t), in_.key_dim);
+      ahead_.add(rows.value(tokens.batch, t) + begin, end - begin);
+    }
+  }
+
   float* of(int64_t column) { return state_.data() + column * rows_.pad; }
 
   void step(const TokenRows<T>& rows, int64_t first, float* state) {
@@ -48,6 +59,7 @@ class DeltaChunkChain {
              [&](int64_t row, int64_t column, vfloat sums) {
                const int64_t i = column % kChunk, at = row * kChunk + i;
                const vfloat decayed = sums * load(f.decay + i);
+               ahead_.ask(2);  // more than the lines of a square head in all products
                if (column >= kChunk) return store(o + at, decayed * scale_);
                const vfloat rest = load(v + at) - decayed;
                store(r + at, rest), store(u + at, rest * load(f.beta + i));
@@ -71,6 +83,7 @@ class DeltaChunkChain {
   const DeltaRuleInputs& in_;
   ChunkRows<T> rows_;
   ChunkFactors factors_;
+  Ahead ahead_;
   Lines state_;
   float scale_;
 };
