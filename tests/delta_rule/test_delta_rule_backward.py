@@ -157,9 +157,8 @@ def test_differences_of_the_kernels(form):
     def function(*tensors):
         return run(dict(zip(given, tensors, strict=True)), scale=0.7, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)
 
-    with (
-        torch.no_grad()
-    ):  # resets are differences that nothing can be read of; a step from 0 is above it, which is refused
+    # Resets are differences that nothing can be read of; a step from 0 is above it, which is refused.
+    with torch.no_grad():
         for gate in given.keys() & {"g", "gk"}:
             given[gate].clamp_(min=-0.5, max=-1e-3)
     assert torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-8, rtol=1e-6, nondet_tol=0)

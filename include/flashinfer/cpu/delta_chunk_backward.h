@@ -234,16 +234,15 @@ class DeltaChunkGradient {
   }
 
   void write_rows(int64_t head) {
+    const TokenRows<T> rows(in_, head * in_.group());
     for (int64_t c = 0; c < chunks_; ++c) {
       ChunkRows<T>& chunk = rows_[c];
       for (int i = 0; i < chunk.count; ++i) {
         const int64_t b = chunk.batch, t = chunk.first + i, row = (c * kChunk + i) * pad_;
         const int64_t to = ((b * in_.num_tokens + t) * in_.num_heads + head) * in_.key_dim;
-        const T* q = static_cast<const T*>(in_.q) + in_.q_strides.at(b, t, head);
-        const T* k = static_cast<const T*>(in_.k) + in_.k_strides.at(b, t, head);
-        store_row_gradient(in_, q, chunk.q() + i * pad_, dq_.data() + row, scratch_.data(),
+        store_row_gradient(in_, rows.raw_query(b, t), chunk.q() + i * pad_, dq_.data() + row, scratch_.data(),
                            static_cast<T*>(p_.grad_q) + to);
-        store_row_gradient(in_, k, chunk.k() + i * pad_, dk_.data() + row, scratch_.data(),
+        store_row_gradient(in_, rows.raw_key(b, t), chunk.k() + i * pad_, dk_.data() + row, scratch_.data(),
                            static_cast<T*>(p_.grad_k) + to);
       }
     }

@@ -183,8 +183,7 @@ class DeltaRuleGradient {
     for (int64_t i = 0; i < tokens.end - tokens.begin; ++i) {
       const int64_t t = tokens.begin + i;
       const int64_t at_row = ((tokens.batch * in_.num_tokens + t) * in_.num_heads + head) * in_.key_dim;
-      const T* q = static_cast<const T*>(in_.q) + in_.q_strides.at(tokens.batch, t, head);
-      const T* k = static_cast<const T*>(in_.k) + in_.k_strides.at(tokens.batch, t, head);
+      const T *q = rows.raw_query(tokens.batch, t), *k = rows.raw_key(tokens.batch, t);
       rows.query(tokens.batch, t, q_.data());
       rows.key(tokens.batch, t, k_.data());
       store_row_gradient(in_, q, q_.data(), at(dq_, i), row_.data(), static_cast<T*>(p_.grad_q) + at_row);

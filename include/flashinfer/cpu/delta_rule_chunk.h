@@ -59,7 +59,7 @@ class DeltaChunkChain {
              [&](int64_t row, int64_t column, vfloat sums) {
                const int64_t i = column % kChunk, at = row * kChunk + i;
                const vfloat decayed = sums * load(f.decay + i);
-               ahead_.ask(2);  // more than the lines of a square head in all products
+               ahead_.ask(2);  // of 128 keys and columns: 256 calls a chunk, for 384 lines
                if (column >= kChunk) return store(o + at, decayed * scale_);
                const vfloat rest = load(v + at) - decayed;
                store(r + at, rest), store(u + at, rest * load(f.beta + i));
