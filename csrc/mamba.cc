@@ -95,6 +95,8 @@ struct StateUpdateArguments {
     if (x.size(0) != 1)
       check.fail(x, "got a batch of " + std::to_string(x.size(0)) + ", wanted one dimension less beside cu_seqlens");
     params.num_sequences = arg.size(0) - 1;
+    if (params.num_sequences == 0 && params.num_tokens > 0)
+      check.fail(arg, "got one element, wanted at least two beside " + std::to_string(params.num_tokens) + " tokens");
     if (kOnCuda) return;  // values are read where the kernel runs
     for (int64_t n = 0; n <= params.num_sequences; ++n) {
       const int64_t got = params.offsets.at(n, 0), least = n ? params.offsets.at(n - 1, 0) : 0;

@@ -60,7 +60,7 @@ inline Shape nucleus_shape(const RowsOf& rows, int64_t count, int64_t least, int
   const int64_t piece = 4 * (rows.dtype == DType::kFloat32 ? 4 : 2);
   const bool serves = count >= least && StreamRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
                       reinterpret_cast<uintptr_t>(rows.data) % piece == 0 &&
-                      NucleusRow::bytes() <= shared_memory(device);
+                      NucleusRow::bytes() + static_cast<int64_t>(sizeof(Known)) <= shared_memory(device);
   return {1, kNucleusThreads, serves ? NucleusRow::bytes() : 0, false};
 }
 

@@ -221,6 +221,17 @@ def test_gradients_of_one_result(device):
             assert one.equal(again) and error(one.transpose(1, 2), other.transpose(1, 2)) < bound_of(given)
 
 
+@pytest.mark.parametrize("batch, heads", [(1, 1), (11, 8)])
+def test_what_beta_erases_may_be_too_large_for_float16(batch, heads, device):
+    given = inputs(torch.float16, device, batch, 130, heads, heads, 64, 64)
+    given["q"] = given["k"].clone()
+    given["beta"] = torch.zeros_like(given["beta"])
+    leaves = {name: one.requires_grad_() for name, one in given.items() if name != "g"}
+    o, _ = delta_rule.chunk_delta_rule(**leaves, scale=1.0)
+    _, dv = torch.autograd.grad(o, [leaves["k"], leaves["v"]], torch.full_like(o, 6e4))
+    assert dv.eq(0).all()
+
+
 @pytest.mark.parametrize("batch, tokens, heads, values", [(1, 1500, 2, 128), (2, 530, 3, 128), (3, 257, 1, 96)])
 def test_few_heads_have_the_bits_of_packed_sequences(batch, tokens, heads, values, device):
     """Terms of chunks are made beside the states where there are few heads of sequences of one length, first where

@@ -294,6 +294,11 @@ MISTAKES = [
     (ValueError, "initial_state: got shape", lambda x: dict(initial_state=x["initial_state"].mT)),
     (ValueError, "one device|another device|on meta", lambda x: dict(k=x["k"].to("meta"))),
     (ValueError, "wanted 1 beside cu_seqlens", lambda x: dict(cu_seqlens=torch.tensor([0, 9], device=x["q"].device))),
+    (
+        ValueError,
+        "cu_seqlens: got one element, wanted at least two beside 9 tokens",
+        lambda x: {name: one[:1] for name, one in x.items()} | dict(cu_seqlens=x["q"].new_zeros(1, dtype=torch.int64)),
+    ),
     (TypeError, "cu_seqlens: got float32", lambda x: dict(cu_seqlens=torch.zeros(2, device=x["q"].device))),
     (TypeError, "scale: got a Tensor", lambda x: dict(scale=torch.tensor(1.0))),
     (ValueError, "allow_neg_eigval: got True", lambda x: dict(allow_neg_eigval=True)),

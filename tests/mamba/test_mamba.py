@@ -242,6 +242,7 @@ def test_what_is_refused(device):
     refused(ValueError, "out: overlaps the memory of x", out=given["x"])
     refused(UnsupportedError, "state_scale", state_scale=index)
     refused(GradientError, "has no gradient", x=given["x"].clone().requires_grad_())
+    refused(ValueError, "cu_seqlens: got one element, wanted at least two", cu_seqlens=index[:1])
     if device == "cpu":
         refused(ValueError, "cu_seqlens: got 3 at 1, wanted offsets from 0 to 2", cu_seqlens=torch.tensor([0, 3]))
 

@@ -89,3 +89,17 @@ def test_rows_without_a_result_leave_others_alone(device):
     assert valid.equal(~bad) and got[bad].eq(0).all() and got[~bad].equal(samples[~bad])
     out = sampling.top_p_renorm_probs(x, p)
     assert out[[3, 11]].eq(0).all() and out[[5, 7, 13]].isnan().all() and out[~bad].equal(want[~bad])
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_share_whose_part_of_a_row_is_nothing_keeps_the_largest(rows, device):
+    """1e-300 of a row that sums up to 1e-30 is below every double."""
+    x = torch.rand(rows, 17000) * 1e-34
+    largest = x.argmax(-1)
+    x[torch.arange(rows), largest] *= 1.5
+    x = x.to(device)
+    got, valid = sampling.top_p_sampling_from_probs(x, 1e-300, **RANDOM, return_valid=True)
+    assert valid.all() and got.cpu().equal(largest.to(got.dtype))
+    out = sampling.top_p_renorm_probs(x, 1e-300)
+    assert out.argmax(-1).cpu().equal(largest) and (out.amax(-1) - 1).abs().max() < 1e-6
+    assert (out > 0).sum(-1).eq(1).all()

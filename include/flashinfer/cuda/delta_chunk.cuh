@@ -116,5 +116,11 @@ __device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&first)
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
+// The same of dy, which is not multiplied by beta yet: too large for half_t, beta = 0 would make it NaN.
+template <typename T>
+__device__ __forceinline__ void pack_finite_left(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+  a[0] = pack_finite<T>(first[0], first[1]), a[1] = pack_finite<T>(first[2], first[3]);
+  a[2] = pack_finite<T>(second[0], second[1]), a[3] = pack_finite<T>(second[2], second[3]);
+}
 
 }  // namespace flashinfer::cuda

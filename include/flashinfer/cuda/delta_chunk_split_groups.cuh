@@ -134,8 +134,9 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
   }
 };
 
-// Chunks whose terms are there, if they are made by `blocks` of the same launch: the first ones, so that they wait for
-// nobody. Sequences go through their chunks at the same time. Without blocks: all are.
+// Chunks whose terms are there, if they are made by `blocks` of the same launch. Those wait for nobody, and are the
+// first: blocks are taken to start in the order of their numbers, so that none waits for one that has no processor.
+// Sequences go through their chunks at the same time. Without blocks: all are.
 struct DeltaReady {
   uint32_t blocks;
   uint32_t* flags;  // of each chunk and value head, 0 at first

@@ -95,7 +95,7 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
 #pragma unroll
     for (int n = 0; n < State::kN; ++n) add(state[0][n], last, handed.added[warp][n][lane]);
     Products::write(state, left, stage.k, [&](int m) {
-      pack_left<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
+      pack_finite_left<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
       handed.dy[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
       this->scale_tokens(du, m, terms.beta);
       this->scaled(left[m], du, m, terms.read, -1.f);

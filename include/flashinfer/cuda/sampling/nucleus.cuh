@@ -231,7 +231,7 @@ struct NucleusRow : NucleusSample {
           return 0;
         }
         if (threadIdx.x == 0) {
-          known().row = all, known().wanted = (wanted_share > 0 ? wanted_share : 1e-30) * all.real();
+          known().row = all, known().wanted = fmax(wanted_share, 1e-30) * all.real();  // not 0
           known().bounds = Bounds::all(all.fixed);
         }
         __syncthreads();

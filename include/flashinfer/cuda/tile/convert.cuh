@@ -49,6 +49,20 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return result;
 }
 
+// The same; what is too large for half_t becomes the largest number that it has.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_finite(float low, float high) {
+  uint32_t result = pack<T>(low, high);
+  if constexpr (__is_same(T, half_t)) {
+    __half2 pair;
+    memcpy(&pair, &result, 4);
+    const __half2 largest = __half2half2(__ushort_as_half(0x7bff));
+    pair = __hmin2_nan(__hmax2_nan(pair, __hneg2(largest)), largest);
+    memcpy(&result, &pair, 4);
+  }
+  return result;
+}
+
 template <typename T>
 __device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
   static_assert(kIsHalfType<T>, "a register holds a pair of half_t or of bfloat16_t");
