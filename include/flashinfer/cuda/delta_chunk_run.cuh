@@ -2,7 +2,6 @@
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_walk.cuh>
-#include <flashinfer/cuda/tile/gathered.cuh>
 #include <flashinfer/cuda/tile/ring.cuh>
 
 namespace flashinfer::cuda {
@@ -66,13 +65,12 @@ __device__ __forceinline__ void run_groups(const Walk& walk, Stage* stages, cons
   const auto number = [&](int i) { return kBackwards ? count - 1 - i : i; };
   if (!walk.computes()) {
     if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_dec<Shape::kLoadRegisters>();
-    Gathered gathered;
     for (int i = 0; i < count; ++i) {
-      gathered.wait_empty(ring.empty(i), ring.parity(i) ^ 1);
+      ring.wait_empty(i);
       walk.load(stages[i % kStages], number(i));
-      gathered.started(ring.full(i));
+      ptx::mbarrier_arrive_after_cp_async(ring.full(i));
     }
-    gathered.finish();
+    ptx::cp_async_wait<0>();
   } else {
     if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_inc<Shape::kComputeRegisters>();
     typename Walk::State state;
@@ -80,6 +78,7 @@ __device__ __forceinline__ void run_groups(const Walk& walk, Stage* stages, cons
     if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
     for (int i = 0; i < count; ++i) {
       ring.wait_full(i);
+      ptx::fence_proxy_async();  // tiles were written as ordinary stores write
       walk.advance(stages[i % kStages], number(i), state);
       // One lane arrives for its warp, in order behind the reads of all. Racecheck does not follow that, and reports
       // the copies that come next; it reports none where each lane arrives.

@@ -143,9 +143,9 @@ struct DeltaReady {
 
   // All lanes of a warp, for the first of kAhead chunks: a look at flags takes nearly as long as a chunk's step.
   static constexpr int kAhead = 8;
-  __device__ __forceinline__ bool looks(int chunk) const { return blocks > 0 && chunk % kAhead == 0; }
   template <typename Walk>
   __device__ __forceinline__ void wait(const Walk& walk, int chunk, int count) const {
+    if (blocks == 0 || chunk % kAhead != 0) return;
     const int mine = chunk + walk.lane % kAhead;
     if (mine < count)
       while (ptx::load_acquire(flags + walk.place(mine)) == 0) __nanosleep(64);
@@ -202,22 +202,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     __syncthreads();
     const int count = static_cast<int>(split.num_chunks());
     if (split.role == 2) {
-      Gathered gathered;
       for (int i = 0; i < count; ++i) {
-        if (ready.looks(i)) {
-          gathered.finish();
-          ready.wait(split, i, count);
-        }
-        gathered.wait_empty(ring.empty(i), ring.parity(i) ^ 1);
+        ready.wait(split, i, count);
+        ring.wait_empty(i);
         split.load(shared.stages[i % kStages], i);
-        gathered.started(ring.full(i));
+        ptx::mbarrier_arrive_after_cp_async(ring.full(i));
       }
-      gathered.finish();
+      ptx::cp_async_wait<0>();
     } else if (split.role == 1) {
       for (int i = 0; i < count; ++i) {
         auto& stage = shared.stages[i % kStages];
         ring.wait_full(i);
         handed.wait_full(i);
+        ptx::fence_proxy_async();
         DeltaSums16 o;
         split.start_output(o, stage, shared.handed[i % kHanded]);
         if (split.lane == 0) handed.release(i);
@@ -233,6 +230,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       for (int i = 0; i < count; ++i) {
         handed.wait_empty(i);
         ring.wait_full(i);
+        ptx::fence_proxy_async();  // tiles were written as ordinary stores write
         split.carry(shared.stages[i % kStages], shared.handed[i % kHanded], state);
         ptx::fence_proxy_async();
         __syncwarp();

@@ -7,10 +7,10 @@
 #include <cstdint>
 
 #include <flashinfer/cuda/mla/sm90_shape.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
 #include <flashinfer/cuda/ptx/warpgroup.cuh>
-#include <flashinfer/cuda/tile/gathered.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
@@ -79,7 +79,7 @@ struct MlaGatherer {
 
   // Zeros behind the item's end, where nothing is read.
   template <int kSide>
-  __device__ __forceinline__ void copy(Gathered& gathered, int block) const {
+  __device__ __forceinline__ void copy(int block) const {
     const int buffer = block % 2;
     const KvCache& kv = params.kv;
     const T* rows[kTurns];
@@ -93,20 +93,19 @@ struct MlaGatherer {
       const int64_t offset = kSide == 2 ? kv.v_offset(page, row) : kv.k_offset(page, row);
       rows[i] = static_cast<const T*>(kSide == 2 ? kv.v : kv.k) + (there[i] ? offset : 0) + unit * 8;
     }
-    gathered.wait_empty(shared.empty(buffer, kSide), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
+    ptx::mbarrier_wait(shared.empty(buffer, kSide), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
 #pragma unroll 1
     for (int chunk = mla_first_chunk(kSide); chunk < mla_first_chunk(kSide + 1); ++chunk) {
       const uint32_t to = shared.keys(buffer) + chunk * MlaShared::kChunk;
 #pragma unroll
       for (int i = 0; i < kTurns; ++i)
         ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), rows[i] + (kSide == 2 ? 0 : chunk * 64), there[i]);
+      ptx::mbarrier_arrive_after_cp_async(shared.full(buffer, chunk));
     }
-    gathered.started(shared.full(buffer, mla_first_chunk(kSide)), mla_first_chunk(kSide + 1) - mla_first_chunk(kSide));
   }
 
   __device__ __forceinline__ void copy_all(int pairs) const {
     int32_t page = page_of(0);
-    Gathered gathered;
 #pragma unroll 1
     for (int pair = 0; pair < pairs; ++pair) {
       ptx::named_barrier<128>(kMlaGathered);
@@ -114,14 +113,14 @@ struct MlaGatherer {
       ptx::named_barrier<128>(kMlaGathered);
       page = page_of(pair + 1);
       const int a = 2 * pair, b = a + 1;
-      copy<2>(gathered, a);
-      copy<2>(gathered, b);
-      copy<0>(gathered, a);
-      copy<1>(gathered, pair == 0 ? a : b);
-      copy<1>(gathered, pair == 0 ? b : a);
-      copy<0>(gathered, b);
+      copy<2>(a);
+      copy<2>(b);
+      copy<0>(a);
+      copy<1>(pair == 0 ? a : b);
+      copy<1>(pair == 0 ? b : a);
+      copy<0>(b);
     }
-    gathered.finish();
+    ptx::cp_async_wait<0>();
   }
 };
 

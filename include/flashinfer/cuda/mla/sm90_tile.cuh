@@ -91,6 +91,7 @@ struct MlaGroup {
       if (chunk == kFrom) profiler.turn(Event::kWaitKeys);
       ptx::mbarrier_wait(shared.full(kGroup, chunk), parity);
       if (chunk == kFrom) profiler.turn(kThen);
+      if (kGather) ptx::fence_proxy_async();
       const uint64_t q = MlaChunk::k_contiguous(shared.queries() + z);
       const uint64_t k = MlaChunk::k_contiguous(shared.keys(kGroup) + z);
       ptx::warpgroup_fence();

@@ -50,16 +50,6 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
   return done != 0;
 }
 
-// The same without sleeping.
-__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done != 0;
-}
-
 // try_wait sleeps by itself for a while.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {

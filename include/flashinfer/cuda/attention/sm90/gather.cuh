@@ -7,11 +7,12 @@
 #include <flashinfer/attention/params.h>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
-#include <flashinfer/cuda/tile/gathered.cuh>
+#include <flashinfer/cuda/ptx/mbarrier.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
-// Whether a cache is gathered. Its full barriers count 32 lanes instead of a box's bytes.
+// Whether a cache is gathered. Its full barriers count 32 lanes instead of a box's bytes, and what a lane copied is
+// made visible to the tensor cores by those who wait (copy engine: by itself).
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
 // Keys or values of one head, gathered by a warp.
@@ -33,8 +34,9 @@ struct Gatherer {
     }
   }
 
-  // Starts the copies of a tile, to `to`.
-  __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to) const {
+  // A tile, to `to`; lanes arrive at `barrier` when what they copied is there.
+  __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
+                                       uint32_t barrier) const {
     const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
     __syncwarp();
 #pragma unroll
@@ -65,19 +67,19 @@ struct Gatherer {
           ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kWidth, place[i] >= 0);
       }
     }
+    ptx::mbarrier_arrive_after_cp_async(barrier);
   }
 
   // All tiles of an item, from the last to the first.
   template <typename R, typename F>
-  __device__ __forceinline__ void copy_all(Gathered& gathered, const R& ring, int& use, int32_t tiles, F place) const {
+  __device__ __forceinline__ void copy_all(const R& ring, int& use, int32_t tiles, F place) const {
     int32_t pages[kRounds];
     look_up(pages, tiles - 1);
 #pragma unroll 1
     for (int32_t tile = tiles - 1; tile >= 0; --tile, ++use) {
-      gathered.wait_empty(ring.empty(use), ring.parity(use) ^ 1);
-      copy(pages, tile, place(use));
+      ring.wait_empty(use);
+      copy(pages, tile, place(use), ring.full(use));
       look_up(pages, tile - 1);
-      gathered.started(ring.full(use));
     }
   }
 };

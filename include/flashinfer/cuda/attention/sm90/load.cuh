@@ -126,11 +126,10 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
   const typename S::WorkRing works = shared.work_ring();
   const KvCache& kv = params.kv;
   int key_use = 0, query_use = 0;
-  Gathered gathered;
   for (int use = 0;; ++use) {
     works.wait_full(use);
     const Work& work = shared.work(use);
-    if (work.tiles < 0) break;
+    if (work.tiles < 0) return;
     const TileLoader<S> loader{params, maps, shared, work};
     profiler.begin(Event::kItem);
     if (is_gathered(kv)) {
@@ -145,7 +144,7 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
           work.first_key,
           work.kv_len,
           shared.table(0)};
-      gatherer.copy_all(gathered, shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
+      gatherer.copy_all(shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
     } else {
       for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
         profiler.begin(Event::kLoadKv);
@@ -158,7 +157,6 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     __syncwarp();
     if (ptx::elect_one()) works.release(use);
   }
-  gathered.finish();
 }
 
 // Another one: values.
@@ -167,11 +165,10 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
   const typename S::WorkRing works = shared.work_ring();
   const KvCache& kv = params.kv;
   int value_use = 0;
-  Gathered gathered;
   for (int use = 0;; ++use) {
     works.wait_full(use);
     const Work& work = shared.work(use);
-    if (work.tiles < 0) break;
+    if (work.tiles < 0) return;
     if (is_gathered(kv)) {
       const Gatherer<S, S::kDV * S::kElement / 16> gatherer{
           kv,
@@ -183,9 +180,9 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
           work.kv_len,
           shared.table(1)};
       if constexpr (S::kFp8) {
-        gatherer.copy_all(gathered, shared.raw_ring(), value_use, work.tiles, [&](int n) { return shared.raw_values(n); });
+        gatherer.copy_all(shared.raw_ring(), value_use, work.tiles, [&](int n) { return shared.raw_values(n); });
       } else {
-        gatherer.copy_all(gathered, shared.value_ring(), value_use, work.tiles, [&](int n) { return shared.values(n); });
+        gatherer.copy_all(shared.value_ring(), value_use, work.tiles, [&](int n) { return shared.values(n); });
       }
     } else {
       const TileLoader<S> loader{params, maps, shared, work};
@@ -194,7 +191,6 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
     __syncwarp();
     if (ptx::elect_one()) works.release(use);
   }
-  gathered.finish();
 }
 
 // One warp: values behind the end of requests become zeros before anybody uses them.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/attention/params.h>
+#include <flashinfer/cuda/attention/sm90/gather.cuh>
 #include <flashinfer/cuda/attention/sm90/rows.cuh>
 #include <flashinfer/cuda/attention/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/sm90/softmax.cuh>
@@ -50,7 +51,7 @@ struct GroupTile {
       float s[S::kKeys / 2];
       uint32_t p[S::kWeightRegisters];
       profiler.turn(Event::kWaitKeys);
-      key_ring.wait_full(use);
+      wait_for_tile(key_ring, use);
       profiler.turn(Event::kGemmQk);
       multiply_keys(s);
       ptx::warpgroup_wait<0>();
@@ -71,7 +72,7 @@ struct GroupTile {
       }
       release(shared.query_ring(), query_use);
       profiler.turn(Event::kWaitValues);
-      value_ring.wait_full(use);
+      wait_for_tile(value_ring, use);
       profiler.turn(Event::kGemmPv);
       multiply_values(p);
       ptx::warpgroup_wait<0>();
@@ -88,6 +89,12 @@ struct GroupTile {
   template <typename R>
   __device__ __forceinline__ static void release(const R& ring, int use) {
     if (threadIdx.x % 32 == 0) ring.release(use);
+  }
+
+  // Gathered tiles were written as ordinary stores are.
+  __device__ __forceinline__ void wait_for_tile(const typename S::KeyRing& ring, int use) const {
+    ring.wait_full(use);
+    if (is_gathered(params.kv)) ptx::fence_proxy_async();
   }
 
   __device__ __forceinline__ void skip() {
@@ -151,10 +158,10 @@ struct GroupTile {
   __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
     profiler.turn(Event::kWaitKeys);
-    key_ring.wait_full(use + 1);
+    wait_for_tile(key_ring, use + 1);
     multiply_keys(s, 1);
     profiler.turn(Event::kWaitValues);
-    value_ring.wait_full(use);
+    wait_for_tile(value_ring, use);
     multiply_values(p);
     profiler.turn(Event::kGemmQk);
     ptx::warpgroup_wait<1>();
