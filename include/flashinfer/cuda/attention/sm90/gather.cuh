@@ -23,7 +23,7 @@ struct Gatherer {
   const char* rows;  // of the head
   int64_t page_stride, row_stride;
   int32_t first_page, first_key, end;  // of the request; keys behind the end become zeros
-  int64_t* table;                      // in shared memory: where the rows of a tile are, -1 behind the end
+  int64_t* table;                      // in shared memory: where the rows of a tile are
 
   // The pages of a tile's rows, those of row r in lane r % 32: looked up before they are needed.
   __device__ __forceinline__ void look_up(int32_t (&pages)[kRounds], int32_t tile) const {
@@ -37,34 +37,40 @@ struct Gatherer {
   // A tile, to `to`; lanes arrive at `barrier` when what they copied is there.
   __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
                                        uint32_t barrier) const {
-    const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+    // As many lanes as a row of a chunk has units share a row, and go through the rows that lie that many groups apart;
+    // four rows' places are read at once.
+    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = S::kKeys / kGroups;
+    static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
+    auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+    asm volatile("" : "+r"(lane));  // what follows from it is computed for each tile: this warp has few registers
     __syncwarp();
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const int32_t row = round * 32 + lane, key = first_key + tile * S::kKeys + row;
       const auto in_page = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
       if (row < S::kKeys)
-        table[row] = key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : -1;
+        table[row % kGroups * kRows + row / kGroups] =
+            key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : 0;
     }
     __syncwarp();
-    // As many lanes as a row of a chunk has units share a row; four rows' places are read at once.
-    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = S::kKeys / kGroups;
-    static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
-    const int first = lane / kLanes * kRows, unit = lane % kLanes;
+    const int group = lane / kLanes, unit = lane % kLanes;
     const char* const from = rows + unit * 16;
+    const auto* place = reinterpret_cast<const longlong2*>(table + group * kRows);
+    uint32_t at = to + S::Keys::unit(group, unit);
+    int32_t left = end - first_key - tile * S::kKeys - group;  // rows from the group's first one to the end
+    // From a group's row to its next one the swizzle changes this bit, or none.
+    constexpr uint32_t kStep = kGroups * S::kWidth, kFlip = tma_swizzle<S::kWidth>(kStep) ^ kStep;
+    static_assert(2 * kStep % S::Keys::kAlignment == 0);
 #pragma unroll 1
-    for (int row = first; row < first + kRows; row += 4) {
-      longlong2 places[2];
-      places[0] = reinterpret_cast<const longlong2*>(table + row)[0];
-      places[1] = reinterpret_cast<const longlong2*>(table + row)[1];
-      const int64_t place[4] = {places[0].x, places[0].y, places[1].x, places[1].y};
+    for (int row = 0; row < kRows; row += 4, place += 2, at += 4 * kStep, left -= 4 * kGroups) {
+      const longlong2 places[2] = {place[0], place[1]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const char* const row_from = from + (place[i] < 0 ? 0 : place[i]);
-        const uint32_t row_to = to + S::Keys::unit(row + i, unit);
+        const char* const row_from = from + (i % 2 ? places[i / 2].y : places[i / 2].x);
+        const uint32_t row_to = (i % 2 ? at ^ kFlip : at) + i * kStep;
 #pragma unroll
         for (int chunk = 0; chunk < kUnits / kLanes; ++chunk)
-          ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kWidth, place[i] >= 0);
+          ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kWidth, i * kGroups < left);
       }
     }
     ptx::mbarrier_arrive_after_cp_async(barrier);

@@ -133,7 +133,6 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     const TileLoader<S> loader{params, maps, shared, work};
     profiler.begin(Event::kItem);
     if (is_gathered(kv)) {
-      gathered.finish();  // who has all keys makes place for queries
       if (work.tiles > 0) loader.queries(query_use++);
       const Gatherer<S, S::kDQ * S::kElement / 16> gatherer{
           kv,
