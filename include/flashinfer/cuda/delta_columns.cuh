@@ -10,6 +10,7 @@
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
 
@@ -53,47 +54,74 @@ struct GivenGate {
 };
 
 // Some tokens of a head. Those behind the sequence's end are zeros that decay nothing.
-template <int kRows_, int kColumns_, int kTokens_, bool kRowGate>
+template <int kRows_, int kColumns_, int kTokens_, bool kRowGate, int kThreads_ = 4 * kColumns_>
 struct DeltaTokens {
   static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
-  static constexpr int kThreads = 4 * kColumns;
+  static constexpr int kThreads = kThreads_;
 
-  float q[kTokens][kKeys], k[kTokens][kKeys];
+  alignas(16) float q[kTokens][kKeys];
+  float k[kTokens][kKeys];
   float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
+  // What a thread loads is on its way before the first of it is waited for: what a token costs is a part of one wait.
   template <typename T, typename Gate>
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
-    const int64_t batch = block.tokens.batch, head = block.key_head;
-    load_rows<T>(in.q, in.q_strides.at(batch, first, head), in.q_strides.token, in.key_dim, block.tokens.end - first,
-                 q);
-    load_rows<T>(in.k, in.k_strides.at(batch, first, head), in.k_strides.token, in.key_dim, block.tokens.end - first,
-                 k);
-    const int64_t number = block.number(in, first), from = block.slice * kColumns, left = block.tokens.end - first;
-    load_rows<T>(in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token, in.value_dim - from,
-                 left, v);
+    const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
+    const Lines<T> of_q{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
+    const Lines<T> of_k{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
+    const Lines<T> of_v{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+                        in.value_dim - from, left};
+    const int64_t number = block.number(in, first);
     constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
+    const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
+    float betas[kBetas];
+    loaded<kBetas>(betas, threadIdx.x, [&](int i) {
+      const int64_t one = number + i / kColumns * in.num_value_heads;
+      const int64_t at = in.beta_is_vector ? one * in.value_dim + from + i % kColumns : one;
+      return has_beta(i) && in.beta ? load_float<float>(in.beta, at) : 1.f;
+    });
+    const auto gate_of = [&](int row) {
+      return row < kTokens && row < left && in.g ? gate.gate(load_float<float>(in.g, number + row * in.num_value_heads))
+                                                 : 0.f;
+    };
+    const float of_all_rows = kRowGate ? 0.f : gate_of(threadIdx.x);
+    if (of_q.whole() && of_k.whole() && of_v.whole()) {
+      Pieces<T, kKeys> q_pieces(of_q), k_pieces(of_k);
+      Pieces<T, kColumns> v_pieces(of_v);
+      q_pieces.put(q), k_pieces.put(k), v_pieces.put(v);
+    } else {
+      of_q.copy(q), of_k.copy(k), of_v.copy(v);
+    }
 #pragma unroll
     for (int n = 0; n < kBetas; ++n) {
-      const int i = threadIdx.x + n * kThreads, row = i / kColumns;
-      const int64_t column = from + i % kColumns, one = number + row * in.num_value_heads;
-      const bool there = row < left && column < in.value_dim;
-      const int64_t at = in.beta_is_vector ? one * in.value_dim + column : one;
-      const float given = !there ? 0.f : in.beta ? load_float<float>(in.beta, at) : 1.f;
-      if (row < kTokens) beta[row][i % kColumns] = there && in.beta ? gate.beta(given) : given;
+      const int i = threadIdx.x + n * kThreads;
+      if (i < kTokens * kColumns)
+        beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
     }
-    constexpr int kDecays = kRowGate ? kKeys : 1;
-#pragma unroll
-    for (int n = 0; n < (kTokens * kDecays + kThreads - 1) / kThreads; ++n) {
-      const int i = threadIdx.x + n * kThreads, row = i / kDecays, d = i % kDecays;
-      const int64_t one = number + row * in.num_value_heads;
-      const bool there = row < left;
-      float g = there && in.g && row < kTokens ? gate.gate(load_float<float>(in.g, one)) : 0.f;
-      if (kRowGate && there && d < in.key_dim) g += load_float<float>(in.gk, one * in.key_dim + d);
-      if (row < kTokens) decay[row][d] = __expf(g);
+    if constexpr (kRowGate) {
+      const Lines<float> of_gates{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
+      of_gates.copy(decay, [&](float g, int row) { return __expf(g + gate_of(row)); });
+    } else if (threadIdx.x < kTokens) {
+      decay[threadIdx.x][0] = __expf(of_all_rows);
     }
     if (in.l2norm) normalise();
+    __syncthreads();
+  }
+
+  // q k' of each token, by all threads.
+  __device__ __forceinline__ void multiply(float (&to)[kTokens]) const {
+#pragma unroll
+    for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
+      const int row = threadIdx.x / 32 + n * (kThreads / 32);
+      if (row >= kTokens) break;
+      float total = 0;
+#pragma unroll
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total = fmaf(q[row][d], k[row][d], total);
+      total = lanes_sum<32>(total);
+      if (threadIdx.x % 32 == 0) to[row] = total;
+    }
     __syncthreads();
   }
 
@@ -110,24 +138,82 @@ struct DeltaTokens {
   }
 
  private:
-  // All of a thread's loads are on their way before the first is waited for: what a token costs is a part of one wait.
-  template <typename T, int kSize>
-  __device__ __forceinline__ static void load_rows(const void* rows, int64_t start, int64_t step, int64_t size,
-                                                   int64_t left, float (&to)[kTokens][kSize]) {
-    constexpr int kCount = (kTokens * kSize + kThreads - 1) / kThreads;
-    const T* from = static_cast<const T*>(rows) + start;
-    float each[kCount];
+  // Elements first, first + kThreads and so on of all tokens'.
+  template <int kCount, typename Load>
+  static __device__ __forceinline__ void loaded(float (&each)[kCount], int first, const Load& load) {
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const int i = threadIdx.x + n * kThreads, row = i / kSize, d = i % kSize;
-      each[n] = row < kTokens && row < left && d < size ? to_float(from[row * step + d]) : 0.f;
-    }
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const int i = threadIdx.x + n * kThreads, row = i / kSize;
-      if (row < kTokens) to[row][i % kSize] = each[n];
-    }
+    for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
+
+  // Rows of tokens in memory, `step` elements apart.
+  template <typename T>
+  struct Lines {
+    const T* from;
+    int64_t step, size, left;  // left: of tokens
+
+    __device__ __forceinline__ Lines(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
+        : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
+
+    // Whether all of them are vectors of 16 bytes.
+    __device__ __forceinline__ bool whole() const {
+      return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
+    }
+    __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
+
+    // To shared memory as floats, element by element; change(x, row) is what is written.
+    template <int kSize, typename Change>
+    __device__ __forceinline__ void copy(float (&to)[kTokens][kSize], const Change& change) const {
+      constexpr int kAll = kTokens * kSize, kCount = kAll < 8 * kThreads ? (kAll + kThreads - 1) / kThreads : 8;
+#pragma unroll 1
+      for (int start = threadIdx.x; start < kAll; start += kCount * kThreads) {
+        float each[kCount];
+        loaded<kCount>(each, start, [&](int i) {
+          return has(i / kSize, i % kSize) ? to_float(from[i / kSize * step + i % kSize]) : 0.f;
+        });
+#pragma unroll
+        for (int n = 0; n < kCount; ++n) {
+          const int i = start + n * kThreads, row = i / kSize;
+          if (row < kTokens) to[row][i % kSize] = change(each[n], row);
+        }
+      }
+    }
+    template <int kSize>
+    __device__ __forceinline__ void copy(float (&to)[kTokens][kSize]) const {
+      copy(to, [](float x, int) { return x; });
+    }
+  };
+
+  // A thread's vectors of them, on their way since they were made.
+  template <typename T, int kSize>
+  struct Pieces {
+    static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
+    static constexpr int kCount = (kTokens * kInRow + kThreads - 1) / kThreads;
+    static_assert(kSize % kVector == 0, "rows in shared memory are whole vectors");
+    Vec<T, kVector> each[kCount];
+
+    static __device__ __forceinline__ int row(int n) { return (threadIdx.x + n * kThreads) / kInRow; }
+    static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kInRow * kVector; }
+
+    __device__ __forceinline__ explicit Pieces(const Lines<T>& lines) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        each[n] = {};
+        if (lines.has(row(n), element(n)))
+          each[n] = load_vec<T, kVector>(lines.from + row(n) * lines.step + element(n));
+      }
+    }
+    __device__ __forceinline__ void put(float (&to)[kTokens][kSize]) const {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        float floats[kVector];
+        each[n].to_floats(floats);
+#pragma unroll
+        for (int i = 0; i < kVector && row(n) < kTokens; i += 4)
+          *reinterpret_cast<float4*>(&to[row(n)][element(n) + i]) =
+              make_float4(floats[i], floats[i + 1], floats[i + 2], floats[i + 3]);
+      }
+    }
+  };
 };
 
 // Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
@@ -148,9 +234,9 @@ struct DeltaPlace {
 };
 
 // Columns of a state on their way from or to memory, where a row's or a column's elements lie behind each other.
-template <int kKeys, int kColumns>
+template <int kKeys, int kColumns, int kThreads_ = 4 * kColumns>
 struct DeltaColumns {
-  static constexpr int kThreads = 4 * kColumns;
+  static constexpr int kThreads = kThreads_;
 
   float at[kKeys][kColumns + 1];
 

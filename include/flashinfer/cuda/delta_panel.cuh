@@ -1,0 +1,103 @@
+// What the delta rule token by token has in registers: four columns of a state to a thread, whose rows eight threads
+// share. A row of q or k is read from shared memory once for four columns: reads of it are what binds narrower threads.
+#pragma once
+
+#include <flashinfer/cuda/tile/reduce.cuh>
+
+namespace flashinfer::cuda {
+
+// Part p of the eight has rows 32 j + 4 p to 32 j + 4 p + 3 for each j.
+template <int kRows>
+struct DeltaPanel {
+  static constexpr int kParts = 8, kColumns = 4;
+  static_assert(kRows % 4 == 0, "rows are read by 16 bytes");
+
+  float at[kColumns][kRows];
+
+  static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x) % kParts; }
+  // The first of this thread's columns.
+  static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) / kParts * kColumns; }
+  // The column of which this thread has one of the two products, and whether it is that with q.
+  static __device__ __forceinline__ int product_column() { return column() + part() % kColumns; }
+  static __device__ __forceinline__ bool is_of_q() { return part() >= kColumns; }
+  // The state's row of element i.
+  static __device__ __forceinline__ int row(int i) { return i / 4 * 32 + part() * 4 + i % 4; }
+
+  // This thread's elements of a row in shared memory.
+  static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + row(i));
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+
+  // Products of all columns with k and with q. Each of the eight threads gets one of them: where lanes meet, they halve
+  // what they have.
+  __device__ __forceinline__ float products(const float (&k)[kRows], const float (&q)[kRows]) const {
+    float sums[2 * kColumns] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        sums[c] = fmaf(at[c][i], k[i], sums[c]);
+        sums[kColumns + c] = fmaf(at[c][i], q[i], sums[kColumns + c]);
+      }
+    }
+#pragma unroll
+    for (int half = kColumns; half > 0; half /= 2) {
+      const bool upper = part() & half;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float mine = upper ? sums[half + i] : sums[i], theirs = upper ? sums[i] : sums[half + i];
+        sums[i] = mine + __shfl_xor_sync(kAllLanes, theirs, half);
+      }
+    }
+    return sums[0];
+  }
+  // What the thread of column c's product with k has, of its eight.
+  static __device__ __forceinline__ float of_column(float value, int c) {
+    return __shfl_sync(kAllLanes, value, c, kParts);
+  }
+
+  __device__ __forceinline__ void scale(float factor) {
+    scale_rows([factor](int) { return factor; });
+  }
+  // Row i times factor(i).
+  template <typename Factor>
+  __device__ __forceinline__ void scale_rows(const Factor& factor) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) at[c][i] *= factor(i);
+    }
+  }
+  // Row i plus k's times each column's u.
+  __device__ __forceinline__ void add(const float (&k)[kRows], const float (&u)[kColumns]) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) at[c][i] = fmaf(k[i], u[c], at[c][i]);
+    }
+  }
+
+  // From or to a block's columns in shared memory.
+  template <typename Columns>
+  __device__ __forceinline__ void take(const Columns& from) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) at[c][i] = from.at[row(i)][column() + c];
+    }
+  }
+  template <typename Columns>
+  __device__ __forceinline__ void give(Columns& to) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) to.at[row(i)][column() + c] = at[c][i];
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda
