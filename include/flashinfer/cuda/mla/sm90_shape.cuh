@@ -85,6 +85,6 @@ __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
 
 // Pages of other sizes are too small for the copy engine: lanes copy their rows. They copy none where there are no
 // pages, and a map of the copy engine has one at least.
-inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 16 != 0 || kv.num_pages == 0; }
+inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 64 != 0 || kv.num_pages == 0; }
 
 }  // namespace flashinfer::cuda::sm90
