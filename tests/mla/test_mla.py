@@ -83,7 +83,7 @@ def test_more_queries_than_keys(device):
         assert out[:5].count_nonzero() == 0 and bool((lse[:5] == -torch.inf).all())
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 def test_the_same_bits_in_every_run(page_size, device):
     batch = Batch([1, 2, 1], [1500, 400, 65], 32, page_size, torch.bfloat16, device)
     for backend in backends(device):
@@ -155,7 +155,7 @@ def test_empty(device):
     assert out.shape == (0, 16, 512) and lse.shape == (0, 16)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 def test_a_cache_without_pages(page_size, device):
     """Nobody has a key, and there is no memory to look for one."""
     batch = Batch([1, 3], [0, 0], 16, page_size, torch.float16, device)

@@ -74,9 +74,7 @@ __device__ __forceinline__ void add_parts(const AttentionParams& params, const M
     float lse[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = row.first + (start + i * stride) * row.step;
-      lse[i] = 0, parts[i] = {0, 0, 0, 0};
-      if (start + i * stride >= row.parts) continue;
+      const int64_t at = row.first + min(start + i * stride, row.parts - 1) * row.step;
       lse[i] = __ldcg(params.partial_lse + at);
       parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
     }
@@ -119,10 +117,8 @@ template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
   constexpr int kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
   const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  // One long request has as many parts as fit onto an H200's processors over eight key heads: none is waited for twice.
-  constexpr int kAtOnce = 9;
   PartSum<Variant::use_softmax> all;
-  add_parts<Types::HEAD_DIM_VO, kAtOnce>(params, row, turn, kTurns, column, all);
+  add_parts<Types::HEAD_DIM_VO, 4>(params, row, turn, kTurns, column, all);
   shared.sums[turn][column] = all.sum;
   if (column == 0) shared.weights[turn] = {all.top, all.total};
   __syncthreads();
@@ -137,13 +133,12 @@ __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, 
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
   __shared__ MergeShape<Types> shared;
-  // The kernel before wrote the parts. What a plan says was there before it: its blocks let this one start behind their
-  // own wait for that.
-  uint32_t number = blockIdx.x;
-  MergeItem item = params.merge(MergeRow::merge_of(params, number));
-  const auto rows = static_cast<uint32_t>(params.num_merges()) * params.num_kv_heads * params.slot_rows;
   wait_for_inputs();
   let_next_start();
+  uint32_t number = blockIdx.x;
+  // Before the number of merges is known: the two loads take the time of one.
+  MergeItem item = params.merge(MergeRow::merge_of(params, number));
+  const auto rows = static_cast<uint32_t>(params.num_merges()) * params.num_kv_heads * params.slot_rows;
   while (number < rows) {
     MergeRow row;
     if (row.find(params, item, number)) merge_row<Variant, Types>(params, row, shared);

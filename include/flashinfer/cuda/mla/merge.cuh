@@ -23,7 +23,7 @@ struct MlaMergeMemory {
 template <typename T>
 __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const MergeRow& row, int quarter,
                                               MlaMergeMemory& memory) {
-  constexpr int kAtOnce = 9;  // of 66 parts, half of an H200's processors, none is waited for twice
+  constexpr int kAtOnce = 8;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int column = quarter * kMlaMergeColumns + lane * 4;
   PartSum<true> all;
@@ -32,9 +32,7 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
     float lse[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      lse[i] = 0, parts[i] = {0, 0, 0, 0};
-      if (start + i * kMlaMergeWarps >= row.parts) continue;
-      const int64_t at = row.first + (start + i * kMlaMergeWarps) * row.step;
+      const int64_t at = row.first + min(start + i * kMlaMergeWarps, row.parts - 1) * row.step;
       lse[i] = params.partial_lse[at];
       parts[i] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column);
     }
@@ -60,7 +58,8 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
 template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps) mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
-  // Before the wait, as in attention's merges.
+  // The kernel before wrote the parts. What a plan says was there before it: its blocks let this one start behind their
+  // own wait for that.
   uint32_t number = blockIdx.x;
   MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;

@@ -100,7 +100,7 @@ MlaMaps mla_maps(const MlaParams& params) {
   MlaMaps maps;
   std::memset(&maps, 0, sizeof(maps));
   if (mla_is_gathered(params.kv)) return maps;
-  const uint32_t size = params.kv.page_size.divisor, box = size % 64 == 0 ? 64 : size % 32 == 0 ? 32 : 16;
+  const uint32_t size = params.kv.page_size.divisor, box = size % 64 == 0 ? 64 : 32;
   const KvCache& kv = params.kv;
   maps.ckv = mla_map<T>(params, kv.k, kMlaCkv, kv.k_page, kv.k_row, box);
   maps.kpe = mla_map<T>(params, kv.v, kMlaKpe, kv.v_page, kv.v_row, box);

@@ -83,8 +83,8 @@ __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
   return length <= 0 ? 1 : (length + 2 * kMlaKeys - 1) / (2 * kMlaKeys);
 }
 
-// Pages of other sizes are too small for the copy engine: lanes copy their rows. They copy none where there are no
-// pages, and a map of the copy engine has one at least.
-inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 64 != 0 || kv.num_pages == 0; }
+// Lanes copy the rows of pages of other sizes: boxes of 16 rows take the copy engine longer. They copy none where there
+// are no pages, and a map of the copy engine has one at least.
+inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 32 != 0 || kv.num_pages == 0; }
 
 }  // namespace flashinfer::cuda::sm90
