@@ -117,8 +117,8 @@ struct DeltaRuleArguments {
       check.fail(q, "got a batch of " + std::to_string(inputs.batch_size) + ", wanted 1 beside cu_seqlens");
     inputs.num_sequences = cu_seqlens.size(0) - 1;
     if (inputs.num_sequences == 0 && inputs.num_tokens > 0)
-      check.fail(cu_seqlens, "got one element, wanted at least two beside " + std::to_string(inputs.num_tokens) +
-                                 " tokens");
+      check.fail(cu_seqlens,
+                 "got one element, wanted at least two beside " + std::to_string(inputs.num_tokens) + " tokens");
     if (kOnCuda) return;  // values are read where the kernel runs
     for (int64_t n = 0; n <= inputs.num_sequences; ++n) {
       const int64_t got = inputs.cu_seqlens[n], least = n ? inputs.cu_seqlens[n - 1] : 0;

@@ -188,9 +188,9 @@ struct DeltaReverse : DeltaWalk<Shape> {
       this->scaled(left[m], values, m, terms.read, -1.f);
     }
     Products::write(state, left, stage.k);
-    this->template store<true>(
-        p.grad_v, stage.grad, this->chunk(number),
-        [&](uint32_t (&four)[4], int m) { pack_finite_left<T>(four, du[0][2 * m], du[0][2 * m + 1]); });
+    this->template store<true>(p.grad_v, stage.grad, this->chunk(number), [&](uint32_t (&four)[4], int m) {
+      pack_finite_left<T>(four, du[0][2 * m], du[0][2 * m + 1]);
+    });
     Products::template wait<0>(state, grad, left);
   }
 };
