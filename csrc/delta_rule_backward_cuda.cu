@@ -4,6 +4,15 @@
 
 #include "delta_rule_backward_config.h"
 
+namespace flashinfer::cuda {
+
+extern template void delta_rule_chunks_backward<half_t, 64>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_chunks_backward<half_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_chunks_backward<bfloat16_t, 64>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_chunks_backward<bfloat16_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
+
+}  // namespace flashinfer::cuda
+
 namespace flashinfer {
 
 template <int kPart>

@@ -4,6 +4,13 @@
 
 #include "delta_rule_config.h"
 
+namespace flashinfer::cuda {
+
+extern template void delta_rule_chunks<half_t>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_chunks<bfloat16_t>(const DeltaRuleParams&, const Launch&);
+
+}  // namespace flashinfer::cuda
+
 namespace flashinfer {
 
 template <int kPart>
