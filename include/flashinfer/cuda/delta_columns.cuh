@@ -234,7 +234,7 @@ struct DeltaPlace {
 };
 
 // Columns of a state on their way from or to memory, where a row's or a column's elements lie behind each other.
-template <int kKeys, int kColumns, int kThreads_ = 4 * kColumns>
+template <int kKeys, int kColumns, int kThreads_>
 struct DeltaColumns {
   static constexpr int kThreads = kThreads_;
 
@@ -326,18 +326,6 @@ struct DeltaState {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) sums[i % 4] = fmaf(at[i], row[i], sums[i % 4]);
     return lanes_sum<4>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-
-  // From or to a block's columns in shared memory.
-  template <typename Columns>
-  __device__ __forceinline__ void take(const Columns& from) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) at[i] = from.at[row(i)][column()];
-  }
-  template <typename Columns>
-  __device__ __forceinline__ void give(Columns& to) const {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) to.at[row(i)][column()] = at[i];
   }
 };
 
