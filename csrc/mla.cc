@@ -40,6 +40,7 @@ void mla_plan(const Tensor& workspace, const Tensor& buffer, const OptionalTenso
                                           check.int32("tile_rows", tile_rows), place.device);
   request.tile_rows = limits.tile_rows, request.places = limits.places;
   request.min_chunk = limits.min_chunk, request.kv_step = limits.kv_step;
+  request.item_keys = limits.item_keys, request.merge_keys = limits.merge_keys;
   write_lists(check, View(buffer, "buffer"), request, rows, max_items, max_merges);
 }
 

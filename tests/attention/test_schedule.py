@@ -4,6 +4,7 @@ buffers are sized by, and nobody waits for a second round that a longer first on
 from __future__ import annotations
 
 import ctypes
+import heapq
 import subprocess
 from collections import defaultdict
 from itertools import pairwise
@@ -20,9 +21,11 @@ SOURCE = """
 #include <flashinfer/attention/schedule.h>
 using namespace flashinfer;
 extern "C" int make(int batch, const int* qo_indptr, const int* kv_lens, int heads, int group, int causal, int window,
-                    int tile_rows, int places, int split, int chunk, int room, int* items, int* merges, int* counts) {
+                    int tile_rows, int places, int split, int chunk, int item_keys, int room, int* items, int* merges,
+                    int* counts) {
   const Plan made = plan({batch, qo_indptr, kv_lens, heads, group, causal ? MaskMode::kCausal : MaskMode::kNone, window,
-                          tile_rows, places, MIN_CHUNK, KV_STEP, split != 0, chunk});
+                          tile_rows, places, MIN_CHUNK, KV_STEP, split != 0, chunk, item_keys,
+                          item_keys / 2});
   counts[0] = made.items.size(), counts[1] = made.merges.size();
   counts[2] = made.num_slots, counts[3] = made.slot_rows;
   if (counts[0] > room || counts[1] > room) return 1;
@@ -46,6 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def make(
     library: ctypes.CDLL, qo: list[int], kv: list[int], heads: int = 1, group: int = 1, causal: bool = False,
     window: int = -1, tile_rows: int = 16, places: int = 33, split: bool = True, chunk: int = 0,
+    item_keys: int = 0,
 ) -> tuple[list[Any], list[Any], list[int]]:  # fmt: skip
     """Items and merges as tuples of 8 numbers, and {items, merges, slots, slot_rows}."""
     tiles = sum(q * group // tile_rows + 1 for q in qo)
@@ -53,7 +57,7 @@ def make(
     starts = [sum(qo[:b]) for b in range(len(qo) + 1)]
     items, merges, counts = (ctypes.c_int * (8 * room))(), (ctypes.c_int * (8 * room))(), (ctypes.c_int * 4)()
     arrays = [(ctypes.c_int * max(len(x), 1))(*x) for x in (starts, kv)]
-    failed = library.make(len(kv), *arrays, heads, group, causal, window, tile_rows, places, split, chunk, room,
+    failed = library.make(len(kv), *arrays, heads, group, causal, window, tile_rows, places, split, chunk, item_keys, room,
                           items, merges, counts)  # fmt: skip
     assert not failed, f"{list(counts)} items and merges, more than the {room} that there is room for"
     return (
@@ -77,12 +81,15 @@ REQUESTS = st.lists(st.tuples(st.one_of(st.just(1), st.integers(0, 200)), LENGTH
     tile_rows=st.sampled_from([16, 128]),
     places=st.sampled_from([1, 2, 264]),
     split=st.booleans(),
+    item_keys=st.sampled_from([0, 1, 500]),
 )
 def test_every_key_once_and_within_the_bounds(
-    library, requests, heads, group, causal, window, tile_rows, places, split
+    library, requests, heads, group, causal, window, tile_rows, places, split, item_keys
 ):
     qo, kv = [q for q, _ in requests], [k for _, k in requests]
-    items, merges, counts = make(library, qo, kv, heads, group, causal, window, tile_rows, places, split)
+    items, merges, counts = make(
+        library, qo, kv, heads, group, causal, window, tile_rows, places, split, item_keys=item_keys
+    )
     pieces = defaultdict(list)
     for batch, qo_start, qo_len, kv_len, row, start, end, slot in items:
         assert (qo_start, qo_len, kv_len) == (sum(qo[:batch]), qo[batch], kv[batch])
@@ -106,7 +113,9 @@ def test_every_key_once_and_within_the_bounds(
     assert counts[0] <= most_tiles + most_pieces and counts[1] <= min(most_tiles, most_pieces)
     assert counts[2] <= 2 * most_pieces and counts[3] <= tile_rows
     lengths = [item[6] - item[5] for item in items]
-    assert lengths == sorted(lengths, reverse=True)
+    assert lengths == sorted(lengths, reverse=True) or (item_keys > 0 and split)
+    if item_keys > 0 and split and len(pieces) <= 4 * max(1, places // heads):
+        assert all(end - start >= MIN_CHUNK for parts in pieces.values() if len(parts) > 1 for start, end, _ in parts)
 
 
 def test_equal_tiles_go_last_rows_first(library):
@@ -136,6 +145,43 @@ def test_one_long_request_among_short_ones_is_cut(library):
 def test_short_requests_are_not_cut(library):
     items, merges, counts = make(library, [1] * 4, [MIN_CHUNK] * 4, places=264)
     assert (len(items), merges, counts[2]) == (4, [], 0)
+
+
+def costs_of_places(items: list[Any], places: int, item_keys: int) -> list[int]:
+    """Where items start in their order, each on the place that is free first."""
+    costs = [0] * places
+    for item in items:
+        heapq.heappush(costs, heapq.heappop(costs) + item[6] - item[5] + item_keys)
+    return costs
+
+
+# As many tiles of each request as a model with 128 heads has: of 64 rows.
+TWO_TILES: dict[str, Any] = {"group": 128, "tile_rows": 64, "places": 132}
+PARETO = [1 + 40000 // rank for rank in range(1, 65)]
+
+
+@pytest.mark.parametrize("lens", [PARETO, [4096] * 20, [4096] * 40, [4096] * 64, [32768], [9000] * 3 + [100] * 80],
+                         ids=["pareto", "20", "40", "64", "one", "few long"])  # fmt: skip
+def test_places_have_about_the_same_cost(library, lens):
+    cost = 500
+    items, _, _ = make(library, [1] * len(lens), lens, item_keys=cost, **TWO_TILES)
+    costs = costs_of_places(items, TWO_TILES["places"], cost)
+    assert max(costs) <= 1.1 * sum(costs) / len(costs) + 2 * KV_STEP
+
+
+def test_both_tiles_of_a_request_run_at_one_time(library):
+    """So that they read its keys from memory once."""
+    items, _, _ = make(library, [1] * len(PARETO), PARETO, item_keys=500, **TWO_TILES)
+    for first, second in zip(items[::2], items[1::2], strict=True):
+        assert (first[0], first[5:7]) == (second[0], second[5:7])
+        assert {first[4], second[4]} == {0, 64}
+
+
+def test_what_is_not_worth_a_merge_is_not_cut(library):
+    """Cut pieces would be done sooner, by less than what one costs."""
+    lens = [4096] * 64
+    assert make(library, [1] * 64, lens, item_keys=500, **TWO_TILES)[1] == []
+    assert make(library, [1] * 40, lens[:40], item_keys=500, **TWO_TILES)[1] != []
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -7,10 +7,13 @@
 #pragma once
 
 #include <flashinfer/attention/mask.h>
+#include <flashinfer/attention/packing.h>
 #include <flashinfer/attention/params.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace flashinfer {
@@ -31,6 +34,10 @@ struct PlanRequest {
   // Pieces of keys end at multiples of this, whatever the batch, so that a request's result is its own alone; 0: they
   // are as long as balances the work.
   int32_t kv_chunk = 0;
+  // What an item costs besides its keys, as so many keys. Other than 0: keys are cut so that all places have the same
+  // cost, where there are few tiles for each; see packing.h.
+  int32_t item_keys = 0;
+  int32_t merge_keys = 0;  // what a piece of keys that were cut costs besides, over all places
 
   int32_t qo_start(int32_t b) const { return qo_indptr ? qo_indptr[b] : b; }
   int32_t qo_len(int32_t b) const { return qo_indptr ? qo_indptr[b + 1] - qo_indptr[b] : 1; }
@@ -117,6 +124,74 @@ inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t
   return pieces <= 1 ? 0 : round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
 }
 
+// Of how many tiles each the requests are, where that is one number, all tiles of a request see the same keys, and so
+// many places can take a request's pieces side by side; else 1.
+inline int64_t tiles_together(const std::vector<WorkItem>& tiles, int64_t places) {
+  size_t count = 0;
+  while (count < tiles.size() && tiles[count].batch == tiles[0].batch) ++count;
+  if (count == 0 || tiles.size() % count != 0 || places % static_cast<int64_t>(count) != 0) return 1;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const WorkItem &tile = tiles[i], &first = tiles[i / count * count];
+    if (tile.batch != first.batch || tile.kv_start != first.kv_start || tile.kv_end != first.kv_end) return 1;
+    if (i % count == 0 && i > 0 && tile.batch == tiles[i - 1].batch) return 1;
+  }
+  return static_cast<int64_t>(count);
+}
+
+inline void add_merge(Plan& made, const PlanRequest& request, const WorkItem& tile) {
+  const int32_t rows = std::min(request.tile_rows, tile.qo_len * request.group - tile.row_start);
+  made.merges.push_back({tile.batch, tile.qo_start, tile.qo_len, tile.row_start, made.num_slots, 0, {0, 0}});
+  made.slot_rows = std::max(made.slot_rows, rows);
+}
+
+inline WorkItem next_piece(Plan& made, const WorkItem& tile, int32_t start, int32_t end) {
+  WorkItem piece = tile;
+  piece.kv_start = start, piece.kv_end = end, piece.slot = made.num_slots++;
+  ++made.merges.back().num_slots;
+  return piece;
+}
+
+// Tiles that see the same keys are cut alike, and their pieces are neighbours: they run at one time, and read these
+// keys from memory once.
+inline Plan packed(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t places) {
+  const int64_t together = tiles_together(tiles, places);
+  std::vector<int32_t> lengths;
+  for (size_t i = 0; i < tiles.size(); i += together) lengths.push_back(tiles[i].kv_end - tiles[i].kv_start);
+  const int32_t step = request.kv_step;
+  const PackingCosts costs{request.item_keys, request.merge_keys, round_up(std::max(request.min_chunk, 1), step), step};
+  const std::vector<PackedPiece> pieces = pack_pieces(lengths, static_cast<size_t>(places / together), costs);
+  Plan made;
+  std::vector<WorkItem> items;
+  std::vector<std::pair<int64_t, size_t>> order;  // when an item starts, and which it is
+  const auto add = [&](int64_t starts_at, const WorkItem& item) {
+    order.emplace_back(starts_at, items.size());
+    items.push_back(item);
+  };
+  for (size_t first = 0, last; first < pieces.size(); first = last) {
+    for (last = first + 1; last < pieces.size() && pieces[last].whole == pieces[first].whole;) ++last;
+    for (int64_t i = 0; i < together; ++i) {
+      const WorkItem& tile = tiles[pieces[first].whole * together + i];
+      if (last == first + 1) {
+        add(pieces[first].starts_at, tile);
+        continue;
+      }
+      add_merge(made, request, tile);
+      int32_t start = tile.kv_start;
+      for (size_t piece = first; piece < last; start += pieces[piece++].length)
+        add(pieces[piece].starts_at, next_piece(made, tile, start, start + pieces[piece].length));
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+    const auto key = [&](const auto& one) {
+      const WorkItem& item = items[one.second];
+      return std::make_tuple(one.first, item.kv_start - item.kv_end, item.batch, item.kv_start, -item.row_start);
+    };
+    return key(a) < key(b);
+  });
+  for (const auto& one : order) made.items.push_back(items[one.second]);
+  return made;
+}
+
 }  // namespace schedule
 
 inline Plan plan(const PlanRequest& request) {
@@ -126,6 +201,9 @@ inline Plan plan(const PlanRequest& request) {
       tiles.push_back(schedule::tile_of(request, b, row));
   }
   const int64_t places = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
+  if (request.item_keys > 0 && request.split && request.kv_chunk == 0 &&
+      static_cast<int64_t>(tiles.size()) <= kPackedTiles * places)
+    return schedule::packed(request, tiles, places);
   const int32_t chunk = schedule::chunk_of(request, tiles, places);
   Plan result;
   result.items.reserve(tiles.size() + places);
@@ -135,16 +213,11 @@ inline Plan plan(const PlanRequest& request) {
       result.items.push_back(tile);
       continue;
     }
-    const int32_t rows = std::min(request.tile_rows, tile.qo_len * request.group - tile.row_start);
-    result.merges.push_back({tile.batch, tile.qo_start, tile.qo_len, tile.row_start, result.num_slots, 0, {0, 0}});
-    result.slot_rows = std::max(result.slot_rows, rows);
+    schedule::add_merge(result, request, tile);
     for (int32_t start = tile.kv_start, end; start < tile.kv_end; start = end) {
       const int64_t next = request.kv_chunk > 0 ? (int64_t{start} / step + 1) * step : int64_t{start} + step;
       end = static_cast<int32_t>(std::min<int64_t>(next, tile.kv_end));
-      WorkItem piece = tile;
-      piece.kv_start = start, piece.kv_end = end, piece.slot = result.num_slots++;
-      result.items.push_back(piece);
-      ++result.merges.back().num_slots;
+      result.items.push_back(schedule::next_piece(result, tile, start, end));
     }
   }
   // Longest first; equal ones in one order, so that a plan is always the same: the last rows go first, which see the

@@ -65,7 +65,8 @@ struct PartSum {
 };
 
 // Adds a row's parts start, start + stride, ... to four columns' sums, kAtOnce of them under way together. They may
-// have been written while this kernel ran: they are read from the L2 cache.
+// have been written while this kernel ran: they are read from the L2 cache, and no part twice, since that is what
+// bounds merges.
 template <int kDV, int kAtOnce, bool kSoftmax>
 __device__ __forceinline__ void add_parts(const AttentionParams& params, const MergeRow& row, int start, int stride,
                                           int column, PartSum<kSoftmax>& all) {
@@ -74,7 +75,8 @@ __device__ __forceinline__ void add_parts(const AttentionParams& params, const M
     float lse[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = row.first + min(start + i * stride, row.parts - 1) * row.step;
+      if (start + i * stride >= row.parts) continue;
+      const int64_t at = row.first + (start + i * stride) * row.step;
       lse[i] = __ldcg(params.partial_lse + at);
       parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
     }

@@ -23,23 +23,10 @@ struct MlaMergeMemory {
 template <typename T>
 __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const MergeRow& row, int quarter,
                                               MlaMergeMemory& memory) {
-  constexpr int kAtOnce = 8;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int column = quarter * kMlaMergeColumns + lane * 4;
   PartSum<true> all;
-  for (int start = warp; start < row.parts; start += kAtOnce * kMlaMergeWarps) {
-    float4 parts[kAtOnce];
-    float lse[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = row.first + min(start + i * kMlaMergeWarps, row.parts - 1) * row.step;
-      lse[i] = params.partial_lse[at];
-      parts[i] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * kMlaMergeWarps < row.parts) all.add(parts[i], lse[i], 1.0f);
-  }
+  add_parts<kMlaCkv, 8>(params, row, warp, kMlaMergeWarps, column / 4, all);
   memory.sums[warp][lane] = all.sum;
   if (lane == 0) memory.weights[warp] = {all.top, all.total};
   __syncthreads();

@@ -68,15 +68,4 @@ struct MlaRows {
   }
 };
 
-// Where the latent and the rotary key of a token are, as offsets in elements.
-struct MlaPlace {
-  int64_t ckv, kpe;
-
-  __device__ __forceinline__ MlaPlace(const KvCache& kv, int32_t first_page, int32_t key) {
-    int64_t page, row;
-    kv.locate(first_page, key, page, row);
-    ckv = kv.k_offset(page, row), kpe = kv.v_offset(page, row);
-  }
-};
-
 }  // namespace flashinfer::cuda

@@ -83,7 +83,9 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
 #endif
 }
 
-inline WorkLimits mla_limits(int device) { return {kMlaRows, device_info(device).num_sms, 256, 2 * kMlaKeys}; }
+inline WorkLimits mla_limits(int device) {
+  return {kMlaRows, device_info(device).num_sms, 256, 2 * kMlaKeys, 256, 256};
+}
 
 template <typename T>
 CUtensorMap mla_map(const MlaParams& params, const void* data, int columns, int64_t page, int64_t row, uint32_t box) {

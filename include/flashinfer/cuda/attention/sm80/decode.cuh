@@ -10,7 +10,9 @@ using DecodeShape = AttentionShape<Types, SmallTile<Types>>;
 
 template <typename Variant, typename Types, typename P>
 WorkLimits decode_limits(int device) {
-  return limits_of<Variant, DecodeShape<Types>, P>(device);
+  WorkLimits limits = limits_of<Variant, DecodeShape<Types>, P>(device);
+  limits.item_keys = 128;
+  return limits;
 }
 
 template <typename Variant, typename Types, typename P>

@@ -1,0 +1,360 @@
+// What a block of the portable kernel computes: a tile of rows walks through
+// the keys of its item. Rows of the cache lie in shared memory once, as keys
+// and as values; those of eight bits are copied as they are, and widened there.
+// Logits are computed by warps that share the keys, outputs by warps that share
+// the columns.
+#pragma once
+
+#include <cstdint>
+
+#include <flashinfer/attention/math.h>
+#include <flashinfer/attention/mla.h>
+#include <flashinfer/cuda/mla/rows.cuh>
+#include <flashinfer/cuda/mla/sm80_shape.cuh>
+#include <flashinfer/cuda/profiler.cuh>
+#include <flashinfer/cuda/ptx/cp_async.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/fragment.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+
+namespace flashinfer::cuda::sm80 {
+
+template <typename T, typename S, bool kProfiler>
+struct MlaTile {
+  const MlaParams& params;
+  const WorkItem& item;
+  const MlaRows rows;
+  const uint32_t smem;
+  MlaState<S>& state;
+  const int warp, lane;
+  const int32_t first_page;
+  Profiler<kProfiler>& profiler;
+  const RowLane<S::kKeys, S::kThreads> key_lane{!S::kWidens};
+
+  __device__ __forceinline__ uint32_t stage(int tile) const {
+    return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
+  }
+  // Where products read the keys of a tile.
+  __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
+
+  // Of the outputs that a warp sums.
+  __device__ __forceinline__ static int first_row(int warp) { return warp * S::kColumns / kMlaCkv * 32; }
+  __device__ __forceinline__ static int first_column(int warp) { return warp * S::kColumns % kMlaCkv; }
+
+  // Of the logits that a warp makes weights of: which half of the keys, and the
+  // first of 16 rows.
+  __device__ __forceinline__ int logit_half() const { return warp / (S::kRows / S::kSharedRows) % 2; }
+  __device__ __forceinline__ int logit_row() const {
+    return warp % (S::kRows / S::kSharedRows) * S::kSharedRows + (S::kShares ? warp / 4 * 16 : 0);
+  }
+
+  __device__ __forceinline__ void load_queries() const {
+    const RowLane<S::kRows, S::kThreads> at(true);
+    const int row = at.row < rows.count ? at.row : 0;
+    at.template copy<S, true>(smem, rows.nope<T>(row), rows.pe<T>(row), at.row < rows.count);
+  }
+
+  // The page of the row of a tile that this thread copies, looked up before it
+  // is needed.
+  __device__ __forceinline__ int32_t page_of(int tile) const {
+    const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
+    return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
+  }
+
+  // Whether this thread's row of a tile is copied when the memory is free in
+  // which warps give each other sums.
+  __device__ __forceinline__ bool is_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
+  __device__ __forceinline__ uint32_t given(int tile, int to_warp) const {
+    return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kGivenBytes + lane * 16;
+  }
+
+  // Zeros behind the item's end, whatever is there.
+  __device__ __forceinline__ void load_keys(int tile, int32_t& page) const {
+    using KV = typename S::KV;
+    const KvCache& kv = params.kv;
+    if (item.kv_start + tile * S::kKeys < item.kv_end) {
+      const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
+      const bool wanted = page >= 0;
+      const int32_t row = wanted ? key - static_cast<int32_t>(kv.page_size.div(key) * kv.page_size.divisor) : 0;
+      const int64_t from = wanted ? page : 0;
+      key_lane.template copy<S, !S::kWidens>(stage(tile), static_cast<const KV*>(kv.k) + kv.k_offset(from, row),
+                                             static_cast<const KV*>(kv.v) + kv.v_offset(from, row), wanted);
+      page = page_of(tile + 1);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // Sixteen numbers of a row, by a thread, become two units of T.
+  __device__ __forceinline__ void widen_keys(int tile) const {
+    int thread = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(thread));  // what follows from it is computed for each tile: registers are few
+    for (int i = thread; i < S::kKeys * S::kCopiedUnits; i += S::kThreads) {
+      const uint4 from = ptx::load_shared_16(stage(tile) + i * 16);
+      const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+      const uint32_t to = Swizzle<S::kBytes>::row(keys(tile), i / S::kCopiedUnits);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t low = words[2 * half], high = words[2 * half + 1];
+        ptx::store_shared_16(Swizzle<S::kBytes>::chunk(to, i % S::kCopiedUnits * 2 + half),
+                             {widen<T, typename S::KV>(low & 0xffff), widen<T, typename S::KV>(low >> 16),
+                              widen<T, typename S::KV>(high & 0xffff), widen<T, typename S::KV>(high >> 16)});
+      }
+    }
+  }
+
+  // A thread's logits of 16 rows and half of the keys.
+  using Logits = float[S::kHalf / 8][4];
+
+  __device__ __forceinline__ void score(int tile, Logits& s) const {
+    const int part = S::kShares ? warp / 4 : 0;
+    Accumulator<S::kSharedRows, S::kHalf> sums;
+    sums.clear();
+    LeftRows<S::kBytes> q(smem, warp % (S::kRows / S::kSharedRows) * S::kSharedRows);
+    RightRows<S::kBytes> k(keys(tile), logit_half() * S::kHalf);
+    // Of every 64 elements, those who share take 32 each.
+    q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
+#pragma unroll
+    for (int step = 0; step < S::kBytes / 32; ++step) {
+      if (S::kShares && step % 4 >= 2) continue;
+      uint32_t a[S::kSharedRows / 16][4], b[2][2];
+#pragma unroll
+      for (int m = 0; m < S::kSharedRows / 16; ++m) q.load(a[m], m, step);
+#pragma unroll
+      for (int pair = 0; pair < S::kHalf / 16; ++pair) {
+        k.load(b, pair, step);
+        sums.template add<T>(a, b, pair);
+      }
+    }
+    if constexpr (S::kShares) {
+#pragma unroll
+      for (int n = 0; n < S::kHalf / 8; ++n) {
+        uint32_t words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          words[e] = __float_as_uint(part == 0 ? sums[1][n][e] : sums[0][n][e]);
+          s[n][e] = part == 0 ? sums[0][n][e] : sums[1][n][e];
+        }
+        ptx::store_shared_16(given(tile, warp ^ 4) + n * 512, {words[0], words[1], words[2], words[3]});
+      }
+      ptx::named_barrier<64>(1 + warp % 4);
+#pragma unroll
+      for (int n = 0; n < S::kHalf / 8; ++n) {
+        const uint4 other = ptx::load_shared_16(given(tile, warp) + n * 512);
+        const uint32_t words[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] += __uint_as_float(words[e]);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < S::kHalf / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = sums[0][n][e];
+      }
+    }
+  }
+
+  // What rows do not see.
+  __device__ __forceinline__ void hide(int tile, Logits& s) const {
+    const int32_t key = item.kv_start + tile * S::kKeys + logit_half() * S::kHalf + lane % 4 * 2;
+#pragma unroll
+    for (int x = 0; x < 2; ++x) {
+      const int32_t end = rows.end(logit_row() + lane / 4 + 8 * x);
+#pragma unroll
+      for (int n = 0; n < S::kHalf / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (key + 8 * n + e >= end) s[n][2 * x + e] = -math::inf;
+      }
+    }
+  }
+
+  // Logits of 16 rows and half of the keys become weights in shared memory,
+  // relative to references `m` of the rows. These are raised, and what was
+  // summed is rescaled, only when a weight would pass 2^8.
+  __device__ __forceinline__ void weigh(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
+    const int half = logit_half(), row0 = logit_row();
+    // Of two warps that share, both have rows or none has.
+    const bool works = warp < S::kLogitWarps && row0 / S::kSharedRows * S::kSharedRows < rows.count;
+    Logits s;
+    profiler.turn(Event::kGemmQk);
+    if (works) {
+      score(tile, s);
+      if (item.kv_start + (tile + 1) * S::kKeys > rows.end(0)) hide(tile, s);
+      float top[2] = {-math::inf, -math::inf};
+#pragma unroll
+      for (int n = 0; n < S::kHalf / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+      }
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        top[x] = quad_max(top[x]);
+        if (lane % 4 == 0) state.half[half][row0 + lane / 4 + 8 * x] = top[x];
+      }
+    }
+    __syncthreads();
+    if (S::kShares && is_late()) load_keys(tile + 1, page);
+    profiler.turn(Event::kSoftmax);
+    if (works) {
+      const float scale = params.sm_scale_log2;
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const int row = row0 + lane / 4 + 8 * x;
+        const float top = fmaxf(state.half[0][row], state.half[1][row]);
+        float rescale = 1.0f;
+        if ((top - m[x]) * scale > 8.0f) rescale = math::ptx_exp2((m[x] - top) * scale), m[x] = top;
+        const float base = m[x] == -math::inf ? 0.0f : m[x] * scale;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < S::kHalf / 8; ++n) {
+          float* weight = &s[n][2 * x];
+          weight[0] = math::ptx_exp2(fmaf(weight[0], scale, -base));
+          weight[1] = math::ptx_exp2(fmaf(weight[1], scale, -base));
+          sum += weight[0] + weight[1];
+          const uint32_t to = Swizzle<S::kWeightBytes>::chunk(Swizzle<S::kWeightBytes>::row(smem + S::kWeightsAt, row),
+                                                              half * (S::kHalf / 8) + n);
+          ptx::store_shared(to + lane % 4 * 4, pack<T>(weight[0], weight[1]));
+        }
+        l[x] = l[x] * rescale + sum;
+        if (half == 0 && lane % 4 == 0) state.rescale[row] = rescale;
+      }
+    }
+    __syncthreads();
+  }
+
+  // Rows 32 (warp's group) + 16 m, columns of the warp: o = o * rescale +
+  // weights * values.
+  __device__ __forceinline__ void multiply_values(int tile, Accumulator<32, S::kColumns>& o, int row0,
+                                                  int column) const {
+    if (row0 >= rows.count) return;
+    bool raised = false;
+    float factor[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        factor[m][x] = row0 + 16 * m < rows.count ? state.rescale[row0 + 16 * m + lane / 4 + 8 * x] : 1.0f;
+        raised |= factor[m][x] != 1.0f;
+      }
+    }
+    if (__any_sync(kAllLanes, raised)) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int n = 0; n < S::kColumns / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[m][n][e] *= factor[m][e / 2];
+        }
+      }
+    }
+    const LeftRows<S::kWeightBytes> p(smem + S::kWeightsAt, row0);
+    const SummedRows<S::kBytes> v(keys(tile), 0);
+#pragma unroll
+    for (int step = 0; step < S::kKeys / 16; ++step) {
+      uint32_t a[2][4];
+      p.load(a[0], 0, step);
+      p.load(a[1], 1, step);
+#pragma unroll
+      for (int pair = 0; pair < S::kColumns / 16; ++pair) {
+        uint32_t b[2][2];
+        v.load(b, step, column / 8 + 2 * pair);
+        o.template add<T>(a, b, pair);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const MlaRows& all, Accumulator<32, S::kColumns>& o) const {
+    int thread = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(thread));  // what follows from it is not kept in registers over the loop
+    const int lane = thread % 32, row0 = first_row(thread / 32), column = first_column(thread / 32);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const int row = row0 + 16 * m + lane / 4 + 8 * x;
+        if (row >= all.count) continue;
+        const float l = state.half[0][row] + state.half[1][row];
+        const float share = l == 0 ? 0.0f : math::ptx_rcp(l) * (all.item.slot >= 0 ? 1.0f : params.o_scale);
+        const int at = column + lane % 4 * 2;
+        if (all.item.slot >= 0) {
+          float* to = all.partial(row) + at;
+#pragma unroll
+          for (int n = 0; n < S::kColumns / 8; ++n)
+            *reinterpret_cast<float2*>(to + 8 * n) = {o[m][n][2 * x] * share, o[m][n][2 * x + 1] * share};
+        } else {
+          T* to = all.out<T>(row) + at;
+#pragma unroll
+          for (int n = 0; n < S::kColumns / 8; ++n)
+            *reinterpret_cast<uint32_t*>(to + 8 * n) = pack<T>(o[m][n][2 * x] * share, o[m][n][2 * x + 1] * share);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void attend() const {
+    const int32_t length = item.kv_end - item.kv_start;
+    const int tiles = length > 0 ? (length + S::kKeys - 1) / S::kKeys : 0;
+    profiler.begin(Event::kLoadQuery);
+    int32_t page = page_of(0);
+    load_queries();
+    load_keys(0, page);
+    const int first = logit_row() + lane / 4;
+    const int row0 = first_row(warp), column = first_column(warp);
+    float m[2] = {-math::inf, -math::inf}, l[2] = {0, 0};
+    Accumulator<32, S::kColumns> o;
+    o.clear();
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      profiler.turn(Event::kWaitKeys);
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      if constexpr (S::kStages == 2) {
+        profiler.turn(Event::kLoadKv);
+        if (!is_late()) load_keys(tile + 1, page);
+      }
+      if constexpr (S::kWidens) {
+        profiler.turn(Event::kPackKv);
+        widen_keys(tile);
+        __syncthreads();
+      }
+      if constexpr (S::kWidens && S::kStages == 1) {
+        profiler.turn(Event::kLoadKv);
+        load_keys(tile + 1, page);
+      }
+      weigh(tile, m, l, page);
+      profiler.turn(Event::kGemmPv);
+      multiply_values(tile, o, row0, column);
+      if constexpr (!S::kWidens && S::kStages == 1) {
+        __syncthreads();
+        profiler.turn(Event::kLoadKv);
+        load_keys(tile + 1, page);
+      }
+    }
+    if (warp < S::kLogitWarps) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        l[x] = quad_sum(l[x]);
+        if (lane % 4 == 0) state.half[logit_half()][first + 8 * x] = l[x];
+      }
+    }
+    __syncthreads();
+    // The item once more, since registers were few.
+    const WorkItem same = params.item(static_cast<int32_t>(blockIdx.x));
+    const MlaRows all(params, same);
+    if (warp < S::kLogitWarps && logit_half() == 0 && lane % 4 == 0) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        const int row = first + 8 * x;
+        if (row < all.count) all.write_lse(row, m[x], state.half[0][row] + state.half[1][row]);
+      }
+    }
+    profiler.turn(Event::kWriteOutput);
+    write(all, o);
+    profiler.end(Event::kWriteOutput);
+    ptx::cp_async_wait<0>();
+  }
+};
+
+}  // namespace flashinfer::cuda::sm80
