@@ -1,5 +1,6 @@
 // Tiles of keys or values from pages that are too small for the copy engine: every lane of a warp copies 16 bytes at a
-// time.
+// time. A warp has less time for a tile than it takes: one for keys and one for values leave the last rows of both to
+// a third, which has nothing to clear where values behind the end come as zeros.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +12,25 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Whether a cache is gathered. Its full barriers count 32 lanes instead of a box's bytes, and what a lane copied is
-// made visible to the tensor cores by those who wait (copy engine: by itself).
+// Whether a cache is gathered. Its full barriers count lanes instead of a box's bytes, and what a lane copied is made
+// visible to the tensor cores by those who wait (copy engine: by itself).
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
-// Keys or values of one head, gathered by a warp.
-template <typename S, int kUnits>
+// Keys or values of one head, gathered by a warp: kNumRows rows of every tile.
+template <typename S, int kUnits, int kFirstRow, int kNumRows>
 struct Gatherer {
-  static constexpr int kRounds = (S::kKeys + 31) / 32;
+  static constexpr int kRounds = (kNumRows + 31) / 32;
   const KvCache& kv;
   const char* rows;  // of the head
   int64_t page_stride, row_stride;
   int32_t first_page, first_key, end;  // of the request; keys behind the end become zeros
-  int64_t* table;                      // in shared memory: where the rows of a tile are
+  int64_t* table;                      // in shared memory: where the rows of a tile are, of all warps
 
   // The pages of a tile's rows, those of row r in lane r % 32: looked up before they are needed.
   __device__ __forceinline__ void look_up(int32_t (&pages)[kRounds], int32_t tile) const {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      const int32_t key = first_key + tile * S::kKeys + round * 32 + static_cast<int32_t>(threadIdx.x) % 32;
+      const int32_t key = first_key + tile * S::kKeys + kFirstRow + round * 32 + static_cast<int32_t>(threadIdx.x) % 32;
       pages[round] = tile >= 0 && key < end ? kv.indices[first_page + static_cast<int32_t>(kv.page_size.div(key))] : 0;
     }
   }
@@ -39,25 +40,25 @@ struct Gatherer {
                                        uint32_t barrier) const {
     // As many lanes as a row of a chunk has units share a row, and go through the rows that lie that many groups apart;
     // four rows' places are read at once.
-    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = S::kKeys / kGroups;
+    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = kNumRows / kGroups;
     static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
     auto lane = static_cast<int32_t>(threadIdx.x) % 32;
     asm volatile("" : "+r"(lane));  // what follows from it is computed for each tile: this warp has few registers
     __syncwarp();
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      const int32_t row = round * 32 + lane, key = first_key + tile * S::kKeys + row;
+      const int32_t row = round * 32 + lane, key = first_key + tile * S::kKeys + kFirstRow + row;
       const auto in_page = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
-      if (row < S::kKeys)
-        table[row % kGroups * kRows + row / kGroups] =
+      if (row < kNumRows)
+        table[kFirstRow + row % kGroups * kRows + row / kGroups] =
             key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : 0;
     }
     __syncwarp();
     const int group = lane / kLanes, unit = lane % kLanes;
     const char* const from = rows + unit * 16;
-    const auto* place = reinterpret_cast<const longlong2*>(table + group * kRows);
-    uint32_t at = to + S::Keys::unit(group, unit);
-    int32_t left = end - first_key - tile * S::kKeys - group;  // rows from the group's first one to the end
+    const auto* place = reinterpret_cast<const longlong2*>(table + kFirstRow + group * kRows);
+    uint32_t at = to + S::Keys::unit(kFirstRow + group, unit);
+    int32_t left = end - first_key - tile * S::kKeys - kFirstRow - group;  // rows from the group's first one to the end
     // From a group's row to its next one the swizzle changes this bit, or none.
     constexpr uint32_t kStep = kGroups * S::kWidth, kFlip = tma_swizzle<S::kWidth>(kStep) ^ kStep;
     static_assert(2 * kStep % S::Keys::kAlignment == 0);

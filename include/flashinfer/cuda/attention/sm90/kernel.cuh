@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ uint8_t raw[];
   const Shared<S> shared(raw);
   if (threadIdx.x == 0) {
-    shared.init(is_gathered(params.kv) ? 32 : 1);
+    shared.init(!is_gathered(params.kv) ? 1 : S::kHelpedRows > 0 ? 64 : 32);
     for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.o}) ptx::tma_prefetch(map);
   }
   clear_unused_queries<S>(params, shared);
@@ -77,6 +77,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else if (warp == 2) {
       if constexpr (S::kFp8) {
         transpose_all<S>(params, shared);
+      } else if (is_gathered(params.kv)) {
+        help_gather<S>(params, shared);
       } else {
         clear_all<S>(params, shared);
       }

@@ -1,5 +1,5 @@
 // What fills a block's shared memory: a warp that starts the copies of queries and keys, one for those of values, and
-// one that clears the values behind a request's end.
+// one that clears the values behind a request's end, or helps both others where rows are gathered.
 #pragma once
 
 #include <cstdint>
@@ -119,6 +119,36 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
   }
 }
 
+// Gatherers of an item's keys and of its values: those of the warp that gathers either, or those that help them.
+template <typename S, bool kHelps>
+struct ItemGatherers {
+  static constexpr int kFirstRow = kHelps ? S::kKeys - S::kHelpedRows : 0;
+  static constexpr int kNumRows = kHelps ? S::kHelpedRows : S::kKeys - S::kHelpedRows;
+  using Keys = Gatherer<S, S::kDQ * S::kElement / 16, kFirstRow, kNumRows>;
+  using Values = Gatherer<S, S::kDV * S::kElement / 16, kFirstRow, kNumRows>;
+
+  __device__ __forceinline__ static Keys keys(const KvCache& kv, const Shared<S>& shared, const Work& work) {
+    return {kv,
+            static_cast<const char*>(kv.k) + work.head * kv.k_head * S::kElement,
+            kv.k_page,
+            kv.k_row,
+            work.first_row,
+            work.first_key,
+            work.kv_len,
+            shared.table(0)};
+  }
+  __device__ __forceinline__ static Values values(const KvCache& kv, const Shared<S>& shared, const Work& work) {
+    return {kv,
+            static_cast<const char*>(kv.v) + work.head * kv.v_head * S::kElement,
+            kv.v_page,
+            kv.v_row,
+            work.first_row,
+            work.first_key,
+            work.kv_len,
+            shared.table(1)};
+  }
+};
+
 // One warp: queries and keys of all items.
 template <typename S, typename Track>
 __device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared,
@@ -134,15 +164,7 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     profiler.begin(Event::kItem);
     if (is_gathered(kv)) {
       if (work.tiles > 0) loader.queries(query_use++);
-      const Gatherer<S, S::kDQ * S::kElement / 16> gatherer{
-          kv,
-          static_cast<const char*>(kv.k) + work.head * kv.k_head * S::kElement,
-          kv.k_page,
-          kv.k_row,
-          work.first_row,
-          work.first_key,
-          work.kv_len,
-          shared.table(0)};
+      const auto gatherer = ItemGatherers<S, false>::keys(kv, shared, work);
       gatherer.copy_all(shared.key_ring(), key_use, work.tiles, [&](int n) { return shared.keys(n); });
     } else {
       for_tiles<S>(loader, key_use, [&](int n, int32_t tile, int32_t page) {
@@ -169,15 +191,7 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     if (is_gathered(kv)) {
-      const Gatherer<S, S::kDV * S::kElement / 16> gatherer{
-          kv,
-          static_cast<const char*>(kv.v) + work.head * kv.v_head * S::kElement,
-          kv.v_page,
-          kv.v_row,
-          work.first_row,
-          work.first_key,
-          work.kv_len,
-          shared.table(1)};
+      const auto gatherer = ItemGatherers<S, false>::values(kv, shared, work);
       if constexpr (S::kFp8) {
         gatherer.copy_all(shared.raw_ring(), value_use, work.tiles, [&](int n) { return shared.raw_values(n); });
       } else {
@@ -186,6 +200,35 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
     } else {
       const TileLoader<S> loader{params, maps, shared, work};
       for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });
+    }
+    __syncwarp();
+    if (ptx::elect_one()) works.release(use);
+  }
+}
+
+// One warp, where rows are gathered: the last rows of keys and of values.
+template <typename S>
+__device__ __forceinline__ void help_gather(const AttentionParams& params, const Shared<S>& shared) {
+  using Gatherers = ItemGatherers<S, true>;
+  const typename S::WorkRing works = shared.work_ring();
+  const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
+  int tile_use = 0;
+  for (int use = 0;; ++use) {
+    works.wait_full(use);
+    const Work& work = shared.work(use);
+    if (work.tiles < 0) return;
+    int32_t pages[Gatherers::Keys::kRounds];
+    Gatherers::keys(params.kv, shared, work).look_up(pages, work.tiles - 1);
+#pragma unroll 1
+    for (int32_t tile = work.tiles - 1; tile >= 0; --tile, ++tile_use) {
+      const Work* same = &work;
+      asm volatile("" : "+l"(same));  // what follows from it is computed for each tile: this warp has few registers
+      key_ring.wait_empty(tile_use);
+      Gatherers::keys(params.kv, shared, *same).copy(pages, tile, shared.keys(tile_use), key_ring.full(tile_use));
+      value_ring.wait_empty(tile_use);
+      const auto values = Gatherers::values(params.kv, shared, *same);
+      values.copy(pages, tile, shared.values(tile_use), value_ring.full(tile_use));
+      values.look_up(pages, tile - 1);
     }
     __syncwarp();
     if (ptx::elect_one()) works.release(use);

@@ -77,7 +77,9 @@ struct Shape : Types_, Tile_ {
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
-  // Of the two warps that gather: where the rows of a tile are.
+  // Of the warps that gather: rows of a tile that a third warp takes, about as many as the other two have left then;
+  // and where the rows of a tile are.
+  static constexpr int kHelpedRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
   static constexpr int kBarrierBytes =
