@@ -1,8 +1,10 @@
-// Putting together the parts of rows whose keys were split. One request may be
-// in as many parts as there are multiprocessors, so a block takes a quarter of
-// a row's columns, and its warps take turns with the parts.
+// Putting together the parts of rows whose keys were split. Of few rows each may
+// be in as many parts as there are multiprocessors, so a block takes a quarter
+// of a row's columns, and its warps take turns with the parts. Many rows have
+// few parts each, and a warp takes half of a row by itself.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <flashinfer/attention/math.h>
@@ -20,6 +22,19 @@ struct MlaMergeMemory {
   float2 weights[kMlaMergeWarps];
 };
 
+// Four columns of a row, and its LSE beside the first ones.
+template <typename T>
+__device__ __forceinline__ void mla_put_merged(const MlaParams& params, const MergeRow& row, int column,
+                                               const PartSum<true>& all) {
+  const float share = all.total == 0 ? 0.0f : params.o_scale / all.total;
+  const float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
+  store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
+            Vec<T, 4>::from_floats(values));
+  if (params.lse && column == 0)
+    params.lse[row.token * params.num_qo_heads + row.qo_head] =
+        all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+}
+
 template <typename T>
 __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const MergeRow& row, int quarter,
                                               MlaMergeMemory& memory) {
@@ -33,13 +48,7 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
   if (warp != 0) return;
 #pragma unroll
   for (int i = 1; i < kMlaMergeWarps; ++i) all.add(memory.sums[i][lane], memory.weights[i].x, memory.weights[i].y);
-  const float share = all.total == 0 ? 0.0f : params.o_scale / all.total;
-  const float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
-  store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
-            Vec<T, 4>::from_floats(values));
-  if (params.lse && quarter == 0 && lane == 0)
-    params.lse[row.token * params.num_qo_heads + row.qo_head] =
-        all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+  mla_put_merged<T>(params, row, column, all);
 }
 
 template <typename T>
@@ -63,19 +72,61 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps) mla_merge_kernel(const __
   }
 }
 
+// Four parts at a time of the columns of a lane: four in each quarter of the half.
 template <typename T>
-struct MlaMergeTypes {
-  using DTypeO = T;
-  static constexpr int HEAD_DIM_VO = kMlaCkv;
-};
+__device__ __forceinline__ void mla_merge_half(const MlaParams& params, const MergeRow& row, int half) {
+  constexpr int kAtOnce = 4, kGroups = 2;
+  const int column = half * (kMlaCkv / 2) + static_cast<int>(threadIdx.x) % 32 * 4;
+  PartSum<true> all[kGroups];
+  for (int start = 0; start < row.parts; start += kAtOnce) {
+    float4 parts[kAtOnce][kGroups];
+    float lse[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (start + i >= row.parts) continue;
+      const int64_t at = row.first + (start + i) * row.step;
+      lse[i] = params.partial_lse[at];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group)
+        parts[i][group] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column + group * 128);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (start + i >= row.parts) continue;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) all[group].add(parts[i][group], lse[i], 1.0f);
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) mla_put_merged<T>(params, row, column + group * 128, all[group]);
+}
 
-// Few rows have many parts each; where there are more, attention's merges take a row at a time.
+template <typename T>
+__global__ void __launch_bounds__(32 * kMlaMergeWarps)
+    mla_merge_halves_kernel(const __grid_constant__ MlaParams params) {
+  uint32_t number = blockIdx.x * kMlaMergeWarps + threadIdx.x / 32;
+  const auto most = static_cast<uint32_t>(params.max_merges) * params.slot_rows * 2;
+  MergeItem item = params.merge(MergeRow::merge_of(params, number < most ? number / 2 : 0));  // as above
+  const auto halves = static_cast<uint32_t>(params.num_merges()) * params.slot_rows * 2;
+  wait_for_inputs();
+  let_next_start();
+  while (number < halves) {
+    MergeRow row;
+    if (row.find(params, item, number / 2)) mla_merge_half<T>(params, row, static_cast<int>(number % 2));
+    number += gridDim.x * kMlaMergeWarps;
+    if (number < halves) item = params.merge(MergeRow::merge_of(params, number / 2));
+  }
+}
+
 template <typename T>
 void launch_mla_merges(const MlaParams& params, const Launch& where) {
   const int64_t rows = int64_t{params.max_merges} * params.slot_rows, sms = device_info(where.device).num_sms;
-  if (rows > 2 * sms) return launch_merges<MlaVariant, MlaMergeTypes<T>>(params, where);
-  launch(mla_merge_kernel<T>, dim3(static_cast<unsigned>(rows * kMlaQuarters)), dim3(32 * kMlaMergeWarps), 0, where,
-         params);
+  constexpr int kBlocks = 4;  // of a multiprocessor at one time
+  const bool few = rows <= 2 * sms;
+  const int64_t blocks =
+      few ? rows * kMlaQuarters : std::min((2 * rows + kMlaMergeWarps - 1) / kMlaMergeWarps, kBlocks * sms);
+  launch(few ? mla_merge_kernel<T> : mla_merge_halves_kernel<T>, dim3(static_cast<unsigned>(blocks)),
+         dim3(32 * kMlaMergeWarps), 0, where, params);
 }
 
 }  // namespace flashinfer::cuda
