@@ -20,9 +20,6 @@ from ..jit.probe import probe
 CUSTOM = 2  # mask_mode of the operators: bits hide element by element
 MOST_HEADS = 64  # query heads of a key head
 FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
-PAGE_STEP = 16  # of a page: other ones are gathered
-FEW_GATHERED_ROWS = 128  # the same where keys are gathered,
-GATHERED_HEAD_DIMS = (128, 128)  # which has been timed at this size
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class Wanted:
     use_logits_soft_cap: bool
     mask_mode: int
     group: int
-    page_size: int | None  # None: ragged
 
     @property
     def eight_bits(self) -> bool:
@@ -88,8 +84,6 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
     slow = rows <= FEW_ROWS
-    if wanted.page_size is not None and wanted.page_size % PAGE_STEP != 0:
-        slow = rows <= FEW_GATHERED_ROWS or wanted.head_dims != GATHERED_HEAD_DIMS
     slow = (slow or wanted.mask_mode > CUSTOM) and not wanted.eight_bits  # multi-item scoring: where it was asked for
     if (
         backend == "fa2"
@@ -121,7 +115,7 @@ def kernels_of_one(
     group = q.shape[1] // heads
     wanted = Wanted(
         family, q.device, (q.dtype, k.dtype, o_dtype), (q.shape[2], v.shape[2]), pos_encoding_mode,
-        use_logits_soft_cap, mask_mode, group, None,
+        use_logits_soft_cap, mask_mode, group,
     )  # fmt: skip
     return choose(backend, wanted, q.shape[0] * group)
 

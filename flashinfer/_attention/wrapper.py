@@ -135,7 +135,7 @@ class BatchWrapper(EngineContract):
         group = shape.num_qo_heads // shape.num_kv_heads
         wanted = Wanted(
             self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
-            requests.mask_mode(options), group, requests.page_size,
+            requests.mask_mode(options), group,
         )  # fmt: skip
         if self._custom is not None:
             if logits.pos_encoding_mode or logits.logits_soft_cap > 0:

@@ -16,7 +16,7 @@ from flashinfer.utils import determine_attention_backend, is_fa3_backend_support
 from tests.support.attention_oracle import indptr_of, workspace
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4, 16)
+SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4)
 NOT_SERVED = [
     (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
     (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys beside torch.bfloat16 queries"),
@@ -36,7 +36,7 @@ def hopper(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{}, dict(mask_mode=0), dict(group=64), dict(page_size=None), dict(pos_encoding_mode=2)],
+    [{}, dict(mask_mode=0), dict(group=64), dict(head_dims=(64, 64)), dict(pos_encoding_mode=2)],
 )
 def test_served(hopper, change):
     wanted = replace(SERVED, **change)
@@ -60,21 +60,13 @@ def test_another_gpu(monkeypatch):
         choose("fa3", SERVED, 1000)
 
 
-@pytest.mark.parametrize("change", [dict(page_size=1, head_dims=(64, 64)), dict(mask_mode=3)])
-def test_what_is_served_where_it_was_asked_for(hopper, change):
-    wanted = replace(SERVED, **change)
+def test_what_is_served_where_it_was_asked_for(hopper):
+    wanted = replace(SERVED, mask_mode=3)
     assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
 
 
-@pytest.mark.parametrize("page_size", [1, 8, 40])
-def test_pages_that_are_gathered_want_more_rows(hopper, page_size):
-    wanted = replace(SERVED, page_size=page_size)
-    assert (choose("auto", wanted, 128), choose("auto", wanted, 129)) == ("cuda", "sm90a")
-    assert choose("fa3", wanted, 1) == "sm90a"
-
-
 def test_queries_of_8_bits_are_served_here_alone(hopper):
-    wanted = replace(SERVED, dtypes=(E4M3, E4M3, BF16), page_size=1)
+    wanted = replace(SERVED, dtypes=(E4M3, E4M3, BF16))
     assert choose("auto", wanted, 1) == choose("fa3", wanted, 1) == "sm90a"
     assert (
         gen_batch_prefill_module("fa3", E4M3, E4M3, BF16, "int32", 128, 128).name

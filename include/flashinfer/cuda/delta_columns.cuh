@@ -61,7 +61,7 @@ struct DeltaTokens {
 
   alignas(16) float q[kTokens][kKeys];
   float k[kTokens][kKeys];
-  float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
+  float decay[kTokens][kRowGate ? kKeys : 4];  // four times the same where all rows have one
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
   template <typename T>
@@ -108,7 +108,8 @@ struct DeltaTokens {
         const Lines<float> gates{in.gk, at.number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, at.left};
         gates.copy(to.decay, [&](float raw, int row) { return __expf(raw + gate_of(row, at.g(row))); });
       } else if (threadIdx.x < kTokens) {
-        to.decay[threadIdx.x][0] = __expf(gate_of(threadIdx.x, g));
+        const float one = __expf(gate_of(threadIdx.x, g));
+        *reinterpret_cast<float4*>(to.decay[threadIdx.x]) = make_float4(one, one, one, one);
       }
     }
   };

@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         state.scale_rows([&](int j) { return decay[j]; });
         product = state.products(k, q);
       } else {
-        whole *= shared.tokens.decay[i][0];
+        // From a place of its own: what is the same for all threads goes through uniform registers, which takes longer.
+        whole *= shared.tokens.decay[i][Panel::part() % 4];
         if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // of which the reciprocal is taken
           state.scale(whole);
           whole = 1;
