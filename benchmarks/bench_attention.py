@@ -11,7 +11,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from timing import Call, Report, arguments, seconds, sets_for
+from timing import Call, Report, arguments, seconds, sets_for, skewed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashinfer
@@ -36,12 +36,6 @@ PREFILL = {
         ("prefill_soft_cap", 4096, 4096, 32, 8, 128, True, {"logits_soft_cap": 30.0}),
     ],
 }
-
-
-def skewed(requests: int, total: int, longest: int) -> list[int]:
-    """Lengths of a Pareto distribution with exponent 1, the longest and the sum as given."""
-    shares = [1 / (rank + 1) for rank in range(1, requests)]
-    return [longest, *(max(1, int(share / sum(shares) * (total - longest))) for share in shares)]
 
 
 # lengths of the requests, query heads, key heads, head_dim, page_size

@@ -16,37 +16,42 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timing import Report
+from timing import Report, skewed
 
 import flashinfer
 
 Inputs = tuple[torch.Tensor, ...]
-BATCHES: dict[str, list[tuple[int, int, int, int]]] = {  # requests, keys, heads, page size
+BATCHES: dict[str, list[tuple[str, list[int], int, int]]] = {  # what it is, keys of requests, heads, page size
     "cuda": [
-        (64, 4096, 128, 64), (64, 8192, 128, 64), (128, 4096, 128, 64), (64, 4096, 128, 16), (64, 4096, 128, 1),
-        (64, 4096, 16, 64), (132, 4096, 16, 64), (1, 32768, 128, 64),
+        *((f"{n} x {keys}", [keys] * n, heads, page) for n, keys, heads, page in (
+            (64, 4096, 128, 64), (64, 8192, 128, 64), (128, 4096, 128, 64), (64, 4096, 128, 16), (64, 4096, 128, 1),
+            (64, 4096, 16, 64), (132, 4096, 16, 64), (1, 32768, 128, 64), (20, 4096, 128, 64), (33, 4096, 128, 64),
+            (40, 4096, 128, 64), (100, 4096, 128, 64),
+        )),
+        ("64 Pareto, longest 65000", skewed(64, 230_000, 65_000), 128, 64),
+        ("64 Pareto, longest 20627", skewed(64, 262_144, 20_627), 128, 64),
     ],
-    "cpu": [(4, 4096, 16, 64), (4, 4096, 128, 64), (1, 8192, 128, 1)],
+    "cpu": [("4 x 4096", [4096] * 4, 16, 64), ("4 x 4096", [4096] * 4, 128, 64), ("1 x 8192", [8192], 128, 1)],
 }  # fmt: skip
 RUNS, REPLAYS, TURNS = 10, 15, 7
 SCALE = 192**-0.5
 
 
 def planned(
-    requests: int, keys: int, heads: int, page_size: int, backend: str,
+    keys: list[int], heads: int, page_size: int, backend: str,
     device: str = "cuda", dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None,
 ) -> tuple[Any, Inputs]:  # fmt: skip
-    """A wrapper with a plan of equal lengths in pages in any order, and its inputs."""
-    pages = keys // page_size
-    cache = torch.randn(requests * pages, page_size, 576, device=device).to(kv_dtype or dtype)
-    q = torch.randn(requests, heads, 576, device=device).to(dtype)
-    starts = torch.arange(requests + 1, dtype=torch.int32)
+    """A wrapper with a plan of some lengths in pages in any order, and its inputs."""
+    lens = torch.tensor(keys, dtype=torch.int32)
+    pages = torch.nn.functional.pad((lens + page_size - 1) // page_size, (1, 0)).cumsum(0).int()
+    cache = torch.randn(int(pages[-1]), page_size, 576, device=device).to(kv_dtype or dtype)
+    q = torch.randn(len(keys), heads, 576, device=device).to(dtype)
+    starts = torch.arange(len(keys) + 1, dtype=torch.int32)
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(
         torch.empty(128 << 20, dtype=torch.uint8, device=device), backend=backend
     )
     wrapper.plan(
-        starts, starts * pages, torch.randperm(requests * pages).int(), torch.full((requests,), keys).int(), heads,
-        512, 64, page_size, False, SCALE, dtype, cache.dtype,
+        starts, pages, torch.randperm(len(cache)).int(), lens, heads, 512, 64, page_size, False, SCALE, dtype, cache.dtype,
     )  # fmt: skip
     return wrapper, (*q.split([512, 64], -1), *cache.split([512, 64], -1))
 
@@ -88,24 +93,24 @@ def in_turns(*calls: Callable[[], object]) -> list[tuple[float, float]]:
 
 
 def gpu_rows(report: Report, backend: str) -> None:
-    for requests, keys, heads, page_size in BATCHES["cuda"]:
-        seconds = graph_time(*planned(requests, keys, heads, page_size, backend))
-        tokens = requests * keys
+    for name, keys, heads, page_size in BATCHES["cuda"]:
+        seconds = graph_time(*planned(keys, heads, page_size, backend))
+        tokens = sum(keys)
         report.add(
-            requests=requests, keys=keys, heads=heads, page_size=page_size, seconds=seconds,
+            batch=name, heads=heads, page_size=page_size, seconds=seconds,
             tflops=2 * tokens * heads * 1088 / seconds / 1e12, tb=tokens * 1152 / seconds / 1e12,
         )  # fmt: skip
 
 
 def cpu_rows(report: Report) -> None:
     types = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float8_e4m3fn)]
-    for requests, keys, heads, page_size in BATCHES["cpu"]:
+    for name, keys, heads, page_size in BATCHES["cpu"]:
         for dtype, kv_dtype in types:
-            wrapper, inputs = planned(requests, keys, heads, page_size, "auto", "cpu", dtype, kv_dtype)
-            q, cache = torch.cat(inputs[:2], -1), torch.randn(requests, keys, 576).to(dtype)
+            wrapper, inputs = planned(keys, heads, page_size, "auto", "cpu", dtype, kv_dtype)
+            q, cache = torch.cat(inputs[:2], -1), torch.randn(len(keys), keys[0], 576).to(dtype)
             ours, peer = in_turns(lambda: wrapper.run(*inputs), lambda: torch_attention(q, cache))  # noqa: B023
             report.add(
-                requests=requests, keys=keys, heads=heads, page_size=page_size, dtype=str(dtype), kv_dtype=str(kv_dtype),
+                batch=name, heads=heads, page_size=page_size, dtype=str(dtype), kv_dtype=str(kv_dtype),
                 seconds=ours[0], torch_seconds=peer[0], ratio=peer[0] / ours[0], ratio_of_cpu_time=peer[1] / ours[1],
             )  # fmt: skip
 

@@ -105,6 +105,12 @@ class Report:
         Path(path).write_text(json.dumps({**about, "rows": self.rows}, indent=1) + "\n")
 
 
+def skewed(requests: int, total: int, longest: int) -> list[int]:
+    """Lengths of a Pareto distribution with exponent 1, the longest and the sum as given."""
+    shares = [1 / (rank + 1) for rank in range(1, requests)]
+    return [longest, *(max(1, int(share / sum(shares) * (total - longest))) for share in shares)]
+
+
 def arguments(description: str, devices: Sequence[str] = ("cpu", "cuda")) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
