@@ -132,8 +132,12 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
 #pragma unroll
     for (int i = 0; i < S::kKeys / 2; ++i) s[i] *= factors[i / 2 % 2];
   }
-  if constexpr (Variant::transforms_logits)
+  if constexpr (!kBorder && transforms_pairs<Variant> && !Variant::masks_logits && !S::kFp8) {
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 2; i += 2) variant.transform_pair(s[i], s[i + 1]);
+  } else if constexpr (Variant::transforms_logits) {
     transform_tile<!kBorder, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+  }
   if constexpr (Variant::transforms_logits && Variant::use_softmax) {
     if (variant.sm_scale_log2 < 0) {  // maxima are those of what is multiplied by a positive scale
 #pragma unroll
