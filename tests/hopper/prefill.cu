@@ -24,4 +24,11 @@ void (*const instances[])(const Params&, const Launch&) = {
     kInstance<fp8_e4m3_t, bfloat16_t, 128, 128, false, false>,
 };
 
+// What is inherited is not called in the place of a LogitsTransform.
+struct Doubled : FlashSigmoid {
+  using FlashSigmoid::FlashSigmoid;
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, { return 2 * logits; })
+};
+static_assert(transforms_pairs<FlashSigmoid> && !transforms_pairs<Doubled> && !transforms_pairs<AttentionVariantBase>);
+
 }  // namespace flashinfer

@@ -62,6 +62,17 @@ FLASHINFER_HD float ptx_rcp(float x) {
 #endif
 }
 
+// The smaller one of x and a number; NaN where x is.
+FLASHINFER_HD float min_or_nan(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+#else
+  return x < y || x != x ? x : y;
+#endif
+}
+
 // log2 x; -inf at 0.
 FLASHINFER_HD float ptx_log2(float x) {
 #if defined(__CUDA_ARCH__)

@@ -60,6 +60,14 @@ constexpr bool has_window = false;
 template <typename Variant>
 constexpr bool has_window<Variant, std::void_t<decltype(&Variant::window_left)>> = true;
 
+// Whether a variant has transform_pair(a, b): the LogitsTransform of two keys at once, both of which the query sees.
+// One that a variant inherits does not count: its LogitsTransform may be another.
+template <typename Variant, typename = void>
+constexpr bool transforms_pairs = false;
+template <typename Variant>
+constexpr bool transforms_pairs<Variant, std::void_t<decltype(&Variant::transform_pair)>> =
+    std::is_same_v<decltype(&Variant::transform_pair), void (Variant::*)(float&, float&) const>;
+
 // Applies a variant's own window to the masks of a work item of its request. (A function that returned the masks would
 // cost the kernels of other variants registers.)
 template <typename Variant>

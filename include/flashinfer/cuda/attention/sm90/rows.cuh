@@ -58,16 +58,18 @@ __device__ __forceinline__ Softmax<S::kFp8> softmax_of(const P& params, const Wo
 }
 
 // Tiles of an item that a warpgroup's rows see: [first, end), and [whole_first, whole_end) of these see all rows whole.
+// Of the last one, no row sees a key behind the first `left` ones.
 struct TileRange {
-  int32_t first, end, whole_first, whole_end;
+  int32_t first, end, whole_first, whole_end, left;
+
+  FLASHINFER_HD bool is_whole(int32_t tile) const { return tile >= whole_first && tile < whole_end; }
 };
 
 template <typename S, typename Variant>
-__device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, const Work& work, const Variant& variant,
-                                              int group) {
+FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work, const Variant& variant, int group) {
   const int32_t first_row = work.row_start + 64 * group;
   const int32_t rows = min(work.qo_len * static_cast<int32_t>(params.group.divisor), work.row_start + params.tile_rows);
-  TileRange range{0, 0, 0, 0};
+  TileRange range{0, 0, 0, 0, 0};
   if (first_row >= rows || work.tiles == 0) return range;
   Mask mask(params, work);
   narrow(mask, variant);
@@ -82,42 +84,60 @@ __device__ __forceinline__ TileRange tiles_of(const AttentionParams& params, con
   if (mask.mode == MaskMode::kMultiItem) whole_end = min(whole_end, mask.prefix_len - work.first_key);
   range.first = start / S::kKeys, range.end = (end + S::kKeys - 1) / S::kKeys;
   range.whole_first = (whole_start + S::kKeys - 1) / S::kKeys, range.whole_end = max(whole_end, 0) / S::kKeys;
+  range.left = end - (range.end - 1) * S::kKeys;
   return range;
 }
 
-// Multi-item scoring: a query behind the prefix sees the prefix and its own item, and no key between them.
+// Multi-item scoring: a query behind the prefix sees the prefix and its own item, and no key between them. Returns the
+// first key of the item; the prefix's end, or a key before it, where nothing is between.
+template <typename S>
+__device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half) {
+  const Mask& mask = rows.mask;
+  int32_t qo_idx, qo_head;
+  rows.locate(rows.row(0, half), qo_idx, qo_head);
+  const int32_t position = mask.kv_len - mask.qo_len + qo_idx;
+  if (position < mask.prefix_len) return mask.prefix_len;
+  return position + 1 - mask.token_pos[position - mask.prefix_len];  // of a delimiter: the key behind it
+}
+
 template <typename S>
 __device__ __forceinline__ void hide_other_items(float (&s)[S::kKeys / 2], const WarpRows<S>& rows, int32_t tile_start,
                                                  float hidden) {
-  const Mask& mask = rows.mask;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int32_t qo_idx, qo_head;
-    rows.locate(rows.row(0, half), qo_idx, qo_head);
-    const int32_t position = mask.kv_len - mask.qo_len + qo_idx;
-    if (position < mask.prefix_len) continue;
-    const int32_t item = position + 1 - mask.token_pos[position - mask.prefix_len];  // a delimiter: the key behind it
-    const int32_t first = mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
-    const auto between = static_cast<uint32_t>(max(item - mask.prefix_len, 0));
+    const int32_t item = item_start<S>(rows, half), first = rows.mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
+    if (item <= rows.mask.prefix_len) continue;
+    const auto between = static_cast<uint32_t>(item - rows.mask.prefix_len);
 #pragma unroll
     for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3)
       s[i] = static_cast<uint32_t>(i / 4 * 8 + i % 2 - first) < between ? hidden : s[i];
   }
 }
 
-// kBorder: some row of the warpgroup does not see the whole tile.
+// Which of a lane's elements of a row have keys before `key`: a bit for each of 32, from number `first` on. Two
+// elements come from each eight keys; keys are counted from that of the first.
+__device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
+  const auto from = static_cast<uint32_t>(max(key, 0));
+  const auto elements = static_cast<int32_t>(from / 8 * 2 + min(from % 8, 2u));
+  return __funnelshift_lc(~0u, 0u, static_cast<uint32_t>(max(elements - first, 0)));
+}
+
+// kBorder: some row of the warpgroup does not see the whole tile, which starts at key `tile_start` of the request.
 template <bool kBorder, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
-                                               const Work& work, int32_t tile, const float* factors) {
+                                               const Work& work, int32_t tile_start, const float* factors) {
   if constexpr (!kBorder && !Variant::transforms_logits && !Variant::masks_logits) return;
-  const int32_t tile_start = work.first_key + tile * S::kKeys;
   const WarpRows<S> rows = warp_rows<S>(params, work, variant);
   if constexpr (Variant::transforms_logits && S::kFp8) {
 #pragma unroll
     for (int i = 0; i < S::kKeys / 2; ++i) s[i] *= factors[i / 2 % 2];
   }
-  if constexpr (Variant::transforms_logits)
+  if constexpr (!kBorder && transforms_pairs<Variant> && !Variant::masks_logits && !S::kFp8) {
+#pragma unroll
+    for (int i = 0; i < S::kKeys / 2; i += 2) variant.transform_pair(s[i], s[i + 1]);
+  } else if constexpr (Variant::transforms_logits) {
     transform_tile<!kBorder, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+  }
   if constexpr (Variant::transforms_logits && Variant::use_softmax) {
     if (variant.sm_scale_log2 < 0) {  // maxima are those of what is multiplied by a positive scale
 #pragma unroll
@@ -128,19 +148,34 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
   if constexpr (Variant::masks_logits)
     hide_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, hidden);
   if constexpr (kBorder) {
+    // Bits become predicates seven at a time, for which variants and 8 bits leave no registers.
+    constexpr bool kByBits = !Variant::transforms_logits && !Variant::masks_logits && !S::kFp8;
+    const Mask& mask = rows.mask;
+    const int32_t lane_key = WarpRows<S>::key(tile_start, 0, 0), window = min(mask.window_left, mask.kv_len);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto qo_idx = static_cast<int32_t>(params.group.div(rows.row(0, half)));
-      const int32_t lane_key = WarpRows<S>::key(tile_start, 0, 0);
-      const int32_t start = max(rows.mask.begin(qo_idx), work.kv_start) - lane_key;
-      const int32_t end = min(rows.mask.end(qo_idx), work.kv_end) - lane_key;
+      const int32_t start = max(mask.kv_len - mask.qo_len + qo_idx - window, work.kv_start) - lane_key;
+      const int32_t end = min(mask.end(qo_idx), work.kv_end) - lane_key;
+      const bool items = kByBits && mask.mode == MaskMode::kMultiItem;
+      const int32_t item = items ? item_start<S>(rows, half) : 0;
+      uint32_t seen = 0;
 #pragma unroll
-      for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3) {
-        const int32_t key = i / 4 * 8 + i % 2;
-        s[i] = key >= start && key < end ? s[i] : hidden;
+      for (int e = 0; e < S::kKeys / 4; ++e) {
+        float& one = s[e / 2 * 4 + 2 * half + e % 2];
+        if constexpr (kByBits) {
+          if (e % 32 == 0) {
+            seen = elements_before(end, e) & ~elements_before(start, e);
+            if (items) seen &= elements_before(mask.prefix_len - lane_key, e) | ~elements_before(item - lane_key, e);
+          }
+          one = seen >> e % 32 & 1 ? one : hidden;
+        } else {
+          const int32_t key = e / 2 * 8 + e % 2;
+          one = key >= start && key < end ? one : hidden;
+        }
       }
     }
-    if (rows.mask.mode == MaskMode::kMultiItem) hide_other_items<S>(s, rows, tile_start, hidden);
+    if (!kByBits && mask.mode == MaskMode::kMultiItem) hide_other_items<S>(s, rows, tile_start, hidden);
   }
 }
 

@@ -67,6 +67,9 @@ struct Shape : Types_, Tile_ {
   static_assert(!kFp8 || (Tile::kKeys % 32 == 0 && kVBytes % 1024 == 0), "steps of products have 32 keys of 8 bits");
   static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0, "outputs leave in whole chunks");
 
+  // Half of a tile's keys, in whole steps of the product with values.
+  static constexpr int kHalfKeys = (Tile::kKeys / 2 + 32 / kElement - 1) / (32 / kElement) * (32 / kElement);
+
   // Shared memory, in this order; the first four start at multiples of 1024.
   static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
   static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
@@ -87,6 +90,12 @@ struct Shape : Types_, Tile_ {
   static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up
 
   using Outputs = ChunkedTile<64>;  // of a warpgroup
+};
+
+// The shape of a part of a tile, for what is computed in registers.
+template <typename S, int kKeys_>
+struct Part : S {
+  static constexpr int kKeys = kKeys_, kNKeys = kKeys / 8;
 };
 
 // A block's shared memory: addresses of tiles and of barriers.

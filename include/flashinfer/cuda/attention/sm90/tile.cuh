@@ -30,6 +30,8 @@ struct GroupTile {
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   // Weights of 8 bits are e4m3, whatever values are.
   static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
+  // Variants leave no registers for a second kind of first tiles.
+  static constexpr bool kHalves = !Variant::transforms_logits && !Variant::masks_logits;
   const P& params;
   const Shared<S>& shared;
   const Work& work;
@@ -48,27 +50,24 @@ struct GroupTile {
     int32_t tile = work.tiles - 1;
     for (; tile >= range.end; --tile) skip();
     if (tile >= range.first) {
-      float s[S::kKeys / 2];
       uint32_t p[S::kWeightRegisters];
       profiler.turn(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      profiler.turn(Event::kGemmQk);
-      multiply_keys(s);
-      ptx::warpgroup_wait<0>();
-      ptx::warpgroup_hold(s);
-      release(key_ring, use);
-      profiler.turn(Event::kSoftmax);
-      prepare_logits<true, Variant, S>(s, params, variant, work, tile, softmax.logits);
-      weigh(s);
-      pack_weights(p, s);
+      // Half of the logits, where rows see no more of the tile. Half of the products with its values, and half of a
+      // window's first tile, were no faster: they are more code.
+      if (kHalves && range.left <= S::kHalfKeys) {
+        start<S::kHalfKeys>(p, tile, true);
+      } else {
+        start<S::kKeys>(p, tile, !range.is_whole(tile));
+      }
       --tile;
 #pragma unroll 1
       for (int part = 0; part < 2; ++part) {
         const int32_t border = part == 0 ? max(range.whole_end, range.first) : range.first;
 #pragma unroll 1
-        for (; tile >= border; --tile) step<true>(s, p, tile);
+        for (; tile >= border; --tile) step<true>(p, tile);
 #pragma unroll 1
-        for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(s, p, tile);
+        for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(p, tile);
       }
       release(shared.query_ring(), query_use);
       profiler.turn(Event::kWaitValues);
@@ -106,15 +105,16 @@ struct GroupTile {
     ++use;
   }
 
-  // s = q k^T of the tile at `at`
-  __device__ __forceinline__ void multiply_keys(float (&s)[S::kKeys / 2], int ahead = 0) const {
+  // s = q k^T of the first keys of the tile `ahead` of the next one, as many as s has room for
+  template <int kN>
+  __device__ __forceinline__ void multiply_keys(float (&s)[kN], int ahead) const {
     const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kWidth);
     const uint64_t b = S::Keys::k_contiguous(shared.keys(use + ahead));
     ptx::warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < S::kDQ * S::kElement / 32; ++i)
-      ptx::Wgmma<S::kKeys>::template ss<kType, false>(s, a + S::Queries::k_contiguous_step(i),
-                                                      b + S::Keys::k_contiguous_step(i), i > 0);
+      ptx::Wgmma<2 * kN>::template ss<kType, false>(s, a + S::Queries::k_contiguous_step(i),
+                                                    b + S::Keys::k_contiguous_step(i), i > 0);
     ptx::warpgroup_commit();
   }
 
@@ -131,11 +131,14 @@ struct GroupTile {
     ptx::warpgroup_commit();
   }
 
-  __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters],
-                                                      const float (&s)[S::kKeys / 2]) {
+  // Keys behind those of s have no weight.
+  template <int kN>
+  __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters], const float (&s)[kN]) {
 #pragma unroll
     for (int i = 0; i < S::kWeightRegisters; ++i) {
-      if constexpr (S::kFp8) {
+      if (i >= kN * S::kElement / 4) {
+        p[i] = 0;
+      } else if constexpr (S::kFp8) {
         // Four keys of a row, in the order in which transposed values have them.
         const int at = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
         p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
@@ -145,18 +148,42 @@ struct GroupTile {
     }
   }
 
+  template <bool kBorder, int kN>
+  __device__ __forceinline__ void prepare(float (&s)[kN], int32_t tile) const {
+    prepare_logits<kBorder, Variant, Part<S, 2 * kN>>(s, params, variant, work, work.first_key + tile * S::kKeys,
+                                                      softmax.logits);
+  }
+
   // Returns whether outputs are to be rescaled.
-  __device__ __forceinline__ bool weigh(float (&s)[S::kKeys / 2]) {
+  template <int kN>
+  __device__ __forceinline__ bool weigh(float (&s)[kN]) {
     if constexpr (!Variant::use_softmax) return false;
     const bool raised = softmax.raise(s);
     softmax.weigh(s);
     return raised;
   }
 
+  // Weights of the first tile that is computed, of which rows see the first kKeys keys at most; its keys are there.
+  template <int kKeys>
+  __device__ __forceinline__ void start(uint32_t (&p)[S::kWeightRegisters], int32_t tile, bool border) {
+    float s[kKeys / 2];
+    profiler.turn(Event::kGemmQk);
+    multiply_keys(s, 0);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(s);
+    release(shared.key_ring(), use);
+    profiler.turn(Event::kSoftmax);
+    // The code of what variants do to logits is not there twice.
+    if (border || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
+    weigh(s);
+    pack_weights(p, s);
+  }
+
   // Keys of `tile` beside values of the tile before, whose weights are in p. All products are waited for within it.
   template <bool kBorder>
-  __device__ __forceinline__ void step(float (&s)[S::kKeys / 2], uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
+  __device__ __forceinline__ void step(uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
+    float s[S::kKeys / 2];
     profiler.turn(Event::kWaitKeys);
     wait_for_tile(key_ring, use + 1);
     multiply_keys(s, 1);
@@ -168,7 +195,7 @@ struct GroupTile {
     ptx::warpgroup_hold(s);
     release(key_ring, use + 1);
     profiler.turn(Event::kSoftmax);
-    prepare_logits<kBorder, Variant, S>(s, params, variant, work, tile, softmax.logits);
+    prepare<kBorder>(s, tile);
     const bool raised = weigh(s);
     profiler.turn(Event::kGemmPv);
     ptx::warpgroup_wait<0>();

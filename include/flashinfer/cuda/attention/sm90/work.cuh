@@ -13,7 +13,7 @@ namespace flashinfer::cuda::sm90 {
 
 // The part of an item's keys that its rows may see at all.
 template <typename S>
-__device__ __forceinline__ void find_keys(const AttentionParams& params, Work& work) {
+FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const Mask mask(params, work);
   const auto group = static_cast<int32_t>(params.group.divisor);
   const int32_t last_row = min(work.row_start + params.tile_rows, work.qo_len * group) - 1;
