@@ -2,14 +2,35 @@
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_run.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
 
 namespace flashinfer::cuda {
 
+// Sums of which each part of a state's keys has some: of kJoined tokens, 16 bytes of each lane.
 template <typename Shape>
-struct DeltaChainStage {
-  static constexpr int kKeptBytes = 0;
+using DeltaJoined = DeltaBlocks[Shape::kWarps][Shape::kJoined / 8];
+
+// Rows of k that read a state, and those that are written into it, which are the same where all channels have one gate.
+template <typename Shape, bool kChannels>
+struct DeltaChainRows {
+  alignas(Shape::kAlign) typename Shape::KeyTiles k;
+  alignas(Shape::kAlign) typename Shape::KeyTiles q;
+
+  __device__ __forceinline__ const typename Shape::KeyTiles& written() const { return k; }
+};
+template <typename Shape>
+struct DeltaChainRows<Shape, true> {
   alignas(Shape::kAlign) typename Shape::Keys k;
   alignas(Shape::kAlign) typename Shape::Keys q;
+  alignas(Shape::kAlign) typename Shape::Keys written_k;
+  alignas(16) float decay[Shape::kKeys];
+
+  __device__ __forceinline__ const typename Shape::Keys& written() const { return written_k; }
+};
+
+template <typename Shape>
+struct DeltaChainStage : DeltaChainRows<Shape, Shape::kChannels> {
+  static constexpr int kKeptBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaJoined<Shape>)) : 0;
   alignas(128) typename Shape::Values v;  // then o
   typename Shape::Terms terms;
 };
@@ -24,16 +45,64 @@ struct DeltaChain : DeltaWalk<Shape> {
   using Base::in, Base::kSteps;
 
   const DeltaRuleParams& p;
+  DeltaJoined<Shape>* const joined;  // where there are parts
 
-  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x)
-      : Base(params.in, block), p(params) {}
+  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x,
+                                                 void* kept = nullptr)
+      : Base(params.in, block), p(params), joined(static_cast<DeltaJoined<Shape>*>(kept)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    this->copy_keys(to.k, in.k, in.k_strides, chunk);
-    this->copy_keys(to.q, in.q, in.q_strides, chunk);
+    const auto& given = static_cast<const typename Shape::Given*>(p.workspace)[this->place(number)];
+    if constexpr (Shape::kChannels) {
+      this->copy_rows(to.k, given.k), this->copy_rows(to.q, given.q), this->copy_rows(to.written_k, given.written);
+      this->copy_bytes(to.decay, given.decay, sizeof(to.decay));
+    } else {
+      this->copy_keys(to.k, in.k, in.k_strides, chunk);
+      this->copy_keys(to.q, in.q, in.q_strides, chunk);
+    }
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_terms(to.terms, static_cast<const DeltaTerms*>(p.workspace)[this->place(number)]);
+    this->copy_terms(to.terms, given);
+  }
+
+  // A state behind the decays of a chunk.
+  __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
+    if constexpr (Shape::kChannels) {
+      this->scale_channels(state, stage.decay);
+    } else {
+      state.scale(stage.terms.last[0]);
+    }
+  }
+
+  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
+  template <bool kForAll>
+  __device__ __forceinline__ void join(DeltaSums16& sums) const {
+    if constexpr (Shape::kParts > 1) {
+      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
+      const int lane = this->lane, part = this->part;
+#pragma unroll
+      for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
+        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
+        if (kForAll || part > 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const auto& of = sums[0][first + n];
+            *reinterpret_cast<float4*>(&(*joined)[this->warp + part * kWarps][n][lane]) =
+                make_float4(of[0], of[1], of[2], of[3]);
+          }
+        }
+        ptx::named_barrier<32 * Shape::kWarps>(1);
+        if (kForAll || part == 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const float4 other =
+                *reinterpret_cast<const float4*>(&(*joined)[this->warp + (1 - part) * kWarps][n][lane]);
+            auto& of = sums[0][first + n];
+            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
+          }
+        }
+      }
+    }
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
@@ -42,8 +111,12 @@ struct DeltaChain : DeltaWalk<Shape> {
     typename Base::Sums r, o;
     typename Base::Left u, write;
     this->pack_state(a, state);
-    this->start_residuals(r, u, a, stage);
-    Products::read(o, a, stage.q);
+    Products::read(r, a, this->mine(stage.k));
+    this->load_values(write, stage.v);
+    Products::template wait<0>(r, a);
+    join<true>(r);
+    this->finish_residuals(r, u, write, terms);
+    Products::read(o, a, this->mine(stage.q));
     Products::template wait<1>(r, u);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
@@ -51,9 +124,14 @@ struct DeltaChain : DeltaWalk<Shape> {
       pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
       this->scaled(write[m], r, m, terms.write);
     }
-    state.scale(terms.last[0]);
-    Products::write(state, write, stage.k);
+    decay(state, stage);
+    Products::write(state, write, this->mine(stage.written()));
     Products::template wait<1>(o, a);
+    join<false>(o);
+    if (Shape::kParts > 1 && this->part > 0) {
+      Products::template wait<0>(state, write);
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.out);
     Products::template multiply<true>(o, u, terms.p);
@@ -66,8 +144,9 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_chain_kernel(const DeltaRuleParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  walk_chunks<Shape, false>(DeltaChain<Shape>(p), reinterpret_cast<DeltaChainStage<Shape>*>(memory), p.initial_state,
-                            p.final_state);
+  using Stage = DeltaChainStage<Shape>;
+  const DeltaChain<Shape> chain(p, blockIdx.x, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes);
+  walk_chunks<Shape, false>(chain, reinterpret_cast<Stage*>(memory), p.initial_state, p.final_state);
 }
 
 }  // namespace flashinfer::cuda

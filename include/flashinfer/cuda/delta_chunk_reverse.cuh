@@ -88,7 +88,8 @@ struct DeltaReplay : DeltaWalk<Shape> {
       Products::read(r, a, stage.k, this->keeper(states, a, wanted));
     }
     this->load_values(values, stage.v);
-    this->finish_residuals(r, left, a, values, terms);
+    Products::template wait<0>(r, a);
+    this->finish_residuals(r, left, values, terms);
     state.scale(terms.last[0]);
     Products::template wait<0>(r, left);
     typename Base::Left residuals;

@@ -3,6 +3,8 @@
 // tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
 #pragma once
 
+#include <type_traits>
+
 #include <flashinfer/cuda/delta_chunk_products.cuh>
 #include <flashinfer/cuda/delta_columns.cuh>
 #include <flashinfer/cuda/ptx/movmatrix.cuh>
@@ -12,28 +14,37 @@
 
 namespace flashinfer::cuda {
 
-// Of a block: kWarps warps compute, kLoaders more start copies; none of them: all do.
-template <typename T_, int kKeys_, int kWarps_, int kLoaders_>
+// Of a block: kWarps warps compute, kLoaders more start copies; none of them: all do. More than 128 keys are two parts,
+// each with half of the warps: every one has 16 columns of a state and the keys of its part. kChannels: each channel of
+// k has a gate.
+template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
 struct DeltaWalkShape {
   using T = T_;
-  using Products = DeltaWarpProducts<T, kKeys_>;
-  using Terms = DeltaTerms;
-  using TermsOfZ = DeltaTerms;  // where P is not wanted
+  static constexpr bool kChannels = kChannels_;
+  static constexpr int kParts = kKeys_ > 128 ? 2 : 1, kPartKeys = kKeys_ / kParts, kPartWarps = kWarps_ / kParts;
+  static constexpr int kJoined = 16;  // tokens of which parts add their sums at a time
+  using Products = DeltaWarpProducts<T, kPartKeys>;
+  using Terms = DeltaWalkTerms;
+  using Given = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
+  using TermsOfZ = Terms;                                                              // where P is not wanted
   static constexpr bool kHopper = false;
   static constexpr int kAlign = 128;  // of a tile
-  static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kWarps;
+  static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
-  static constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kColumns;
+  static constexpr int kKeyBytes = 2 * kPartKeys, kValueBytes = 2 * kColumns;
   static constexpr int kBlocks = 1, kMostStages = kLoaders ? 3 : 2;  // blocks of an SM; see kWalkStages
   static constexpr int kMostBytes = 163 * 1024;                      // of shared memory, in 8.0
-  using Keys = typename Products::Keys;                              // a chunk's rows of q or k
-  using Values = uint4[kDeltaChunk][kValueBytes / 16];               // and of v or o, the columns of the block
+  using Keys = typename Products::Keys;                              // a chunk's rows of q or k, of a part's keys
+  using KeyTiles = std::conditional_t<(kParts > 1), Keys[2], Keys>;
+  using Values = uint4[kDeltaChunk][kValueBytes / 16];  // and of v or o, the columns of the block
 };
 
 // kGroups warpgroups compute, and one more starts copies.
-template <typename T, int kKeys_, int kGroups>
-struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4> {
-  using Products = DeltaGroupProducts<T, kKeys_>;
+template <typename T, int kKeys_, int kGroups, bool kChannels_ = false>
+struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
+  using Base = DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_>;
+  using Products = DeltaGroupProducts<T, Base::kPartKeys>;
+  static constexpr int kJoined = kDeltaChunk;
   using Terms = DeltaTileTerms<DeltaTileMatrices>;
   using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
   static constexpr bool kHopper = true;
@@ -62,17 +73,20 @@ struct DeltaWalk {
   using State = typename Products::State;
   using Sums = DeltaSums16;  // of columns and tokens
   using Left = DeltaLeft;
-  using StateLeft = DeltaStateLeft<Shape::kKeys>;
+  using StateLeft = DeltaStateLeft<Shape::kPartKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
   const DeltaBlock block;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int part = 0;
 
   __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
-      : in(inputs), block(inputs, Shape::kColumns, number) {}
+      : in(inputs), block(inputs, Shape::kColumns, number) {
+    if constexpr (Shape::kParts > 1) part = warp / Shape::kPartWarps, warp -= part * Shape::kPartWarps;
+  }
 
-  __device__ __forceinline__ bool computes() const { return warp < Shape::kWarps; }
+  __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
   // Of the threads that start copies.
   __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
@@ -87,9 +101,23 @@ struct DeltaWalk {
   __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
-                                            const DeltaChunk& chunk) const {
+                                            const DeltaChunk& chunk, int64_t from = 0) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
-                                                                   block.key_head, 0, in.key_dim, copier());
+                                                                   block.key_head, from, in.key_dim, copier());
+  }
+  __device__ __forceinline__ void copy_keys(typename Shape::Keys (&to)[2], const void* rows,
+                                            const TokenStrides& strides, const DeltaChunk& chunk) const {
+    copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
+  }
+  // From rows of a chunk that are there for all tokens and keys.
+  __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
+        ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
+  }
+  // Of a tile of keys, this warp's part.
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys& tile) const { return tile; }
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys (&tiles)[2]) const {
+    return tiles[part];
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {
@@ -102,8 +130,8 @@ struct DeltaWalk {
     for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
       ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
   }
-  __device__ __forceinline__ void copy_terms(DeltaTerms& to, const DeltaTerms& from) const {
-    copy_bytes(&to, &from, sizeof(DeltaMatrices) + sizeof(DeltaFactors));
+  __device__ __forceinline__ void copy_terms(DeltaWalkTerms& to, const DeltaTerms& from) const {
+    copy_bytes(&to, &from, sizeof(DeltaWalkTerms));
   }
   template <typename Matrices>
   __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
@@ -117,16 +145,24 @@ struct DeltaWalk {
   __device__ __forceinline__ void for_state(State& state, const Body& body) const {
     const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
 #pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n) {
+    for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t row = 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
+        const int64_t row = part * Shape::kPartKeys + 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
         if (row < in.key_dim && v < in.value_dim)
           body(state[0][n][i], start + row * in.row_stride() + v * in.column_stride());
       }
     }
   }
 
+  // A state's channels times their factors.
+  __device__ __forceinline__ void scale_channels(State& state, const float* factors) const {
+#pragma unroll
+    for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
+      const float2 by = *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
+      state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+    }
+  }
   // Factors of a lane's two tokens of tile n.
   __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
@@ -156,7 +192,7 @@ struct DeltaWalk {
   // A state as a left operand.
   __device__ __forceinline__ static void pack_state(StateLeft& a, const State& state) {
 #pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step)
+    for (int step = 0; step < Shape::kPartKeys / 16; ++step)
       pack_left<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
   }
   // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
@@ -209,22 +245,12 @@ struct DeltaWalk {
     }
   }
 
-  // r = V - read K S - Z B (V - read K S) behind the start of K S, but for the wait for the last product, whose left
-  // operand is `left`.
+  // r = V - read K S - Z B (V - read K S) of K S, but for the wait for the last product, whose left operand is `left`.
   template <typename Terms>
-  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, StateLeft& a, const Left& v,
-                                                   const Terms& terms) const {
-    Products::template wait<0>(r, a);
+  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, const Left& v, const Terms& terms) const {
     subtract_from_values(r, v, terms.read);
     scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
-  }
-  template <typename Stage>
-  __device__ __forceinline__ void start_residuals(Sums& r, Left& left, StateLeft& a, const Stage& stage) const {
-    Left values;
-    Products::read(r, a, stage.k);
-    load_values(values, stage.v);
-    finish_residuals(r, left, a, values, stage.terms);
   }
 
   // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read. kFewRegisters: where

@@ -11,7 +11,8 @@ namespace flashinfer::cuda {
 
 template <typename T>
 bool takes_chunks(const DeltaRuleBackwardParams& p) {
-  return takes_chunks<T>(p.in) && p.grad_o && reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
+  return takes_chunks<T>(p.in) && !p.in.gk && p.in.key_dim <= 128 && p.grad_o &&
+         reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
