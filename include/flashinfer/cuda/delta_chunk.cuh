@@ -87,6 +87,12 @@ struct DeltaChannelTerms : DeltaTerms {
   alignas(128) Rows k, q, written;  // e^G k, e^G q, e^(Gn - G) k; zeros behind the last token
 };
 
+// Bytes of a chunk's terms.
+FLASHINFER_HD int64_t delta_term_bytes(const DeltaRuleInputs& in) {
+  if (!in.gk) return sizeof(DeltaTerms);
+  return in.key_dim <= 64 ? sizeof(DeltaChannelTerms<64>) : sizeof(DeltaChannelTerms<128>);
+}
+
 // A lane's pairs of a block's four matrices.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {

@@ -10,27 +10,10 @@ namespace flashinfer::cuda {
 template <typename Shape>
 using DeltaJoined = DeltaBlocks[Shape::kWarps][Shape::kJoined / 8];
 
-// Rows of k that read a state, and those that are written into it, which are the same where all channels have one gate.
-template <typename Shape, bool kChannels>
-struct DeltaChainRows {
-  alignas(Shape::kAlign) typename Shape::KeyTiles k;
-  alignas(Shape::kAlign) typename Shape::KeyTiles q;
-
-  __device__ __forceinline__ const typename Shape::KeyTiles& written() const { return k; }
-};
 template <typename Shape>
-struct DeltaChainRows<Shape, true> {
-  alignas(Shape::kAlign) typename Shape::Keys k;
-  alignas(Shape::kAlign) typename Shape::Keys q;
-  alignas(Shape::kAlign) typename Shape::Keys written_k;
-  alignas(16) float decay[Shape::kKeys];
-
-  __device__ __forceinline__ const typename Shape::Keys& written() const { return written_k; }
-};
-
-template <typename Shape>
-struct DeltaChainStage : DeltaChainRows<Shape, Shape::kChannels> {
+struct DeltaChainStage : DeltaKeyRows<Shape, Shape::kChannels> {
   static constexpr int kKeptBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaJoined<Shape>)) : 0;
+  alignas(Shape::kAlign) typename Shape::KeyTiles q;
   alignas(128) typename Shape::Values v;  // then o
   typename Shape::Terms terms;
 };
@@ -54,24 +37,9 @@ struct DeltaChain : DeltaWalk<Shape> {
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
     const auto& given = static_cast<const typename Shape::Given*>(p.workspace)[this->place(number)];
-    if constexpr (Shape::kChannels) {
-      this->copy_rows(to.k, given.k), this->copy_rows(to.q, given.q), this->copy_rows(to.written_k, given.written);
-      this->copy_bytes(to.decay, given.decay, sizeof(to.decay));
-    } else {
-      this->copy_keys(to.k, in.k, in.k_strides, chunk);
-      this->copy_keys(to.q, in.q, in.q_strides, chunk);
-    }
+    this->load_keys(to, given, chunk), this->load_queries(to, given, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
     this->copy_terms(to.terms, given);
-  }
-
-  // A state behind the decays of a chunk.
-  __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
-    if constexpr (Shape::kChannels) {
-      this->scale_channels(state, stage.decay);
-    } else {
-      state.scale(stage.terms.last[0]);
-    }
   }
 
   // Sums of all keys of those that parts have: for all parts, or for the first one alone.
@@ -124,7 +92,7 @@ struct DeltaChain : DeltaWalk<Shape> {
       pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
       this->scaled(write[m], r, m, terms.write);
     }
-    decay(state, stage);
+    this->decay(state, stage);
     Products::write(state, write, this->mine(stage.written()));
     Products::template wait<1>(o, a);
     join<false>(o);

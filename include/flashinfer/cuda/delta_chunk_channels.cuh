@@ -301,12 +301,13 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   }
 
   __device__ __forceinline__ void store(float scale, Terms& to) const {
-    DeltaFactors& factors = to;
+    DeltaGradientFactors& factors = to;
     const int i = thread % kDeltaChunk;
     if (thread < kDeltaChunk) {
-      factors.read[i] = factors.write[i] = shared.k_factor[i];
+      factors.read[i] = factors.write[i] = factors.k_factor[i] = shared.k_factor[i], factors.sums[i] = 0;
     } else {
       factors.beta[i] = shared.beta[i], factors.out[i] = scale * shared.q_factor[i];
+      factors.q_factor[i] = shared.q_factor[i];
     }
   }
 

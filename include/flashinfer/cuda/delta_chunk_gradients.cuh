@@ -8,10 +8,7 @@
 // after the other, and copies of the next are on their way.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_results.cuh>
-#include <flashinfer/cuda/delta_chunk_reverse.cuh>
-#include <flashinfer/cuda/delta_chunk_sums.cuh>
-#include <flashinfer/cuda/ptx/approx.cuh>
+#include <flashinfer/cuda/delta_chunk_parts.cuh>
 
 namespace flashinfer::cuda {
 
@@ -29,14 +26,7 @@ template <typename Shape>
 struct DeltaGradientsShared {
   using Rows = typename Shape::Products::Rows;
   using Matrix = typename Shape::Products::Matrix;
-  struct Stage {
-    static constexpr int kStrips = Shape::kSlice / 16;
-    alignas(1024) uint4 grad_o[kDeltaChunk][Shape::kSlice / 8];
-    alignas(1024) uint4 grad_y[kDeltaChunk][Shape::kSlice / 8];
-    DeltaBlocks r[kStrips][kDeltaChunk / 16];
-    DeltaBlocks state[kStrips][Shape::kKeys / 16];
-    DeltaBlocks grad[kStrips][Shape::kKeys / 16];
-  };
+  using Stage = DeltaGradientStage<Shape>;
   alignas(1024) Rows k[Shape::kChunks];
   alignas(1024) Rows q[Shape::kChunks];
   Stage stages[2];
@@ -51,8 +41,8 @@ struct DeltaGradientsShared {
 };
 
 template <typename Shape>
-struct DeltaGradients : DeltaGradientResults<Shape> {
-  using Base = DeltaGradientResults<Shape>;
+struct DeltaGradients : DeltaGradientParts<Shape> {
+  using Base = DeltaGradientParts<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Shared = DeltaGradientsShared<Shape>;
@@ -63,13 +53,12 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   using Place = DeltaGradientPlace;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::way, Base::pair_of, Base::along;
+  using Base::p, Base::in, Base::way, Base::space, Base::pair_of, Base::along;
 
-  const DeltaChunkSpace& space;
   Shared& shared;
 
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.way), space(memory.space), shared(memory) {}
+      : Base(params, memory.way, memory.space), shared(memory) {}
 
   __device__ __forceinline__ const Rows& keys(const Place& at) const { return shared.k[at.chunks % Shape::kChunks]; }
   __device__ __forceinline__ const Rows& queries(const Place& at) const { return shared.q[at.chunks % Shape::kChunks]; }
@@ -89,7 +78,7 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
           ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
       }
-      load_slice(to, at);
+      this->load_slice(to, at);
     }
     ptx::cp_async_commit();
   }
@@ -108,7 +97,8 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
-      product += dot(state.x, grad.x) + dot(state.y, grad.y) + dot(state.z, grad.z) + dot(state.w, grad.w);
+      product += this->dot(state.x, grad.x) + this->dot(state.y, grad.y) + this->dot(state.z, grad.z) +
+                 this->dot(state.w, grad.w);
     }
     Products::wait(sums);
   }
@@ -117,12 +107,9 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   __device__ __forceinline__ void finish_head(const Place& at, float scale, GradientSums& sums, float product, Sums& dq,
                                               Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
-    give(factors, sums.local, scale);
+    this->give_local(shared.p, shared.x, factors, sums.local, scale);
     if (half && p.grad_beta) this->give_betas(at, sums.local);
-    const int upper = row(), lower = row() + 8;
-    scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
-    scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
-    scale_rows(sums.col, factors.write[upper] * factors.beta[upper], factors.write[lower] * factors.beta[lower]);
+    this->scale_sums(sums, factors);
     const float2 written = along(keys(at), sums.col);
     product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
     if (lane == 0) shared.behind[thread / 32] = product;
@@ -161,66 +148,6 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   }
 
  private:
-  __device__ __forceinline__ void load_slice(Stage& to, const Place& at) const {
-    const int64_t heads = in.num_value_heads, values = in.value_dim;
-    const int first = at.slice * Shape::kSlice;
-    const TokenStrides strides{in.num_tokens * heads * values, heads * values, values};
-    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_o), p.grad_o, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
-    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_y), p.grad_v, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
-    const int64_t place = at.place(in, way);
-    const int strip = at.slice * Stage::kStrips;
-    const auto there = static_cast<int>((values - first + 15) / 16);  // strips; zeros behind them
-    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), there);
-    copy(to.state, space.states + place * space.state_bytes + strip * sizeof(to.state[0]), there);
-    copy(to.grad, space.grads + place * space.state_bytes + strip * sizeof(to.grad[0]), there);
-  }
-  template <typename Blocks>
-  __device__ __forceinline__ void copy(Blocks& to, const char* from, int strips) const {
-    constexpr int kStep = kThreads * 16;
-    static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
-    const uint32_t start = ptx::shared_address(to) + thread * 16;
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i)
-      ptx::cp_async_16(start + i * kStep, from + thread * 16 + i * kStep,
-                       (thread * 16 + i * kStep) / static_cast<int>(sizeof(to[0])) < strips);
-  }
-  __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
-    float a[2], b[2];
-    unpack<T>(first, a[0], a[1]), unpack<T>(second, b[0], b[1]);
-    return a[0] * b[0] + a[1] * b[1];
-  }
-
-  // dP or X to shared memory, on and below the diagonal.
-  __device__ __forceinline__ void give(const DeltaGradientFactors& factors, const Accumulator<16, kDeltaChunk>& local,
-                                       float scale) const {
-    const auto of_row = [&](int at) {
-      return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
-    };
-    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]}, by[2] = {of_row(row()), of_row(row() + 8)};
-#pragma unroll
-    for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
-      if (pair > rows) continue;
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // upper left, upper right, lower left, lower right
-        const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4), at = row() + i / 2 * 8;
-        const auto two = [&](const float (&of)[kDeltaChunk]) { return *reinterpret_cast<const float2*>(&of[column]); };
-        const float2 others = two(factors.sums), k = two(factors.k_factor), beta = two(factors.beta);
-        float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
-        float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
-        first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];
-        if (pair == rows) {
-          first = column + half <= at ? first : 0.f;
-          second = column + 1 + half <= at ? second : 0.f;
-        }
-        words[i] = pack<T>(first, second);
-      }
-      Products::put(half ? shared.x : shared.p, pair, words);
-    }
-  }
-
   // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
   __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
     float total[2] = {};
@@ -238,21 +165,6 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   }
   __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
-  }
-
-  // A lane's elements, times a factor of their row.
-  __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n)
-      sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
-  }
-
-  __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[0][n][i] += more[0][n][i];
-    }
   }
 };
 

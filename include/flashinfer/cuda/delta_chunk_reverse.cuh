@@ -13,8 +13,10 @@ namespace flashinfer::cuda {
 // transposed, blocks [columns / 16, 4]. The columns fill whole slices of 64.
 struct DeltaChunkSpace {
   int64_t strips, state_bytes, residual_bytes;
-  DeltaTerms* terms;
-  char *states, *grads, *residuals, *end;
+  DeltaTerms* terms;  // or what has them and more
+  char *states, *grads, *residuals;
+  float* sums;  // of dq and dk over value heads, where channels have gates
+  char* end;
 
   FLASHINFER_HD DeltaChunkSpace(const DeltaRuleInputs& in, int keys, int64_t chunks, void* workspace)
       : strips((in.value_dim + 63) / 64 * 4),
@@ -22,10 +24,13 @@ struct DeltaChunkSpace {
         residual_bytes(strips * kDeltaChunk / 16 * 512) {
     const int64_t count = chunks * in.num_value_heads;
     char* next = static_cast<char*>(workspace);
-    terms = reinterpret_cast<DeltaTerms*>(next), next += count * sizeof(DeltaTerms);
+    terms = reinterpret_cast<DeltaTerms*>(next), next += count * delta_term_bytes(in);
     states = next, next += count * state_bytes;
     grads = next, next += count * state_bytes;
     residuals = next, next += count * residual_bytes;
+    sums = reinterpret_cast<float*>(next);
+    if (in.gk && in.group() > 1)
+      next += chunks * in.num_heads * kDeltaChunk * 2 * keys * static_cast<int64_t>(sizeof(float));
     end = next;
   }
 };
@@ -41,10 +46,9 @@ struct DeltaKeptResiduals : DeltaKeptState<Shape> {
 };
 
 template <typename Shape>
-struct DeltaReplayStage {
+struct DeltaReplayStage : DeltaKeyRows<Shape, Shape::kChannels> {
   using Kept = DeltaKeptResiduals<Shape>;
   static constexpr int kKeptBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
-  alignas(1024) typename Shape::Keys k;
   alignas(128) typename Shape::Values v;
   typename Shape::TermsOfZ terms;
 };
@@ -67,9 +71,10 @@ struct DeltaReplay : DeltaWalk<Shape> {
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    this->copy_keys(to.k, in.k, in.k_strides, chunk);
+    const auto& given = static_cast<const typename Shape::Given*>(space.terms)[this->place(number)];
+    this->load_keys(to, given, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_terms(to.terms, space.terms[this->place(number)]);
+    this->copy_terms(to.terms, given);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
@@ -90,7 +95,7 @@ struct DeltaReplay : DeltaWalk<Shape> {
     this->load_values(values, stage.v);
     Products::template wait<0>(r, a);
     this->finish_residuals(r, left, values, terms);
-    state.scale(terms.last[0]);
+    this->decay(state, stage);
     Products::template wait<0>(r, left);
     typename Base::Left residuals;
 #pragma unroll
@@ -101,21 +106,20 @@ struct DeltaReplay : DeltaWalk<Shape> {
     this->scaled(left, r, terms.write);
     char* const to = space.residuals + place * space.residual_bytes + strip * sizeof(kept->r);
     if constexpr (Shape::kHopper) {
-      Products::write(state, left, stage.k);
+      Products::write(state, left, stage.written());
       this->template keep_blocks<1>(to, kept->r, residuals, wanted);
     } else {
-      Products::write(state, left, stage.k, this->keeper(to, residuals, wanted));
+      Products::write(state, left, stage.written(), this->keeper(to, residuals, wanted));
     }
     Products::template wait<0>(state, left);
   }
 };
 
 template <typename Shape>
-struct DeltaReverseStage {
+struct DeltaReverseStage : DeltaKeyRows<Shape, Shape::kChannels> {
   using Kept = DeltaKeptState<Shape>;
   static constexpr int kKeptBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
-  alignas(1024) typename Shape::Keys k;
-  alignas(1024) typename Shape::Keys q;
+  alignas(Shape::kAlign) typename Shape::Keys q;
   alignas(128) typename Shape::Values grad;  // dO, then dy
   typename Shape::Terms terms;
 };
@@ -143,10 +147,10 @@ struct DeltaReverse : DeltaWalk<Shape> {
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
     const int64_t heads = in.num_value_heads, values = in.value_dim;
-    this->copy_keys(to.k, in.k, in.k_strides, chunk);
-    this->copy_keys(to.q, in.q, in.q_strides, chunk);
+    const auto& given = static_cast<const typename Shape::Given*>(space.terms)[this->place(number)];
+    this->load_keys(to, given, chunk), this->load_queries(to, given, chunk);
     this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, chunk);
-    this->copy_terms(to.terms, space.terms[this->place(number)]);
+    this->copy_terms(to.terms, given);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
@@ -160,11 +164,11 @@ struct DeltaReverse : DeltaWalk<Shape> {
     this->pack_state(a, state);
     char* const grads = space.grads + place * space.state_bytes + strip * sizeof(kept->state);
     if constexpr (Shape::kHopper) {
-      Products::read(du, a, stage.k);
+      Products::read(du, a, stage.written());
       Products::template multiply<false, true>(of_outputs, grad, terms.p);
       this->template keep_blocks<0>(grads, kept->state, a, wanted);
     } else {
-      Products::read(du, a, stage.k, this->keeper(grads, a, wanted));
+      Products::read(du, a, stage.written(), this->keeper(grads, a, wanted));
       Products::template multiply<false, true>(of_outputs, grad, terms.p);
     }
     Products::template wait<1>(du, a);
@@ -178,7 +182,7 @@ struct DeltaReverse : DeltaWalk<Shape> {
     }
     this->scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
-    state.scale(terms.last[0]);
+    this->decay(state, stage);
     this->scale_values(grad, terms.out);
     Products::write(state, grad, stage.q);
     Products::template wait<1>(du, left);

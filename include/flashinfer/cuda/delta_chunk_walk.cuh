@@ -66,6 +66,23 @@ constexpr int kWalkStages =
 template <typename Shape, typename Stage>
 constexpr int kWalkBytes = kWalkStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kKeptBytes;
 
+// Rows of k that read a state, and those that are written into it: they are the same but for factors where all channels
+// have one gate.
+template <typename Shape, bool kChannels>
+struct DeltaKeyRows {
+  alignas(Shape::kAlign) typename Shape::KeyTiles k;
+
+  __device__ __forceinline__ const typename Shape::KeyTiles& written() const { return k; }
+};
+template <typename Shape>
+struct DeltaKeyRows<Shape, true> {
+  alignas(Shape::kAlign) typename Shape::Keys k;
+  alignas(Shape::kAlign) typename Shape::Keys written_k;
+  alignas(16) float decay[Shape::kKeys];
+
+  __device__ __forceinline__ const typename Shape::Keys& written() const { return written_k; }
+};
+
 template <typename Shape>
 struct DeltaWalk {
   using T = typename Shape::T;
@@ -114,6 +131,25 @@ struct DeltaWalk {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
         ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
   }
+  template <typename Stage>
+  __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::Given& given,
+                                            const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.k, given.k), copy_rows(to.written_k, given.written);
+      copy_bytes(to.decay, given.decay, sizeof(to.decay));
+    } else {
+      copy_keys(to.k, in.k, in.k_strides, chunk);
+    }
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void load_queries(Stage& to, const typename Shape::Given& given,
+                                               const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.q, given.q);
+    } else {
+      copy_keys(to.q, in.q, in.q_strides, chunk);
+    }
+  }
   // Of a tile of keys, this warp's part.
   __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys& tile) const { return tile; }
   __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys (&tiles)[2]) const {
@@ -155,12 +191,17 @@ struct DeltaWalk {
     }
   }
 
-  // A state's channels times their factors.
-  __device__ __forceinline__ void scale_channels(State& state, const float* factors) const {
+  // A state times the decays of a chunk.
+  template <typename Stage>
+  __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
+    if constexpr (Shape::kChannels) {
 #pragma unroll
-    for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
-      const float2 by = *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
-      state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+      for (int n = 0; n < Shape::kKeys / 8; ++n) {
+        const float2 by = *reinterpret_cast<const float2*>(&stage.decay[8 * n + 2 * (lane % 4)]);
+        state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+      }
+    } else {
+      state.scale(stage.terms.last[0]);
     }
   }
   // Factors of a lane's two tokens of tile n.

@@ -23,10 +23,7 @@ bool takes_chunks(const DeltaRuleInputs& in) {
 
 // Bytes of the terms of all chunks, then of whether they are there.
 inline int64_t delta_terms_bytes(const DeltaRuleInputs& in) {
-  const size_t bytes = !in.gk             ? sizeof(DeltaTerms)
-                       : in.key_dim <= 64 ? sizeof(DeltaChannelTerms<64>)
-                                          : sizeof(DeltaChannelTerms<128>);
-  return count_chunks(in) * in.num_value_heads * static_cast<int64_t>(bytes);
+  return count_chunks(in) * in.num_value_heads * delta_term_bytes(in);
 }
 inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return delta_terms_bytes(in) + count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(uint32_t));
@@ -163,14 +160,18 @@ void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
   }
 }
 
+template <typename T, int kKeys>
+void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const Launch& where) {
+  launch_wide<delta_prepare_channels_kernel<T, kKeys>>(
+      count_chunks(in) * in.num_value_heads, DeltaPrepareChannels<T, kKeys>::kThreads,
+      sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
+}
+
 // A gate of each channel of k.
 template <typename T, int kKeys>
 void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
-  using Prepare = DeltaPrepareChannels<T, kKeys>;
-  launch_wide<delta_prepare_channels_kernel<T, kKeys>>(count_chunks(p.in) * p.in.num_value_heads, Prepare::kThreads,
-                                                       sizeof(DeltaChannelShared<kKeys>), where, p.in,
-                                                       static_cast<DeltaChannelTerms<kKeys>*>(p.workspace));
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
   if (has_delta_groups<T, kKeys, true>(where))
     return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
   with_warps_shape<T, kKeys, true>(p.in, where, [&](auto shape) {

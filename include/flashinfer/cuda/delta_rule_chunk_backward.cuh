@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <flashinfer/cuda/delta_chunk_channel_gradients.cuh>
 #include <flashinfer/cuda/delta_chunk_gradients.cuh>
 #include <flashinfer/cuda/delta_chunk_split_reverse.cuh>
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
@@ -11,7 +12,7 @@ namespace flashinfer::cuda {
 
 template <typename T>
 bool takes_chunks(const DeltaRuleBackwardParams& p) {
-  return takes_chunks<T>(p.in) && !p.in.gk && p.in.key_dim <= 128 && p.grad_o &&
+  return takes_chunks<T>(p.in) && !(p.in.g && p.in.gk) && p.in.key_dim <= 128 && p.grad_o &&
          reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
@@ -55,11 +56,37 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   }
 }
 
+// A gate of each channel of k.
+template <typename T, int kKeys>
+void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  const int64_t chunks = count_chunks(p.in);
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
+  const auto walk = [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           kBothWalksBytes<Shape>, where, p, chunks);
+  };
+  using Group = DeltaGroupShape<T, kKeys, 1, true>;
+  if (!is_there<delta_walks_kernel<Group>>(where)) {
+    with_warps_shape<T, kKeys, true>(p.in, where, walk);
+  } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
+    walk(Group{});
+  } else {
+    walk(DeltaGroupShape<T, kKeys, 2, true>{});
+  }
+  using Gradients = DeltaChannelGradientShape<T, kKeys>;
+  launch_wide<delta_channel_gradients_kernel<Gradients>>(
+      chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), where, p, chunks);
+}
+template <typename T>
+void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  p.in.key_dim <= 64 ? delta_rule_channels_backward<T, 64>(p, where) : delta_rule_channels_backward<T, 128>(p, where);
+}
+
 template <typename T>
 void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
-  if constexpr (kIsHalfType<T>) {
-    p.in.key_dim <= 64 ? delta_rule_chunks_backward<T, 64>(p, where) : delta_rule_chunks_backward<T, 128>(p, where);
-  }
+  p.in.key_dim <= 64 ? delta_rule_chunks_backward<T, 64>(p, where) : delta_rule_chunks_backward<T, 128>(p, where);
 }
 
 }  // namespace flashinfer::cuda
