@@ -26,6 +26,7 @@ WALKS = {
         "split_groups": (0, 2 * KEYS + 3 * TOKENS, 0),
     },
     "chunk_wide.cu": {"chain": (3 * STATE + 2 * LOWER, 2 * KEYS + 3 * TOKENS, 0)},
+    "chunk_wide_backward.cu": {"walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
     "chunk_channels_backward.cu": {"walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
     "chunk_backward.cu": {
         "walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0),
@@ -41,6 +42,8 @@ SHAPES = {
 SHAPES_OF = {
     ("chunk_channels.cu", "90a"): {"chain": (0, 0)},
     ("chunk_channels_backward.cu", "90a"): {"walks": (0, 2)},
+    ("chunk_wide_backward.cu", "80"): {"walks": (1, 0)},
+    ("chunk_wide_backward.cu", "90a"): {"walks": (0, 1)},
     ("chunk_wide.cu", "80"): {"chain": (1, 0)},
     ("chunk_wide.cu", "90a"): {"chain": (0, 1)},
 }

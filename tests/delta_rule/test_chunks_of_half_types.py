@@ -177,6 +177,10 @@ def test_states_are_carried_on(key_dim, device):
         (2, 10, 128, 72, 10, 70, True),
         (5, 15, 64, 136, 7, 64, False),
         (1, 2, 256, 64, 1, 131, True),
+        (2, 6, 136, 40, 2, 131, False),
+        (1, 2, 256, 136, 1, 190, False),
+        (2, 2, 200, 136, 1, 70, True),
+        (3, 9, 256, 128, 3, 200, True),
     ],
 )
 def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, device):
@@ -185,20 +189,18 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
         check_gradients(inputs(dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
 
 
-def test_gradients_of_keys_that_are_alike(device):
+@pytest.mark.parametrize("key_dim", [128, 256])
+def test_gradients_of_keys_that_are_alike(key_dim, device):
     for dtype in HALVES:
-        given = inputs(
-            dtype, device, batch=1, tokens=200, heads=1, value_heads=2, key_dim=128, value_dim=64, alike=True
-        )
-        check_gradients(given, alike=True)
+        shape = dict(tokens=200, heads=1, value_heads=2, key_dim=key_dim, value_dim=64)
+        check_gradients(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-def test_gradients_of_random_sequences(device):
+@pytest.mark.parametrize("key_dim", [64, 256])
+def test_gradients_of_random_sequences(key_dim, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 200)]) for _ in range(5)] + [320]
-    given = inputs(
-        torch.bfloat16, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=64, value_dim=40
-    )
-    check_gradients(given, lengths)
+    shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=40)
+    check_gradients(inputs(torch.bfloat16, device, batch=1, **shape), lengths)
 
 
 def test_eight_thousand_tokens(device):

@@ -2,13 +2,8 @@
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk_run.cuh>
-#include <flashinfer/cuda/ptx/named_barrier.cuh>
 
 namespace flashinfer::cuda {
-
-// Sums of which each part of a state's keys has some: of kJoined tokens, 16 bytes of each lane.
-template <typename Shape>
-using DeltaJoined = DeltaBlocks[Shape::kWarps][Shape::kJoined / 8];
 
 template <typename Shape>
 struct DeltaChainStage : DeltaKeyRows<Shape, Shape::kChannels> {
@@ -42,37 +37,6 @@ struct DeltaChain : DeltaWalk<Shape> {
     this->copy_terms(to.terms, given);
   }
 
-  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
-  template <bool kForAll>
-  __device__ __forceinline__ void join(DeltaSums16& sums) const {
-    if constexpr (Shape::kParts > 1) {
-      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
-      const int lane = this->lane, part = this->part;
-#pragma unroll
-      for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
-        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
-        if (kForAll || part > 0) {
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) {
-            const auto& of = sums[0][first + n];
-            *reinterpret_cast<float4*>(&(*joined)[this->warp + part * kWarps][n][lane]) =
-                make_float4(of[0], of[1], of[2], of[3]);
-          }
-        }
-        ptx::named_barrier<32 * Shape::kWarps>(1);
-        if (kForAll || part == 0) {
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) {
-            const float4 other =
-                *reinterpret_cast<const float4*>(&(*joined)[this->warp + (1 - part) * kWarps][n][lane]);
-            auto& of = sums[0][first + n];
-            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
-          }
-        }
-      }
-    }
-  }
-
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateLeft a;
@@ -82,7 +46,7 @@ struct DeltaChain : DeltaWalk<Shape> {
     Products::read(r, a, this->mine(stage.k));
     this->load_values(write, stage.v);
     Products::template wait<0>(r, a);
-    join<true>(r);
+    this->template join<true>(r, joined);
     this->finish_residuals(r, u, write, terms);
     Products::read(o, a, this->mine(stage.q));
     Products::template wait<1>(r, u);
@@ -95,7 +59,7 @@ struct DeltaChain : DeltaWalk<Shape> {
     this->decay(state, stage);
     Products::write(state, write, this->mine(stage.written()));
     Products::template wait<1>(o, a);
-    join<false>(o);
+    this->template join<false>(o, joined);
     if (Shape::kParts > 1 && this->part > 0) {
       Products::template wait<0>(state, write);
       return;

@@ -13,6 +13,7 @@ struct DeltaChannelGradientShape {
   using T = T_;
   using Products = DeltaWarpGradients<T, kKeys_>;
   static constexpr bool kHopper = kHopper_;
+  static constexpr int kParts = 1;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
   static constexpr int kStages = kHopper ? 2 : 1;                    // slices that have tiles at once
 };

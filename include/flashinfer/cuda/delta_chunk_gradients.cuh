@@ -12,14 +12,17 @@
 
 namespace flashinfer::cuda {
 
-template <typename T_, int kKeys_, bool kHopper_>
+// Of kParts times as many keys, part by part.
+template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
 struct DeltaGradientShape {
   using T = T_;
   using Products = std::conditional_t<kHopper_, DeltaGroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
   static constexpr bool kHopper = kHopper_;
-  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;   // columns at a time
-  static constexpr int kChunks = !kHopper ? 1 : kKeys <= 64 ? 3 : 2;  // that have rows at once
-  static constexpr int kHeads = kChunks == 3 ? 3 : 2;                 // of values that have factors at once
+  static constexpr int kParts = kParts_;
+  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
+  // Parts of chunks that have rows at once.
+  static constexpr int kChunks = !kHopper ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
+  static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // of values that have factors at once
 };
 
 template <typename Shape>
@@ -35,6 +38,7 @@ struct DeltaGradientsShared {
   DeltaGradientFactors factors[Shape::kHeads];             // of a value head and of the next one
   float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
   float behind[8];                                         // <D, S behind the chunk>, a part of each warp
+  float all_q[kDeltaChunk], all_k[kDeltaChunk];            // <q, dq> and <k, dk> of the parts before
   DeltaChunkSpace space;
   DeltaGradientWay way;
   DeltaGradientPlace places[4];  // of this step and of those that follow
@@ -69,9 +73,10 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
       if (at.slice == 0) {
         if (at.member == 0) {
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(keys(at)), in.k, in.k_strides, at.chunk,
-                                                           at.head, 0, in.key_dim, thread);
+                                                           at.head, this->part(at) * kKeys, in.key_dim, thread);
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(queries(at)), in.q, in.q_strides,
-                                                           at.chunk, at.head, 0, in.key_dim, thread);
+                                                           at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
+                                                           thread);
         }
         const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.place(in, way)]);
         if (thread < sizeof(factors) / 16)
@@ -93,7 +98,8 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
       place.advance(in, way), shared.places[(step + 3) % 4] = place;
     }
     if (at.slice == 0) product = 0;
-    this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
+    if (Shape::kParts == 1 || at.last_part(way))
+      this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -108,7 +114,7 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
                                               Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     this->give_local(shared.p, shared.x, factors, sums.local, scale);
-    if (half && p.grad_beta) this->give_betas(at, sums.local);
+    if (half && p.grad_beta && this->part(at) == 0) this->give_betas(at, sums.local);
     this->scale_sums(sums, factors);
     const float2 written = along(keys(at), sums.col);
     product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
@@ -137,11 +143,31 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
       __syncthreads();  // the sums of one head have been read
       put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
       __syncthreads();
-      const auto both = [&](const float (&of)[2][kDeltaChunk]) {
-        return make_float2(of[0][row()] + of[1][row()], of[0][row() + 8] + of[1][row() + 8]);
-      };
-      this->project(dq, queries(at), factors.q_factor, both(shared.along_q));
-      this->project(dk, keys(at), factors.k_factor, both(shared.along_k));
+      const float2 all_q = both(at, shared.along_q, shared.all_q), all_k = both(at, shared.along_k, shared.all_k);
+      if (Shape::kParts > 1 && !at.last_part(way)) {
+        __syncthreads();  // sums of the parts before have been read
+        if (half == 0 && lane % 4 == 0) {
+          shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
+          shared.all_k[row()] = all_k.x, shared.all_k[row() + 8] = all_k.y;
+        }
+        this->save(at, 0, dq), this->save(at, 1, dk);
+        return;
+      }
+      this->project(dq, queries(at), factors.q_factor, all_q);
+      this->project(dk, keys(at), factors.k_factor, all_k);
+      this->store(p.grad_q, at, dq, queries(at));
+      this->store(p.grad_k, at, dk, keys(at));
+      if constexpr (Shape::kParts > 1) {
+        Place before(at);
+#pragma unroll 1
+        for (before.part = 0; before.part < at.part; ++before.part) {
+          this->restore(before, 0, in.q, in.q_strides, factors.q_factor, all_q, dq);
+          this->store(p.grad_q, before, dq, queries(at));
+          this->restore(before, 1, in.k, in.k_strides, factors.k_factor, all_k, dk);
+          this->store(p.grad_k, before, dk, keys(at));
+        }
+      }
+      return;
     }
     this->store(p.grad_q, at, dq, queries(at));
     this->store(p.grad_k, at, dk, keys(at));
@@ -163,6 +189,17 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
     }
     return make_float2(quad_sum(total[0]), quad_sum(total[1]));
   }
+  __device__ __forceinline__ float2 of_rows(const float (&of)[kDeltaChunk]) const {
+    return make_float2(of[row()], of[row() + 8]);
+  }
+  // Of all keys up to this part's.
+  __device__ __forceinline__ float2 both(const Place& at, const float (&of)[2][kDeltaChunk],
+                                         const float (&before)[kDeltaChunk]) const {
+    const float2 first = of_rows(of[0]), second = of_rows(of[1]);
+    float2 sum = make_float2(first.x + second.x, first.y + second.y);
+    if (Shape::kParts > 1 && at.part > 0) sum.x += before[row()], sum.y += before[row() + 8];
+    return sum;
+  }
   __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
   }
@@ -180,8 +217,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const DeltaRuleInputs& in = p.in;
     // What threads would know alike is in shared memory: sums need the registers.
     if (threadIdx.x == 0) {
-      shared.space = DeltaChunkSpace(in, Shape::kKeys, chunks, p.workspace);
-      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips);
+      shared.space = DeltaChunkSpace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
+      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
       DeltaGradientPlace place(in, shared.way);
 #pragma unroll 1
       for (int i = 0; i < 3; ++i, place.advance(in, shared.way)) shared.places[i] = place;
@@ -191,7 +228,6 @@ __global__ void __launch_bounds__(Shape::kThreads)
       (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     const DeltaGradientWay& way = shared.way;
-    const float scale = static_cast<float>(in.scale.get());
     const auto load = [&](int step) { Gradients(p, shared).load(shared.stages[step % 2], shared.places[step % 4]); };
     load(0), load(1);
     typename Gradients::GradientSums sums;
@@ -210,7 +246,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       if (free) load(step + 2);
       if (here.last_slice(way)) {
         const Gradients gradients(p, shared);
-        gradients.finish_head(here, scale, sums, product, dq, dk);
+        gradients.finish_head(here, static_cast<float>(in.scale.get()), sums, product, dq, dk);
         if (here.last_member(way)) gradients.finish_chunk(here, dq, dk);
         __syncthreads();
       }

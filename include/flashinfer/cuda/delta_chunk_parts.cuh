@@ -60,10 +60,12 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
                                                 at.value_head(way), first, values, thread);
     const int64_t place = at.place(in, way);
     const int strip = at.slice * Stage::kStrips;
-    const auto there = static_cast<int>((values - first + 15) / 16);  // strips; zeros behind them
-    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), there);
-    copy(to.state, space.states + place * space.state_bytes + strip * sizeof(to.state[0]), there);
-    copy(to.grad, space.grads + place * space.state_bytes + strip * sizeof(to.grad[0]), there);
+    const auto there = static_cast<int>((values - first + 15) / 16);                   // strips; zeros behind them
+    constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // of a part, and of all
+    const int64_t state = place * space.state_bytes + strip * kStates + this->part(at) * kState;
+    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]), there);
+    copy(to.state, space.states + state, kStates, there);
+    copy(to.grad, space.grads + state, kStates, there);
   }
   __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
     float a[2], b[2];
@@ -100,6 +102,39 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
     }
   }
 
+  // dq or dk of a part of the keys, which is finished when all parts are there.
+  __device__ __forceinline__ float2* saved(const Place& at, int which) const {
+    const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
+    return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
+  }
+  __device__ __forceinline__ void save(const Place& at, int which, const Sums& sums) const {
+    float2* const to = saved(at, which);
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) to[(2 * n + i) * kThreads] = make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
+    }
+  }
+  // The same again, through what normalises rows of `x`.
+  __device__ __forceinline__ void restore(const Place& at, int which, const void* x, const TokenStrides& strides,
+                                          const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
+    const float2* const from = saved(at, which);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = row() + 8 * i;
+      const float by = factors[token] * factors[token] * (i ? all.y : all.x);
+      const T* rows_of_x = static_cast<const T*>(x) + strides.at(at.chunk.batch, at.chunk.first + token, at.head);
+#pragma unroll
+      for (int n = 0; n < Sums::kN; ++n) {
+        const int key = at.part * Shape::kKeys + half * (Shape::kKeys / 2) + 8 * n + lane % 4 * 2;
+        float2 two = from[(2 * n + i) * kThreads], pair = make_float2(0.f, 0.f);
+        if (token < at.chunk.count && key < in.key_dim)
+          unpack<T>(*reinterpret_cast<const uint32_t*>(rows_of_x + key), pair.x, pair.y);
+        sums[0][n][2 * i] = two.x - by * pair.x, sums[0][n][2 * i + 1] = two.y - by * pair.y;
+      }
+    }
+  }
+
   // Sums of all slices, times what stands before them in front of Gam.
   __device__ __forceinline__ void scale_sums(GradientSums& sums, const DeltaGradientFactors& factors) const {
     const int upper = row(), lower = row() + 8;
@@ -109,15 +144,17 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
   }
 
  private:
+  // Strips, which are `stride` bytes apart.
   template <typename Blocks>
-  __device__ __forceinline__ void copy(Blocks& to, const char* from, int strips) const {
-    constexpr int kStep = kThreads * 16;
+  __device__ __forceinline__ void copy(Blocks& to, const char* from, int64_t stride, int strips) const {
+    constexpr int kStep = kThreads * 16, kStrip = sizeof(to[0]);
     static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
     const uint32_t start = ptx::shared_address(to) + thread * 16;
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i)
-      ptx::cp_async_16(start + i * kStep, from + thread * 16 + i * kStep,
-                       (thread * 16 + i * kStep) / static_cast<int>(sizeof(to[0])) < strips);
+    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i) {
+      const int at = thread * 16 + i * kStep, strip = at / kStrip;
+      ptx::cp_async_16(start + i * kStep, from + strip * stride + at % kStrip, strip < strips);
+    }
   }
   // A lane's elements, times a factor of their row.
   __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {

@@ -3,85 +3,15 @@
 // tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
 #pragma once
 
-#include <type_traits>
-
-#include <flashinfer/cuda/delta_chunk_products.cuh>
+#include <flashinfer/cuda/delta_chunk_shapes.cuh>
 #include <flashinfer/cuda/delta_columns.cuh>
 #include <flashinfer/cuda/ptx/movmatrix.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
 
 namespace flashinfer::cuda {
-
-// Of a block: kWarps warps compute, kLoaders more start copies; none of them: all do. More than 128 keys are two parts,
-// each with half of the warps: every one has 16 columns of a state and the keys of its part. kChannels: each channel of
-// k has a gate.
-template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
-struct DeltaWalkShape {
-  using T = T_;
-  static constexpr bool kChannels = kChannels_;
-  static constexpr int kParts = kKeys_ > 128 ? 2 : 1, kPartKeys = kKeys_ / kParts, kPartWarps = kWarps_ / kParts;
-  static constexpr int kJoined = 16;  // tokens of which parts add their sums at a time
-  using Products = DeltaWarpProducts<T, kPartKeys>;
-  using Terms = DeltaWalkTerms;
-  using Given = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
-  using TermsOfZ = Terms;                                                              // where P is not wanted
-  static constexpr bool kHopper = false;
-  static constexpr int kAlign = 128;  // of a tile
-  static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
-  static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
-  static constexpr int kKeyBytes = 2 * kPartKeys, kValueBytes = 2 * kColumns;
-  static constexpr int kBlocks = 1, kMostStages = kLoaders ? 3 : 2;  // blocks of an SM; see kWalkStages
-  static constexpr int kMostBytes = 163 * 1024;                      // of shared memory, in 8.0
-  using Keys = typename Products::Keys;                              // a chunk's rows of q or k, of a part's keys
-  using KeyTiles = std::conditional_t<(kParts > 1), Keys[2], Keys>;
-  using Values = uint4[kDeltaChunk][kValueBytes / 16];  // and of v or o, the columns of the block
-};
-
-// kGroups warpgroups compute, and one more starts copies.
-template <typename T, int kKeys_, int kGroups, bool kChannels_ = false>
-struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
-  using Base = DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_>;
-  using Products = DeltaGroupProducts<T, Base::kPartKeys>;
-  static constexpr int kJoined = kDeltaChunk;
-  using Terms = DeltaTileTerms<DeltaTileMatrices>;
-  using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
-  static constexpr bool kHopper = true;
-  static constexpr int kAlign = 1024;
-  static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
-  // A processor of 9.0 has 228 KiB, of which a block takes one for itself and one for the barriers before its stages.
-  static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
-  // None: a thread of this block can have as many as there are.
-  static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;
-};
-
-// How many chunks have tiles at once, as many as there is memory for: one is computed while the others are on their
-// way. Behind them is what a stage says that its walk keeps besides.
-template <typename Shape, typename Stage>
-constexpr int kMostWalkStages = (Shape::kMostBytes - Stage::kKeptBytes) / static_cast<int>(sizeof(Stage));
-template <typename Shape, typename Stage>
-constexpr int kWalkStages =
-    kMostWalkStages<Shape, Stage> < Shape::kMostStages ? kMostWalkStages<Shape, Stage> : Shape::kMostStages;
-template <typename Shape, typename Stage>
-constexpr int kWalkBytes = kWalkStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kKeptBytes;
-
-// Rows of k that read a state, and those that are written into it: they are the same but for factors where all channels
-// have one gate.
-template <typename Shape, bool kChannels>
-struct DeltaKeyRows {
-  alignas(Shape::kAlign) typename Shape::KeyTiles k;
-
-  __device__ __forceinline__ const typename Shape::KeyTiles& written() const { return k; }
-};
-template <typename Shape>
-struct DeltaKeyRows<Shape, true> {
-  alignas(Shape::kAlign) typename Shape::Keys k;
-  alignas(Shape::kAlign) typename Shape::Keys written_k;
-  alignas(16) float decay[Shape::kKeys];
-
-  __device__ __forceinline__ const typename Shape::Keys& written() const { return written_k; }
-};
 
 template <typename Shape>
 struct DeltaWalk {
@@ -113,6 +43,10 @@ struct DeltaWalk {
   // Of a chunk of this head among all chunks and value heads.
   __device__ __forceinline__ int64_t place(int64_t number) const {
     return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
+  }
+  // The first of this warp's blocks of 16 x 16 of states that are in memory, of 16 columns.
+  __device__ __forceinline__ int64_t state_block(int64_t strip) const {
+    return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
   }
   // The first of this warp's columns.
   __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
@@ -259,6 +193,35 @@ struct DeltaWalk {
       }
     }
   }
+  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
+  template <bool kForAll>
+  __device__ __forceinline__ void join(DeltaSums16& sums, DeltaJoined<Shape>* joined) const {
+    if constexpr (Shape::kParts > 1) {
+      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
+#pragma unroll
+      for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
+        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
+        if (kForAll || part > 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const auto& of = sums[0][first + n];
+            *reinterpret_cast<float4*>(&(*joined)[warp + part * kWarps][n][lane]) =
+                make_float4(of[0], of[1], of[2], of[3]);
+          }
+        }
+        ptx::named_barrier<32 * Shape::kWarps>(1);
+        if (kForAll || part == 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const float4 other = *reinterpret_cast<const float4*>(&(*joined)[warp + (1 - part) * kWarps][n][lane]);
+            auto& of = sums[0][first + n];
+            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
+          }
+        }
+      }
+    }
+  }
+
   // r = V - read K S, behind K S: of tokens 16 m to 16 m + 15, or of all.
   __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {

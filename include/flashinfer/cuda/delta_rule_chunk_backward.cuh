@@ -12,12 +12,11 @@ namespace flashinfer::cuda {
 
 template <typename T>
 bool takes_chunks(const DeltaRuleBackwardParams& p) {
-  return takes_chunks<T>(p.in) && !(p.in.g && p.in.gk) && p.in.key_dim <= 128 && p.grad_o &&
-         reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
+  return takes_chunks<T>(p.in) && !(p.in.g && p.in.gk) && p.grad_o && reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
-  const DeltaChunkSpace space(in, in.key_dim <= 64 ? 64 : 128, count_chunks(in), nullptr);
+  const DeltaChunkSpace space(in, in.key_dim <= 64 ? 64 : in.key_dim <= 128 ? 128 : 256, count_chunks(in), nullptr);
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
 }
 
@@ -53,6 +52,32 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
     launch_shape(DeltaGradientShape<T, kKeys, true>{}, std::min<int64_t>(items, device_info(where.device).num_sms));
   } else {
     launch_shape(DeltaGradientShape<T, kKeys, false>{}, items);
+  }
+}
+
+// More keys than one warp has in registers.
+template <typename T>
+struct DeltaWideWalkShape : DeltaGroupShape<T, 256, 2> {
+  static constexpr int kJoined = 16;  // beside what is kept there is no memory for more
+};
+template <typename T>
+void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  const int64_t chunks = count_chunks(p.in), items = chunks * p.in.num_heads;
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  const auto run = [&](auto shape, auto gradients, int64_t blocks) {
+    using Shape = decltype(shape);
+    using Gradients = decltype(gradients);
+    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           kBothWalksBytes<Shape>, where, p, chunks);
+    launch_wide<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads, sizeof(DeltaGradientsShared<Gradients>),
+                                                   where, p, chunks);
+  };
+  if (is_there<delta_walks_kernel<DeltaWideWalkShape<T>>>(where)) {
+    run(DeltaWideWalkShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
+        std::min<int64_t>(items, device_info(where.device).num_sms));
+  } else {
+    run(DeltaWalkShape<T, 256, 4, 0>{}, DeltaGradientShape<T, 64, false, 4>{}, items);
   }
 }
 
