@@ -11,6 +11,12 @@ extern template void delta_rule_chunks_backward<half_t, 64>(const DeltaRuleBackw
 extern template void delta_rule_chunks_backward<half_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
 extern template void delta_rule_chunks_backward<bfloat16_t, 64>(const DeltaRuleBackwardParams&, const Launch&);
 extern template void delta_rule_chunks_backward<bfloat16_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_wide_chunks_backward<half_t>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_wide_chunks_backward<bfloat16_t>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_channels_backward<half_t, 64>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_channels_backward<half_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_channels_backward<bfloat16_t, 64>(const DeltaRuleBackwardParams&, const Launch&);
+extern template void delta_rule_channels_backward<bfloat16_t, 128>(const DeltaRuleBackwardParams&, const Launch&);
 
 }  // namespace flashinfer::cuda
 
@@ -29,8 +35,14 @@ int64_t delta_rule_workspace_part<FLASHINFER_PART>(const DeltaRuleBackwardParams
 
 template <>
 void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
-  cuda::takes_chunks<T>(params) ? cuda::delta_rule_chunks_backward<T>(params, where)
-                                : cuda::delta_rule_backward<T>(params, where);
+  if constexpr (cuda::kIsHalfType<T>) {
+    if (cuda::takes_chunks<T>(params)) {
+      if (params.in.gk) return cuda::delta_rule_channels_backward<T>(params, where);
+      return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks_backward<T>(params, where)
+                                     : cuda::delta_rule_chunks_backward<T>(params, where);
+    }
+  }
+  cuda::delta_rule_backward<T>(params, where);
 }
 
 #if FLASHINFER_PART == 0

@@ -9,6 +9,12 @@ namespace flashinfer::cuda {
 
 extern template void delta_rule_chunks<half_t>(const DeltaRuleParams&, const Launch&);
 extern template void delta_rule_chunks<bfloat16_t>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_wide_chunks<half_t>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_wide_chunks<bfloat16_t>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_channels<half_t, 64>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_channels<half_t, 128>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_channels<bfloat16_t, 64>(const DeltaRuleParams&, const Launch&);
+extern template void delta_rule_channels<bfloat16_t, 128>(const DeltaRuleParams&, const Launch&);
 
 }  // namespace flashinfer::cuda
 
@@ -26,7 +32,14 @@ int64_t delta_rule_chunk_workspace_part<FLASHINFER_PART>(const DeltaRuleInputs& 
 
 template <>
 void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launch& where) {
-  cuda::takes_chunks<T>(params.in) ? cuda::delta_rule_chunks<T>(params, where) : cuda::delta_rule<T>(params, where);
+  if constexpr (cuda::kIsHalfType<T>) {
+    if (cuda::takes_chunks<T>(params.in)) {
+      if (params.in.gk) return cuda::delta_rule_channels<T>(params, where);
+      return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks<T>(params, where)
+                                     : cuda::delta_rule_chunks<T>(params, where);
+    }
+  }
+  cuda::delta_rule<T>(params, where);
 }
 
 #if FLASHINFER_PART == 0

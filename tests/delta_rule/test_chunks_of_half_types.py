@@ -82,6 +82,9 @@ def check(given, lengths=None, alike=False, **options) -> None:
         (2, 10, 128, 64, 10, 70),
         (10, 10, 64, 136, 10, 64),
         (1, 13, 120, 128, 8, 129),
+        (1, 2, 256, 512, 1, 190),
+        (2, 6, 136, 40, 2, 131),
+        (1, 3, 200, 72, 2, 64),
     ],
 )
 def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, device):
@@ -90,17 +93,19 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
         check(inputs(dtype, device, batch=batch, **shape))
 
 
-@pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128)])
+@pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
 def test_keys_that_are_alike(key_dim, value_dim, device):
     for dtype in HALVES:
         shape = dict(tokens=300, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim)
         check(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-def test_random_sequences(device):
+@pytest.mark.parametrize("key_dim", [64, 256])
+def test_random_sequences(key_dim, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 300)]) for _ in range(7)] + [400]
     for dtype in HALVES:
-        given = inputs(dtype, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=64, value_dim=40)
+        shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=40)
+        given = inputs(dtype, device, batch=1, **shape)
         check(given, lengths, use_qk_l2norm_in_kernel=True)
 
 
@@ -120,9 +125,10 @@ def test_a_neighbour_that_is_not_a_number(device):
         assert got.equal(want)
 
 
-def test_layouts(device):
+@pytest.mark.parametrize("key_dim", [48, 256])
+def test_layouts(key_dim, device):
     """Views with a head's rows apart, columns first, no initial state: the same numbers, and the same bits twice."""
-    given = inputs(torch.bfloat16, device, tokens=140)
+    given = inputs(torch.bfloat16, device, tokens=140, key_dim=key_dim)
     del given["initial_state"]
     want = run(given)
     views = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
@@ -139,8 +145,9 @@ def test_rows_that_begin_anywhere(device):
     check(given | {"q": shifted.copy_(given["q"])})
 
 
-def test_resets(device):
-    given = inputs(torch.float16, device, tokens=150)
+@pytest.mark.parametrize("key_dim", [48, 256])
+def test_resets(key_dim, device):
+    given = inputs(torch.float16, device, tokens=150, key_dim=key_dim)
     given["g"][:, [0, 20, 21, 37, 64, 149]] = -float("inf")
     o, state = run(given)
     assert o.isfinite().all()
@@ -149,9 +156,10 @@ def test_resets(device):
     assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
 
 
-def test_states_are_carried_on(device):
+@pytest.mark.parametrize("key_dim", [48, 256])
+def test_states_are_carried_on(key_dim, device):
     """A prefill in two pieces is one prefill."""
-    given = inputs(torch.bfloat16, device, batch=1, tokens=200)
+    given = inputs(torch.bfloat16, device, batch=1, tokens=200, key_dim=key_dim)
     whole, last = run(given)
     state = given.pop("initial_state")
     first, middle = run({n: one[:, :128] for n, one in given.items()} | {"initial_state": state})
@@ -168,6 +176,11 @@ def test_states_are_carried_on(device):
         (2, 26, 40, 56, 4, 65, False),
         (2, 10, 128, 72, 10, 70, True),
         (5, 15, 64, 136, 7, 64, False),
+        (1, 2, 256, 64, 1, 131, True),
+        (2, 6, 136, 40, 2, 131, False),
+        (1, 2, 256, 136, 1, 190, False),
+        (2, 2, 200, 136, 1, 70, True),
+        (3, 9, 256, 128, 3, 200, True),
     ],
 )
 def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, device):
@@ -176,20 +189,18 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
         check_gradients(inputs(dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
 
 
-def test_gradients_of_keys_that_are_alike(device):
+@pytest.mark.parametrize("key_dim", [128, 256])
+def test_gradients_of_keys_that_are_alike(key_dim, device):
     for dtype in HALVES:
-        given = inputs(
-            dtype, device, batch=1, tokens=200, heads=1, value_heads=2, key_dim=128, value_dim=64, alike=True
-        )
-        check_gradients(given, alike=True)
+        shape = dict(tokens=200, heads=1, value_heads=2, key_dim=key_dim, value_dim=64)
+        check_gradients(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-def test_gradients_of_random_sequences(device):
+@pytest.mark.parametrize("key_dim", [64, 256])
+def test_gradients_of_random_sequences(key_dim, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 200)]) for _ in range(5)] + [320]
-    given = inputs(
-        torch.bfloat16, device, batch=1, tokens=sum(lengths), sequences=len(lengths), key_dim=64, value_dim=40
-    )
-    check_gradients(given, lengths)
+    shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=40)
+    check_gradients(inputs(torch.bfloat16, device, batch=1, **shape), lengths)
 
 
 def test_eight_thousand_tokens(device):

@@ -21,7 +21,9 @@ def gen_delta_rule_module(device: object = None, dtypes: Iterable[str] = DTYPES)
     if backend != "cuda":
         return spec
     # Kernels over chunks, which half types have, are in files of their own: with the others they take ten seconds.
-    chunks = (f"csrc/delta_rule/chunks_{dtype}.cu" for dtype in wanted if dtype != "float32")
+    halves = [dtype for dtype in wanted if dtype != "float32"]
+    kinds = ("chunks_{}", "wide_{}", "channels_{}_64", "channels_{}_128")
+    chunks = (f"csrc/delta_rule/{kind.format(dtype)}.cu" for dtype in halves for kind in kinds)
     return replace(spec, sources=(*spec.sources[:-1], *chunks, spec.sources[-1]), split=True)
 
 

@@ -22,7 +22,8 @@ def gen_delta_rule_backward_module(device: object = None, dtypes: Iterable[str] 
         return spec
     # Kernels over chunks, which half types have, are in files of their own: with the others they take twenty seconds.
     halves = [dtype for dtype in wanted if dtype != "float32"]
-    chunks = (f"csrc/delta_rule_backward/chunks_{dtype}_{keys}.cu" for dtype in halves for keys in (64, 128))
+    kinds = ["wide_{}", *(f"{kind}_{{}}_{keys}" for kind in ("chunks", "channels") for keys in (64, 128))]
+    chunks = (f"csrc/delta_rule_backward/{kind.format(dtype)}.cu" for dtype in halves for kind in kinds)
     return replace(spec, sources=(*spec.sources[:-1], *chunks, spec.sources[-1]), split=True)
 
 

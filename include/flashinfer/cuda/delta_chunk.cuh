@@ -75,6 +75,24 @@ struct DeltaGradientFactors : DeltaFactors {
 struct DeltaTerms : DeltaMatrices, DeltaGradientFactors {};
 static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradientFactors), "parts behind each other");
 
+// What a walk wants of them.
+struct DeltaWalkTerms : DeltaMatrices, DeltaFactors {};
+
+// With a gate of each channel e^G is in the rows themselves, and of the factors are left those of k, q and the scale.
+template <int kKeys>
+struct DeltaChannelTerms : DeltaTerms {
+  using Rows = uint4[kDeltaChunk][kKeys / 8];
+
+  float decay[kKeys];               // e^Gn
+  alignas(128) Rows k, q, written;  // e^G k, e^G q, e^(Gn - G) k; zeros behind the last token
+};
+
+// Bytes of a chunk's terms.
+FLASHINFER_HD int64_t delta_term_bytes(const DeltaRuleInputs& in) {
+  if (!in.gk) return sizeof(DeltaTerms);
+  return in.key_dim <= 64 ? sizeof(DeltaChannelTerms<64>) : sizeof(DeltaChannelTerms<128>);
+}
+
 // A lane's pairs of a block's four matrices.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {

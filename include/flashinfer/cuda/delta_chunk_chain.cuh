@@ -6,10 +6,9 @@
 namespace flashinfer::cuda {
 
 template <typename Shape>
-struct DeltaChainStage {
-  static constexpr int kKeptBytes = 0;
-  alignas(Shape::kAlign) typename Shape::Keys k;
-  alignas(Shape::kAlign) typename Shape::Keys q;
+struct DeltaChainStage : DeltaKeyRows<Shape, Shape::kChannels> {
+  static constexpr int kKeptBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaJoined<Shape>)) : 0;
+  alignas(Shape::kAlign) typename Shape::KeyTiles q;
   alignas(128) typename Shape::Values v;  // then o
   typename Shape::Terms terms;
 };
@@ -24,16 +23,18 @@ struct DeltaChain : DeltaWalk<Shape> {
   using Base::in, Base::kSteps;
 
   const DeltaRuleParams& p;
+  DeltaJoined<Shape>* const joined;  // where there are parts
 
-  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x)
-      : Base(params.in, block), p(params) {}
+  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x,
+                                                 void* kept = nullptr)
+      : Base(params.in, block), p(params), joined(static_cast<DeltaJoined<Shape>*>(kept)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    this->copy_keys(to.k, in.k, in.k_strides, chunk);
-    this->copy_keys(to.q, in.q, in.q_strides, chunk);
+    const auto& given = static_cast<const typename Shape::Given*>(p.workspace)[this->place(number)];
+    this->load_keys(to, given, chunk), this->load_queries(to, given, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_terms(to.terms, static_cast<const DeltaTerms*>(p.workspace)[this->place(number)]);
+    this->copy_terms(to.terms, given);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
@@ -42,8 +43,12 @@ struct DeltaChain : DeltaWalk<Shape> {
     typename Base::Sums r, o;
     typename Base::Left u, write;
     this->pack_state(a, state);
-    this->start_residuals(r, u, a, stage);
-    Products::read(o, a, stage.q);
+    Products::read(r, a, this->mine(stage.k));
+    this->load_values(write, stage.v);
+    Products::template wait<0>(r, a);
+    this->template join<true>(r, joined);
+    this->finish_residuals(r, u, write, terms);
+    Products::read(o, a, this->mine(stage.q));
     Products::template wait<1>(r, u);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
@@ -51,9 +56,14 @@ struct DeltaChain : DeltaWalk<Shape> {
       pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
       this->scaled(write[m], r, m, terms.write);
     }
-    state.scale(terms.last[0]);
-    Products::write(state, write, stage.k);
+    this->decay(state, stage);
+    Products::write(state, write, this->mine(stage.written()));
     Products::template wait<1>(o, a);
+    this->template join<false>(o, joined);
+    if (Shape::kParts > 1 && this->part > 0) {
+      Products::template wait<0>(state, write);
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.out);
     Products::template multiply<true>(o, u, terms.p);
@@ -66,8 +76,9 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_chain_kernel(const DeltaRuleParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  walk_chunks<Shape, false>(DeltaChain<Shape>(p), reinterpret_cast<DeltaChainStage<Shape>*>(memory), p.initial_state,
-                            p.final_state);
+  using Stage = DeltaChainStage<Shape>;
+  const DeltaChain<Shape> chain(p, blockIdx.x, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes);
+  walk_chunks<Shape, false>(chain, reinterpret_cast<Stage*>(memory), p.initial_state, p.final_state);
 }
 
 }  // namespace flashinfer::cuda

@@ -8,35 +8,28 @@
 // after the other, and copies of the next are on their way.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_results.cuh>
-#include <flashinfer/cuda/delta_chunk_reverse.cuh>
-#include <flashinfer/cuda/delta_chunk_sums.cuh>
-#include <flashinfer/cuda/ptx/approx.cuh>
+#include <flashinfer/cuda/delta_chunk_parts.cuh>
 
 namespace flashinfer::cuda {
 
-template <typename T_, int kKeys_, bool kHopper_>
+// Of kParts times as many keys, part by part.
+template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
 struct DeltaGradientShape {
   using T = T_;
   using Products = std::conditional_t<kHopper_, DeltaGroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
   static constexpr bool kHopper = kHopper_;
-  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;   // columns at a time
-  static constexpr int kChunks = !kHopper ? 1 : kKeys <= 64 ? 3 : 2;  // that have rows at once
-  static constexpr int kHeads = kChunks == 3 ? 3 : 2;                 // of values that have factors at once
+  static constexpr int kParts = kParts_;
+  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
+  // Parts of chunks that have rows at once.
+  static constexpr int kChunks = !kHopper ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
+  static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // of values that have factors at once
 };
 
 template <typename Shape>
 struct DeltaGradientsShared {
   using Rows = typename Shape::Products::Rows;
   using Matrix = typename Shape::Products::Matrix;
-  struct Stage {
-    static constexpr int kStrips = Shape::kSlice / 16;
-    alignas(1024) uint4 grad_o[kDeltaChunk][Shape::kSlice / 8];
-    alignas(1024) uint4 grad_y[kDeltaChunk][Shape::kSlice / 8];
-    DeltaBlocks r[kStrips][kDeltaChunk / 16];
-    DeltaBlocks state[kStrips][Shape::kKeys / 16];
-    DeltaBlocks grad[kStrips][Shape::kKeys / 16];
-  };
+  using Stage = DeltaGradientStage<Shape>;
   alignas(1024) Rows k[Shape::kChunks];
   alignas(1024) Rows q[Shape::kChunks];
   Stage stages[2];
@@ -45,14 +38,15 @@ struct DeltaGradientsShared {
   DeltaGradientFactors factors[Shape::kHeads];             // of a value head and of the next one
   float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
   float behind[8];                                         // <D, S behind the chunk>, a part of each warp
+  float all_q[kDeltaChunk], all_k[kDeltaChunk];            // <q, dq> and <k, dk> of the parts before
   DeltaChunkSpace space;
   DeltaGradientWay way;
   DeltaGradientPlace places[4];  // of this step and of those that follow
 };
 
 template <typename Shape>
-struct DeltaGradients : DeltaGradientResults<Shape> {
-  using Base = DeltaGradientResults<Shape>;
+struct DeltaGradients : DeltaGradientParts<Shape> {
+  using Base = DeltaGradientParts<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Shared = DeltaGradientsShared<Shape>;
@@ -63,13 +57,12 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   using Place = DeltaGradientPlace;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::way, Base::pair_of, Base::along;
+  using Base::p, Base::in, Base::way, Base::space, Base::pair_of, Base::along;
 
-  const DeltaChunkSpace& space;
   Shared& shared;
 
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.way), space(memory.space), shared(memory) {}
+      : Base(params, memory.way, memory.space), shared(memory) {}
 
   __device__ __forceinline__ const Rows& keys(const Place& at) const { return shared.k[at.chunks % Shape::kChunks]; }
   __device__ __forceinline__ const Rows& queries(const Place& at) const { return shared.q[at.chunks % Shape::kChunks]; }
@@ -80,16 +73,17 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
       if (at.slice == 0) {
         if (at.member == 0) {
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(keys(at)), in.k, in.k_strides, at.chunk,
-                                                           at.head, 0, in.key_dim, thread);
+                                                           at.head, this->part(at) * kKeys, in.key_dim, thread);
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(queries(at)), in.q, in.q_strides,
-                                                           at.chunk, at.head, 0, in.key_dim, thread);
+                                                           at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
+                                                           thread);
         }
         const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.place(in, way)]);
         if (thread < sizeof(factors) / 16)
           ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
       }
-      load_slice(to, at);
+      this->load_slice(to, at);
     }
     ptx::cp_async_commit();
   }
@@ -104,11 +98,13 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
       place.advance(in, way), shared.places[(step + 3) % 4] = place;
     }
     if (at.slice == 0) product = 0;
-    this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
+    if (Shape::kParts == 1 || at.last_part(way))
+      this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
-      product += dot(state.x, grad.x) + dot(state.y, grad.y) + dot(state.z, grad.z) + dot(state.w, grad.w);
+      product += this->dot(state.x, grad.x) + this->dot(state.y, grad.y) + this->dot(state.z, grad.z) +
+                 this->dot(state.w, grad.w);
     }
     Products::wait(sums);
   }
@@ -117,12 +113,9 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
   __device__ __forceinline__ void finish_head(const Place& at, float scale, GradientSums& sums, float product, Sums& dq,
                                               Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
-    give(factors, sums.local, scale);
-    if (half && p.grad_beta) this->give_betas(at, sums.local);
-    const int upper = row(), lower = row() + 8;
-    scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
-    scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
-    scale_rows(sums.col, factors.write[upper] * factors.beta[upper], factors.write[lower] * factors.beta[lower]);
+    this->give_local(shared.p, shared.x, factors, sums.local, scale);
+    if (half && p.grad_beta && this->part(at) == 0) this->give_betas(at, sums.local);
+    this->scale_sums(sums, factors);
     const float2 written = along(keys(at), sums.col);
     product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
     if (lane == 0) shared.behind[thread / 32] = product;
@@ -150,77 +143,37 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
       __syncthreads();  // the sums of one head have been read
       put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
       __syncthreads();
-      const auto both = [&](const float (&of)[2][kDeltaChunk]) {
-        return make_float2(of[0][row()] + of[1][row()], of[0][row() + 8] + of[1][row() + 8]);
-      };
-      this->project(dq, queries(at), factors.q_factor, both(shared.along_q));
-      this->project(dk, keys(at), factors.k_factor, both(shared.along_k));
+      const float2 all_q = both(at, shared.along_q, shared.all_q), all_k = both(at, shared.along_k, shared.all_k);
+      if (Shape::kParts > 1 && !at.last_part(way)) {
+        __syncthreads();  // sums of the parts before have been read
+        if (half == 0 && lane % 4 == 0) {
+          shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
+          shared.all_k[row()] = all_k.x, shared.all_k[row() + 8] = all_k.y;
+        }
+        this->save(at, 0, dq), this->save(at, 1, dk);
+        return;
+      }
+      this->project(dq, queries(at), factors.q_factor, all_q);
+      this->project(dk, keys(at), factors.k_factor, all_k);
+      this->store(p.grad_q, at, dq, queries(at));
+      this->store(p.grad_k, at, dk, keys(at));
+      if constexpr (Shape::kParts > 1) {
+        Place before(at);
+#pragma unroll 1
+        for (before.part = 0; before.part < at.part; ++before.part) {
+          this->restore(before, 0, in.q, in.q_strides, factors.q_factor, all_q, dq);
+          this->store(p.grad_q, before, dq, queries(at));
+          this->restore(before, 1, in.k, in.k_strides, factors.k_factor, all_k, dk);
+          this->store(p.grad_k, before, dk, keys(at));
+        }
+      }
+      return;
     }
     this->store(p.grad_q, at, dq, queries(at));
     this->store(p.grad_k, at, dk, keys(at));
   }
 
  private:
-  __device__ __forceinline__ void load_slice(Stage& to, const Place& at) const {
-    const int64_t heads = in.num_value_heads, values = in.value_dim;
-    const int first = at.slice * Shape::kSlice;
-    const TokenStrides strides{in.num_tokens * heads * values, heads * values, values};
-    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_o), p.grad_o, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
-    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_y), p.grad_v, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
-    const int64_t place = at.place(in, way);
-    const int strip = at.slice * Stage::kStrips;
-    const auto there = static_cast<int>((values - first + 15) / 16);  // strips; zeros behind them
-    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), there);
-    copy(to.state, space.states + place * space.state_bytes + strip * sizeof(to.state[0]), there);
-    copy(to.grad, space.grads + place * space.state_bytes + strip * sizeof(to.grad[0]), there);
-  }
-  template <typename Blocks>
-  __device__ __forceinline__ void copy(Blocks& to, const char* from, int strips) const {
-    constexpr int kStep = kThreads * 16;
-    static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
-    const uint32_t start = ptx::shared_address(to) + thread * 16;
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i)
-      ptx::cp_async_16(start + i * kStep, from + thread * 16 + i * kStep,
-                       (thread * 16 + i * kStep) / static_cast<int>(sizeof(to[0])) < strips);
-  }
-  __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
-    float a[2], b[2];
-    unpack<T>(first, a[0], a[1]), unpack<T>(second, b[0], b[1]);
-    return a[0] * b[0] + a[1] * b[1];
-  }
-
-  // dP or X to shared memory, on and below the diagonal.
-  __device__ __forceinline__ void give(const DeltaGradientFactors& factors, const Accumulator<16, kDeltaChunk>& local,
-                                       float scale) const {
-    const auto of_row = [&](int at) {
-      return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
-    };
-    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]}, by[2] = {of_row(row()), of_row(row() + 8)};
-#pragma unroll
-    for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
-      if (pair > rows) continue;
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // upper left, upper right, lower left, lower right
-        const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4), at = row() + i / 2 * 8;
-        const auto two = [&](const float (&of)[kDeltaChunk]) { return *reinterpret_cast<const float2*>(&of[column]); };
-        const float2 others = two(factors.sums), k = two(factors.k_factor), beta = two(factors.beta);
-        float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
-        float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
-        first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];
-        if (pair == rows) {
-          first = column + half <= at ? first : 0.f;
-          second = column + 1 + half <= at ? second : 0.f;
-        }
-        words[i] = pack<T>(first, second);
-      }
-      Products::put(half ? shared.x : shared.p, pair, words);
-    }
-  }
-
   // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
   __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
     float total[2] = {};
@@ -236,35 +189,26 @@ struct DeltaGradients : DeltaGradientResults<Shape> {
     }
     return make_float2(quad_sum(total[0]), quad_sum(total[1]));
   }
+  __device__ __forceinline__ float2 of_rows(const float (&of)[kDeltaChunk]) const {
+    return make_float2(of[row()], of[row() + 8]);
+  }
+  // Of all keys up to this part's.
+  __device__ __forceinline__ float2 both(const Place& at, const float (&of)[2][kDeltaChunk],
+                                         const float (&before)[kDeltaChunk]) const {
+    const float2 first = of_rows(of[0]), second = of_rows(of[1]);
+    float2 sum = make_float2(first.x + second.x, first.y + second.y);
+    if (Shape::kParts > 1 && at.part > 0) sum.x += before[row()], sum.y += before[row() + 8];
+    return sum;
+  }
   __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
-  }
-
-  // A lane's elements, times a factor of their row.
-  __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n)
-      sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
-  }
-
-  __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
-#pragma unroll
-    for (int n = 0; n < Sums::kN; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[0][n][i] += more[0][n][i];
-    }
   }
 };
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     delta_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kCompiled = Shape::kHopper;
-#else
-  constexpr bool kCompiled = !Shape::kHopper;
-#endif
-  if constexpr (kCompiled) {
+  if constexpr (is_gradient_compiled<Shape>()) {
     extern __shared__ __align__(1024) unsigned char memory[];
     using Gradients = DeltaGradients<Shape>;
     auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
@@ -273,8 +217,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const DeltaRuleInputs& in = p.in;
     // What threads would know alike is in shared memory: sums need the registers.
     if (threadIdx.x == 0) {
-      shared.space = DeltaChunkSpace(in, Shape::kKeys, chunks, p.workspace);
-      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips);
+      shared.space = DeltaChunkSpace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
+      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
       DeltaGradientPlace place(in, shared.way);
 #pragma unroll 1
       for (int i = 0; i < 3; ++i, place.advance(in, shared.way)) shared.places[i] = place;
@@ -284,7 +228,6 @@ __global__ void __launch_bounds__(Shape::kThreads)
       (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     const DeltaGradientWay& way = shared.way;
-    const float scale = static_cast<float>(in.scale.get());
     const auto load = [&](int step) { Gradients(p, shared).load(shared.stages[step % 2], shared.places[step % 4]); };
     load(0), load(1);
     typename Gradients::GradientSums sums;
@@ -303,7 +246,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       if (free) load(step + 2);
       if (here.last_slice(way)) {
         const Gradients gradients(p, shared);
-        gradients.finish_head(here, scale, sums, product, dq, dk);
+        gradients.finish_head(here, static_cast<float>(in.scale.get()), sums, product, dq, dk);
         if (here.last_member(way)) gradients.finish_chunk(here, dq, dk);
         __syncthreads();
       }

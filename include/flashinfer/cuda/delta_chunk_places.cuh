@@ -1,5 +1,5 @@
-// Where a block that makes gradients is: it goes from a chunk and a head of q and k to others, at these from value head
-// to value head, and at those from slice of columns to slice of columns.
+// Where a block that makes gradients is: it goes from a chunk and a head of q and k to others, at these from part to
+// part of the keys, from value head to value head, and at those from slice of columns to slice of columns.
 #pragma once
 
 #include <flashinfer/cuda/delta_chunk.cuh>
@@ -8,21 +8,23 @@ namespace flashinfer::cuda {
 
 // How many of each there are.
 struct DeltaGradientWay {
-  int items, slices, group;
+  int items, slices, group, parts;
 
-  __device__ __forceinline__ DeltaGradientWay(const DeltaRuleInputs& in, int64_t chunks, int64_t slices_)
+  __device__ __forceinline__ DeltaGradientWay(const DeltaRuleInputs& in, int64_t chunks, int64_t slices_,
+                                              int parts_ = 1)
       : items(static_cast<int>(chunks * in.num_heads)),
         slices(static_cast<int>(slices_)),
-        group(static_cast<int>(in.group())) {}
+        group(static_cast<int>(in.group())),
+        parts(parts_) {}
 };
 struct DeltaGradientPlace {
-  int item, member, slice;
-  int chunks, heads;  // that the block has done, of value heads
+  int item, part, member, slice;
+  int chunks, heads;  // that the block has done, parts of chunks and of value heads
   int number, head;   // of the chunk and of the head of q and k
   DeltaChunk chunk;
 
   __device__ __forceinline__ DeltaGradientPlace(const DeltaRuleInputs& in, const DeltaGradientWay& way)
-      : item(blockIdx.x), member(0), slice(0), chunks(0), heads(0), number(0), head(0), chunk({0, 0, 0}, -1) {
+      : item(blockIdx.x), part(0), member(0), slice(0), chunks(0), heads(0), number(0), head(0), chunk({0, 0, 0}, -1) {
     find(in, way);
   }
   __device__ __forceinline__ bool done(const DeltaGradientWay& way) const { return item >= way.items; }
@@ -33,6 +35,7 @@ struct DeltaGradientPlace {
   }
   __device__ __forceinline__ bool last_slice(const DeltaGradientWay& way) const { return slice + 1 == way.slices; }
   __device__ __forceinline__ bool last_member(const DeltaGradientWay& way) const { return member + 1 == way.group; }
+  __device__ __forceinline__ bool last_part(const DeltaGradientWay& way) const { return part + 1 == way.parts; }
   __device__ __forceinline__ void advance(const DeltaRuleInputs& in, const DeltaGradientWay& way) {
     if (!last_slice(way)) {
       ++slice;
@@ -43,7 +46,9 @@ struct DeltaGradientPlace {
       ++member;
       return;
     }
-    member = 0, ++chunks, item += gridDim.x;
+    member = 0, ++chunks;
+    if (++part < way.parts) return;
+    part = 0, item += gridDim.x;
     find(in, way);
   }
 

@@ -26,6 +26,9 @@ struct DeltaGradientResults : Shape::Products {
   __device__ __forceinline__ DeltaGradientResults(const DeltaRuleBackwardParams& params, const DeltaGradientWay& way_)
       : p(params), in(params.in), way(way_) {}
 
+  // Of the keys: the first, where there is one.
+  __device__ __forceinline__ static int part(const Place& at) { return Shape::kParts > 1 ? at.part : 0; }
+
   __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
     float2 two;
     unpack<T>(ptx::load_shared(place_of(tile, n, lower)), two.x, two.y);
@@ -73,8 +76,9 @@ struct DeltaGradientResults : Shape::Products {
       const int64_t start =
           ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.head) * in.key_dim;
       const uint4 eight = ptx::load_shared_16(KeyRows::chunk(KeyRows::row(ptx::shared_address(tile), token), unit));
-      if (token < at.chunk.count && 8 * unit < in.key_dim)
-        *reinterpret_cast<uint4*>(static_cast<T*>(to) + start + 8 * unit) = eight;
+      const int key = part(at) * kKeys + 8 * unit;
+      if (token < at.chunk.count && key < in.key_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + start + key) = eight;
     }
   }
 
@@ -96,8 +100,10 @@ struct DeltaGradientResults : Shape::Products {
 #pragma unroll
     for (float part : behinds) behind += part;
     float* to = static_cast<float*>(p.grad_g);
-    if (last < at.chunk.count) to[token(last, at)] = behind + before + one;
-    if (last - 1 < at.chunk.count) to[token(last - 1, at)] = behind + sum;
+    const auto give = [&](int i, float value) {  // parts of the keys add
+      if (i < at.chunk.count) to[token(i, at)] = part(at) > 0 ? to[token(i, at)] + value : value;
+    };
+    give(last, behind + before + one), give(last - 1, behind + sum);
   }
   // Of <dy_i, r_j>, those of i = j.
   __device__ __forceinline__ void give_betas(const Place& at, const Accumulator<16, kDeltaChunk>& local) const {

@@ -44,15 +44,15 @@ struct DeltaSplit : DeltaChain<Shape> {
     typename Base::StateLeft a;
     typename Base::Sums r;
     typename Base::Left left;
-    Products::read(r, a, stage.k, [&](int i) {
+    Products::read(r, a, this->mine(stage.k), [&](int i) {
       pack_left<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
       to.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
     });
     this->subtract_from_values(r, stage.v, terms.read);
     this->scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
-    state.scale(terms.last[0]);
-    Products::write(state, left, stage.k, [&](int m) {
+    this->decay(state, stage);
+    Products::write(state, left, this->mine(stage.written()), [&](int m) {
       this->scale_tokens(r, m, terms.beta);
       pack_left<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
       to.u[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
@@ -82,7 +82,7 @@ struct DeltaSplit : DeltaChain<Shape> {
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const DeltaRuleParams p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DeltaSplitShared<Shape>*>(memory);
   wait_for_inputs();
   const DeltaSplit<Shape> split(p);

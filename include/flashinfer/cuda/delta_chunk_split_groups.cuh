@@ -10,9 +10,9 @@
 
 namespace flashinfer::cuda {
 
-template <typename T, int kKeys>
-struct DeltaSplitGroupShape : DeltaGroupShape<T, kKeys, 1> {
-  static constexpr int kThreads = 384, kStages = 3, kHanded = 2, kBlocks = 1;
+template <typename T, int kKeys, bool kChannels = false>
+struct DeltaSplitGroupShape : DeltaGroupShape<T, kKeys, 1, kChannels> {
+  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kHanded = 2, kBlocks = 1;
 };
 
 // States and u of 64 columns as right operands, tiles of rows of 128 bytes: a row for each column.
@@ -51,16 +51,17 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
     typename Base::Sums r;
     typename Base::Left left, values;
     this->pack_state(a, state);
-    Products::read(r, a, stage.k);
+    Products::read(r, a, this->mine(stage.k));
     hand(ptx::shared_address(to.state), a);
     this->load_values(values, stage.v);
-    this->finish_residuals(r, left, a, values, terms);
-    state.scale(terms.last[0]);
+    Products::template wait<0>(r, a);
+    this->finish_residuals(r, left, values, terms);
+    this->decay(state, stage);
     Products::template wait<0>(r, left);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
     this->scaled(left, r, terms.write);
-    Products::write(state, left, stage.k);
+    Products::write(state, left, this->mine(stage.written()));
     typename Base::Left u;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
@@ -161,7 +162,7 @@ __device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const D
   const DeltaRuleInputs& in = p.in;
   const int group = static_cast<int>(threadIdx.x) / Prepare::kThreads;
   auto& shared = static_cast<typename Prepare::Shared*>(memory)[group];
-  const Prepare prepare{in, shared, static_cast<int>(threadIdx.x) % Prepare::kThreads, 1 + group};
+  const Prepare prepare(in, shared, static_cast<int>(threadIdx.x) % Prepare::kThreads, 1 + group);
   const auto heads = static_cast<uint32_t>(in.num_value_heads), sequences = static_cast<uint32_t>(in.num_sequences);
   const auto units = static_cast<uint32_t>(first_chunk(in, in.num_sequences)) * heads,
              chunks = units / heads / sequences;
@@ -190,8 +191,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const Ring<kStages> ring{ptx::shared_address(barriers)};
     const Ring<kHanded> handed{ptx::shared_address(handed_barriers)};
     wait_for_inputs();
-    static_assert(sizeof(shared) >= Shape::kThreads / 128 * sizeof(DeltaPrepareShared<Shape::kKeys>));
-    if (blockIdx.x < ready.blocks) return prepare_chunks<Shape>(p, ready, memory);
+    if constexpr (!Shape::kChannels) {
+      static_assert(sizeof(shared) >= Shape::kThreads / 128 * sizeof(DeltaPrepareShared<Shape::kKeys>));
+      if (blockIdx.x < ready.blocks) return prepare_chunks<Shape>(p, ready, memory);
+    }
     const Split split(p, blockIdx.x - ready.blocks);
     if (threadIdx.x == 0) {
       ring.init(Shape::kCopiers, 2 * Shape::kWarps), handed.init(Shape::kWarps, Shape::kWarps);

@@ -3,57 +3,15 @@
 // tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
 #pragma once
 
-#include <flashinfer/cuda/delta_chunk_products.cuh>
+#include <flashinfer/cuda/delta_chunk_shapes.cuh>
 #include <flashinfer/cuda/delta_columns.cuh>
 #include <flashinfer/cuda/ptx/movmatrix.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/stmatrix.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
 
 namespace flashinfer::cuda {
-
-// Of a block: kWarps warps compute, kLoaders more start copies; none of them: all do.
-template <typename T_, int kKeys_, int kWarps_, int kLoaders_>
-struct DeltaWalkShape {
-  using T = T_;
-  using Products = DeltaWarpProducts<T, kKeys_>;
-  using Terms = DeltaTerms;
-  using TermsOfZ = DeltaTerms;  // where P is not wanted
-  static constexpr bool kHopper = false;
-  static constexpr int kAlign = 128;  // of a tile
-  static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kWarps;
-  static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
-  static constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kColumns;
-  static constexpr int kBlocks = 1, kMostStages = kLoaders ? 3 : 2;  // blocks of an SM; see kWalkStages
-  static constexpr int kMostBytes = 163 * 1024;                      // of shared memory, in 8.0
-  using Keys = typename Products::Keys;                              // a chunk's rows of q or k
-  using Values = uint4[kDeltaChunk][kValueBytes / 16];               // and of v or o, the columns of the block
-};
-
-// kGroups warpgroups compute, and one more starts copies.
-template <typename T, int kKeys_, int kGroups>
-struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4> {
-  using Products = DeltaGroupProducts<T, kKeys_>;
-  using Terms = DeltaTileTerms<DeltaTileMatrices>;
-  using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
-  static constexpr bool kHopper = true;
-  static constexpr int kAlign = 1024;
-  static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
-  // A processor of 9.0 has 228 KiB, of which a block takes one for itself and one for the barriers before its stages.
-  static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
-  // None: a thread of this block can have as many as there are.
-  static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;
-};
-
-// How many chunks have tiles at once, as many as there is memory for: one is computed while the others are on their
-// way. Behind them is what a stage says that its walk keeps besides.
-template <typename Shape, typename Stage>
-constexpr int kMostWalkStages = (Shape::kMostBytes - Stage::kKeptBytes) / static_cast<int>(sizeof(Stage));
-template <typename Shape, typename Stage>
-constexpr int kWalkStages =
-    kMostWalkStages<Shape, Stage> < Shape::kMostStages ? kMostWalkStages<Shape, Stage> : Shape::kMostStages;
-template <typename Shape, typename Stage>
-constexpr int kWalkBytes = kWalkStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kKeptBytes;
 
 template <typename Shape>
 struct DeltaWalk {
@@ -62,17 +20,20 @@ struct DeltaWalk {
   using State = typename Products::State;
   using Sums = DeltaSums16;  // of columns and tokens
   using Left = DeltaLeft;
-  using StateLeft = DeltaStateLeft<Shape::kKeys>;
+  using StateLeft = DeltaStateLeft<Shape::kPartKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
   const DeltaBlock block;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int part = 0;
 
   __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
-      : in(inputs), block(inputs, Shape::kColumns, number) {}
+      : in(inputs), block(inputs, Shape::kColumns, number) {
+    if constexpr (Shape::kParts > 1) part = warp / Shape::kPartWarps, warp -= part * Shape::kPartWarps;
+  }
 
-  __device__ __forceinline__ bool computes() const { return warp < Shape::kWarps; }
+  __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
   // Of the threads that start copies.
   __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
@@ -83,13 +44,50 @@ struct DeltaWalk {
   __device__ __forceinline__ int64_t place(int64_t number) const {
     return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
   }
+  // The first of this warp's blocks of 16 x 16 of states that are in memory, of 16 columns.
+  __device__ __forceinline__ int64_t state_block(int64_t strip) const {
+    return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
+  }
   // The first of this warp's columns.
   __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
-                                            const DeltaChunk& chunk) const {
+                                            const DeltaChunk& chunk, int64_t from = 0) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
-                                                                   block.key_head, 0, in.key_dim, copier());
+                                                                   block.key_head, from, in.key_dim, copier());
+  }
+  __device__ __forceinline__ void copy_keys(typename Shape::Keys (&to)[2], const void* rows,
+                                            const TokenStrides& strides, const DeltaChunk& chunk) const {
+    copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
+  }
+  // From rows of a chunk that are there for all tokens and keys.
+  __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
+        ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::Given& given,
+                                            const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.k, given.k), copy_rows(to.written_k, given.written);
+      copy_bytes(to.decay, given.decay, sizeof(to.decay));
+    } else {
+      copy_keys(to.k, in.k, in.k_strides, chunk);
+    }
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void load_queries(Stage& to, const typename Shape::Given& given,
+                                               const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.q, given.q);
+    } else {
+      copy_keys(to.q, in.q, in.q_strides, chunk);
+    }
+  }
+  // Of a tile of keys, this warp's part.
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys& tile) const { return tile; }
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys (&tiles)[2]) const {
+    return tiles[part];
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {
@@ -102,8 +100,8 @@ struct DeltaWalk {
     for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
       ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
   }
-  __device__ __forceinline__ void copy_terms(DeltaTerms& to, const DeltaTerms& from) const {
-    copy_bytes(&to, &from, sizeof(DeltaMatrices) + sizeof(DeltaFactors));
+  __device__ __forceinline__ void copy_terms(DeltaWalkTerms& to, const DeltaTerms& from) const {
+    copy_bytes(&to, &from, sizeof(DeltaWalkTerms));
   }
   template <typename Matrices>
   __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
@@ -117,16 +115,29 @@ struct DeltaWalk {
   __device__ __forceinline__ void for_state(State& state, const Body& body) const {
     const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
 #pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n) {
+    for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int64_t row = 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
+        const int64_t row = part * Shape::kPartKeys + 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
         if (row < in.key_dim && v < in.value_dim)
           body(state[0][n][i], start + row * in.row_stride() + v * in.column_stride());
       }
     }
   }
 
+  // A state times the decays of a chunk.
+  template <typename Stage>
+  __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
+    if constexpr (Shape::kChannels) {
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 8; ++n) {
+        const float2 by = *reinterpret_cast<const float2*>(&stage.decay[8 * n + 2 * (lane % 4)]);
+        state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+      }
+    } else {
+      state.scale(stage.terms.last[0]);
+    }
+  }
   // Factors of a lane's two tokens of tile n.
   __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
@@ -156,7 +167,7 @@ struct DeltaWalk {
   // A state as a left operand.
   __device__ __forceinline__ static void pack_state(StateLeft& a, const State& state) {
 #pragma unroll
-    for (int step = 0; step < Shape::kKeys / 16; ++step)
+    for (int step = 0; step < Shape::kPartKeys / 16; ++step)
       pack_left<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
   }
   // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
@@ -182,6 +193,35 @@ struct DeltaWalk {
       }
     }
   }
+  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
+  template <bool kForAll>
+  __device__ __forceinline__ void join(DeltaSums16& sums, DeltaJoined<Shape>* joined) const {
+    if constexpr (Shape::kParts > 1) {
+      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
+#pragma unroll
+      for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
+        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
+        if (kForAll || part > 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const auto& of = sums[0][first + n];
+            *reinterpret_cast<float4*>(&(*joined)[warp + part * kWarps][n][lane]) =
+                make_float4(of[0], of[1], of[2], of[3]);
+          }
+        }
+        ptx::named_barrier<32 * Shape::kWarps>(1);
+        if (kForAll || part == 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const float4 other = *reinterpret_cast<const float4*>(&(*joined)[warp + (1 - part) * kWarps][n][lane]);
+            auto& of = sums[0][first + n];
+            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
+          }
+        }
+      }
+    }
+  }
+
   // r = V - read K S, behind K S: of tokens 16 m to 16 m + 15, or of all.
   __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {
@@ -209,22 +249,12 @@ struct DeltaWalk {
     }
   }
 
-  // r = V - read K S - Z B (V - read K S) behind the start of K S, but for the wait for the last product, whose left
-  // operand is `left`.
+  // r = V - read K S - Z B (V - read K S) of K S, but for the wait for the last product, whose left operand is `left`.
   template <typename Terms>
-  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, StateLeft& a, const Left& v,
-                                                   const Terms& terms) const {
-    Products::template wait<0>(r, a);
+  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, const Left& v, const Terms& terms) const {
     subtract_from_values(r, v, terms.read);
     scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
-  }
-  template <typename Stage>
-  __device__ __forceinline__ void start_residuals(Sums& r, Left& left, StateLeft& a, const Stage& stage) const {
-    Left values;
-    Products::read(r, a, stage.k);
-    load_values(values, stage.v);
-    finish_residuals(r, left, a, values, stage.terms);
   }
 
   // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read. kFewRegisters: where

@@ -1,6 +1,7 @@
 // The delta rule on CUDA over chunks of 64 tokens, on tensor cores: which calls it takes, and its launches.
 #pragma once
 
+#include <flashinfer/cuda/delta_chunk_channels.cuh>
 #include <flashinfer/cuda/delta_chunk_prepare.cuh>
 #include <flashinfer/cuda/delta_chunk_split.cuh>
 #include <flashinfer/cuda/delta_chunk_split_groups.cuh>
@@ -11,17 +12,18 @@ namespace flashinfer::cuda {
 template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in) {
   if constexpr (!kIsHalfType<T>) return false;
-  const auto whole = [](const void* rows, const TokenStrides& by) {
-    return reinterpret_cast<uintptr_t>(rows) % 16 == 0 && by.batch % 8 == 0 && by.token % 8 == 0 && by.head % 8 == 0;
+  const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
+  const auto whole = [&](const void* rows, const TokenStrides& by) {
+    return aligned(rows) && by.batch % 8 == 0 && by.token % 8 == 0 && by.head % 8 == 0;
   };
-  return in.chunked && !in.gk && !in.beta_is_vector && in.key_dim <= 128 && in.key_dim % 8 == 0 &&
-         in.value_dim % 8 == 0 && whole(in.q, in.q_strides) && whole(in.k, in.k_strides) && whole(in.v, in.v_strides) &&
-         in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
+  return in.chunked && aligned(in.gk) && !in.beta_is_vector && in.key_dim <= (in.gk ? 128 : 256) &&
+         in.key_dim % 8 == 0 && in.value_dim % 8 == 0 && whole(in.q, in.q_strides) && whole(in.k, in.k_strides) &&
+         whole(in.v, in.v_strides) && in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
 }
 
 // Bytes of the terms of all chunks, then of whether they are there.
 inline int64_t delta_terms_bytes(const DeltaRuleInputs& in) {
-  return count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(DeltaTerms));
+  return count_chunks(in) * in.num_value_heads * delta_term_bytes(in);
 }
 inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return delta_terms_bytes(in) + count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(uint32_t));
@@ -50,38 +52,47 @@ void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... 
 }
 
 // Whether this binary has warpgroups for the device: their kernels are empty where they are not compiled.
-template <typename T, int kKeys>
-bool has_delta_groups(const Launch& where) {
+template <auto kKernel>
+bool is_there(const Launch& where) {
   static PerDevice<bool> found;
   return found.get(where.device, [](int device) {
     if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return false;
     cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, delta_split_groups_kernel<DeltaSplitGroupShape<T, kKeys>>),
-          "cudaFuncGetAttributes");
+    check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
     return attributes.sharedSizeBytes > 0;
   });
 }
+template <typename T, int kKeys, bool kChannels = false>
+bool has_delta_groups(const Launch& where) {
+  return is_there<delta_split_groups_kernel<DeltaSplitGroupShape<T, kKeys, kChannels>>>(where);
+}
 
 // Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
-// processors have one. On warpgroups: the fewest with which no block waits for another's processor, by times of all
-// shapes on an H200.
+// processors have one.
+template <typename T, int kKeys, bool kChannels, typename Body>
+void with_warps_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
+  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0, kChannels>{});
+  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0, kChannels>{});
+  body(DeltaWalkShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
+}
+// On warpgroups: the fewest with which no block waits for another's processor, by times of all shapes on an H200.
 template <typename T, int kKeys, typename Body>
 void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
-  const int64_t num_sms = device_info(where.device).num_sms, wanted = num_sms * 3 / 4;
+  const int64_t num_sms = device_info(where.device).num_sms;
   if (has_delta_groups<T, kKeys>(where)) {
     if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWalkShape<T, kKeys, 2, 2>{});
     if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaGroupShape<T, kKeys, 1>{});
     return body(DeltaGroupShape<T, kKeys, 2>{});
   }
-  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0>{});
-  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0>{});
-  body(DeltaWalkShape<T, kKeys, 2, 2>{});
+  with_warps_shape<T, kKeys, false>(in, where, body);
 }
 
 template <typename T, int kKeys>
 void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const Launch& where) {
   const auto blocks = static_cast<unsigned>(count_chunks(in) * in.num_value_heads);
-  launch(delta_prepare_kernel<T, kKeys>, blocks, DeltaPrepare<T, kKeys>::kThreads, 0, where, in, terms);
+  launch_wide<delta_prepare_kernel<T, kKeys>>(blocks, DeltaPrepare<T, kKeys>::kThreads,
+                                              sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
 }
 
 // Whether there is the memory for it.
@@ -135,11 +146,48 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   });
 }
 
+// More keys than one warp has in registers.
+template <typename T>
+void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  using Groups = DeltaGroupShape<T, 256, 2>;
+  using Warps = DeltaWalkShape<T, 256, 4, 0>;
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  if (is_there<delta_chain_kernel<Groups>>(where)) {
+    launch_walk<delta_chain_kernel<Groups>, Groups, DeltaChainStage<Groups>>(p.in, where, p);
+  } else {
+    launch_walk<delta_chain_kernel<Warps>, Warps, DeltaChainStage<Warps>>(p.in, where, p);
+  }
+}
+
+template <typename T, int kKeys>
+void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const Launch& where) {
+  launch_wide<delta_prepare_channels_kernel<T, kKeys>>(
+      count_chunks(in) * in.num_value_heads, DeltaPrepareChannels<T, kKeys>::kThreads,
+      sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
+}
+
+// A gate of each channel of k.
+template <typename T, int kKeys>
+void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
+  if (has_delta_groups<T, kKeys, true>(where))
+    return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
+  with_warps_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
+  });
+}
+template <typename T>
+void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
+  p.in.key_dim <= 64 ? delta_rule_channels<T, 64>(p, where) : delta_rule_channels<T, 128>(p, where);
+}
+
+// A gate of all channels, or none.
 template <typename T>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
-  if constexpr (kIsHalfType<T>) {
-    p.in.key_dim <= 64 ? delta_rule_chunks<T, 64>(p, where) : delta_rule_chunks<T, 128>(p, where);
-  }
+  p.in.key_dim <= 64 ? delta_rule_chunks<T, 64>(p, where) : delta_rule_chunks<T, 128>(p, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <flashinfer/cuda/delta_chunk_channel_gradients.cuh>
 #include <flashinfer/cuda/delta_chunk_gradients.cuh>
 #include <flashinfer/cuda/delta_chunk_split_reverse.cuh>
 #include <flashinfer/cuda/delta_rule_chunk.cuh>
@@ -11,11 +12,11 @@ namespace flashinfer::cuda {
 
 template <typename T>
 bool takes_chunks(const DeltaRuleBackwardParams& p) {
-  return takes_chunks<T>(p.in) && p.grad_o && reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
+  return takes_chunks<T>(p.in) && !(p.in.g && p.in.gk) && p.grad_o && reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
-  const DeltaChunkSpace space(in, in.key_dim <= 64 ? 64 : 128, count_chunks(in), nullptr);
+  const DeltaChunkSpace space(in, in.key_dim <= 64 ? 64 : in.key_dim <= 128 ? 128 : 256, count_chunks(in), nullptr);
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
 }
 
@@ -54,11 +55,68 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   }
 }
 
+// More keys than one warp has in registers.
+template <typename T>
+struct DeltaWideWalkShape : DeltaGroupShape<T, 256, 2> {
+  static constexpr int kJoined = 16;  // beside what is kept there is no memory for more
+};
+template <typename T>
+void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  const int64_t chunks = count_chunks(p.in), items = chunks * p.in.num_heads;
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  const auto run = [&](auto shape, auto gradients, int64_t blocks) {
+    using Shape = decltype(shape);
+    using Gradients = decltype(gradients);
+    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           kBothWalksBytes<Shape>, where, p, chunks);
+    launch_wide<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads, sizeof(DeltaGradientsShared<Gradients>),
+                                                   where, p, chunks);
+  };
+  if (is_there<delta_walks_kernel<DeltaWideWalkShape<T>>>(where)) {
+    run(DeltaWideWalkShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
+        std::min<int64_t>(items, device_info(where.device).num_sms));
+  } else {
+    run(DeltaWalkShape<T, 256, 4, 0>{}, DeltaGradientShape<T, 64, false, 4>{}, items);
+  }
+}
+
+// A gate of each channel of k.
+template <typename T, int kKeys>
+void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  const int64_t chunks = count_chunks(p.in);
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
+  const auto walk = [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                           kBothWalksBytes<Shape>, where, p, chunks);
+  };
+  const auto finish = [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_wide<delta_channel_gradients_kernel<Shape>>(chunks * p.in.num_heads, Shape::kThreads,
+                                                       sizeof(DeltaChannelGradientsShared<Shape>), where, p, chunks);
+  };
+  using Group = DeltaGroupShape<T, kKeys, 1, true>;
+  if (!is_there<delta_walks_kernel<Group>>(where)) {
+    with_warps_shape<T, kKeys, true>(p.in, where, walk);
+    return finish(DeltaChannelGradientShape<T, kKeys, false>{});
+  }
+  if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
+    walk(Group{});
+  } else {
+    walk(DeltaGroupShape<T, kKeys, 2, true>{});
+  }
+  finish(DeltaChannelGradientShape<T, kKeys, true>{});
+}
+template <typename T>
+void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  p.in.key_dim <= 64 ? delta_rule_channels_backward<T, 64>(p, where) : delta_rule_channels_backward<T, 128>(p, where);
+}
+
 template <typename T>
 void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
-  if constexpr (kIsHalfType<T>) {
-    p.in.key_dim <= 64 ? delta_rule_chunks_backward<T, 64>(p, where) : delta_rule_chunks_backward<T, 128>(p, where);
-  }
+  p.in.key_dim <= 64 ? delta_rule_chunks_backward<T, 64>(p, where) : delta_rule_chunks_backward<T, 128>(p, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -1,0 +1,8 @@
+// The delta rule over chunks on CUDA with a gate of each channel, float16, of keys of up to 128.
+#include <flashinfer/cuda/delta_rule_chunk.cuh>
+
+namespace flashinfer::cuda {
+
+template void delta_rule_channels<half_t, 128>(const DeltaRuleParams& p, const Launch& stream);
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,8 @@
+// The delta rule over chunks on CUDA with more than 128 keys, bfloat16.
+#include <flashinfer/cuda/delta_rule_chunk.cuh>
+
+namespace flashinfer::cuda {
+
+template void delta_rule_wide_chunks<bfloat16_t>(const DeltaRuleParams& p, const Launch& stream);
+
+}  // namespace flashinfer::cuda
