@@ -16,127 +16,110 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   using typename Base::Place, typename Base::Rows, typename Base::Shared;
   using KeyRows = Swizzle<2 * Shape::kKeys, kDeltaChunk>;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
-  static constexpr int kOwn = kBlocks * kKeys / kThreads;  // channels of a thread, in 16 rows
-  using Own = float[kOwn];
+  static constexpr int kTasks = kBlocks * kKeys / kThreads;  // of a thread: a channel of 16 rows
   using Base::Base;
   using Base::in, Base::p, Base::shared, Base::space, Base::thread, Base::way;
 
   // Rows times the decays of their blocks, and the decays of whole blocks.
   __device__ __forceinline__ void scale_rows(const Place& at) const {
-    Own a[16], product;
-    load_decays(a, at);
+#pragma unroll 1
+    for (int task = 0; task < kTasks; ++task) {
+      const int block = block_of(task);
+      float a[16], product = 1;
+      load_decays(a, at, block);
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) product[e] = 1;
+      for (int i = 0; i < 16; ++i) {
+        const int row = 16 * block + i;
+        product *= a[i];
+        element(shared.read_k, row, channel()) = from_float<T>(product * to_float(element(shared.k, row, channel())));
+        element(shared.read_q, row, channel()) = from_float<T>(product * to_float(element(shared.q, row, channel())));
+      }
+      shared.blocks[block][channel()] = product;
+      product = 1;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      Own k, q;
-      load_own(k, shared.k, i), load_own(q, shared.q, i);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) product[e] *= a[i][e], k[e] *= product[e], q[e] *= product[e];
-      store_own(shared.read_k, i, k), store_own(shared.read_q, i, q);
-    }
-#pragma unroll
-    for (int e = 0; e < kOwn; ++e) shared.blocks[block()][channel() + e] = product[e], product[e] = 1;
-#pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      Own k;
-      load_own(k, shared.k, i);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) k[e] *= product[e], product[e] *= a[i][e];
-      store_own(shared.written_k, i, k);
+      for (int i = 15; i >= 0; --i) {
+        const int row = 16 * block + i;
+        element(shared.written_k, row, channel()) =
+            from_float<T>(product * to_float(element(shared.k, row, channel())));
+        product *= a[i];
+      }
     }
   }
-  // This thread's channels: sums become gradients.
+  // This thread's channels: sums become gradients, to which those of the value heads before are added.
   __device__ __forceinline__ void finish_channels(const Place& at) const {
-    const int number = DeltaMatrices::block(block(), block());
-    const uint32_t of_ps = ptx::shared_address(shared.p[number]), of_xs = ptx::shared_address(shared.x[number]);
-    Own a[16], w[16], decay, along;
-    load_decays(a, at);
+#pragma unroll 1
+    for (int task = 0; task < kTasks; ++task) {
+      const int block = block_of(task), number = DeltaMatrices::block(block, block);
+      const uint32_t of_ps = ptx::shared_address(shared.p[number]), of_xs = ptx::shared_address(shared.x[number]);
+      float a[16], w[16], decay = 1;
+      load_decays(a, at, block);
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) decay[e] = 1, along[e] = 0;
+      for (int i = 0; i < 16; ++i) {
+        const int row = 16 * block + i;
+        float of_p[16], of_x[16];
+        load_local(of_p, of_ps, i), load_local(of_x, of_xs, i);
+        const float k = to_float(element(shared.k, row, channel()));
+        decay *= a[i];
+        float dq = decay * shared.queries[row][channel()] + of_p[i] * k;
+        float read = decay * shared.read[row][channel()];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = 16 * block() + i;
-      float of_p[16], of_x[16];
-      Own dq, read;
-      load_local(of_p, of_ps, i), load_local(of_x, of_xs, i), load_own(w[i], shared.k, i);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) {
-        decay[e] *= a[i][e];
-        dq[e] = decay[e] * shared.queries[row][channel() + e] + of_p[i] * w[i][e];
-        read[e] = decay[e] * shared.read[row][channel() + e];
+        for (int j = 0; j < i; ++j) w[j] *= a[i], dq += of_p[j] * w[j], read += of_x[j] * w[j];
+        w[i] = k;
+        shared.queries[row][channel()] = dq, shared.read[row][channel()] = read;
       }
+      decay = 1;
+      float along = 0;
 #pragma unroll
-      for (int j = 0; j < i; ++j) {
+      for (int i = 0; i < 16; ++i) w[i] = 0;  // what later rows give row i
 #pragma unroll
-        for (int e = 0; e < kOwn; ++e) w[j][e] *= a[i][e], dq[e] += of_p[j] * w[j][e], read[e] += of_x[j] * w[j][e];
+      for (int i = 15; i >= 0; --i) {
+        const int row = 16 * block + i;
+        float of_p[16], of_x[16];
+        load_local(of_p, of_ps, i), load_local(of_x, of_xs, i);
+        const float k = to_float(element(shared.k, row, channel())), q = to_float(element(shared.q, row, channel()));
+        const float dq = shared.queries[row][channel()], read = shared.read[row][channel()];
+        const float col = decay * shared.col[row][channel()] + w[i] + of_p[i] * q;
+        along += q * dq + k * (read - col);
+        shared.col[row][channel()] = along;
+        shared.read[row][channel()] = read + col;
+#pragma unroll
+        for (int j = 0; j < i; ++j) w[j] = a[i] * (w[j] + of_p[j] * q + of_x[j] * k);
+        decay *= a[i];
       }
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e)
-        shared.queries[row][channel() + e] = dq[e], shared.read[row][channel() + e] = read[e];
+      shared.behind[block][channel()] = along;
     }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) w[i][e] = 0, decay[e] = 1;  // w: what later rows give row i
-    }
-#pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      const int row = 16 * block() + i;
-      float of_p[16], of_x[16];
-      Own k, q;
-      load_local(of_p, of_ps, i), load_local(of_x, of_xs, i), load_own(k, shared.k, i), load_own(q, shared.q, i);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) {
-        float &dq = shared.queries[row][channel() + e], &dk = shared.read[row][channel() + e];
-        float& sum = shared.col[row][channel() + e];
-        const float col = decay[e] * sum + w[i][e] + of_p[i] * q[e];
-        along[e] += q[e] * dq + k[e] * (dk - col);
-        sum = along[e], dk += col, decay[e] *= a[i][e];
-      }
-#pragma unroll
-      for (int j = 0; j < i; ++j) {
-#pragma unroll
-        for (int e = 0; e < kOwn; ++e) w[j][e] = a[i][e] * (w[j][e] + of_p[j] * q[e] + of_x[j] * k[e]);
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < kOwn; ++e) shared.behind[block()][channel() + e] = along[e];
   }
   // Those of several value heads meet in memory, each number by the same thread.
   __device__ __forceinline__ void add_members(const Place& at) const {
-    float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + thread % kKeys;
+    float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
     for (int row = thread / kKeys; row < kDeltaChunk; row += kThreads / kKeys) {
-      float &dq = shared.queries[row][thread % kKeys], &dk = shared.read[row][thread % kKeys];
+      float &dq = shared.queries[row][channel()], &dk = shared.read[row][channel()];
       float* to = sums + row * (2 * kKeys);
       if (at.member > 0) dq += to[0], dk += to[kKeys];
       if (!at.last_member(way)) to[0] = dq, to[kKeys] = dk;
     }
   }
   __device__ __forceinline__ void give_gates(const Place& at) const {
+    float state = 0, decay = 1;  // <D, S behind the chunk>
+#pragma unroll
+    for (int block = kBlocks - 1; block >= 0; --block)
+      state += decay * shared.written[block][channel()], decay *= shared.blocks[block][channel()];
+    float product = 0;
+#pragma unroll
+    for (int part = 0; part < Shared::kParts; ++part) product += shared.product[part][channel()];
+    state += decay * product;
     if (channel() >= in.key_dim) return;
-    Own sums;  // of <D, S behind the chunk>, and of blocks behind this one
+#pragma unroll 1
+    for (int task = 0; task < kTasks; ++task) {
+      float behind = state;
+      for (int block = kBlocks - 1; block > block_of(task); --block) behind += shared.behind[block][channel()];
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) {
-      const int c = channel() + e;
-      float state = 0, decay = 1, product = 0, behind = 0;
-#pragma unroll
-      for (int i = kBlocks - 1; i >= 0; --i) {
-        state += decay * shared.written[i][c], decay *= shared.blocks[i][c];
-        if (i > block()) behind += shared.behind[i][c];
+      for (int i = 0; i < 16; ++i) {
+        const int row = 16 * block_of(task) + i;
+        if (row < at.chunk.count)
+          static_cast<float*>(p.grad_gk)[token(row, at) * in.key_dim + channel()] = behind + shared.col[row][channel()];
       }
-#pragma unroll
-      for (int part = 0; part < Shared::kParts; ++part) product += shared.product[part][c];
-      sums[e] = state + decay * product + behind;
-    }
-    float* to = static_cast<float*>(p.grad_gk) + channel();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = 16 * block() + i;
-      if (row >= at.chunk.count) break;
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) to[token(row, at) * in.key_dim + e] = sums[e] + shared.col[row][channel() + e];
     }
   }
   __device__ __forceinline__ void store(const Place& at) const {
@@ -145,52 +128,26 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   }
 
  private:
-  __device__ __forceinline__ int channel() const { return thread % (kKeys / kOwn) * kOwn; }
-  __device__ __forceinline__ int block() const { return thread / (kKeys / kOwn); }
+  __device__ __forceinline__ int channel() const { return thread % kKeys; }
+  __device__ __forceinline__ int block_of(int task) const { return thread / kKeys + task * (kThreads / kKeys); }
   __device__ __forceinline__ int64_t token(int i, const Place& at) const {
     return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(way);
   }
-  // This thread's channels of row i of its block.
-  __device__ __forceinline__ uint32_t own(Rows& tile, int i) const {
-    const uint32_t row = KeyRows::row(ptx::shared_address(tile), 16 * block() + i);
-    return KeyRows::chunk(row, channel() / 8) + channel() % 8 * 2;
+  // An element of a tile of rows.
+  __device__ __forceinline__ static T& element(Rows& tile, int row, int channel) {
+    const uint32_t at = KeyRows::chunk(KeyRows::row(0, row), channel / 8) + channel % 8 * 2;
+    return *reinterpret_cast<T*>(reinterpret_cast<char*>(&tile) + at);
   }
-  __device__ __forceinline__ void load_own(Own& to, Rows& tile, int i) const {
-    if constexpr (kOwn == 2) {
-      unpack<T>(ptx::load_shared(own(tile, i)), to[0], to[1]);
-    } else {
-      to[0] = to_float(*at_of(tile, i));
-    }
-  }
-  __device__ __forceinline__ void store_own(Rows& tile, int i, const Own& from) const {
-    if constexpr (kOwn == 2) {
-      ptx::store_shared(own(tile, i), pack<T>(from[0], from[1]));
-    } else {
-      *at_of(tile, i) = from_float<T>(from[0]);
-    }
-  }
-  __device__ __forceinline__ T* at_of(Rows& tile, int i) const {
-    return reinterpret_cast<T*>(reinterpret_cast<char*>(&tile) + (own(tile, i) - ptx::shared_address(tile)));
-  }
-  // Decays of this thread's channels in its block's rows.
-  __device__ __forceinline__ void load_decays(Own (&a)[16], const Place& at) const {
+  // Decays of this thread's channel in a block's rows.
+  __device__ __forceinline__ void load_decays(float (&a)[16], const Place& at, int block) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const int row = 16 * block() + i;
+      const int row = 16 * block + i;
       const bool inside = row < at.chunk.count && channel() < in.key_dim;
-      const float* from = static_cast<const float*>(in.gk) + token(row, at) * in.key_dim + channel();
-      if constexpr (kOwn == 2) {
-        const float2 two = inside ? *reinterpret_cast<const float2*>(from) : make_float2(0.f, 0.f);
-        a[i][0] = two.x, a[i][1] = two.y;
-      } else {
-        a[i][0] = inside ? *from : 0.f;
-      }
+      a[i] = inside ? load_float<float>(in.gk, token(row, at) * in.key_dim + channel()) : 0.f;
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) a[i][e] = ptx::ex2_approx(a[i][e] * 1.4426950408889634f);
-    }
+    for (int i = 0; i < 16; ++i) a[i] = ptx::ex2_approx(a[i] * 1.4426950408889634f);
   }
 
   // Row i of a block on the diagonal, up to the diagonal.
@@ -243,49 +200,39 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     delta_channel_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  if constexpr (is_gradient_compiled<Shape>()) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    using Gradients = DeltaChannelGradients<Shape>;
-    auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
-    static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "a block of 9.0 or of 8.0 has it");
-    wait_for_inputs();
-    if (threadIdx.x == 0) {  // what threads would know alike
-      shared.space = DeltaChunkSpace(p.in, Shape::kKeys, chunks, p.workspace);
-      shared.way = DeltaGradientWay(p.in, chunks, shared.space.strips / Gradients::Stage::kStrips);
-    }
-    __syncthreads();
-    const DeltaGradientWay& way = shared.way;
-    DeltaGradientPlace at(p.in, way);
-    if (at.done(way)) return;
-    constexpr int kAhead = Shape::kStages - 1;
-    Gradients(p, shared).load_keys(at);
-    for (; at.member < way.group; ++at.member) {
-      __syncthreads();  // the value head before has been read
-      Gradients(p, shared).load_factors(at);
-      ptx::cp_async_commit();
-      Gradients(p, shared).load(at, 0);
-      ptx::cp_async_wait<1>();
-      __syncthreads();
-      Gradients(p, shared).scale_rows(at);
-      typename Gradients::GradientSums sums;
-      float product[8] = {};
-      for (at.slice = 0; at.slice < way.slices; ++at.slice) {
-        if (kAhead > 0) Gradients(p, shared).load(at, at.slice + kAhead);
-        ptx::cp_async_wait<kAhead>();
-        __syncthreads();
-        Gradients(p, shared).add_slice(at, sums, product);
-        __syncthreads();
-        if (kAhead == 0) Gradients(p, shared).load(at, at.slice + 1);
-      }
-      Gradients(p, shared).finish_products(at, static_cast<float>(p.in.scale.get()), sums, product);
-      Gradients(p, shared).finish_channels(at);
-      __syncthreads();
-      if (way.group > 1) Gradients(p, shared).add_members(at);
-      if (p.grad_gk) Gradients(p, shared).give_gates(at);
-    }
-    __syncthreads();
-    Gradients(p, shared).store(at);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  using Shared = DeltaChannelGradientsShared<Shape>;
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  static_assert(sizeof(shared) <= 163 * 1024, "a block of 8.0 has it");
+  wait_for_inputs();
+  if (threadIdx.x == 0) {  // what threads would know alike
+    shared.space = DeltaChunkSpace(p.in, Shape::kKeys, chunks, p.workspace);
+    shared.way = DeltaGradientWay(p.in, chunks, shared.space.strips / DeltaGradientStage<Shape>::kStrips);
   }
+  __syncthreads();
+  const DeltaGradientWay& way = shared.way;
+  DeltaGradientPlace at(p.in, way);
+  if (at.done(way)) return;
+  using Gradients = DeltaChannelGradients<Shape>;
+  Gradients(p, shared).load_keys(at);
+  for (; at.member < way.group; ++at.member) {
+    __syncthreads();  // the value head before has been read
+    Gradients(p, shared).load_factors(at);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    Gradients(p, shared).scale_rows(at);
+    typename Gradients::GradientSums sums;
+    float product[8] = {};
+    for (at.slice = 0; at.slice < way.slices; ++at.slice) Gradients(p, shared).add_slice(at, sums, product);
+    Gradients(p, shared).finish_products(at, static_cast<float>(p.in.scale.get()), sums, product);
+    Gradients(p, shared).finish_channels(at);
+    __syncthreads();
+    if (way.group > 1) Gradients(p, shared).add_members(at);
+    if (p.grad_gk) Gradients(p, shared).give_gates(at);
+  }
+  __syncthreads();
+  Gradients(p, shared).store(at);
 }
 
 }  // namespace flashinfer::cuda

@@ -8,14 +8,13 @@
 
 namespace flashinfer::cuda {
 
-template <typename T_, int kKeys_, bool kHopper_>
+template <typename T_, int kKeys_>
 struct DeltaChannelGradientShape {
   using T = T_;
   using Products = DeltaWarpGradients<T, kKeys_>;
-  static constexpr bool kHopper = kHopper_;
+  static constexpr bool kHopper = false;
   static constexpr int kParts = 1;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
-  static constexpr int kStages = kHopper ? 2 : 1;                    // slices that have tiles at once
 };
 
 template <typename Shape>
@@ -29,7 +28,7 @@ struct DeltaChannelGradientsShared {
   Rows q;
   union {
     struct {
-      DeltaGradientStage<Shape> stages[Shape::kStages];
+      DeltaGradientStage<Shape> stage;
       Rows read_k, read_q;  // times the decays from the start of the block to the row
       Rows written_k;       // k times the decays behind the row to the end of the block
     };
@@ -78,18 +77,14 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
       ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,
                        reinterpret_cast<const char*>(&factors) + thread * 16);
   }
-  // Starts the copies of a slice, where there is one.
-  __device__ __forceinline__ void load(const Place& at, int slice) const {
-    if (slice < way.slices) {
-      Place there(at);
-      there.slice = slice;
-      this->load_slice(shared.stages[slice % Shape::kStages], there);
-    }
-    ptx::cp_async_commit();
-  }
   // A slice's part, and <D, S>: a thread has eight channels of blocks of states.
   __device__ __forceinline__ void add_slice(const Place& at, GradientSums& sums, float (&product)[8]) const {
-    const auto& stage = shared.stages[at.slice % Shape::kStages];
+    auto& stage = shared.stage;
+    __syncthreads();  // the slice before has been read
+    this->load_slice(stage, at);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
     Products::add_slice(stage, sums, at.slice == 0);
     this->give_values(stage.grad_y, at, shared.factors.beta);
 #pragma unroll

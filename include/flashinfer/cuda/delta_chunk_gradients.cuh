@@ -208,7 +208,12 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     delta_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
-  if constexpr (is_gradient_compiled<Shape>()) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kCompiled = Shape::kHopper;
+#else
+  constexpr bool kCompiled = !Shape::kHopper;
+#endif
+  if constexpr (kCompiled) {
     extern __shared__ __align__(1024) unsigned char memory[];
     using Gradients = DeltaGradients<Shape>;
     auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);

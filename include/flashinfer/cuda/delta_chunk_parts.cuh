@@ -20,16 +20,6 @@ struct DeltaGradientStage {
   DeltaBlocks grad[kStrips][Shape::kKeys / 16];
 };
 
-// Whether kernels of a shape are compiled for this architecture.
-template <typename Shape>
-__device__ __forceinline__ constexpr bool is_gradient_compiled() {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  return Shape::kHopper;
-#else
-  return !Shape::kHopper;
-#endif
-}
-
 template <typename Shape>
 struct DeltaGradientParts : DeltaGradientResults<Shape> {
   using Base = DeltaGradientResults<Shape>;

@@ -92,22 +92,17 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
     launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            kBothWalksBytes<Shape>, where, p, chunks);
   };
-  const auto finish = [&](auto shape) {
-    using Shape = decltype(shape);
-    launch_wide<delta_channel_gradients_kernel<Shape>>(chunks * p.in.num_heads, Shape::kThreads,
-                                                       sizeof(DeltaChannelGradientsShared<Shape>), where, p, chunks);
-  };
   using Group = DeltaGroupShape<T, kKeys, 1, true>;
   if (!is_there<delta_walks_kernel<Group>>(where)) {
     with_warps_shape<T, kKeys, true>(p.in, where, walk);
-    return finish(DeltaChannelGradientShape<T, kKeys, false>{});
-  }
-  if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
+  } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
     walk(Group{});
   } else {
     walk(DeltaGroupShape<T, kKeys, 2, true>{});
   }
-  finish(DeltaChannelGradientShape<T, kKeys, true>{});
+  using Gradients = DeltaChannelGradientShape<T, kKeys>;
+  launch_wide<delta_channel_gradients_kernel<Gradients>>(
+      chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), where, p, chunks);
 }
 template <typename T>
 void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
