@@ -61,93 +61,53 @@ struct DeltaTokens {
 
   alignas(16) float q[kTokens][kKeys];
   float k[kTokens][kKeys];
-  float decay[kTokens][kRowGate ? kKeys : 4];  // four times the same where all rows have one
+  float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
-  template <typename T>
-  struct Place;
-  template <typename T>
-  struct Lines;
-  template <typename T, int kSize>
-  struct Pieces;
-
-  // What a thread brings of some tokens, on its way from memory.
-  template <typename T>
-  struct Rows {
-    Pieces<T, kKeys> q, k;
-    Pieces<T, kColumns> v;
-
-    __device__ __forceinline__ void load(const Place<T>& at) { q.load(at.q), k.load(at.k), v.load(at.v); }
-    __device__ __forceinline__ void put(DeltaTokens& to) const { q.put(to.q), k.put(to.k), v.put(to.v); }
-  };
-  struct Numbers {
-    static constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
-    float betas[kBetas], g;
-
-    template <typename T>
-    __device__ __forceinline__ void load(const Place<T>& at) {
-      const DeltaRuleInputs& in = at.in;
-      loaded<kBetas>(betas, threadIdx.x, [&](int i) {
-        const int64_t one = at.number + i / kColumns * in.num_value_heads;
-        const int64_t element = in.beta_is_vector ? one * in.value_dim + at.from + i % kColumns : one;
-        return at.has_beta(i) && in.beta ? load_float<float>(in.beta, element) : 1.f;
-      });
-      g = kRowGate ? 0.f : at.g(threadIdx.x);
+  // What a thread loads is on its way before the first of it is waited for: what a token costs is a part of one wait.
+  template <typename T, typename Gate>
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
+                                       const Gate& gate) {
+    const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
+    const Lines<T> of_q{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
+    const Lines<T> of_k{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
+    const Lines<T> of_v{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+                        in.value_dim - from, left};
+    const int64_t number = block.number(in, first);
+    constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
+    const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
+    float betas[kBetas];
+    loaded<kBetas>(betas, threadIdx.x, [&](int i) {
+      const int64_t one = number + i / kColumns * in.num_value_heads;
+      const int64_t at = in.beta_is_vector ? one * in.value_dim + from + i % kColumns : one;
+      return has_beta(i) && in.beta ? load_float<float>(in.beta, at) : 1.f;
+    });
+    const auto gate_of = [&](int row) {
+      return row < kTokens && row < left && in.g ? gate.gate(load_float<float>(in.g, number + row * in.num_value_heads))
+                                                 : 0.f;
+    };
+    const float of_all_rows = kRowGate ? 0.f : gate_of(threadIdx.x);
+    if (of_q.whole() && of_k.whole() && of_v.whole()) {
+      Pieces<T, kKeys> q_pieces(of_q), k_pieces(of_k);
+      Pieces<T, kColumns> v_pieces(of_v);
+      q_pieces.put(q), k_pieces.put(k), v_pieces.put(v);
+    } else {
+      of_q.copy(q), of_k.copy(k), of_v.copy(v);
     }
-    template <typename T, typename Gate>
-    __device__ __forceinline__ void put(DeltaTokens& to, const Place<T>& at, const Gate& gate) const {
-      const DeltaRuleInputs& in = at.in;
 #pragma unroll
-      for (int n = 0; n < kBetas; ++n) {
-        const int i = threadIdx.x + n * kThreads;
-        if (i < kTokens * kColumns)
-          to.beta[i / kColumns][i % kColumns] = !at.has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
-      }
-      const auto gate_of = [&](int row, float raw) { return at.has_g(row) ? gate.gate(raw) : 0.f; };
-      if constexpr (kRowGate) {
-        const Lines<float> gates{in.gk, at.number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, at.left};
-        gates.copy(to.decay, [&](float raw, int row) { return __expf(raw + gate_of(row, at.g(row))); });
-      } else if (threadIdx.x < kTokens) {
-        const float one = __expf(gate_of(threadIdx.x, g));
-        *reinterpret_cast<float4*>(to.decay[threadIdx.x]) = make_float4(one, one, one, one);
-      }
+    for (int n = 0; n < kBetas; ++n) {
+      const int i = threadIdx.x + n * kThreads;
+      if (i < kTokens * kColumns)
+        beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
     }
-  };
-  // Rows that are whole vectors; others are copied when they are put.
-  template <typename T>
-  struct Ahead {
-    Numbers numbers;
-    Rows<T> rows;
-
-    __device__ __forceinline__ void load(const Place<T>& at) {
-      numbers.load(at);
-      if (at.whole()) rows.load(at);
+    if constexpr (kRowGate) {
+      const Lines<float> of_gates{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
+      of_gates.copy(decay, [&](float g, int row) { return __expf(g + gate_of(row)); });
+    } else if (threadIdx.x < kTokens) {
+      decay[threadIdx.x][0] = __expf(of_all_rows);
     }
-  };
-
-  template <typename T, typename Gate>
-  __device__ __forceinline__ void put(const Ahead<T>& ahead, const Place<T>& at, const Gate& gate) {
-    if (at.whole()) {
-      ahead.rows.put(*this);
-    } else {
-      copy_rows(at);
-    }
-    finish(ahead.numbers, at, gate);
-  }
-
-  // Starts everything before anything is waited for: what a token costs is a part of one wait.
-  template <typename T, typename Gate>
-  __device__ __forceinline__ void load(const Place<T>& at, const Gate& gate) {
-    Numbers numbers;
-    numbers.load(at);
-    if (at.whole()) {
-      Rows<T> rows;
-      rows.load(at);
-      rows.put(*this);
-    } else {
-      copy_rows(at);
-    }
-    finish(numbers, at, gate);
+    if (in.l2norm) normalise();
+    __syncthreads();
   }
 
   // q k' of each token, by all threads.
@@ -178,50 +138,12 @@ struct DeltaTokens {
   }
 
  private:
-  template <typename T>
-  __device__ __forceinline__ void copy_rows(const Place<T>& at) {
-    at.q.copy(q), at.k.copy(k), at.v.copy(v);
-  }
-  template <typename T, typename Gate>
-  __device__ __forceinline__ void finish(const Numbers& numbers, const Place<T>& at, const Gate& gate) {
-    numbers.put(*this, at, gate);
-    if (at.in.l2norm) normalise();
-    __syncthreads();
-  }
-
   // Elements first, first + kThreads and so on of all tokens'.
   template <int kCount, typename Load>
   static __device__ __forceinline__ void loaded(float (&each)[kCount], int first, const Load& load) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
-
-  // Where some tokens are.
-  template <typename T>
-  struct Place {
-    const DeltaRuleInputs& in;
-    int64_t from, left, number;  // the first column, tokens that there are, and the first one's number
-    Lines<T> q, k, v;
-
-    __device__ __forceinline__ Place(const DeltaRuleInputs& i, const DeltaBlock& block, int64_t first)
-        : in(i),
-          from(block.slice * kColumns),
-          left(block.tokens.end - first),
-          number(block.number(i, first)),
-          q{in.q, in.q_strides.at(block.tokens.batch, first, block.key_head), in.q_strides.token, in.key_dim, left},
-          k{in.k, in.k_strides.at(block.tokens.batch, first, block.key_head), in.k_strides.token, in.key_dim, left},
-          v{in.v, in.v_strides.at(block.tokens.batch, first, block.value_head) + from, in.v_strides.token,
-            in.value_dim - from, left} {}
-
-    __device__ __forceinline__ bool whole() const { return q.whole() && k.whole() && v.whole(); }
-    __device__ __forceinline__ bool has_beta(int i) const {
-      return i / kColumns < left && from + i % kColumns < in.value_dim;
-    }
-    __device__ __forceinline__ bool has_g(int row) const { return row < kTokens && row < left && in.g; }
-    __device__ __forceinline__ float g(int row) const {
-      return has_g(row) ? load_float<float>(in.g, number + row * in.num_value_heads) : 0.f;
-    }
-  };
 
   // Rows of tokens in memory, `step` elements apart.
   template <typename T>
@@ -261,7 +183,7 @@ struct DeltaTokens {
     }
   };
 
-  // A thread's vectors of them.
+  // A thread's vectors of them, on their way since they were made.
   template <typename T, int kSize>
   struct Pieces {
     static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
@@ -272,7 +194,7 @@ struct DeltaTokens {
     static __device__ __forceinline__ int row(int n) { return (threadIdx.x + n * kThreads) / kInRow; }
     static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kInRow * kVector; }
 
-    __device__ __forceinline__ void load(const Lines<T>& lines) {
+    __device__ __forceinline__ explicit Pieces(const Lines<T>& lines) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
         each[n] = {};

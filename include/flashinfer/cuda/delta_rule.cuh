@@ -16,8 +16,6 @@ struct DeltaRuleShape {
   static constexpr int kKeys = 8 * kRows, kColumns = kRows == 32 ? 32 : 64, kThreads = 2 * kColumns;
   static constexpr int kTokens = kRows == 32 ? 8 : 16;                  // in shared memory at a time
   static constexpr int kBlocks = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // of a processor, at least
-  // Whether the next tokens are on their way while some are computed with, where there are registers for them.
-  static constexpr bool kAhead = kRows < 32;
 };
 
 constexpr float kLeastScale = 1e-9f;
@@ -63,17 +61,9 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   state.take(shared.columns);
   // A snapshot overwrites the tokens in shared memory.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
-  using Place = typename Tokens::template Place<T>;
-  typename Tokens::template Ahead<T> ahead;
-  if constexpr (Shape::kAhead) ahead.load(Place(in, block, block.tokens.begin));
   for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
     __syncthreads();
-    if constexpr (Shape::kAhead) {
-      shared.tokens.put(ahead, Place(in, block, first), gate);
-      ahead.load(Place(in, block, first + step));
-    } else {
-      shared.tokens.load(Place(in, block, first), gate);
-    }
+    shared.tokens.template load<T>(in, block, first, gate);
     shared.tokens.multiply(of_both);
     const int64_t left = block.tokens.end - first;
     const int count = left < step ? static_cast<int>(left) : step;
@@ -91,8 +81,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         state.scale_rows([&](int j) { return decay[j]; });
         product = state.products(k, q);
       } else {
-        // From a place of its own: what is the same for all threads goes through uniform registers, which takes longer.
-        whole *= shared.tokens.decay[i][Panel::part() % 4];
+        whole *= shared.tokens.decay[i][0];
         if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // of which the reciprocal is taken
           state.scale(whole);
           whole = 1;

@@ -57,7 +57,7 @@ struct DeltaGradient {
   // Tokens first to first + 3, or those of them that are the sequence's.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
-    shared.tokens.load(typename Tokens::template Place<T>(in, block, first), GivenGate{});
+    shared.tokens.template load<T>(in, block, first, GivenGate{});
     const int64_t left = block.tokens.end - first;
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
