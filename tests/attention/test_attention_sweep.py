@@ -121,7 +121,7 @@ def backend_of(case: Case, device: str) -> str:
     mask_mode = {"none": 0, "causal": 1, "custom": 2, "items": 3}[case.mask]
     wanted = Wanted(
         "prefill", torch.device(device), (dtype, dtype_kv, dtype), head_dims, POS_ENCODINGS[pos], cap, mask_mode,
-        case.heads[0] // case.heads[1], None,
+        case.heads[0] // case.heads[1],
     )  # fmt: skip
     return "fa3" if wanted.why_not_hopper() is None else "auto"
 

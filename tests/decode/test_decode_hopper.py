@@ -194,7 +194,7 @@ def test_other_modes_are_refused_on_a_gpu():
 # What needs no GPU
 
 
-SERVED = Wanted("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4, 16)
+SERVED = Wanted("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4)
 
 
 @pytest.fixture
