@@ -203,9 +203,7 @@ def as_hopper(monkeypatch):
     monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
 
 
-@pytest.mark.parametrize(
-    "change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(page_size=1), dict(pos_encoding_mode=2)]
-)
+@pytest.mark.parametrize("change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(pos_encoding_mode=2)])
 def test_it_is_chosen_where_it_is_asked_for_alone(as_hopper, change):
     wanted = replace(SERVED, **change)
     assert choose("fa3", wanted, 1) == "sm90a"
