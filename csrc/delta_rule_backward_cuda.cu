@@ -23,20 +23,20 @@ extern template void delta_rule_channels_backward<bfloat16_t, 128>(const DeltaRu
 namespace flashinfer {
 
 template <int kPart>
-int64_t delta_rule_workspace_part(const DeltaRuleBackwardParams& params);
+int64_t delta_rule_workspace_part(const DeltaRuleBackwardParams& params, const Launch& where);
 template <int kPart>
 void delta_rule_backward_part(const DeltaRuleBackwardParams& params, const Launch& where);
 
 template <>
-int64_t delta_rule_workspace_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params) {
-  return cuda::takes_chunks<T>(params) ? cuda::delta_chunk_backward_workspace(params.in)
-                                       : cuda::delta_rule_workspace(params.in);
+int64_t delta_rule_workspace_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
+  return cuda::takes_chunks<T>(params, where) ? cuda::delta_chunk_backward_workspace(params.in)
+                                              : cuda::delta_rule_workspace(params.in);
 }
 
 template <>
 void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
   if constexpr (cuda::kIsHalfType<T>) {
-    if (cuda::takes_chunks<T>(params)) {
+    if (cuda::takes_chunks<T>(params, where)) {
       if (params.in.gk) return cuda::delta_rule_channels_backward<T>(params, where);
       return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks_backward<T>(params, where)
                                      : cuda::delta_rule_chunks_backward<T>(params, where);
@@ -47,10 +47,10 @@ void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& pa
 
 #if FLASHINFER_PART == 0
 
-int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch&) {
+int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch& where) {
   int64_t bytes = 0;
   call_row("dtype", kParts, params.in.dtype, kDtypeText,
-           [&](auto number) { bytes = delta_rule_workspace_part<number>(params); });
+           [&](auto number) { bytes = delta_rule_workspace_part<number>(params, where); });
   return bytes;
 }
 

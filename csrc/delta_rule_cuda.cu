@@ -21,19 +21,19 @@ extern template void delta_rule_channels<bfloat16_t, 128>(const DeltaRuleParams&
 namespace flashinfer {
 
 template <int kPart>
-int64_t delta_rule_chunk_workspace_part(const DeltaRuleInputs& inputs);
+int64_t delta_rule_chunk_workspace_part(const DeltaRuleInputs& inputs, const Launch& where);
 template <int kPart>
 void delta_rule_part(const DeltaRuleParams& params, const Launch& where);
 
 template <>
-int64_t delta_rule_chunk_workspace_part<FLASHINFER_PART>(const DeltaRuleInputs& inputs) {
-  return cuda::takes_chunks<T>(inputs) ? cuda::delta_chunk_workspace(inputs) : 0;
+int64_t delta_rule_chunk_workspace_part<FLASHINFER_PART>(const DeltaRuleInputs& inputs, const Launch& where) {
+  return cuda::takes_chunks<T>(inputs, where) ? cuda::delta_chunk_workspace(inputs) : 0;
 }
 
 template <>
 void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launch& where) {
   if constexpr (cuda::kIsHalfType<T>) {
-    if (cuda::takes_chunks<T>(params.in)) {
+    if (cuda::takes_chunks<T>(params.in, where)) {
       if (params.in.gk) return cuda::delta_rule_channels<T>(params, where);
       return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks<T>(params, where)
                                      : cuda::delta_rule_chunks<T>(params, where);
@@ -44,10 +44,10 @@ void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launc
 
 #if FLASHINFER_PART == 0
 
-int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch&) {
+int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch& where) {
   int64_t bytes = 0;
   call_row("dtype", kParts, inputs.dtype, kDtypeText,
-           [&](auto number) { bytes = delta_rule_chunk_workspace_part<number>(inputs); });
+           [&](auto number) { bytes = delta_rule_chunk_workspace_part<number>(inputs, where); });
   return bytes;
 }
 

@@ -11,8 +11,9 @@ natural logarithm of the decay**, and **states are** ``[N, HV, K, V]`` (``state_
 Each function is one operator with a gradient: it saves its inputs, works in float32 (float64 for float64) whatever the
 length, sums in fixed orders, and is one node of a ``torch.compile`` graph for all shapes and scales. On CUDA the
 ``chunk_*`` functions multiply half types on tensor cores, with states and sums in float32: what is multiplied is rounded
-to q's dtype, and an output's error is two or three of its roundings. Where a head has more than 128 keys, where rows
-begin at no multiples of 16 bytes, and with a decay for each row of the state they compute as the others do.
+to q's dtype, and an output's error is two or three of its roundings. They compute as the others do where a head has more
+than 256 keys, or more than 128 and a decay for each row of the state; where rows begin at no multiples of 16 bytes; with
+gradients of both kinds of decay; and on GPUs whose blocks have less than 163 KiB of shared memory.
 """
 
 from __future__ import annotations

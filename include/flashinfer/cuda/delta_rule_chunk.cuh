@@ -8,17 +8,22 @@
 
 namespace flashinfer::cuda {
 
+// What the kernels that run everywhere ask for at most: GPUs of compute capability 8.0 have as much, those of 8.6 have
+// less, and compute token by token.
+constexpr int kChunkSharedBytes = 163 << 10;
+
 // Whether a call is one for these kernels: rows of q, k and v are copied by 16 bytes, and there are some chunks.
 template <typename T>
-bool takes_chunks(const DeltaRuleInputs& in) {
+bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
   if constexpr (!kIsHalfType<T>) return false;
   const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
   const auto whole = [&](const void* rows, const TokenStrides& by) {
     return aligned(rows) && by.batch % 8 == 0 && by.token % 8 == 0 && by.head % 8 == 0;
   };
-  return in.chunked && aligned(in.gk) && !in.beta_is_vector && in.key_dim <= (in.gk ? 128 : 256) &&
-         in.key_dim % 8 == 0 && in.value_dim % 8 == 0 && whole(in.q, in.q_strides) && whole(in.k, in.k_strides) &&
-         whole(in.v, in.v_strides) && in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
+  return in.chunked && device_info(where.device).shared_bytes >= kChunkSharedBytes && aligned(in.gk) &&
+         !in.beta_is_vector && in.key_dim <= (in.gk ? 128 : 256) && in.key_dim % 8 == 0 && in.value_dim % 8 == 0 &&
+         whole(in.q, in.q_strides) && whole(in.k, in.k_strides) && whole(in.v, in.v_strides) &&
+         in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
 }
 
 // Bytes of the terms of all chunks, then of whether they are there.
@@ -27,12 +32,6 @@ inline int64_t delta_terms_bytes(const DeltaRuleInputs& in) {
 }
 inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return delta_terms_bytes(in) + count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(uint32_t));
-}
-
-// Shared memory that a block may ask for.
-inline int most_shared_bytes(int device) {
-  static PerDevice<int> found;
-  return found.get(device, [](int index) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index); });
 }
 
 // Launches a kernel that wants more shared memory than any has without asking.
@@ -48,6 +47,7 @@ void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& wh
 }
 template <auto kKernel, typename Shape, typename Stage, typename... Args>
 void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
+  static_assert(Shape::kHopper || kWalkBytes<Shape, Stage> <= kChunkSharedBytes);
   launch_wide<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
 }
 
@@ -99,7 +99,7 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
 template <typename Shape>
 bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
-  if (kBytes > most_shared_bytes(where.device)) return false;
+  if (kBytes > device_info(where.device).shared_bytes) return false;
   launch_wide<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
   return true;
 }

@@ -11,8 +11,9 @@
 namespace flashinfer::cuda {
 
 template <typename T>
-bool takes_chunks(const DeltaRuleBackwardParams& p) {
-  return takes_chunks<T>(p.in) && !(p.in.g && p.in.gk) && p.grad_o && reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
+bool takes_chunks(const DeltaRuleBackwardParams& p, const Launch& where) {
+  return takes_chunks<T>(p.in, where) && !(p.in.g && p.in.gk) && p.grad_o &&
+         reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
@@ -23,7 +24,7 @@ inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
 // Whether there is the memory for it.
 template <typename Walks>
 bool launch_delta_split_walks(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
-  if (Walks::kBytes > most_shared_bytes(where.device)) return false;
+  if (Walks::kBytes > device_info(where.device).shared_bytes) return false;
   launch_wide<delta_split_walks_kernel<Walks>>(2 * delta_blocks(p.in, Walks::kColumns), Walks::kThreads, Walks::kBytes,
                                                where, p, chunks);
   return true;
@@ -39,12 +40,14 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
     if constexpr (Shape::kLoaders > 0 && !Shape::kHopper) {
       if (launch_delta_split_walks<DeltaSplitWalks<T, kKeys>>(p, chunks, where)) return;
     }
+    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
     launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            kBothWalksBytes<Shape>, where, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
     using Shape = decltype(shape);
+    static_assert(Shape::kHopper || sizeof(DeltaGradientsShared<Shape>) <= kChunkSharedBytes);
     launch_wide<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
                                                chunks);
   };
@@ -68,8 +71,10 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
   const auto run = [&](auto shape, auto gradients, int64_t blocks) {
     using Shape = decltype(shape);
     using Gradients = decltype(gradients);
+    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
     launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            kBothWalksBytes<Shape>, where, p, chunks);
+    static_assert(Gradients::kHopper || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
     launch_wide<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads, sizeof(DeltaGradientsShared<Gradients>),
                                                    where, p, chunks);
   };
@@ -89,6 +94,7 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
   const auto walk = [&](auto shape) {
     using Shape = decltype(shape);
+    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
     launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                            kBothWalksBytes<Shape>, where, p, chunks);
   };
@@ -101,6 +107,7 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
     walk(DeltaGroupShape<T, kKeys, 2, true>{});
   }
   using Gradients = DeltaChannelGradientShape<T, kKeys>;
+  static_assert(sizeof(DeltaChannelGradientsShared<Gradients>) <= kChunkSharedBytes);
   launch_wide<delta_channel_gradients_kernel<Gradients>>(
       chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), where, p, chunks);
 }

@@ -18,7 +18,7 @@ inline int attribute(cudaDeviceAttr name, int device) {
 }
 
 struct DeviceInfo {
-  int major, num_sms;
+  int major, num_sms, shared_bytes;  // that a block may ask for
 };
 
 // Found once: an attribute call costs as much as a launch.
@@ -26,7 +26,8 @@ inline const DeviceInfo& device_info(int device) {
   static PerDevice<DeviceInfo> infos;
   return infos.get(device, [](int index) {
     return DeviceInfo{attribute(cudaDevAttrComputeCapabilityMajor, index),
-                      attribute(cudaDevAttrMultiProcessorCount, index)};
+                      attribute(cudaDevAttrMultiProcessorCount, index),
+                      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
   });
 }
 

@@ -44,14 +44,14 @@ using MlaMiddle = MlaShape<64, 32, 2, KV>;
 template <typename KV>
 using MlaNarrow = MlaShape<32, 32, 1, KV>;
 
-inline int32_t mla_shared_bytes(int device) {
-  static PerDevice<int32_t> found;
-  return found.get(device, [](int which) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, which); });
-}
-
 inline WorkLimits mla_limits(int device) {
-  const int32_t rows = mla_shared_bytes(device) >= MlaMiddle<half_t>::kSharedBytes ? 64 : 32;
-  return {rows, device_info(device).num_sms, 256, MlaWide<half_t>::kKeys, 256, 256};
+  const DeviceInfo& info = device_info(device);
+  return {info.shared_bytes >= MlaMiddle<half_t>::kSharedBytes ? 64 : 32,
+          info.num_sms,
+          256,
+          MlaWide<half_t>::kKeys,
+          256,
+          256};
 }
 
 template <typename T, typename S, typename P>
@@ -71,7 +71,7 @@ template <typename T, typename KV, typename P>
 void mla(const P& params, const Launch& where) {
   if (params.tile_rows != 64) {
     launch_mla<T, MlaNarrow<KV>>(params, where);
-  } else if (mla_shared_bytes(where.device) < MlaWide<KV>::kSharedBytes) {
+  } else if (device_info(where.device).shared_bytes < MlaWide<KV>::kSharedBytes) {
     launch_mla<T, MlaMiddle<KV>>(params, where);
   } else {
     launch_mla<T, MlaWide<KV>>(params, where);

@@ -16,10 +16,7 @@ struct Shape {
 };
 
 inline int64_t shared_memory(int device) {
-  static std::atomic<int> known[64];
-  std::atomic<int>& bytes = known[device & 63];
-  if (bytes == 0) bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes - static_cast<int64_t>(sizeof(Scratch));
+  return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
 // A block to an SM where rows are long: those in flight, but for what is kept in shared memory, fit into the L2 cache.

@@ -68,7 +68,7 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
 // How many stages fit, one or two; 0: not even one. Sets the kernel's attributes.
 template <typename S>
 int find_backward_stages(int device) {
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int most = device_info(device).shared_bytes;
   const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
   if (S::shared_bytes(stages) > most) return 0;
   const auto kernel = prefill_backward_kernel<S>;

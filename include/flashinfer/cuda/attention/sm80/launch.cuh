@@ -23,7 +23,7 @@ struct Residency {
 // As many stages as leave room for S::kBlocks blocks on a multiprocessor.
 template <auto kKernel, typename S>
 Residency find_residency(int device) {
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int most = device_info(device).shared_bytes;
   const int all = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
   int stages = S::kMaxStages;
