@@ -3,7 +3,9 @@
 //
 // Keys are cut where one tile's share is larger than the mean share of a place that can work: pieces are then about
 // equal, the largest come first, and small ones fill the gaps at the end. Equal lengths that fill the machine are not
-// cut at all. The number of items is bounded by the number of tiles plus the number of places, so buffers are too.
+// cut at all. Where a place has few tiles, and what an item costs besides its keys is known, packing.h cuts them, and
+// items come in the order in which they start. The number of items is bounded by the number of tiles plus the number of
+// places, so buffers are too.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
