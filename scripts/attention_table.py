@@ -29,8 +29,9 @@ groups of heads and whether keys are paged are run-time values of every module.
 Prefill has a second module for each configuration of one 16-bit dtype without rotation: `..._sm90a`, for Hopper's wgmma
 and TMA (`csrc/prefill_sm90a.cu`), built for 9.0a alone. `backend="auto"` takes it on a GPU of compute capability 9.0
 where a request has more than 64 rows of queries and group and masks are causal or none; keys of pages that have no
-multiple of 16 are gathered, and it takes more than 128 rows there, at a head_dim of 128. `backend="fa3"` asks for it,
-also for multi-item scoring, and is an error with the reason where it cannot serve; `backend="fa2"` is the portable one.
+multiple of 16 are gathered. `backend="fa3"` asks for it, also for multi-item scoring, and is an error with the reason
+where it cannot serve; `backend="fa2"` is the portable one.
+
 Queries of 8 bits, with keys and values of the same dtype and an output of 16 bits, have kernels for Hopper alone:
 `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a` and its like, which `--kv-dtypes float8_e4m3fn` builds. Scales are numbers, or
 tensors of one element or of one for each head: arguments of `single_prefill_with_kv_cache`, and behind the keys and
