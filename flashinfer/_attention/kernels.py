@@ -83,8 +83,8 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         if reason is not None:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
-    slow = rows <= FEW_ROWS
-    slow = (slow or wanted.mask_mode > CUSTOM) and not wanted.eight_bits  # multi-item scoring: where it was asked for
+    # Multi-item scoring: where it was asked for.
+    slow = (rows <= FEW_ROWS or wanted.mask_mode > CUSTOM) and not wanted.eight_bits
     if (
         backend == "fa2"
         or slow

@@ -92,12 +92,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
 
  private:
   __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
-    const int64_t head = static_cast<uint32_t>(value_head) / static_cast<uint32_t>(in.group());
-    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.k), in.k, in.k_strides, chunk, head, 0, in.key_dim,
-                                     thread);
-    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.q), in.q, in.q_strides, chunk, head, 0, in.key_dim,
-                                     thread);
-    ptx::cp_async_commit();
+    this->copy_rows(in, chunk, value_head);
     const int64_t number = (chunk.batch * in.num_tokens + chunk.first) * in.num_value_heads + value_head;
     float gates[16][kMine], product[kMine];
 #pragma unroll
@@ -128,9 +123,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
                                                   : 1.f;
     ptx::cp_async_wait<0>();
     sync();
-    const int row = thread % kDeltaChunk;
-    (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
-        in.l2norm ? delta_normaliser<T>(thread < kDeltaChunk ? shared.k : shared.q, row) : 1.f;
+    this->find_factors(in.l2norm);
   }
 
   // L and P of a block with itself, without the rows' factors: lane l of a half finds column 2 l + half of L, or of P

@@ -48,12 +48,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
 
  private:
   __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
-    const int64_t head = static_cast<uint32_t>(value_head) / static_cast<uint32_t>(in.group());
-    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.k), in.k, in.k_strides, chunk, head, 0, in.key_dim,
-                                     thread);
-    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.q), in.q, in.q_strides, chunk, head, 0, in.key_dim,
-                                     thread);
-    ptx::cp_async_commit();
+    this->copy_rows(in, chunk, value_head);
     const int64_t number = (chunk.batch * in.num_tokens + chunk.first) * in.num_value_heads + value_head;
     if (warp == 0) {
       const float first = gate(number, 2 * lane, chunk.count), second = gate(number, 2 * lane + 1, chunk.count);
@@ -73,9 +68,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     }
     ptx::cp_async_wait<0>();
     sync();
-    const int row = thread % kDeltaChunk;
-    (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
-        in.l2norm ? delta_normaliser<T>(thread < kDeltaChunk ? shared.k : shared.q, row) : 1.f;
+    this->find_factors(in.l2norm);
     sync();
   }
 

@@ -32,7 +32,8 @@ __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChun
   return rsqrtf(total + 1e-6f);
 }
 
-// Shared has matrices `left` and `right`, and `beta` of each token.
+// Shared has tiles `k` and `q`, which make room for matrices `left` and `right`, and of each token `beta`, `k_factor`
+// and `q_factor`.
 template <typename T, typename Shared>
 struct DeltaSolve {
   static constexpr int kThreads = 128;
@@ -44,6 +45,24 @@ struct DeltaSolve {
 
   __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int meets)
       : shared(memory), thread(number), barrier(meets) {}
+
+  // Rows of k and q, on their way to shared memory.
+  __device__ __forceinline__ void copy_rows(const DeltaRuleInputs& in, const DeltaChunk& chunk,
+                                            int64_t value_head) const {
+    constexpr int kBytes = sizeof(shared.k[0]);
+    const int64_t head = static_cast<uint32_t>(value_head) / static_cast<uint32_t>(in.group());
+    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.k), in.k, in.k_strides, chunk, head, 0, in.key_dim,
+                                     thread);
+    copy_tokens<T, kBytes, kThreads>(ptx::shared_address(shared.q), in.q, in.q_strides, chunk, head, 0, in.key_dim,
+                                     thread);
+    ptx::cp_async_commit();
+  }
+  // What rows that are there are multiplied by.
+  __device__ __forceinline__ void find_factors(bool l2norm) const {
+    const int row = thread % kDeltaChunk;
+    (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
+        l2norm ? delta_normaliser<T>(thread < kDeltaChunk ? shared.k : shared.q, row) : 1.f;
+  }
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<kThreads>(barrier); }
 
