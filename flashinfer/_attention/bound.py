@@ -19,6 +19,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
+from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of
 from .kernels import kernels_of_one
@@ -109,7 +110,7 @@ class Bound:
             return None
         except RuntimeError as err:
             if not is_refusal(err):
-                raise
+                raise_as_callers_mistake(err)
             self._refusals += 1
             return None
         self._refusals = 0

@@ -16,6 +16,20 @@ from .oracle import chunk_bound, error, inputs
 from .oracle import delta_rule as oracle
 
 HALVES = [torch.bfloat16, torch.float16]
+# What decays together: a head's state, or each channel of a key by itself, as Kimi's delta attention has it.
+of_both = pytest.mark.parametrize("gate", ["head", "channel"])
+
+
+def inputs_of(gate: str, dtype: torch.dtype, device: str, *args: int, **shape) -> dict[str, torch.Tensor]:
+    if gate == "head":
+        return inputs(dtype, device, *args, **shape)
+    given = inputs(dtype, device, *args, gate=False, row_gate=True, **shape)
+    given["g"] = given.pop("gk")
+    return given
+
+
+def decays_by_channel(given: dict[str, torch.Tensor]) -> bool:
+    return "g" in given and given["g"].dim() == 4
 
 
 def run(given, lengths=None, **options):
@@ -23,7 +37,14 @@ def run(given, lengths=None, **options):
     if lengths is not None:
         index = random.choice([torch.int32, torch.int64])
         offsets["cu_seqlens"] = torch.tensor([0, *lengths], device=given["q"].device).cumsum(0).to(index)
-    return delta_rule.chunk_gated_delta_rule(**given, scale=0.3, output_final_state=True, **offsets, **options)
+    function = delta_rule.chunk_kda if decays_by_channel(given) else delta_rule.chunk_gated_delta_rule
+    return function(**given, scale=0.3, output_final_state=True, **offsets, **options)
+
+
+def exactly(wide, lengths=None, l2norm=False):
+    """Of inputs in float64 on the host."""
+    named = {"gk" if name == "g" and decays_by_channel(wide) else name: one for name, one in wide.items()}
+    return oracle(**named, scale=0.3, l2norm=l2norm, lengths=lengths)
 
 
 def bound_of(given, alike=False) -> float:
@@ -35,7 +56,7 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
     bound, l2norm = bound_of(given, alike), options.get("use_qk_l2norm_in_kernel", False)
     leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
     exact = {name: one.detach().cpu().double().requires_grad_() for name, one in given.items()}
-    got, want = run(leaves, lengths, **options), oracle(**exact, scale=0.3, l2norm=l2norm, lengths=lengths)
+    got, want = run(leaves, lengths, **options), exactly(exact, lengths, l2norm)
     assert error(got[0].transpose(1, 2), want[0].transpose(1, 2)) < bound and error(got[1], want[1]) < bound
     grads = [torch.randn_like(one) for one in got]
     ours = torch.autograd.grad(got, list(leaves.values()), grads)
@@ -45,7 +66,9 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         if name != "initial_state":
             one, other = one.transpose(1, 2), other.transpose(1, 2)
         allowed = (2 if l2norm or name == "g" else 1) * bound
-        if name == "g":  # sums whose terms cancel: a head of small ones has the errors of the others
+        if name == "g" and not decays_by_channel(
+            given
+        ):  # sums whose terms cancel: a head of small ones has the errors of the others
             assert error(one.reshape(1, -1), other.reshape(1, -1)) < allowed
             allowed *= 4
         if name == "beta" and alike and one.device.type == "cuda" and leaves["q"].dtype == torch.float16:
@@ -61,13 +84,12 @@ def check(given, lengths=None, alike=False, **options) -> None:
     bound = bound_of(given, alike)
     wide = {name: one.cpu().double() for name, one in given.items()}
     o, state = run(given, lengths, **options)
-    l2norm = options.get("use_qk_l2norm_in_kernel", False)
-    want, last = oracle(**wide, scale=0.3, l2norm=l2norm, lengths=lengths)
+    want, last = exactly(wide, lengths, options.get("use_qk_l2norm_in_kernel", False))
     parts = [want.shape[1]] if lengths is None else lengths
     for got, right in zip(o.split(parts, 1), want.split(parts, 1), strict=True):
         assert error(got.transpose(1, 2), right.transpose(1, 2)) < bound
-        tail = slice(right.shape[1] // 64 * 64, None)  # by itself
-        assert error(got[:, tail].transpose(1, 2), right[:, tail].transpose(1, 2)) < 1.5 * bound
+        for part in (slice(64), slice(right.shape[1] // 64 * 64, None)):  # the first chunk and the tail by themselves
+            assert error(got[:, part].transpose(1, 2), right[:, part].transpose(1, 2)) < 1.5 * bound
     assert error(state, last) < bound
 
 
@@ -75,6 +97,7 @@ def check(given, lengths=None, alike=False, **options) -> None:
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
     [
+        (1, 1, 8, 8, 1, 64),
         (1, 2, 64, 64, 2, 190),
         (2, 6, 48, 104, 1, 131),
         (1, 1, 128, 40, 1, 257),
@@ -87,31 +110,35 @@ def check(given, lengths=None, alike=False, **options) -> None:
         (1, 3, 200, 72, 2, 64),
     ],
 )
-def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, device):
+@of_both
+def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, gate, device):
     for dtype in HALVES:
         shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
-        check(inputs(dtype, device, batch=batch, **shape))
+        check(inputs_of(gate, dtype, device, batch=batch, **shape))
 
 
 @pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
-def test_keys_that_are_alike(key_dim, value_dim, device):
+@of_both
+def test_keys_that_are_alike(key_dim, value_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=300, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim)
-        check(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
+        check(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
 @pytest.mark.parametrize("key_dim", [64, 256])
-def test_random_sequences(key_dim, device):
+@of_both
+def test_random_sequences(key_dim, gate, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 300)]) for _ in range(7)] + [400]
     for dtype in HALVES:
         shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=40)
-        given = inputs(dtype, device, batch=1, **shape)
+        given = inputs_of(gate, dtype, device, batch=1, **shape)
         check(given, lengths, use_qk_l2norm_in_kernel=True)
 
 
-def test_a_neighbour_that_is_not_a_number(device):
+@of_both
+def test_a_neighbour_that_is_not_a_number(gate, device):
     lengths = [100, 90, 80]
-    given = inputs(torch.bfloat16, device, batch=1, tokens=270, sequences=3)
+    given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=270, sequences=3)
     good, state = run(given, lengths)
     for name in ("q", "k", "v", "g", "beta"):
         given[name][:, 100:190] = float("nan")
@@ -126,9 +153,10 @@ def test_a_neighbour_that_is_not_a_number(device):
 
 
 @pytest.mark.parametrize("key_dim", [48, 256])
-def test_layouts(key_dim, device):
+@of_both
+def test_layouts(key_dim, gate, device):
     """Views with a head's rows apart, columns first, no initial state: the same numbers, and the same bits twice."""
-    given = inputs(torch.bfloat16, device, tokens=140, key_dim=key_dim)
+    given = inputs_of(gate, torch.bfloat16, device, tokens=140, key_dim=key_dim)
     del given["initial_state"]
     want = run(given)
     views = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
@@ -145,21 +173,28 @@ def test_rows_that_begin_anywhere(device):
     check(given | {"q": shifted.copy_(given["q"])})
 
 
-@pytest.mark.parametrize("key_dim", [48, 256])
-def test_resets(key_dim, device):
-    given = inputs(torch.float16, device, tokens=150, key_dim=key_dim)
+@pytest.mark.parametrize("key_dim", [48, 64, 128, 256])
+@of_both
+def test_resets(key_dim, gate, device):
+    """Logarithms of minus infinity: nothing is not a number, and no digits are lost."""
+    given = inputs_of(gate, torch.float16, device, tokens=150, key_dim=key_dim)
+    if gate == "channel":
+        given["g"][:, [0, 20, 21, 37, 64, 149], :, ::3] = -float("inf")
+        given["g"][:, [15, 16, 100]] = -float("inf")
+        return check(given)
     given["g"][:, [0, 20, 21, 37, 64, 149]] = -float("inf")
     o, state = run(given)
     assert o.isfinite().all()
-    want, last = oracle(**{name: one.cpu().double() for name, one in given.items()}, scale=0.3)
+    want, last = exactly({name: one.cpu().double() for name, one in given.items()})
     bound = bound_of(given)
     assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
 
 
 @pytest.mark.parametrize("key_dim", [48, 256])
-def test_states_are_carried_on(key_dim, device):
+@of_both
+def test_states_are_carried_on(key_dim, gate, device):
     """A prefill in two pieces is one prefill."""
-    given = inputs(torch.bfloat16, device, batch=1, tokens=200, key_dim=key_dim)
+    given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=200, key_dim=key_dim)
     whole, last = run(given)
     state = given.pop("initial_state")
     first, middle = run({n: one[:, :128] for n, one in given.items()} | {"initial_state": state})
@@ -170,11 +205,13 @@ def test_states_are_carried_on(key_dim, device):
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens, l2norm",
     [
+        (1, 1, 8, 8, 1, 64, False),
         (1, 2, 64, 64, 2, 190, False),
         (2, 6, 48, 104, 1, 131, True),
         (1, 1, 128, 40, 1, 257, False),
         (2, 26, 40, 56, 4, 65, False),
         (2, 10, 128, 72, 10, 70, True),
+        (2, 10, 128, 136, 10, 70, True),
         (5, 15, 64, 136, 7, 64, False),
         (1, 2, 256, 64, 1, 131, True),
         (2, 6, 136, 40, 2, 131, False),
@@ -183,24 +220,29 @@ def test_states_are_carried_on(key_dim, device):
         (3, 9, 256, 128, 3, 200, True),
     ],
 )
-def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, device):
+@of_both
+def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, gate, device):
     for dtype in HALVES:
         shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
-        check_gradients(inputs(dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
+        check_gradients(inputs_of(gate, dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
 
 
 @pytest.mark.parametrize("key_dim", [128, 256])
-def test_gradients_of_keys_that_are_alike(key_dim, device):
+@of_both
+def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=200, heads=1, value_heads=2, key_dim=key_dim, value_dim=64)
-        check_gradients(inputs(dtype, device, batch=1, alike=True, **shape), alike=True)
+        check_gradients(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-@pytest.mark.parametrize("key_dim", [64, 256])
-def test_gradients_of_random_sequences(key_dim, device):
+@pytest.mark.parametrize("key_dim, value_dim, l2norm", [(64, 40, True), (128, 128, False), (256, 40, False)])
+@of_both
+def test_gradients_of_random_sequences(key_dim, value_dim, l2norm, gate, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 200)]) for _ in range(5)] + [320]
-    shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=40)
-    check_gradients(inputs(torch.bfloat16, device, batch=1, **shape), lengths)
+    shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=value_dim)
+    for dtype in HALVES:
+        given = inputs_of(gate, dtype, device, batch=1, **shape)
+        check_gradients(given, lengths, use_qk_l2norm_in_kernel=l2norm)
 
 
 def test_eight_thousand_tokens(device):

@@ -1,8 +1,9 @@
 // The delta rule for a few tokens on CUDA, as a step of decoding has them: nearly all that moves are the states.
 //
 // A block has 64 columns of a head's state in registers. Threads take four neighbours at a time from memory as a state
-// lies there, along its rows or, where columns come first, along its columns. One pass over the state before its update
-// gives both products, since S' q = S~' q + u (k' q).
+// lies there, along its rows or, where columns come first, along its columns: a line. One pass over the state before its
+// update gives both products, since S' q = S~' q + u (k' q). States are read and written once by a kernel: the L2 cache
+// is told to give their lines up first, without which a tenth more moves between it and memory.
 #pragma once
 
 #include <type_traits>
@@ -36,17 +37,27 @@ struct StepGate {
   }
 };
 
+// What threads tell each other of a token.
+template <int kKeys, bool kRowGate>
+struct StepRows {
+  alignas(16) float q[kKeys];
+  float k[kKeys], decay[kRowGate ? kKeys : 4], v[kStepColumns], beta[kStepColumns];
+};
+template <int kKeys, bool kRowGate>
+struct StepShared {
+  StepRows<kKeys, kRowGate> rows[2];  // turn by turn: nobody waits for who still reads the token before
+  alignas(16) float sums[2][kStepWarps][kStepColumns];  // products of the warps' rows with k, and with q
+  float u[kStepColumns];
+};
+
 // What a thread brings of a token: an element of q or k, one of v or beta, and gates. All are on their way before the
 // first is waited for.
-template <typename T, typename Tokens, bool kRowGate>
+template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
-  static constexpr int kKeys = Tokens::kKeys;
+  static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
   float key = 0, value = 0, gate = 0, row_gate = 0;
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
-  static __device__ __forceinline__ bool has_column(const DeltaRuleInputs& in, const DeltaBlock& block) {
-    return block.slice * kStepColumns + thread() % kStepColumns < in.value_dim;
-  }
 
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t t) {
     const int d = thread() % kKeys;
@@ -55,7 +66,7 @@ struct StepToken {
     if (thread() < 2 * kKeys && d < in.key_dim)
       key = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
                              : load_float<T>(in.k, in.k_strides.at(batch, t, head) + d);
-    if (has_column(in, block)) {
+    if (column < in.value_dim) {
       if (thread() < kStepColumns) {
         value = load_float<T>(in.v, in.v_strides.at(batch, t, block.value_head) + column);
       } else if (thread() < 2 * kStepColumns) {
@@ -66,174 +77,206 @@ struct StepToken {
     if (kRowGate && thread() < kKeys && d < in.key_dim) row_gate = load_float<float>(in.gk, number * in.key_dim + d);
   }
 
-  // All threads call this.
-  __device__ __forceinline__ void put(Tokens& to, const DeltaRuleInputs& in, const DeltaBlock& block,
-                                      const StepGate& raw) const {
+  // Returns the decay of all rows.
+  __device__ __forceinline__ float put(StepRows<kKeys, kRowGate>& to, const DeltaRuleInputs& in,
+                                       const StepGate& raw) const {
     const int d = thread() % kKeys, c = thread() % kStepColumns;
     if (thread() < kKeys) {
-      to.q[0][d] = key;
+      to.q[d] = key;
     } else if (thread() < 2 * kKeys) {
-      to.k[0][d] = key;
+      to.k[d] = key;
     }
     if (thread() < kStepColumns) {
-      to.v[0][c] = value;
+      to.v[c] = value;
     } else if (thread() < 2 * kStepColumns) {
-      to.beta[0][c] = in.beta && has_column(in, block) ? raw.beta(value) : value;
+      to.beta[c] = in.beta ? raw.beta(value) : value;
     }
-    if (thread() < (kRowGate ? kKeys : 1)) to.decay[0][d] = __expf((in.g ? raw.gate(gate) : 0.f) + row_gate);
-    if (in.l2norm) to.normalise();
-    __syncthreads();
+    const float of_all = __expf(in.g ? raw.gate(gate) : 0.f);
+    if (kRowGate && thread() < kKeys) to.decay[d] = of_all * __expf(row_gate);
+    return of_all;
   }
 };
 
-// Products of the warps' rows with k and q, and k' q of those rows, where columns are parted among warps.
-struct StepSums {
-  float of_k[kStepWarps][kStepColumns], of_q[kStepWarps][kStepColumns], kq[kStepWarps];
+// What k and q are multiplied by where they are normalised, and k' q: each warp finds them for itself.
+template <int kKeys>
+struct StepNorms {
+  float of_k = 1, of_q = 1, kq = 0;
+
+  __device__ __forceinline__ StepNorms(const float* k, const float* q, bool l2norm) {
+    float kk = 0, qq = 0;
+#pragma unroll
+    for (int d = threadIdx.x % 32; d < kKeys; d += 32)
+      kq = fmaf(k[d], q[d], kq), kk = fmaf(k[d], k[d], kk), qq = fmaf(q[d], q[d], qq);
+    kq = lanes_sum<32>(kq);
+    if (!l2norm) return;
+    of_k = rsqrtf(lanes_sum<32>(kk) + 1e-6f), of_q = rsqrtf(lanes_sum<32>(qq) + 1e-6f);
+    kq *= of_k * of_q;
+  }
 };
 
 // A thread's part of a block's columns.
-template <int kKeys, bool kVFirst>
+template <int kKeys, bool kRowGate, bool kVFirst>
 struct StepState {
   static constexpr int kVectors = kKeys * kStepColumns / (4 * kStepThreads);
   static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // that have a line of memory
   static constexpr int kLines = kStepThreads / kLanes;                 // that all threads have at a time
   static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "lines are parted evenly");
+  using Rows = StepRows<kKeys, kRowGate>;
+  using Norms = StepNorms<kKeys>;
 
   float at[kVectors][4];
 
   static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
   static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
-  static __device__ __forceinline__ int row(int j) { return kVFirst ? in_line() : line(j); }
-  static __device__ __forceinline__ int column(int j) { return kVFirst ? line(j) : in_line(); }
-  static __device__ __forceinline__ bool is_there(const DeltaPlace& place, int j) {
-    return row(j) < place.rows && column(j) < place.columns;
-  }
-  // Of the thread's first four elements, and how far apart all of them lie.
-  static __device__ __forceinline__ int64_t start(const DeltaPlace& place) {
-    return place.start + row(0) * place.row_stride + column(0) * place.column_stride;
-  }
-  static __device__ __forceinline__ int64_t step(const DeltaPlace& place) {
-    return kLines * (kVFirst ? place.column_stride : place.row_stride);
-  }
 
-  template <typename S>
-  __device__ __forceinline__ void load(const S* states, const DeltaPlace& place) {
-    const S* from = states + start(place);
-    Vec<S, 4> raw[kVectors];  // all are on their way before the first is waited for
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-      if (is_there(place, j)) raw[j] = load_vec<S, 4>(from + j * step(place));
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-      if (is_there(place, j)) raw[j].to_floats(at[j]);
-  }
-  // Zeros beyond the state, and for null.
-  __device__ __forceinline__ void load(const void* states, DType dtype, const DeltaPlace& place) {
+  // The thread's lines of columns from `first` on: where its elements are, and how many lines there are from its first.
+  struct Lines {
+    int start, stride, left;
+
+    __device__ __forceinline__ Lines(const DeltaRuleInputs& in, int64_t first)
+        : stride(static_cast<int>(kVFirst ? in.key_dim : in.value_dim)) {
+      const auto rows = static_cast<int>(in.key_dim), columns = static_cast<int>(in.value_dim - first);
+      start = line(0) * stride + in_line();
+      left = in_line() < (kVFirst ? rows : columns) ? (kVFirst ? columns : rows) - line(0) : 0;
+    }
+    __device__ __forceinline__ bool has(int j) const { return j * kLines < left; }
+    __device__ __forceinline__ int at(int j) const { return start + j * kLines * stride; }
+  };
+
+  // Columns that begin at element `first` of a tensor of states; zeros beyond them, and for null.
+  __device__ __forceinline__ void load(const void* states, DType dtype, int64_t first, const Lines& lines) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) at[j][0] = at[j][1] = at[j][2] = at[j][3] = 0.f;
     if (states == nullptr) return;
-    if (dtype == DType::kFloat32) return load(static_cast<const float*>(states), place);
-    if (dtype == DType::kFloat16) return load(static_cast<const half_t*>(states), place);
-    load(static_cast<const bfloat16_t*>(states), place);
+    if (dtype == DType::kFloat32) return load(static_cast<const float*>(states) + first, lines);
+    if (dtype == DType::kFloat16) return load(static_cast<const half_t*>(states) + first, lines);
+    load(static_cast<const bfloat16_t*>(states) + first, lines);
+  }
+  __device__ __forceinline__ void store(void* states, DType dtype, int64_t first, const Lines& lines) const {
+    if (dtype == DType::kFloat32) return store(static_cast<float*>(states) + first, lines);
+    if (dtype == DType::kFloat16) return store(static_cast<half_t*>(states) + first, lines);
+    store(static_cast<bfloat16_t*>(states) + first, lines);
   }
 
+  // A token's part in the state, the rows of which decay by `decay`, or by the token's row. out(column, value) is called
+  // for each column by one thread. All threads call this, behind a barrier that shows them the token.
+  template <typename Out>
+  __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
+                                         bool l2norm, const Out& out) {
+    const Norms norms(token.k, token.q, l2norm);
+    if constexpr (kVFirst) {
+      update_columns(token, decay, norms, out);
+    } else {
+      update_rows(shared, token, decay, norms, out);
+    }
+  }
+
+ private:
   template <typename S>
-  __device__ __forceinline__ void store(S* states, const DeltaPlace& place) const {
-    S* to = states + start(place);
+  __device__ __forceinline__ void load(const S* from, const Lines& lines) {
+    Vec<S, 4> raw[kVectors];  // all are on their way before the first is waited for
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (is_there(place, j)) store_vec(to + j * step(place), Vec<S, 4>::from_floats(at[j]));
+      if (lines.has(j)) raw[j] = load_vec_once<S, 4>(from + lines.at(j));
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (lines.has(j)) raw[j].to_floats(at[j]);
   }
-  __device__ __forceinline__ void store(void* states, DType dtype, const DeltaPlace& place) const {
-    if (dtype == DType::kFloat32) return store(static_cast<float*>(states), place);
-    if (dtype == DType::kFloat16) return store(static_cast<half_t*>(states), place);
-    store(static_cast<bfloat16_t*>(states), place);
+  template <typename S>
+  __device__ __forceinline__ void store(S* to, const Lines& lines) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
   }
 
-  // A token's part in the state. out(column, value) is called for each column by one thread. All threads call this.
-  template <bool kRowGate, typename Tokens, typename Out>
-  __device__ __forceinline__ void update(const Tokens& tokens, StepSums& sums, const Out& out) {
-    const float *k = tokens.k[0], *q = tokens.q[0], *v = tokens.v[0], *beta = tokens.beta[0];
-    const auto decay = [&](int row) { return tokens.decay[0][kRowGate ? row : 0]; };
-    if constexpr (kVFirst) {
-      float keys[4], queries[4], decays[4], kq = 0;
+  static __device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+
+  // A column is parted among lanes.
+  template <typename Out>
+  __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
+    float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, of q
+    load_four(token.k + in_line(), keys), load_four(token.q + in_line(), queries);
+    if constexpr (kRowGate) load_four(token.decay + in_line(), decays);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      sums[j] = sums[kVectors + j] = 0;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        keys[c] = k[in_line() + c], queries[c] = q[in_line() + c], decays[c] = decay(in_line() + c);
-        kq = fmaf(keys[c], queries[c], kq);
+        at[j][c] *= decays[c];
+        sums[j] = fmaf(at[j][c], keys[c], sums[j]), sums[kVectors + j] = fmaf(at[j][c], queries[c], sums[kVectors + j]);
       }
-      kq = lanes_sum<kLanes>(kq);
+    }
+    constexpr int kShare = kLanes / (2 * kVectors);  // lanes that get the same sum
+    static_assert(kShare >= 1, "there is a lane for each sum");
+    parted_sums<kLanes, 2 * kVectors>(sums);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, mine = line(lane / kShare % kVectors);
+    const float u = token.beta[mine] * (token.v[mine] - norms.of_k * sums[0]);
+    const float of_column = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
+    if (lane >= kLanes / 2 && lane % kShare == 0) out(mine, fmaf(of_column, norms.kq, norms.of_q * sums[0]));
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        float of_k = 0, of_q = 0;
+    for (int j = 0; j < kVectors; ++j) {
+      const float added = norms.of_k * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          at[j][c] *= decays[c];
-          of_k = fmaf(at[j][c], keys[c], of_k), of_q = fmaf(at[j][c], queries[c], of_q);
-        }
-        of_k = lanes_sum<kLanes>(of_k), of_q = lanes_sum<kLanes>(of_q);
-        const float u = beta[line(j)] * (v[line(j)] - of_k);
+      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], added, at[j][c]);
+    }
+  }
+
+  // A column is parted among warps.
+  template <typename Out>
+  __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
+                                              const Norms& norms, const Out& out) {
+    float of_k[4] = {}, of_q[4] = {};
 #pragma unroll
-        for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], u, at[j][c]);
-        if (in_line() == 0) out(line(j), fmaf(u, kq, of_q));
-      }
-    } else {
-      float of_k[4] = {}, of_q[4] = {}, kq = 0;
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        const float key = k[line(j)], query = q[line(j)], factor = decay(line(j));
-        kq = fmaf(key, query, kq);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          at[j][c] *= factor;
-          of_k[c] = fmaf(at[j][c], key, of_k[c]), of_q[c] = fmaf(at[j][c], query, of_q[c]);
-        }
-      }
-      static_assert(kLanes == 16, "a warp has two lines at a time");
-      kq += __shfl_xor_sync(kAllLanes, kq, 16);
-      const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    for (int j = 0; j < kVectors; ++j) {
+      const float key = token.k[line(j)], query = token.q[line(j)], factor = kRowGate ? token.decay[line(j)] : decay;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        of_k[c] += __shfl_xor_sync(kAllLanes, of_k[c], 16), of_q[c] += __shfl_xor_sync(kAllLanes, of_q[c], 16);
-        if (lane < 16) sums.of_k[warp][in_line() + c] = of_k[c], sums.of_q[warp][in_line() + c] = of_q[c];
-        of_k[c] = of_q[c] = 0;
+        at[j][c] *= factor;
+        of_k[c] = fmaf(at[j][c], key, of_k[c]), of_q[c] = fmaf(at[j][c], query, of_q[c]);
       }
-      if (lane == 0) sums.kq[warp] = kq;
-      kq = 0;
-      __syncthreads();
-#pragma unroll 2
-      for (int w = 0; w < kStepWarps; ++w) {
-        kq += sums.kq[w];
+    }
+    static_assert(kLanes == 16, "a warp has two lines at a time");
+    const int warp = static_cast<int>(threadIdx.x) / 32, half = static_cast<int>(threadIdx.x) / 16 % 2;
 #pragma unroll
-        for (int c = 0; c < 4; ++c) of_k[c] += sums.of_k[w][in_line() + c], of_q[c] += sums.of_q[w][in_line() + c];
-      }
-      float u[4];
+    for (int c = 0; c < 4; ++c) {
+      of_k[c] += __shfl_xor_sync(kAllLanes, of_k[c], 16), of_q[c] += __shfl_xor_sync(kAllLanes, of_q[c], 16);
+      if (half == 1) of_k[c] = of_q[c];
+    }
+    *reinterpret_cast<float4*>(&shared.sums[half][warp][in_line()]) = make_float4(of_k[0], of_k[1], of_k[2], of_k[3]);
+    __syncthreads();
+    const int column = static_cast<int>(threadIdx.x) % kStepColumns, of = static_cast<int>(threadIdx.x) / kStepColumns;
+    float sum = 0;
+    if (of < 2) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) u[c] = beta[in_line() + c] * (v[in_line() + c] - of_k[c]);
+      for (int w = 0; w < kStepWarps; ++w) sum += shared.sums[of][w][column];
+    }
+    if (of == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.of_k * sum);
+    __syncthreads();
+    if (of == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
+    float added[4];
+    load_four(shared.u + in_line(), added);
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        const float key = k[line(j)];
+    for (int j = 0; j < kVectors; ++j) {
+      const float key = norms.of_k * token.k[line(j)];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) at[j][c] = fmaf(key, u[c], at[j][c]);
-      }
-      if (line(0) == 0)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) out(in_line() + c, fmaf(u[c], kq, of_q[c]));
+      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(key, added[c], at[j][c]);
     }
   }
 };
 
 template <typename T, int kKeys, bool kRowGate, bool kVFirst>
 __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const DeltaRuleParams p) {
-  using Tokens = DeltaTokens<kKeys / 4, kStepColumns, 1, kRowGate>;
-  __shared__ __align__(16) Tokens tokens;
-  __shared__ __align__(16) StepSums sums;
+  using State = StepState<kKeys, kRowGate, kVFirst>;
+  __shared__ StepShared<kKeys, kRowGate> shared;
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
   const DeltaBlock block(in, kStepColumns);
   const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
   const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
-  const int64_t first = block.slice * kStepColumns, heads = in.num_value_heads;
+  const int64_t first = block.slice * kStepColumns;
   const auto put = [&](int64_t t, int column, float value) {
     if (first + column < in.value_dim)
       static_cast<T*>(p.o)[block.number(in, t) * in.value_dim + first + column] = from_float<T>(value);
@@ -243,23 +286,28 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
       if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
     return;
   }
-  StepToken<T, Tokens, kRowGate> token;
+  // Of the block's columns, where states lie one after the other: of sequences, slots or tokens, then of heads.
+  const auto place = [&](int64_t number) {
+    return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
+  };
+  StepToken<T, kKeys, kRowGate> token;
   if (in.num_tokens > 0) token.load(in, block, 0);
-  StepState<kKeys, kVFirst> state;
-  state.load(p.initial_state, p.state_dtype, DeltaPlace(in, slot * heads + block.value_head, first));
+  const typename State::Lines lines(in, first);
+  State state;
+  state.load(p.initial_state, p.state_dtype, place(slot), lines);
   const StepGate gate(p, block.value_head);
   const float scale = static_cast<float>(in.scale.get());
   for (int64_t t = 0; t < in.num_tokens; ++t) {
+    auto& rows = shared.rows[t % 2];
+    const float decay = token.put(rows, in, gate);
     __syncthreads();
-    token.put(tokens, in, block, gate);
     if (t + 1 < in.num_tokens) token.load(in, block, t + 1);
-    state.template update<kRowGate>(tokens, sums, [&](int column, float value) { put(t, column, scale * value); });
+    state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
     if (p.snapshots)
-      state.store(p.snapshots, p.state_dtype,
-                  DeltaPlace(in, (block.sequence * p.snapshot_rows + t) * heads + block.value_head, first));
+      state.store(p.snapshots, p.state_dtype, place(block.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    state.store(p.final_state, p.state_dtype, DeltaPlace(in, to_slot * heads + block.value_head, first));
+    state.store(p.final_state, p.state_dtype, place(to_slot), lines);
 }
 
 // Whether a sequence has few tokens, and four neighbours of a state are one access.

@@ -14,6 +14,27 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
+// Sums of kCount values over kLanes neighbouring lanes, of which each gets one: x[0] of lane l is then that of value
+// l / (kLanes / kCount).
+template <int kLanes, int kCount, int kAll>
+__device__ __forceinline__ void parted_sums(float (&x)[kAll]) {
+  static_assert(kCount >= 1 && kCount <= kLanes && kCount <= kAll, "there is a lane for each value");
+  if constexpr (kLanes > 1) {
+    constexpr int kBy = kLanes / 2;
+    if constexpr (kCount == 1) {
+      x[0] = lanes_sum<kLanes>(x[0]);
+    } else {
+      const bool upper = threadIdx.x & kBy;
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const float given = upper ? x[i] : x[i + kCount / 2], kept = upper ? x[i + kCount / 2] : x[i];
+        x[i] = kept + __shfl_xor_sync(kAllLanes, given, kBy);
+      }
+      parted_sums<kBy, kCount / 2>(x);
+    }
+  }
+}
+
 // Over the four lanes that have elements of the same rows of an accumulator.
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));

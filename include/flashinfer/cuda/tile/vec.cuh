@@ -65,6 +65,23 @@ __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
   __stwb(reinterpret_cast<Raw*>(to), raw);
 }
 
+// What a kernel touches once: its lines are the first that the L2 cache gives up.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> load_vec_once(const T* from) {
+  using Raw = typename RawVec<sizeof(T) * N>::Type;
+  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(from));
+  Vec<T, N> vec;
+  memcpy(&vec, &raw, sizeof(raw));
+  return vec;
+}
+template <typename T, int N>
+__device__ __forceinline__ void store_vec_once(T* to, const Vec<T, N>& vec) {
+  using Raw = typename RawVec<sizeof(T) * N>::Type;
+  Raw raw;
+  memcpy(&raw, &vec, sizeof(raw));
+  __stcs(reinterpret_cast<Raw*>(to), raw);
+}
+
 // Whether a size or a stride, in elements, keeps the widest accesses aligned; so do all strides of rows.
 template <typename T>
 inline bool keeps_vectors(int64_t elements) {
