@@ -147,6 +147,14 @@ def test_short_requests_are_not_cut(library):
     assert (len(items), merges, counts[2]) == (4, [], 0)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_share_of_more_than_31_bits(library, causal):
+    """A prefill of a million tokens for eight heads on 132 places: tiles are long enough as they are."""
+    length, rows = 1 << 20, 128
+    items, merges, counts = make(library, [length], [length], 8, 8, causal, tile_rows=rows, places=132 // 8)
+    assert len(items) == length * 8 // rows + counts[2] - len(merges) and counts[2] <= 2 * 132
+
+
 def costs_of_places(items: list[Any], places: int, item_keys: int) -> list[int]:
     """Where items start in their order, each on the place that is free first."""
     costs = [0] * places

@@ -208,6 +208,21 @@ def test_activation_of_experts_and_eight_bits(size, device, dtype):
         ).all()
 
 
+def test_blocks_of_numbers_whose_reciprocals_are_infinite_or_that_have_no_number(device):
+    """Zeros beside what is next to nothing stay zeros; what is not a number is the only one of its block."""
+    h = torch.randn(3, 384, device=device)
+    h[0, :128] = 1e-37 * torch.rand(128, device=device)
+    h[1, :128] = 3e-39
+    h[:2, :128:3] = 0
+    h[2, 130] = torch.nan
+    quantised, scales = operators.activate(h, None, int(ActivationType.Identity), False, *[None] * 5, True)
+    got = quantised.double().unflatten(1, (3, 128)) * scales.double()[..., None]
+    assert got[2, 1, 2].isnan() and scales.isfinite().all()
+    got[2, 1, 2], h[2, 130] = 0, 0
+    want = h.double().unflatten(1, (3, 128))
+    assert ((got - want).abs() <= want.abs() / 16 * 1.01 + 2**-9 * scales.double()[..., None]).all()
+
+
 @pytest.mark.parametrize("size", [64, 37])
 def test_the_sum_over_experts(size, device, dtype):
     tokens, top_k, bounds = 9, 4, torch.tensor([0, 12, 12, 30], dtype=torch.int32, device=device)

@@ -100,10 +100,11 @@ inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>&
   std::vector<int32_t> lengths;
   int64_t total = 0;
   for (const WorkItem& tile : tiles) lengths.push_back(tile.kv_end - tile.kv_start), total += lengths.back();
-  const int32_t share =
-      std::max(round_up((total + places - 1) / places, request.kv_step), round_up(request.min_chunk, request.kv_step));
-  if (!request.split || static_cast<int64_t>(tiles.size()) > places) return share;
   const int32_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  // The mean of long prefills has more than 31 bits; no piece is longer than a tile.
+  const int64_t mean = std::min<int64_t>((total + places - 1) / places, longest);
+  const int32_t share = std::max(round_up(mean, request.kv_step), round_up(request.min_chunk, request.kv_step));
+  if (!request.split || static_cast<int64_t>(tiles.size()) > places) return share;
   const int32_t most_pieces = pieces_of(longest, share);
   int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(places));
   for (const int32_t fewer : {1, 2, most_pieces / 8, most_pieces / 4, most_pieces / 2}) {

@@ -171,8 +171,8 @@ class ActivatedRow {
       if (p_.block_scales) {
         float most = 0;
         for (int64_t i = begin; i < end; ++i)
-          most = std::isnan(values_[i]) ? values_[i] : std::max(most, std::fabs(values_[i]));
-        const float scale = most == 0 ? 1.0f : most / kMaxE4M3;
+          if (std::fabs(values_[i]) > most) most = std::fabs(values_[i]);  // false of what is not a number
+        const float scale = block_scale(most);
         p_.block_scales[row * blocks + block] = scale;
         factor = 1.0f / scale;
       }

@@ -124,6 +124,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     ptx::cp_async_wait<0>();
     sync();
     this->find_factors(in.l2norm);
+    sync();  // warps decay their rows in place, which others may still square
   }
 
   // L and P of a block with itself, without the rows' factors: lane l of a half finds column 2 l + half of L, or of P

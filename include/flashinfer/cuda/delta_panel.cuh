@@ -32,8 +32,7 @@ struct DeltaPanel {
     }
   }
 
-  // Products of all columns with k and with q. Each of the eight threads gets one of them: where lanes meet, they halve
-  // what they have.
+  // Products of all columns with k and with q. Each of the eight threads gets one of them.
   __device__ __forceinline__ float products(const float (&k)[kRows], const float (&q)[kRows]) const {
     float sums[2 * kColumns] = {};
 #pragma unroll
@@ -44,15 +43,7 @@ struct DeltaPanel {
         sums[kColumns + c] = fmaf(at[c][i], q[i], sums[kColumns + c]);
       }
     }
-#pragma unroll
-    for (int half = kColumns; half > 0; half /= 2) {
-      const bool upper = part() & half;
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        const float mine = upper ? sums[half + i] : sums[i], theirs = upper ? sums[i] : sums[half + i];
-        sums[i] = mine + __shfl_xor_sync(kAllLanes, theirs, half);
-      }
-    }
+    parted_sums<kParts, 2 * kColumns>(sums);
     return sums[0];
   }
   // What the thread of column c's product with k has, of its eight.

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
     }
     // Bits of floats that are not negative are in their order.
     most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-    const float scale = most == 0.f ? 1.f : most / kMaxE4M3;
+    const float scale = block_scale(most);
     if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;
     const float factor = 1.f / scale;
     auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;

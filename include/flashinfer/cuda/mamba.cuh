@@ -32,29 +32,6 @@ __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   }
 }
 
-// Sums of kRows rows over kLanes neighbouring lanes in a fixed order: lanes halve the rows that they have while there
-// are several. Returns the sum of row `row`, which each lane with the same `row` has.
-template <int kRows, int kLanes>
-__device__ __forceinline__ float fold_rows(float (&values)[kRows], int& row) {
-  const int lane = threadIdx.x % kLanes;
-  int by = kLanes / 2;
-  row = 0;
-#pragma unroll
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    const bool upper = lane & by;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float given = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
-      values[i] = kept + __shfl_xor_sync(kAllLanes, given, by);
-    }
-    row += upper ? half : 0;
-    by /= 2;
-  }
-  float total = values[0];
-  for (; by > 0; by /= 2) total += __shfl_xor_sync(kAllLanes, total, by);
-  return total;
-}
-
 // Called, not inlined: random numbers take more registers than all the rest.
 template <typename S>
 __device__ __noinline__ S rounded_at_random(const StateUpdateParams& p, float value, int64_t element, int64_t token) {
@@ -101,7 +78,7 @@ struct StateRows {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         if (row(i) < p.dim && column(chunk) < p.state_size) {
-          raw[i][chunk] = load_vec<S, kVec>(from + row(i) * p.state_size + column(chunk));
+          raw[i][chunk] = load_vec_once<S, kVec>(from + row(i) * p.state_size + column(chunk));
         } else {
           raw[i][chunk] = Vec<S, kVec>::from_floats({});
         }
@@ -119,7 +96,7 @@ struct StateRows {
       if constexpr (kVec == 1) {
         to[offset] = p.seed ? rounded_at_random<S>(p, values[0], element + offset, token) : from_float<S>(values[0]);
       } else {
-        store_vec(to + offset, Vec<S, kVec>::from_floats(values));
+        store_vec_once(to + offset, Vec<S, kVec>::from_floats(values));
       }
     });
   }
@@ -192,9 +169,9 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
         }
       }
     }
-    int mine;
-    float y = fold_rows<kRows, kLanes>(sums, mine);
-    const int64_t row = state.row(mine);
+    parted_sums<kLanes, kRows>(sums);
+    float y = sums[0];
+    const int64_t row = state.row(static_cast<int>(threadIdx.x) % kLanes / (kLanes / kRows));
     if (threadIdx.x % (kLanes / kRows) == 0 && row < p.dim) {
       if (p.d.data) y += number_at(p.d, head * p.d.strides[0] + row * p.d.strides[1]) * to_float(x_row[row]);
       if (p.z.data) {
