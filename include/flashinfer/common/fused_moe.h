@@ -105,7 +105,8 @@ FLASHINFER_HD bool is_gated(Activation act) {
 constexpr int kQuantBlock = 128;  // elements of a row that have a scale in common
 constexpr float kMaxE4M3 = 448.0f;
 
-// What a block whose largest magnitude is `most` is divided by: its reciprocal is a number, also of the smallest blocks.
+// What a block whose largest magnitude is `most` is divided by: its reciprocal is a number, also of the smallest
+// blocks.
 FLASHINFER_HD float block_scale(float most) {
   constexpr float kLeast = 1.17549435e-38f;  // 2^-126
   return most == 0 ? 1.0f : most / kMaxE4M3 < kLeast ? kLeast : most / kMaxE4M3;

@@ -1,9 +1,9 @@
 // The delta rule for a few tokens on CUDA, as a step of decoding has them: nearly all that moves are the states.
 //
 // A block has 64 columns of a head's state in registers. Threads take four neighbours at a time from memory as a state
-// lies there, along its rows or, where columns come first, along its columns: a line. One pass over the state before its
-// update gives both products, since S' q = S~' q + u (k' q). States are read and written once by a kernel: the L2 cache
-// is told to give their lines up first, without which a tenth more moves between it and memory.
+// lies there, along its rows or, where columns come first, along its columns: a line. One pass over the state before
+// its update gives both products, since S' q = S~' q + u (k' q). States are read and written once by a kernel: the L2
+// cache is told to give their lines up first, without which a tenth more moves between it and memory.
 #pragma once
 
 #include <type_traits>
@@ -158,8 +158,8 @@ struct StepState {
     store(static_cast<bfloat16_t*>(states) + first, lines);
   }
 
-  // A token's part in the state, the rows of which decay by `decay`, or by the token's row. out(column, value) is called
-  // for each column by one thread. All threads call this, behind a barrier that shows them the token.
+  // A token's part in the state, the rows of which decay by `decay`, or by the token's row. out(column, value) is
+  // called for each column by one thread. All threads call this, behind a barrier that shows them the token.
   template <typename Out>
   __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
                                          bool l2norm, const Out& out) {
@@ -303,8 +303,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     __syncthreads();
     if (t + 1 < in.num_tokens) token.load(in, block, t + 1);
     state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
-    if (p.snapshots)
-      state.store(p.snapshots, p.state_dtype, place(block.sequence * p.snapshot_rows + t), lines);
+    if (p.snapshots) state.store(p.snapshots, p.state_dtype, place(block.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
     state.store(p.final_state, p.state_dtype, place(to_slot), lines);
