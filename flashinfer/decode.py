@@ -37,6 +37,7 @@ from .jit.modules.decode import (
 )
 
 # Engines find these beside the wrappers, as in FlashInfer.
+from .mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPagedKVCacheWrapper
 from .page import get_seq_lens as get_seq_lens
 from .utils import _get_range_buf as _get_range_buf
 

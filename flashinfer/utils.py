@@ -189,15 +189,16 @@ def version_at_least(version: str, base_version: str) -> bool:
     return Version(version) >= Version(base_version)
 
 
-def set_log_level(level: str) -> None:
+def set_log_level(lvl_str: str) -> None:
     """Sets the level of the library's logger, as ``FLASHINFER_LOGGING_LEVEL`` does: ``"debug"`` to ``"critical"``.
 
     Raises:
         ValueError: no such level.
     """
-    number = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.get(level.lower())
+    number = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.get(lvl_str.lower())
     if number is None:
-        raise ValueError(f"set_log_level: level: got {level!r}, wanted one of debug, info, warning, error, critical")
+        wanted = "debug, info, warning, error, critical"
+        raise ValueError(f"set_log_level: lvl_str: got {lvl_str!r}, wanted one of {wanted}")
     logging.getLogger("flashinfer").setLevel(number)
 
 

@@ -44,10 +44,13 @@ def clear_cache_dir() -> None:
 def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
-    # Each family's gen_*_module is found in its own file.
-    if name.startswith("gen_"):
+    # Each family's gen_*_module is found in its own file; names that FlashInfer has besides are at its address.
+    if name.startswith(("gen_", "get_")):
         for family in modules.families():
             module = modules.family(family)
             if name in vars(module):
                 return getattr(module, name)
+        addresses = importlib.import_module(".attention", __package__)
+        if name in addresses.__all__:
+            return getattr(addresses, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -191,7 +191,7 @@ def test_levels_of_the_log(caplog):
         flashinfer.utils.set_log_level("error")
         assert logger.level == logging.ERROR
         with pytest.raises(ValueError, match="got 'loud', wanted one of debug"):
-            flashinfer.utils.set_log_level("loud")
+            flashinfer.utils.set_log_level(lvl_str="loud")
     finally:
         logger.setLevel(before)
 

@@ -42,7 +42,7 @@ def test_names_say_the_configuration():
 def test_flashinfers_addresses():
     half = ("float16", "float16", "float16")
     for name in addresses.__all__:
-        assert callable(getattr(addresses, name))
+        assert callable(getattr(addresses, name)) and callable(getattr(jit, name))
     assert addresses.gen_single_decode_module is jit.gen_single_decode_module is flashinfer.gen_single_decode_module
     assert addresses.get_single_decode_uri(*half, 64, 64, device="cuda") == "decode_f16_d64_cuda"
     assert addresses.get_batch_prefill_uri("fa2", *half, "int32", 192, 128, 0, False, True, device="cpu") == (
