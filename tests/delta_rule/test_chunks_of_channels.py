@@ -22,6 +22,7 @@ def forgetful(dtype: torch.dtype, device: str, **shape: int) -> dict[str, torch.
     return given
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
     [

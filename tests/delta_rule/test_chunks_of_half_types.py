@@ -94,6 +94,7 @@ def check(given, lengths=None, alike=False, **options) -> None:
 
 
 # Two, four and eight warps a block, the last of which columns may not fill; one head and many.
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
     [
@@ -117,6 +118,7 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
         check(inputs_of(gate, dtype, device, batch=batch, **shape))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
 @of_both
 def test_keys_that_are_alike(key_dim, value_dim, gate, device):
@@ -125,6 +127,7 @@ def test_keys_that_are_alike(key_dim, value_dim, gate, device):
         check(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [64, 256])
 @of_both
 def test_random_sequences(key_dim, gate, device):
@@ -152,6 +155,7 @@ def test_a_neighbour_that_is_not_a_number(gate, device):
         assert got.equal(want)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
 @of_both
 def test_layouts(key_dim, gate, device):
@@ -173,6 +177,7 @@ def test_rows_that_begin_anywhere(device):
     check(given | {"q": shifted.copy_(given["q"])})
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("key_dim", [48, 64, 128, 256])
 @of_both
 def test_resets(key_dim, gate, device):
@@ -190,6 +195,7 @@ def test_resets(key_dim, gate, device):
     assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
 @of_both
 def test_states_are_carried_on(key_dim, gate, device):
@@ -202,6 +208,7 @@ def test_states_are_carried_on(key_dim, gate, device):
     assert torch.cat([first, second], 1).equal(whole) and end.equal(last)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens, l2norm",
     [
@@ -227,6 +234,7 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
         check_gradients(inputs_of(gate, dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [128, 256])
 @of_both
 def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
@@ -235,6 +243,7 @@ def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
         check_gradients(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim, value_dim, l2norm", [(64, 40, True), (128, 128, False), (256, 40, False)])
 @of_both
 def test_gradients_of_random_sequences(key_dim, value_dim, l2norm, gate, device):
