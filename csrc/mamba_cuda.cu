@@ -1,12 +1,24 @@
-// The CUDA kernels of Mamba's step for the element types of this module.
+// The CUDA kernels of Mamba's step: a part of this file for each element type.
 #include <flashinfer/cuda/mamba.cuh>
 
 #include "mamba_config.h"
 
 namespace flashinfer {
 
-void selective_state_update(const StateUpdateParams& params, const Launch& where) {
-  DISPATCH_dtype(params.dtype, T, cuda::selective_state_update<T>(params, where))
+template <int kPart>
+void state_update_part(const StateUpdateParams& params, const Launch& where);
+
+template <>
+void state_update_part<FLASHINFER_PART>(const StateUpdateParams& params, const Launch& where) {
+  cuda::selective_state_update<T>(params, where);
 }
+
+#if FLASHINFER_PART == 0
+
+void selective_state_update(const StateUpdateParams& params, const Launch& where) {
+  call_row("dtype", kParts, params.dtype, kDtypeText, [&](auto number) { state_update_part<number>(params, where); });
+}
+
+#endif
 
 }  // namespace flashinfer

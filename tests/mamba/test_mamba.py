@@ -165,6 +165,33 @@ def test_a_state_without_heads_is_mamba_1(device, dtype):
     assert out.equal(selective_state_update(other[:, None], **given, dt_softplus=True)[:, 0]) and state.equal(other)
 
 
+@pytest.mark.parametrize("one_decay", [True, False])
+@pytest.mark.parametrize("size", [8, 16, 64, 104, 128, 200, 256])
+def test_rows_that_are_read_by_vectors(size, one_decay, device, dtype):
+    """Against float64; and with B and C where vectors cannot be read, the same states, also rounded at random."""
+    given = inputs(device, dtype, (3,), size=size, one_decay=one_decay)
+    shifted = dict(given)
+    for name in ("B", "C"):
+        given[name] = given[name].contiguous()
+        memory = torch.empty(given[name].numel() + 1, device=device, dtype=dtype)
+        shifted[name] = memory[1:].view(given[name].shape).copy_(given[name])
+    one = {name: t if name in ("A", "D", "dt_bias") else t[:, None] for name, t in given.items()}
+    for state_dtype in ROUNDING:
+        first = torch.randn(3, 6, 33, size, device=device).to(state_dtype)
+        want, terms, states = oracle(first, one, None, True)
+        state, other = first.clone(), first.clone()
+        check(selective_state_update(state, **given, dt_softplus=True), want[:, 0], terms[:, 0])
+        check(state, states[:, 0], states[:, 0].abs() + 1)
+        selective_state_update(other, **shifted, dt_softplus=True)
+        assert other.equal(state)
+        if state_dtype == torch.float32:
+            continue
+        seed = torch.tensor([5], device=device)
+        for one_state, arguments in ((state, given), (other, shifted)):
+            selective_state_update(one_state.copy_(first), **arguments, dt_softplus=True, rand_seed=seed)
+        assert other.equal(state)
+
+
 def test_stochastic_rounding(device):
     given = inputs(device, torch.float32, (2,))
     for dtype in (torch.float16, torch.bfloat16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ..module import JitSpec
 from ..spec import DTYPES
@@ -14,7 +15,9 @@ AXES = (DTYPE_AXIS,)
 
 def gen_mamba_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
     """A step of Mamba's state space model for the element types ``dtypes``."""
-    return family_spec("mamba", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    backend = device_of(device)
+    spec = family_spec("mamba", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
+    return replace(spec, split=True) if backend == "cuda" else spec
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

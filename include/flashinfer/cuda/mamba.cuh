@@ -20,6 +20,21 @@ __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_
   return to_float(static_cast<const bfloat16_t*>(numbers.data)[at]);
 }
 
+// kN of a row of A that begins at `row`, from `column` on; by vectors they are floats behind each other.
+template <int kN>
+__device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_t row, int column, float (&to)[kN]) {
+  if constexpr (kN == 1) {
+    to[0] = number_at(numbers, row + column * numbers.strides[2]);
+  } else {
+    const float* from = static_cast<const float*>(numbers.data) + row + column;
+#pragma unroll
+    for (int i = 0; i < kN; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+}
+
 // kN elements that may be wider together than one access.
 template <typename T, int kN>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
@@ -32,25 +47,34 @@ __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   }
 }
 
-// Called, not inlined: random numbers take more registers than all the rest.
-template <typename S>
-__device__ __noinline__ S rounded_at_random(const StateUpdateParams& p, float value, int64_t element, int64_t token) {
-  if constexpr (std::is_same_v<S, float>) {
-    return value;
-  } else {
-    const PhiloxBlock words = rounding_words(static_cast<uint64_t>(*p.seed), element / 4, token, p.rounds);
-    const int at = static_cast<int>(element % 4);
-    const uint32_t word =
-        at < 2 ? (at == 0 ? words.words[0] : words.words[1]) : (at == 2 ? words.words[2] : words.words[3]);
-    return from_float<S>(__is_same(S, half_t) ? stochastic_half(value, word) : stochastic_bfloat16(value, word));
+// kN neighbours of a state as they are stored. Random words are of four elements, whose numbers in the pool begin at a
+// multiple of 4. Called, not inlined: random numbers take more registers than all the rest.
+template <typename S, int kN>
+__device__ __noinline__ Vec<S, kN> rounded_at_random(const StateUpdateParams& p, Vec<float, kN> values, int64_t element,
+                                                     int64_t token) {
+  Vec<S, kN> vec;
+#pragma unroll
+  for (int i = 0; i < kN; i += 4) {
+    const PhiloxBlock words = rounding_words(static_cast<uint64_t>(*p.seed), (element + i) / 4, token, p.rounds);
+#pragma unroll
+    for (int j = 0; j < 4 && j < kN; ++j) {
+      const int at = kN < 4 ? static_cast<int>(element % 4) : j;
+      const uint32_t word =
+          at < 2 ? (at == 0 ? words.words[0] : words.words[1]) : (at == 2 ? words.words[2] : words.words[3]);
+      const float value = values.at[i + j];
+      vec.at[i + j] =
+          from_float<S>(__is_same(S, half_t) ? stochastic_half(value, word) : stochastic_bfloat16(value, word));
+    }
   }
+  return vec;
 }
 
 // Rows of a state of element type S: kLanes lanes have a row, each kChunks vectors of it, and each lane has kRows rows.
 template <typename S, int kVec_, int kLanes_, int kChunks_>
 struct StateRows {
   static constexpr int kVec = kVec_, kLanes = kLanes_, kChunks = kChunks_;
-  static constexpr int kRows = kVec == 1 || kVec * kChunks >= kStateFloats ? 1 : kStateFloats / (kVec * kChunks);
+  static constexpr int kFit = kVec == 1 || kVec * kChunks >= kStateFloats ? 1 : kStateFloats / (kVec * kChunks);
+  static constexpr int kRows = kFit < kLanes ? kFit : kLanes;
   static constexpr int kGroups = kStateThreads / kLanes, kTile = kRows * kGroups;
   static_assert(kRows <= kLanes, "each row's sum ends in a lane of its own");
 
@@ -91,18 +115,24 @@ struct StateRows {
 
   // `element` is the head's first element's number in the pool, `token` the token's in its sequence: random numbers are
   // of these.
+  template <bool kRandom>
   __device__ __forceinline__ void store(const StateUpdateParams& p, S* to, int64_t element, int64_t token) {
     each(p, [&](float (&values)[kVec], int64_t offset) {
-      if constexpr (kVec == 1) {
-        to[offset] = p.seed ? rounded_at_random<S>(p, values[0], element + offset, token) : from_float<S>(values[0]);
+      Vec<S, kVec> vec;
+      if constexpr (kRandom) {
+        Vec<float, kVec> floats;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) floats.at[i] = values[i];
+        vec = rounded_at_random<S, kVec>(p, floats, element + offset, token);
       } else {
-        store_vec_once(to + offset, Vec<S, kVec>::from_floats(values));
+        vec = Vec<S, kVec>::from_floats(values);
       }
+      store_vec_once(to + offset, vec);
     });
   }
 };
 
-template <typename T, typename S, typename Rows, bool kOneDecay>
+template <typename T, typename S, typename Rows, bool kOneDecay, bool kRandom = false>
 __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const StateUpdateParams p, int tiles) {
   constexpr int kRows = Rows::kRows, kChunks = Rows::kChunks, kVec = Rows::kVec, kLanes = Rows::kLanes;
   const int64_t block = blockIdx.x, head = block / tiles % p.num_heads, n = block / tiles / p.num_heads;
@@ -155,17 +185,17 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const float input = step[i] * x[i];
+        float decays[kVec];
+        if constexpr (!kOneDecay) {
+          const int64_t row = state.row(i) < p.dim ? state.row(i) : 0;
+          numbers_at(p.a, head * p.a.strides[0] + row * p.a.strides[1], column, decays);
+        }
 #pragma unroll
         for (int j = 0; j < kVec; ++j) {
-          float decay = head_decay;
-          if constexpr (!kOneDecay) {
-            const int64_t row = state.row(i) < p.dim ? state.row(i) : 0;
-            decay = expf(step[i] *
-                         number_at(p.a, head * p.a.strides[0] + row * p.a.strides[1] + (column + j) * p.a.strides[2]));
-          }
+          const float decay = kOneDecay ? head_decay : expf(step[i] * decays[j]);
           float& s = state.at[i][chunk][j];
-          s = s * decay + b[j] * input;
-          sums[i] += s * c[j];
+          s = fmaf(b[j], input, s * decay);  // the same bits in every kernel
+          sums[i] = fmaf(s, c[j], sums[i]);
         }
       }
     }
@@ -181,16 +211,20 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
       out_at(t)[row] = from_float<T>(y);
     }
     const int64_t to = tokens.slot_after(p, n, t), history = tokens.history_after(p, t, head);
-    if (to >= 0) state.store(p, static_cast<S*>(p.state) + to * p.slot_stride + in_slot, element, t - tokens.begin);
-    if (history >= 0) state.store(p, static_cast<S*>(p.history) + history * p.head_size(), element, t - tokens.begin);
+    if (to >= 0)
+      state.template store<kRandom>(p, static_cast<S*>(p.state) + to * p.slot_stride + in_slot, element,
+                                    t - tokens.begin);
+    if (history >= 0)
+      state.template store<kRandom>(p, static_cast<S*>(p.history) + history * p.head_size(), element, t - tokens.begin);
   }
 }
 
-template <typename T, typename S, typename Rows, bool kOneDecay>
+template <typename T, typename S, typename Rows, bool kOneDecay, bool kRandom = false>
 void launch_state_update(const StateUpdateParams& p, const Launch& where) {
   const int64_t tiles = (p.dim + Rows::kTile - 1) / Rows::kTile;
   const auto blocks = static_cast<unsigned>(tiles * p.num_heads * p.num_sequences);
-  launch(state_update_kernel<T, S, Rows, kOneDecay>, blocks, kStateThreads, 0, where, p, static_cast<int>(tiles));
+  launch(state_update_kernel<T, S, Rows, kOneDecay, kRandom>, blocks, kStateThreads, 0, where, p,
+         static_cast<int>(tiles));
 }
 
 // Whether vectors of `n` elements of T start at multiples of their size, or of 16 bytes, in B and C.
@@ -202,16 +236,38 @@ bool keeps_token_vectors(const TokenTensor& tensor, int64_t n) {
          tensor.token_stride % elements == 0 && tensor.head_stride % elements == 0;
 }
 
+// Whether rows of A are floats that are read by 16 bytes.
+inline bool keeps_decay_vectors(const StridedNumbers& a, int64_t state_size) {
+  return a.dtype == DType::kFloat32 && (state_size == 1 || a.strides[2] == 1) && a.strides[0] % 4 == 0 &&
+         a.strides[1] % 4 == 0 && reinterpret_cast<uintptr_t>(a.data) % 16 == 0;
+}
+
 template <typename T, typename S>
 void selective_state_update(const StateUpdateParams& p, const Launch& where) {
   constexpr int kVec = kVecBytes / static_cast<int>(sizeof(S));
   const bool vectors = p.state_size % kVec == 0 && fits_vectors<S>({p.state, p.history}, p.slot_stride) &&
                        keeps_token_vectors<T>(p.b, kVec) && keeps_token_vectors<T>(p.c, kVec);
-  if (!p.one_decay() || p.seed || !vectors)
-    return launch_state_update<T, S, StateRows<S, 1, 32, kMaxStateSize / 32>, false>(p, where);
-  if (p.state_size <= 16 * kVec) return launch_state_update<T, S, StateRows<S, kVec, 16, 1>, true>(p, where);
-  if (p.state_size <= 32 * kVec) return launch_state_update<T, S, StateRows<S, kVec, 32, 1>, true>(p, where);
-  launch_state_update<T, S, StateRows<S, kVec, 32, 2>, true>(p, where);
+  const auto run = [&](auto rows, auto one_decay, auto random) {
+    launch_state_update<T, S, decltype(rows), one_decay(), random()>(p, where);
+  };
+  constexpr std::true_type kYes;
+  constexpr std::false_type kNo;
+  using One = StateRows<S, 1, 32, kMaxStateSize / 32>;
+  if constexpr (!std::is_same_v<S, float>) {
+    if (p.seed && vectors && p.one_decay() && p.state_size <= 16 * kVec)
+      return run(StateRows<S, kVec, 16, 1>{}, kYes, kYes);
+    if (p.seed) return run(One{}, kNo, kYes);
+  }
+  if (vectors && p.one_decay()) {
+    if (p.state_size <= 16 * kVec) return run(StateRows<S, kVec, 16, 1>{}, kYes, kNo);
+    if (p.state_size <= 32 * kVec) return run(StateRows<S, kVec, 32, 1>{}, kYes, kNo);
+    return run(StateRows<S, kVec, 32, 2>{}, kYes, kNo);
+  }
+  if (vectors && keeps_decay_vectors(p.a, p.state_size)) {
+    if (p.state_size <= 4 * kVec) return run(StateRows<S, kVec, 4, 1>{}, kNo, kNo);
+    if (p.state_size <= 32 * kVec) return run(StateRows<S, kVec, 32, 1>{}, kNo, kNo);
+  }
+  run(One{}, kNo, kNo);
 }
 
 template <typename T>
