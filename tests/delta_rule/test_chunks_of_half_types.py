@@ -66,6 +66,8 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         if name != "initial_state":
             one, other = one.transpose(1, 2), other.transpose(1, 2)
         allowed = (2 if l2norm or name == "g" else 1) * bound
+        if leaves["k"].shape[-1] <= 8:  # a mean of so few roundings is at times larger
+            allowed *= 1.5
         if name == "g" and not decays_by_channel(
             given
         ):  # sums whose terms cancel: a head of small ones has the errors of the others
