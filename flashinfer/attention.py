@@ -56,10 +56,10 @@ class BatchAttention(BatchWrapper):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            qo_indptr: ``[batch_size + 1]`` int32, where each request's queries begin in ``q``.
-            kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``kv_indices``.
-            kv_indices: int32, the pages, on the device that the wrapper works on.
-            kv_len_arr: ``[batch_size]`` int32, keys of each request; at most what its pages hold.
+            qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``.
+            kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``.
+            kv_indices: integers, the pages, on the device that the wrapper works on.
+            kv_len_arr: ``[batch_size]`` integers, keys of each request; at most what its pages hold.
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
                 for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
             use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.

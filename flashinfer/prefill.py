@@ -157,7 +157,10 @@ def single_prefill_with_kv_cache_with_jit_module(
 
     Args:
         jit_module: what ``gen_customize_single_prefill_module(...).build_and_load()`` returned.
-        q, k, v, kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`.
+        q: ``[qo_len, num_qo_heads, head_dim_qk]``.
+        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or with the first two
+            dimensions exchanged (HND).
+        kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`, as is the result.
         args: the variant's additional tensors, then its scalars, in the order in which they were named.
         mask_mode: 0, or 1 for a causal mask; other masks are the variant's.
 

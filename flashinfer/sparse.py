@@ -100,8 +100,8 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """Balance the work of a mask.
 
         Args:
-            indptr: ``[ceil(M / R) + 1]`` int32, where each row's blocks begin in ``indices``.
-            indices: ``[nnz]`` int32, the column of each block, below ``N / C``.
+            indptr: ``[ceil(M / R) + 1]`` integers, where each row's blocks begin in ``indices``.
+            indices: ``[nnz]`` integers, the column of each block, below ``N / C``.
             M, N, R, C: queries, keys, and of each how many are in a block. ``C`` divides ``N``; the last row of blocks may
                 have fewer queries than ``R``.
             num_qo_heads, num_kv_heads, head_dim: of what will be run.
