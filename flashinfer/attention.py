@@ -12,6 +12,7 @@ from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
+from ._ops.numbers import positive
 
 __all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
 
@@ -85,8 +86,7 @@ class BatchAttention(BatchWrapper):
         kv_indices: torch.Tensor,
         kv_len_arr: torch.Tensor,
     ) -> Batch:
-        if page_size < 1:
-            raise ValueError(f"{op}: page_size: got {page_size}, wanted a positive number")
+        positive(op, "page_size", page_size)
         queries, pages, lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
         check_indptr(op, "qo_indptr", queries)
         batch_size = queries.numel() - 1

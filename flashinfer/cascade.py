@@ -19,6 +19,7 @@ import torch
 from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims, check_tensor
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
@@ -68,7 +69,7 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_last_page_len_buf_arr: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._name = type(self).__name__
-        if num_levels < 1:
+        if whole(self._name, "num_levels", num_levels) < 1:
             raise ValueError(f"{self._name}: num_levels: got {num_levels}, wanted at least 1")
         buffers: dict[str, Any] = {
             "qo_indptr_buf_arr": qo_indptr_buf_arr,

@@ -28,6 +28,7 @@ from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 from .jit.modules.decode import (
     gen_batch_decode_module,
@@ -145,7 +146,9 @@ def single_decode_with_kv_cache_with_jit_module(
     check_dims(op, "v", v, 3)
     operators = operators_of_module(op, jit_module)
     layout = layout_of(op, kv_layout)
-    out, lse = run_one(op, operators, q.unsqueeze(0), k, v, layout, int(window_left), args, NON_CAUSAL, return_lse)
+    out, lse = run_one(
+        op, operators, q.unsqueeze(0), k, v, layout, whole(op, "window_left", window_left), args, NON_CAUSAL, return_lse
+    )
     return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
@@ -187,7 +190,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         jit_args: tuple[Any, ...] | None = None,
         backend: str = "auto",
     ) -> None:
-        check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"))
+        check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"), jit_args)
         if backend == "fa3" and jit_args is not None:
             raise ValueError(
                 f"{type(self).__name__}: backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2': a variant of your own is"

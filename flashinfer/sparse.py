@@ -19,6 +19,7 @@ from ._attention.plan import check_result
 from ._attention.scales import Scale
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.sizes import differs
 from ._ops.tensors import check_dims, check_tensor
 
@@ -125,7 +126,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         no_positions(op, pos_encoding_mode)
         given = index_tables(op, indptr=indptr, indices=indices)
         for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
-            if value < least:
+            if whole(op, name, value) < least:
                 raise ValueError(f"{op}: {name}: got {value}, wanted at least {least}")
         if N % C != 0:
             raise ValueError(f"{op}: N: got {N}, wanted a multiple of C, {C}")
