@@ -18,12 +18,15 @@ struct Frequencies {
   int64_t old_context_len;
 
   void check(const Check& check) const {
-    check.that(rope_scale > 0 && std::isfinite(rope_scale), "rope_scale", "wanted a positive number");
-    check.that(rope_theta > 0 && std::isfinite(rope_theta), "rope_theta", "wanted a positive number");
+    const auto wanted = [&](bool holds, const char* name, auto got, const char* text) {
+      if (!holds) check.fail(name, "got " + std::to_string(got) + ", wanted " + text);
+    };
+    wanted(rope_scale > 0 && std::isfinite(rope_scale), "rope_scale", rope_scale, "a positive number");
+    wanted(rope_theta > 0 && std::isfinite(rope_theta), "rope_theta", rope_theta, "a positive number");
     if (!llama31) return;
-    check.that(low_freq_factor > 0, "low_freq_factor", "wanted a positive number");
-    check.that(high_freq_factor >= low_freq_factor, "high_freq_factor", "wanted at least low_freq_factor");
-    check.that(old_context_len > 0, "old_context_len", "wanted a positive number");
+    wanted(low_freq_factor > 0, "low_freq_factor", low_freq_factor, "a positive number");
+    wanted(high_freq_factor >= low_freq_factor, "high_freq_factor", high_freq_factor, "at least low_freq_factor");
+    wanted(old_context_len > 0, "old_context_len", old_context_len, "a positive number");
   }
 
   // Of pair i, in radians per position. Llama 3.1 keeps the frequencies that turn high_freq_factor times or more in the
@@ -92,7 +95,9 @@ struct Heads {
     check.trainable(q);
     check.same_dtype(k, q);
     check.same_device(k, q);
-    check.that(head_dim > 0, q.ndim == 3 ? q.name : "head_size", "wanted a positive size of a head");
+    if (head_dim < 1)
+      check.fail(q.ndim == 3 ? q.name : "head_size",
+                 "got " + std::to_string(head_dim) + ", wanted a positive size of a head");
     for (const View* arg : {&q, &k}) {
       if (arg->ndim == 3) {
         check.shape(*arg, {q.size(0), -1, head_dim});

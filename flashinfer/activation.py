@@ -88,7 +88,9 @@ def gelu_tanh_and_mul(
     """GELU's tanh form: ``out = gelu_tanh(input[..., :d]) * input[..., d:]`` with
     ``gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))``.
 
-    Arguments, result and errors are those of :func:`silu_and_mul`.
+    Args:
+        input, out: ``[..., 2 * d]`` and ``[..., d]``; these and ``enable_pdl`` as for :func:`silu_and_mul`, as are result and
+            errors.
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """
@@ -101,8 +103,11 @@ def gelu_tanh_and_mul(
 def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
     """Exact GELU: ``out = gelu(input[..., :d]) * input[..., d:]`` with ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``.
 
-    Computed by ``erfc``, so that results for negative ``x`` keep their digits. Arguments, result and errors are those
-    of :func:`silu_and_mul`.
+    Computed by ``erfc``, so that results for negative ``x`` keep their digits.
+
+    Args:
+        input, out: ``[..., 2 * d]`` and ``[..., d]``; these and ``enable_pdl`` as for :func:`silu_and_mul`, as are result and
+            errors.
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """

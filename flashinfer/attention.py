@@ -12,6 +12,7 @@ from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
+from ._ops.numbers import positive
 
 __all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
 
@@ -56,10 +57,10 @@ class BatchAttention(BatchWrapper):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            qo_indptr: ``[batch_size + 1]`` int32, where each request's queries begin in ``q``.
-            kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``kv_indices``.
-            kv_indices: int32, the pages, on the device that the wrapper works on.
-            kv_len_arr: ``[batch_size]`` int32, keys of each request; at most what its pages hold.
+            qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``.
+            kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``.
+            kv_indices: integers, the pages, on the device that the wrapper works on.
+            kv_len_arr: ``[batch_size]`` integers, keys of each request; at most what its pages hold.
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
                 for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
             use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
@@ -85,8 +86,7 @@ class BatchAttention(BatchWrapper):
         kv_indices: torch.Tensor,
         kv_len_arr: torch.Tensor,
     ) -> Batch:
-        if page_size < 1:
-            raise ValueError(f"{op}: page_size: got {page_size}, wanted a positive number")
+        positive(op, "page_size", page_size)
         queries, pages, lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
         check_indptr(op, "qo_indptr", queries)
         batch_size = queries.numel() - 1

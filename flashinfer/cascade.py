@@ -19,6 +19,7 @@ import torch
 from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims, check_tensor
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
@@ -68,7 +69,7 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_last_page_len_buf_arr: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._name = type(self).__name__
-        if num_levels < 1:
+        if whole(self._name, "num_levels", num_levels) < 1:
             raise ValueError(f"{self._name}: num_levels: got {num_levels}, wanted at least 1")
         buffers: dict[str, Any] = {
             "qo_indptr_buf_arr": qo_indptr_buf_arr,
@@ -137,9 +138,10 @@ class MultiLevelCascadeAttentionWrapper:
         """Balance the work of every level; to be called whenever lengths change.
 
         Args:
-            qo_indptr_arr: for every level, where the queries of each of its parts begin in ``q``: int32, one more than parts.
-                The last element is the same at every level.
-            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for every level, the pages of its parts, as for
+            qo_indptr_arr: for every level ``[parts + 1]`` integers, where the queries of each of its parts begin in ``q``. The
+                last element is the same at every level.
+            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for every level the pages of its parts:
+                ``[parts + 1]``, ``[indptr[-1]]`` and ``[parts]`` integers, as for
                 :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
             causal: of the last level; the queries see all keys of the others.
             pos_encoding_mode, window_left: positions count from the beginning of a request, and no level but a sole one knows
@@ -237,7 +239,13 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         page_size: int,
         data_type: str | torch.dtype = "float16",
     ) -> None:
-        """Plan the keys that are not shared; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`."""
+        """Plan the keys that are not shared; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
+
+        Args:
+            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len: ``[batch_size + 1]``, ``[unique_kv_indptr[-1]]`` and
+                ``[batch_size]`` integers.
+            data_type: of queries and of the cache.
+        """
         self._unique.plan(
             unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
             page_size, q_data_type=data_type, kv_data_type=data_type,
@@ -312,7 +320,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
     ) -> None:
         """Keep the tables of the keys that are not shared; as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
 
-        The plan itself is made by the first :meth:`forward`, which knows the dtypes.
+        The plan itself is made by the first :meth:`forward`, which knows the dtypes. ``qo_indptr`` and ``paged_kv_indptr`` are
+        ``[batch_size + 1]``, ``paged_kv_indices`` ``[paged_kv_indptr[-1]]``, ``paged_kv_last_page_len`` ``[batch_size]``.
         """
         tables = {
             "qo_indptr": qo_indptr,

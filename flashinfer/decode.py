@@ -28,6 +28,7 @@ from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
 from ._attention.wrapper import BatchWrapper
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 from .jit.modules.decode import (
     gen_batch_decode_module,
@@ -132,7 +133,9 @@ def single_decode_with_kv_cache_with_jit_module(
 
     Args:
         jit_module: what ``gen_customize_single_decode_module(...).build_and_load()`` returned.
-        q, k, v, kv_layout, window_left, return_lse: as for :func:`single_decode_with_kv_cache`.
+        q: ``[num_qo_heads, head_dim]``.
+        k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND).
+        kv_layout, window_left, return_lse: as for :func:`single_decode_with_kv_cache`, as is the result.
         args: the variant's additional tensors, then its scalars, in the order in which they were named.
 
     Raises:
@@ -144,7 +147,9 @@ def single_decode_with_kv_cache_with_jit_module(
     check_dims(op, "v", v, 3)
     operators = operators_of_module(op, jit_module)
     layout = layout_of(op, kv_layout)
-    out, lse = run_one(op, operators, q.unsqueeze(0), k, v, layout, int(window_left), args, NON_CAUSAL, return_lse)
+    out, lse = run_one(
+        op, operators, q.unsqueeze(0), k, v, layout, whole(op, "window_left", window_left), args, NON_CAUSAL, return_lse
+    )
     return (out.squeeze(0), lse.squeeze(0)) if lse is not None else out.squeeze(0)
 
 
@@ -186,7 +191,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         jit_args: tuple[Any, ...] | None = None,
         backend: str = "auto",
     ) -> None:
-        check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"))
+        check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"), jit_args)
         if backend == "fa3" and jit_args is not None:
             raise ValueError(
                 f"{type(self).__name__}: backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2': a variant of your own is"
@@ -234,11 +239,11 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``indices``. On the CPU nothing is waited
-                for; tables of a GPU are read back once, all in one copy.
-            indices: ``[indptr[-1]]`` int32 or longer, the pages; requests may share some.
-            last_page_len: ``[batch_size]`` int32, entries of each request's last page, 1 to ``page_size``. A request without
-                pages has no keys, and its entry here means nothing.
+            indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``indices``. On the CPU nothing is
+                waited for; tables of a GPU are read back once, all in one copy.
+            indices: ``[indptr[-1]]`` integers or longer, the pages; requests may share some.
+            last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
+                without pages has no keys, and its entry here means nothing.
             num_qo_heads, num_kv_heads, head_dim, page_size: of what will be run.
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta: as for
                 :func:`single_decode_with_kv_cache`. With ``jit_args`` the variant's parameters stand for most of them:

@@ -6,6 +6,7 @@ import torch
 
 from . import _unsupported
 from ._mla.wrapper import MlaWrapper
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
 
@@ -243,7 +244,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
             TypeError: tables that are no integers.
         """
         op = f"{self._name}.plan"
-        if window_left >= 0:
+        if whole(op, "window_left", window_left) >= 0:
             raise ValueError(f"{op}: window_left: got {window_left}, wanted -1: a query sees all keys")
         if logits_soft_cap:
             raise ValueError(f"{op}: logits_soft_cap: got {logits_soft_cap}, wanted None or 0")

@@ -180,7 +180,9 @@ def gemma_rmsnorm(
 ) -> torch.Tensor:
     """Gemma's RMSNorm: :func:`rmsnorm` with ``weight + 1`` in the place of ``weight``, added in float32.
 
-    Arguments, result and errors are those of :func:`rmsnorm`.
+    Args:
+        input, weight, out: ``[..., hidden_size]``, ``[hidden_size]`` and ``[..., hidden_size]``; these, ``eps`` and
+            ``enable_pdl`` as for :func:`rmsnorm`, as are result and errors.
     """
     if out is None:
         return _gemma_rmsnorm(input, weight, eps, enable_pdl)  # type: ignore[no-any-return]
@@ -222,7 +224,13 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """:func:`fused_add_rmsnorm` with ``weight + 1`` in the place of ``weight``, as in :func:`gemma_rmsnorm`."""
+    """:func:`fused_add_rmsnorm` with ``weight + 1`` in the place of ``weight``, as in :func:`gemma_rmsnorm`.
+
+    Args:
+        input, residual: ``[..., hidden_size]``, both overwritten.
+        weight: ``[hidden_size]``.
+        eps, enable_pdl: as for :func:`rmsnorm`; errors are those of :func:`fused_add_rmsnorm`.
+    """
     _gemma_fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
 

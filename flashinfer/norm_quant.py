@@ -86,8 +86,10 @@ def fused_add_rmsnorm_quant(
     The sum is normalised as computed, in float32; ``residual`` gets it rounded to its dtype.
 
     Args:
-        residual: shape and dtype of ``input``, overwritten with the sum.
-        out, input, weight, scale, eps, enable_pdl: as for :func:`rmsnorm_quant`; ``input`` stays as it is.
+        out: ``[..., hidden_size]`` of eight bits, to be written.
+        input, residual: ``[..., hidden_size]``, of one dtype; ``residual`` is overwritten with the sum, ``input`` stays as it is.
+        weight: ``[hidden_size]``, same dtype.
+        scale, eps, enable_pdl: as for :func:`rmsnorm_quant`.
 
     Raises:
         ValueError, TypeError, GradientError: as :func:`rmsnorm_quant`.

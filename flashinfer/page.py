@@ -137,6 +137,8 @@ def append_paged_kv_cache(
         if len(paged_kv_cache) != 2:
             raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
         k_cache, v_cache = paged_kv_cache
+        if v_cache is None:  # the operator would take the first for the cache of both
+            raise TypeError("append_paged_kv_cache: paged_kv_cache[1]: got None, wanted Tensor")
     _append_paged_kv_cache(
         append_key,
         append_value,

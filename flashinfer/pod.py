@@ -87,7 +87,12 @@ class PODWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """Balance the work of the decode; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`."""
+        """Balance the work of the decode; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
+
+        Args:
+            indptr, indices, last_page_len: ``[batch_size + 1]``, ``[indptr[-1]]`` and ``[batch_size]`` integers.
+            num_qo_heads, ...: all others as there.
+        """
         self._logits = None  # until there is a plan again
         self._decode.plan(
             indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode,
@@ -134,10 +139,13 @@ class PODWithPagedKVCacheWrapper:
         """Attention of the request and of the planned batch.
 
         Args:
-            q_p, k_p, v_p, custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, pos_encoding_mode_p, sm_scale_p,
+            q_p: ``[qo_len, num_qo_heads, head_dim]``.
+            k_p, v_p: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND).
+            custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, pos_encoding_mode_p, sm_scale_p,
                 window_left_p, rope_scale_p, rope_theta_p, return_lse_p: of the prefill, as for
                 :func:`flashinfer.single_prefill_with_kv_cache`.
-            q_d, paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: of the decode, as for
+            q_d: ``[batch_size, num_qo_heads, head_dim]``.
+            paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: of the decode, as for
                 :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.
             pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d: take the place of those of
                 :meth:`plan` where they are not the defaults.

@@ -26,6 +26,7 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 
 # vLLM imports it from here.
@@ -121,7 +122,7 @@ def single_prefill_with_kv_cache(
             return result
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_dims(op, name, x, 3)
-    check_kernels(backend)
+    check_kernels(backend, "single_prefill_with_kv_cache: ")
     logits = logits_of(
         op, q.shape[2], pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
     )
@@ -157,7 +158,10 @@ def single_prefill_with_kv_cache_with_jit_module(
 
     Args:
         jit_module: what ``gen_customize_single_prefill_module(...).build_and_load()`` returned.
-        q, k, v, kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`.
+        q: ``[qo_len, num_qo_heads, head_dim_qk]``.
+        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or with the first two
+            dimensions exchanged (HND).
+        kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`, as is the result.
         args: the variant's additional tensors, then its scalars, in the order in which they were named.
         mask_mode: 0, or 1 for a causal mask; other masks are the variant's.
 
@@ -171,5 +175,7 @@ def single_prefill_with_kv_cache_with_jit_module(
         raise ValueError(f"{op}: mask_mode: got {mask_mode}, wanted 0 or 1: other masks are the variant's")
     operators = operators_of_module(op, jit_module)
     layout = layout_of(op, kv_layout)
-    out, lse = run_one(op, operators, q, k, v, layout, int(window_left), args, int(mask_mode), return_lse)
+    out, lse = run_one(
+        op, operators, q, k, v, layout, whole(op, "window_left", window_left), args, int(mask_mode), return_lse
+    )
     return (out, lse) if lse is not None else out

@@ -220,7 +220,7 @@ def apply_rope_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """:func:`apply_rope` into ``q`` and ``k`` themselves.
+    """:func:`apply_rope` into ``q`` and ``k``, ``[nnz, heads, head_dim]``, themselves.
 
     Raises:
         ValueError, TypeError: as :func:`apply_rope`; ``ValueError`` too where ``q`` and ``k`` share elements. They may
@@ -256,7 +256,7 @@ def apply_rope_pos_ids_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """:func:`apply_rope_pos_ids` into ``q`` and ``k`` themselves; errors are those of :func:`apply_rope_inplace`."""
+    """:func:`apply_rope_pos_ids` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
     _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
 
 
@@ -304,7 +304,7 @@ def apply_llama31_rope_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """:func:`apply_llama31_rope` into ``q`` and ``k`` themselves; errors are those of :func:`apply_rope_inplace`."""
+    """:func:`apply_llama31_rope` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
 
@@ -321,7 +321,7 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_llama31_rope` with the position of every token given, as in :func:`apply_rope_pos_ids`."""
+    """:func:`apply_llama31_rope` with positions given, ``pos_ids``: ``[nnz]``, as in :func:`apply_rope_pos_ids`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)  # type: ignore[no-any-return]
 
@@ -338,7 +338,7 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """:func:`apply_llama31_rope_pos_ids` into ``q`` and ``k`` themselves; errors as :func:`apply_rope_inplace`."""
+    """:func:`apply_llama31_rope_pos_ids` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
 
@@ -384,7 +384,7 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> None:
-    """:func:`apply_rope_with_cos_sin_cache` into ``query`` and ``key`` themselves.
+    """:func:`apply_rope_with_cos_sin_cache` into ``query`` and ``key``, ``[nnz, heads * head_size]``, themselves.
 
     Raises:
         ValueError, TypeError: as that function; ``ValueError`` too where ``query`` and ``key`` share elements. They

@@ -19,6 +19,7 @@ from ._attention.plan import check_result
 from ._attention.scales import Scale
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
 from ._ops.indices import index_tables
+from ._ops.numbers import whole
 from ._ops.sizes import differs
 from ._ops.tensors import check_dims, check_tensor
 
@@ -100,8 +101,8 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """Balance the work of a mask.
 
         Args:
-            indptr: ``[ceil(M / R) + 1]`` int32, where each row's blocks begin in ``indices``.
-            indices: ``[nnz]`` int32, the column of each block, below ``N / C``.
+            indptr: ``[ceil(M / R) + 1]`` integers, where each row's blocks begin in ``indices``.
+            indices: ``[nnz]`` integers, the column of each block, below ``N / C``.
             M, N, R, C: queries, keys, and of each how many are in a block. ``C`` divides ``N``; the last row of blocks may
                 have fewer queries than ``R``.
             num_qo_heads, num_kv_heads, head_dim: of what will be run.
@@ -125,7 +126,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         no_positions(op, pos_encoding_mode)
         given = index_tables(op, indptr=indptr, indices=indices)
         for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
-            if value < least:
+            if whole(op, name, value) < least:
                 raise ValueError(f"{op}: {name}: got {value}, wanted at least {least}")
         if N % C != 0:
             raise ValueError(f"{op}: N: got {N}, wanted a multiple of C, {C}")

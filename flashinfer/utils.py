@@ -63,8 +63,8 @@ class TensorLayout(Enum):
     HND = 1
 
 
-def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """``"float16"`` or ``torch.float16`` -> ``torch.float16``.
+def canonicalize_torch_dtype(dtype: torch.dtype | str, argument: str = "dtype") -> torch.dtype:
+    """``"float16"`` or ``torch.float16`` -> ``torch.float16``; ``argument``: what an error calls it.
 
     Raises:
         ValueError: a name that is no dtype of torch.
@@ -73,10 +73,10 @@ def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     if not isinstance(dtype, str):
-        raise TypeError(f"dtype: got {type(dtype).__name__}, wanted a torch.dtype or its name")
+        raise TypeError(f"{argument}: got {type(dtype).__name__}, wanted a torch.dtype or its name")
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"dtype: got {dtype!r}, wanted the name of a torch dtype such as 'float16'")
+        raise ValueError(f"{argument}: got {dtype!r}, wanted the name of a torch dtype such as 'float16'")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _unsupported
+from .._ops.numbers import whole
 from ..errors import UnsupportedError
 from .tables import INT32_MAX
 
@@ -33,7 +34,7 @@ BALANCED = Cut()
 
 def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> Cut:
     """What ``fixed_split_size``, in pages, and ``disable_split_kv`` ask for; the latter goes before."""
-    size = -1 if fixed_split_size is None else int(fixed_split_size)
+    size = -1 if fixed_split_size is None else whole(op, "fixed_split_size", fixed_split_size)
     if size != -1 and size < 1:
         raise ValueError(f"{op}: fixed_split_size: got {size}, wanted a positive number of pages, -1 or None")
     if disable_split_kv:
@@ -50,7 +51,7 @@ def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object
             raise ValueError(f"{op}: seq_lens: got {seq_lens.numel()} elements, wanted {batch_size}, one each request")
     _refuse(op, "block_tables", block_tables, _BLOCK_TABLES)
     for name, hint in hints.items():
-        if hint is not None and int(hint) < 0:  # type: ignore[call-overload]
+        if hint is not None and whole(op, name, hint) < 0:
             raise ValueError(f"{op}: {name}: got {hint}, wanted a number from 0 or None")
 
 
@@ -58,7 +59,7 @@ def check_run(
     op: str, planned_window: int, window_left: int | None, q_len_per_req: int | None = None, kv_cache_sf: Any = None
 ) -> None:
     """Arguments of ``run()`` that must be those of the plan, or ask for kernels that are not here."""
-    if window_left is not None and max(int(window_left), -1) != max(planned_window, -1):
+    if window_left is not None and max(whole(op, "window_left", window_left), -1) != max(planned_window, -1):
         raise ValueError(f"{op}: window_left: got {window_left}, and plan() was called for {planned_window}")
     if q_len_per_req not in (None, 1):
         raise UnsupportedError(
@@ -67,8 +68,13 @@ def check_run(
     _refuse(op, "kv_cache_sf", kv_cache_sf, _unsupported.FP4)
 
 
-def check_backend(op: str, backend: str, known: tuple[str, ...]) -> None:
-    """``backend`` of a constructor; those of other libraries' kernels are named so that the error can say so."""
+def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: object) -> None:
+    """``backend`` of a constructor; those of other libraries' kernels are named so that the error can say so.
+
+    ``jit_args`` beside it: what stands there by mistake is mostly a backend.
+    """
+    if jit_args is not None and not isinstance(jit_args, tuple | list):
+        raise TypeError(f"{op}: jit_args: got {type(jit_args).__name__}, wanted a tuple of a generator's arguments")
     if backend in ("trtllm-gen", "cudnn", "cute-dsl"):
         raise UnsupportedError(f"{op}: backend: got {backend!r}, which {_unsupported.TRTLLM_GEN}")
     if backend not in known:

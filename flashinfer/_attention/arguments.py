@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.numbers import real, whole
 from .._ops.tensors import check_dims, check_tensor
 from ..errors import GradientError
 from ..utils import get_alibi_slopes
@@ -123,18 +124,19 @@ def logits_of(
     factor = max(head_dim, 1) ** -0.5 if sm_scale is None else _finite(op, "sm_scale", sm_scale)
     scale = 1.0 if rope_scale is None else _positive(op, "rope_scale", rope_scale)
     theta = 1e4 if rope_theta is None else _positive(op, "rope_theta", rope_theta)
-    return Logits(mode, int(window_left), cap if cap > 0 else 0.0, factor, scale, theta)
+    window = window_left if type(window_left) is int else whole(op, "window_left", window_left)
+    return Logits(mode, window, cap if cap > 0 else 0.0, factor, scale, theta)
 
 
 def _finite(op: str, name: str, value: float) -> float:
-    number = float(value)
+    number = value if type(value) is float else real(op, name, value)
     if not abs(number) <= sys.float_info.max:  # math.isfinite() cannot be traced, and inf is not looked at there
         raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
     return number
 
 
 def _positive(op: str, name: str, value: float) -> float:
-    number = float(value)
+    number = value if type(value) is float else real(op, name, value)
     if not 0 < number <= sys.float_info.max:
         raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
     return number

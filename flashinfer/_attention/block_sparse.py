@@ -71,7 +71,7 @@ class BlockSparse(BatchWrapper):
     _family = "prefill"
 
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
-        check_kernels(backend)
+        check_kernels(backend, f"{type(self).__name__}: ")
         self._backend = backend
         super().__init__(float_workspace_buffer, "NHD", False)
 

@@ -182,12 +182,15 @@ class BoundCalls:
             return  # a size may be a symbol, and a tensor change under its name
         if logits.pos_encoding_mode == 2:
             return  # slopes depend on the number of heads
-        kernels = kernels_of_one(
-            backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
-            q.dtype,
-        )  # fmt: skip
         dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1])
-        operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, logits.variant, kernels)
+        try:
+            kernels = kernels_of_one(
+                backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode,
+                logits.logits_soft_cap > 0, q.dtype,
+            )  # fmt: skip
+            operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, logits.variant, kernels)
+        except ValueError:
+            return  # the full operator has the words
         logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)
         expected = Expected(
             0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0

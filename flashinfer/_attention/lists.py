@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._ops.numbers import positive
 from ..utils import canonicalize_torch_dtype
 from .operators import call
 from .scales import output_dtype
@@ -67,15 +68,17 @@ class Shape:
             "head_dim_vo": head_dim_vo,
         }  # fmt: skip
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{op}: {name}: got {size}, wanted a positive number")
+            positive(op, name, size)
         if num_qo_heads % num_kv_heads != 0:
             raise ValueError(
                 f"{op}: num_qo_heads: got {num_qo_heads}, wanted a multiple of num_kv_heads, {num_kv_heads}"
             )
-        q = canonicalize_torch_dtype(q_data_type)
-        kv = q if kv_data_type is None else canonicalize_torch_dtype(kv_data_type)
-        o = output_dtype(q) if o_data_type is None else canonicalize_torch_dtype(o_data_type)
+        q = canonicalize_torch_dtype(q_data_type, f"{op}: q_data_type")
+        kv, o = q, output_dtype(q)
+        if kv_data_type is not None:
+            kv = canonicalize_torch_dtype(kv_data_type, f"{op}: kv_data_type")
+        if o_data_type is not None:
+            o = canonicalize_torch_dtype(o_data_type, f"{op}: o_data_type")
         return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._ops.indices import INTEGERS, narrowed
+from .._ops.numbers import whole
 from .._ops.sizes import differs, exceeds
 from ..quantization import packbits, segment_packbits
 from .arguments import CUSTOM, MULTI_ITEM
@@ -64,7 +65,7 @@ def multi_item(
     prefix_len = _numbers(op, "prefix_len_ptr", prefix_len_ptr, torch.uint32)
     positions = _numbers(op, "token_pos_in_items_ptr", token_pos_in_items_ptr, torch.uint16)
     longest = _numbers(op, "max_item_len_ptr", max_item_len_ptr, torch.uint16)
-    length, batch_size = int(token_pos_in_items_len), prefix_len.numel()
+    length, batch_size = whole(op, "token_pos_in_items_len", token_pos_in_items_len), prefix_len.numel()
     if length < 0:
         raise ValueError(f"{op}: token_pos_in_items_len: got {length}, wanted 0 or more")
     if longest.numel() != batch_size:
@@ -85,7 +86,7 @@ def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
     if x.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype} or other integers")
     if x.dim() > 1:
         raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
     return narrowed(op, name, x, dtype).reshape(-1).contiguous()
@@ -103,6 +104,8 @@ def check_bits(op: str, custom_mask: object, wanted: int) -> torch.Tensor:
         raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
     if custom_mask.dtype != torch.bool:
         raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
+    if custom_mask.is_meta:
+        raise ValueError(f"{op}: custom_mask: got one on meta, wanted one with elements")
     if differs(custom_mask.numel(), wanted):
         raise ValueError(f"{op}: custom_mask: got {custom_mask.numel()} elements, wanted {wanted}, queries times keys")
     return custom_mask.contiguous().view(-1)

@@ -12,7 +12,7 @@ from .._ops.declare import define_in_python
 from .._ops.scalars import numbers_of
 from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of
 from .kernels import kernels_of_one
-from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module
+from .operators import Operators, builtin_operators, call, mode_of_variant, named, operators_of_module
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
 from .signature import Parameters, Setting, schema_of
 
@@ -107,8 +107,12 @@ def _attend(
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
     setting = Setting(*setting_and_parameters[: len(Setting._fields)])
     mode, capped = mode_of_variant(setting.variant)
-    kernels = kernels_of_one(backend, family, q, k, v, setting.kv_layout, setting.mask_mode, mode, capped, out.dtype)
-    operators = builtin_operators(family, q.device.type, dtypes, head_dims, setting.variant, kernels)
+    layout, mask_mode = setting.kv_layout, setting.mask_mode
+    try:
+        kernels = kernels_of_one(backend, family, q, k, v, layout, mask_mode, mode, capped, out.dtype)
+        operators = builtin_operators(family, q.device.type, dtypes, head_dims, setting.variant, kernels)
+    except ValueError as err:
+        raise named(op, err) from None
     call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting_and_parameters)
 
 

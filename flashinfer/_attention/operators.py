@@ -11,6 +11,7 @@ import torch
 
 from .._ops.configured import load_configured, with_fakes
 from .._ops.errors import raise_from_module
+from ..errors import FlashInferError
 from ..jit.module import JitSpec
 from ..jit.modules._attention import POS_ENCODINGS as POS_ENCODING_MODES
 from ..jit.modules._attention import (
@@ -70,6 +71,12 @@ def builtin_operators(
         attention_spec(family, kernels or backend, *values, _VARIANTS[variant], profiler=profiler)
     )
     return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend, profiler=profiler)
+
+
+def named(op: str, err: ValueError) -> ValueError:
+    """A caller's mistake that was found where a module is chosen, where no function is known, with that one's name."""
+    is_named = isinstance(err, FlashInferError) or str(err).startswith(op)
+    return err if is_named else ValueError(f"{op}: {err}")
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:

@@ -102,11 +102,11 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            qo_indptr: ``[batch_size + 1]`` int32, where each request's queries begin in ``q``. On the CPU nothing is waited
-                for; tables of a GPU are read back once, all in one copy.
-            paged_kv_indptr: ``[batch_size + 1]`` int32, where each request's pages begin in ``paged_kv_indices``.
-            paged_kv_indices: ``[paged_kv_indptr[-1]]`` int32 or longer, the pages; requests may share some.
-            paged_kv_last_page_len: ``[batch_size]`` int32, entries of each request's last page, 1 to ``page_size``. A request
+            qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``. On the CPU nothing is
+                waited for; tables of a GPU are read back once, all in one copy.
+            paged_kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``paged_kv_indices``.
+            paged_kv_indices: ``[paged_kv_indptr[-1]]`` integers or longer, the pages; requests may share some.
+            paged_kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
                 without pages has no keys, and its entry here means nothing.
             num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo: of what will be run; ``head_dim_vo`` is
                 ``head_dim_qk`` by default.

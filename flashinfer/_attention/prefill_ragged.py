@@ -81,7 +81,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            kv_indptr: ``[batch_size + 1]`` int32, where each request's keys begin in ``k`` and ``v``.
+            kv_indptr: ``[batch_size + 1]`` integers, where each request's keys begin in ``k`` and ``v``.
             fixed_split_size: as there, in keys.
             qo_indptr, num_qo_heads, ...: all others as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
 

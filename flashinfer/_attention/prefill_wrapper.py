@@ -37,7 +37,7 @@ class BatchPrefill(BatchWrapper):
         backend: str,
         jit_args: tuple[Any, ...] | None,
     ) -> None:
-        check_backend(type(self).__name__, backend, KERNELS)
+        check_backend(type(self).__name__, backend, KERNELS, jit_args)
         self._backend = backend
         generate = partial(gen_customize_batch_prefill_module, backend)
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, generate, jit_args)

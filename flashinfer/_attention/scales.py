@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.numbers import real
 from .._ops.scalars import as_tensor, is_symbolic
 
 Scale = float | torch.Tensor | None
@@ -28,7 +29,7 @@ def scaled_query(
     of a single element is a factor too, of ``numbers_of()``.
     """
     factor: Any = 1.0
-    for name, scale, heads in (("q_scale", q_scale, q.shape[-2]), ("k_scale", k_scale, num_kv_heads)):
+    for name, scale, heads in (("q", q_scale, q.shape[-2]), ("k", k_scale, num_kv_heads)):
         number = _number(op, name, scale, heads, q.device)
         if isinstance(number, float):
             factor *= number
@@ -50,8 +51,7 @@ def head_scales(
         same two, beside which the factors are 1.
     """
     heads = (num_qo_heads, num_kv_heads, num_kv_heads)
-    names = ("scale_q", "scale_k", "scale_v")
-    numbers = [_number(op, name, scale, n, device) for name, scale, n in zip(names, scales, heads, strict=True)]
+    numbers = [_number(op, name, scale, n, device) for name, scale, n in zip("qkv", scales, heads, strict=True)]
     by_group = (num_kv_heads, num_qo_heads // max(num_kv_heads, 1))
     if by_group[0] * by_group[1] != num_qo_heads:
         return 1.0, 1.0, None  # the operator has the words for that
@@ -71,17 +71,24 @@ def head_scales(
     return 1.0, 1.0, torch.stack([spread(q * k), spread(v)]).view(2, num_qo_heads)
 
 
+def _argument(op: str, name: str) -> str:
+    """What the function calls the scale of ``q``, ``k`` or ``v``."""
+    is_older = op.startswith(("single_prefill_with_kv_cache", "BlockSparseAttentionWrapper"))
+    return f"scale_{name}" if is_older else f"{name}_scale"
+
+
 def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) -> float | torch.Tensor:
     if scale is None:
         return 1.0
     if not isinstance(scale, torch.Tensor):
-        number = float(scale)
+        number = scale if type(scale) is float else real(op, _argument(op, name), scale)
         # A product of numbers would be compiled into the graph by torch 2.11, and so would an operator's argument.
         return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
     if scale.numel() == 1:
         return float(scale) if scale.device.type == "cpu" and not is_dynamo_compiling() else scale.reshape(())
     if tuple(scale.shape) != (heads,):
-        raise ValueError(f"{op}: {name}: got shape {list(scale.shape)}, wanted one number or [{heads}]")
+        got = list(scale.shape)
+        raise ValueError(f"{op}: {_argument(op, name)}: got shape {got}, wanted one number or [{heads}]")
     return scale
 
 
@@ -89,7 +96,7 @@ def value_scale(
     op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, Callable[[torch.Tensor], None] | None]:
     """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
-    number = _number(op, "v_scale", v_scale, num_kv_heads, device)
+    number = _number(op, "v", v_scale, num_kv_heads, device)
     if isinstance(number, float):
         return number, None
     per_head = number.repeat_interleave(num_qo_heads // max(num_kv_heads, 1)) if number.dim() else number

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.numbers import positive
 from ..jit.capture import refuse_capture
 
 INT32_MAX = 2**31 - 1
@@ -149,8 +150,7 @@ def paged_batch(
     """
     (indptr_name, indptr), (indices_name, indices), (last_name, last) = given.items()
     near_indptr, near_last = near
-    if page_size < 1:
-        raise ValueError(f"{tables.op}: page_size: got {page_size}, wanted a positive number")
+    positive(tables.op, "page_size", page_size)
     indptr_buf, indices_buf, last_buf = buffers
     check_indptr(tables.op, indptr_name, near_indptr)
     batch_size = near_indptr.numel() - 1

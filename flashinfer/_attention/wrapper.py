@@ -31,7 +31,7 @@ from .events import Events
 from .kernels import Wanted, choose
 from .lists import Scheduler, Shape
 from .masks import MaskTensors
-from .operators import Operators, call, custom_operators
+from .operators import Operators, call, custom_operators, named
 from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
@@ -176,7 +176,10 @@ class BatchWrapper(EngineContract):
     def _make(self, requests: Requests, options: Options, extent: Extent) -> Plan:
         """New lists, for options that see what is in ``extent``."""
         refuse_graph()
-        operators = self._operators(requests, options)
+        try:
+            operators = self._operators(requests, options)
+        except ValueError as err:
+            raise named(f"{self._name}.plan", err) from None
         if self._planned is not None and self._planned.operators.kernels != operators.kernels:
             self._scheduler.bounds = None  # those of other kernels
         self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))

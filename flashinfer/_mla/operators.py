@@ -124,7 +124,7 @@ def operators_for(
     Raises:
         ValueError: another backend; ``"fa3"`` elsewhere, or with a cache of eight bits.
     """
-    check_backend(backend)
+    check_backend(backend, f"{op}: ")
     is_hopper = device.type == "cuda" and capability(device) == (9, 0)
     if backend == "fa3" and not is_hopper:
         raise ValueError(f"{op}: backend: got 'fa3' for {device}, wanted a GPU of compute capability 9.0")

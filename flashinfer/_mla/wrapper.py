@@ -12,6 +12,7 @@ from .._attention.lists import Scheduler
 from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._ops.indices import index_table
+from .._ops.numbers import positive, real
 from .._ops.sizes import differs, exceeds
 from .._ops.tensors import check_dims, check_tensor
 from .._profiler.buffer import Attached, checked_buffer
@@ -107,19 +108,18 @@ class MlaWrapper:
         last_page: bool = False,
         profiler: bool = False,
     ) -> None:
-        """``names``: what the caller calls the four tables; ``last_page``: lengths are those of last pages."""
+        """``names``: what the caller calls the four tables; ``last_page``: lengths are those of last pages, queries one each."""
         op = f"{self._name}.plan"
-        check_head_dims(*head_dims)
-        dtype = canonicalize_torch_dtype(q_data_type)
-        kv_dtype = canonicalize_torch_dtype(kv_data_type)
+        check_head_dims(*head_dims, f"{op}: ", "head_dim_compressed_kv" if last_page else "head_dim_ckv")
+        dtype = canonicalize_torch_dtype(q_data_type, f"{op}: q_data_type")
+        kv_dtype = canonicalize_torch_dtype(kv_data_type, f"{op}: kv_data_type")
         check_dtype(op, self.device, dtype, kv_dtype)
         for name, number in (("num_heads", num_heads), ("page_size", page_size)):
-            if number < 1:
-                raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
-        if not 0 < sm_scale < 1e30:
+            positive(op, name, number)
+        if not 0 < real(op, "sm_scale", sm_scale) < 1e30:
             raise ValueError(f"{op}: sm_scale: got {sm_scale}, wanted a positive number")
         given = {
-            name: None if x is None else index_table(op, name, x)
+            name: None if last_page and name == names[0] else index_table(op, name, x)
             for name, x in zip(names, (qo_indptr, kv_indptr, kv_indices, kv_lens), strict=True)
         }
         near_qo, near_kv, near_lens = on_host(*(given[name] for name in (names[0], names[1], names[3])))

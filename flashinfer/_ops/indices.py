@@ -25,9 +25,11 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
     if x.layout != torch.strided:
         raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
     if x.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype} or other integers")
     if x.dim() != 1:
         raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
+    if x.is_meta:
+        raise ValueError(f"{op}: {name}: got one on meta, wanted one with elements")
     return narrowed(op, name, x, dtype).contiguous()
 
 

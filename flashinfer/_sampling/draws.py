@@ -40,18 +40,22 @@ def draw(
     """Check the arguments of ``op`` and draw; ``name`` says what the rows are, ``logits`` or ``probs``."""
     check_rows(op, name, rows)
     count = rows.shape[0]
-    outputs = count if draws.indices is None else draws.indices.shape[0]
+    try:
+        outputs = count if draws.indices is None else draws.indices.shape[0]
+    except (AttributeError, IndexError):
+        check_rows(op, "indices", draws.indices, 1)
+        raise
     if draws.check_nan:
         refuse_nan(name, rows)
     samples, valid = operators.sample_from_rows(
         rows,
         name == "logits",
-        *traced(real_of("temperature", temperature, count, outputs), rows.device),
-        *integer_of("top_k", top_k, count, outputs),
-        *traced(real_of("top_p", top_p, count, outputs), rows.device),
-        *traced(real_of("min_p", min_p, count, outputs), rows.device),
+        *traced(real_of(op, "temperature", temperature, count, outputs), rows.device),
+        *integer_of(op, "top_k", top_k, count, outputs),
+        *traced(real_of(op, "top_p", top_p, count, outputs), rows.device),
+        *traced(real_of(op, "min_p", min_p, count, outputs), rows.device),
         top_k_first,
         draws.indices,
-        *random_of(rows.device, outputs, draws.generator, draws.seed, draws.offset, draws.slot),
+        *random_of(op, rows.device, outputs, draws.generator, draws.seed, draws.offset, draws.slot),
     )
     return (samples, valid) if draws.return_valid else samples

@@ -20,7 +20,9 @@ def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: b
         ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, as ``torch.softmax`` has it.
     """
     check_rows("softmax", "logits", logits)
-    number = real_of("temperature", 1.0 if temperature is None else temperature, logits.shape[0], logits.shape[0])
+    number = real_of(
+        "softmax", "temperature", 1.0 if temperature is None else temperature, logits.shape[0], logits.shape[0]
+    )
     return operators.softmax(logits, *traced(number, logits.device), enable_pdl)  # type: ignore[no-any-return]
 
 
@@ -35,7 +37,7 @@ def top_p_renorm_probs(probs: torch.Tensor, top_p: Real, is_deterministic: bool 
         Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
     """
     check_rows("top_p_renorm_probs", "probs", probs)
-    number = real_of("top_p", top_p, probs.shape[0], probs.shape[0])
+    number = real_of("top_p_renorm_probs", "top_p", top_p, probs.shape[0], probs.shape[0])
     return operators.top_p_renorm_probs(probs, *traced(number, probs.device))  # type: ignore[no-any-return]
 
 
@@ -50,7 +52,8 @@ def top_k_renorm_probs(probs: torch.Tensor, top_k: Integer, is_deterministic: bo
         Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
     """
     check_rows("top_k_renorm_probs", "probs", probs)
-    return operators.top_k_renorm_probs(probs, *integer_of("top_k", top_k, probs.shape[0], probs.shape[0]))  # type: ignore[no-any-return]
+    number = integer_of("top_k_renorm_probs", "top_k", top_k, probs.shape[0], probs.shape[0])
+    return operators.top_k_renorm_probs(probs, *number)  # type: ignore[no-any-return]
 
 
 def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
@@ -64,7 +67,7 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
         Of ``logits``' shape and dtype.
     """
     check_rows("top_k_mask_logits", "logits", logits)
-    number = integer_of("top_k", top_k, logits.shape[0], logits.shape[0])
+    number = integer_of("top_k_mask_logits", "top_k", top_k, logits.shape[0], logits.shape[0])
     return operators.top_k_mask_logits(logits, *number)  # type: ignore[no-any-return]
 
 

@@ -22,13 +22,13 @@ def check_rows(op: str, name: str, given: object, dims: int = 2) -> None:
         raise ValueError(f"{op}: {name}: got {given.dim()} dimensions, wanted {dims}")
 
 
-def real_of(name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
+def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
     """The tensor (float32 or float64), or the number."""
     if isinstance(given, torch.Tensor):
         _check_list(given, rows, outputs)
         return (given if given.dtype in (torch.float32, torch.float64) else given.float()), 0.0
     if isinstance(given, bool) or not isinstance(given, int | float | torch.SymFloat | torch.SymInt):
-        raise TypeError(f"{name}: got {type(given).__name__}, wanted float or Tensor")
+        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted float or Tensor")
     return None, float(given)
 
 
@@ -40,13 +40,17 @@ def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> t
     return number
 
 
-def integer_of(name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
+def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
     """The tensor (int32 or int64), or the number."""
     if isinstance(given, torch.Tensor):
         _check_list(given, rows, outputs)
         return (given if given.dtype in (torch.int32, torch.int64) else given.long()), -1
+    if type(given) is int:
+        return None, given
     if isinstance(given, bool) or not isinstance(given, int | float | torch.SymInt):
-        raise TypeError(f"{name}: got {type(given).__name__}, wanted int or Tensor")
+        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted int or Tensor")
+    if isinstance(given, float) and not float(given).is_integer():
+        raise ValueError(f"{op}: {name}: got {given}, wanted an integer")
     return None, int(given)
 
 

@@ -23,6 +23,7 @@ class Random(NamedTuple):
 
 
 def random_of(
+    op: str,
     device: torch.device,
     outputs: int,
     generator: torch.Generator | None,
@@ -31,23 +32,28 @@ def random_of(
     slot: int | torch.Tensor | None,
 ) -> Random:
     """Check what the caller gave, and draw from a generator what was not given."""
-    slots = _list("slot", slot, outputs) if isinstance(slot, torch.Tensor) else None
-    slot_value = -1 if slot is None or slots is not None else _number("slot", slot) % 2**32
+    slots = _list(op, "slot", slot, outputs) if isinstance(slot, torch.Tensor) else None
+    slot_value = -1 if slot is None or slots is not None else _number(op, "slot", slot) % 2**32
     if seed is None:
         if offset is not None:
-            raise ValueError("offset: got one without a seed, wanted both or neither")
-        if generator is not None and generator.device.type != device.type:
-            raise ValueError(f"generator: got one of {generator.device}, wanted one of {device}")
+            raise ValueError(f"{op}: offset: got one without a seed, wanted both or neither")
+        try:
+            other = None if generator is None or generator.device.type == device.type else generator.device
+        except AttributeError:
+            got = type(generator).__name__
+            raise TypeError(f"{op}: generator: got {got}, wanted torch.Generator") from None
+        if other is not None:
+            raise ValueError(f"{op}: generator: got one of {other}, wanted one of {device}")
         return _drawn(device, generator)._replace(slot=slots, slot_value=slot_value)
     if generator is not None:
-        raise ValueError("generator: got one beside a seed, wanted either")
+        raise ValueError(f"{op}: generator: got one beside a seed, wanted either")
     if offset is None:
         offset = torch.zeros_like(seed) if isinstance(seed, torch.Tensor) else 0
     if isinstance(seed, torch.Tensor) and isinstance(offset, torch.Tensor):
-        return Random(_list("seed", seed, outputs), 0, _list("offset", offset, outputs), 0, slots, slot_value)
+        return Random(_list(op, "seed", seed, outputs), 0, _list(op, "offset", offset, outputs), 0, slots, slot_value)
     if isinstance(seed, torch.Tensor) or isinstance(offset, torch.Tensor):
         raise ValueError("seed and offset must both be tensors or both be scalars")
-    return Random(None, _signed("seed", seed), None, _signed("offset", offset), slots, slot_value)
+    return Random(None, _signed(op, "seed", seed), None, _signed(op, "offset", offset), slots, slot_value)
 
 
 def _drawn(device: torch.device, generator: torch.Generator | None) -> Random:
@@ -56,31 +62,31 @@ def _drawn(device: torch.device, generator: torch.Generator | None) -> Random:
         source = torch.cuda.default_generators[index] if generator is None else generator
         offset = source.get_offset()
         source.set_offset(offset + 4)
-        return Random(None, _signed("seed", source.initial_seed()), None, offset, None, -1)
+        return Random(None, _signed("", "seed", source.initial_seed()), None, offset, None, -1)
     # A graph draws anew in each run, on the device; the CPU's generator has no offset.
     words = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator, device=device)
     return Random(words[:1], 0, words[1:], 0, None, -1)
 
 
-def _list(name: str, given: torch.Tensor, outputs: int) -> torch.Tensor:
+def _list(op: str, name: str, given: torch.Tensor, outputs: int) -> torch.Tensor:
     if given.dtype == torch.uint64:
         given = given.view(torch.int64)
     if given.dtype != torch.int64:
-        raise TypeError(f"{name}: got {given.dtype}, wanted torch.int64 or torch.uint64")
+        raise TypeError(f"{op}: {name}: got {given.dtype}, wanted torch.int64 or torch.uint64")
     if given.dim() != 1 or given.shape[0] not in (1, outputs):
-        raise ValueError(f"{name}: got shape {list(given.shape)}, wanted [1] or [{outputs}]")
+        raise ValueError(f"{op}: {name}: got shape {list(given.shape)}, wanted [1] or [{outputs}]")
     return given
 
 
-def _number(name: str, given: object) -> int:
+def _number(op: str, name: str, given: object) -> int:
     if isinstance(given, bool) or not isinstance(given, int | torch.SymInt):
-        raise TypeError(f"{name}: got {type(given).__name__}, wanted int or Tensor")
+        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted int or Tensor")
     return given  # type: ignore[return-value]
 
 
-def _signed(name: str, given: object) -> int:
+def _signed(op: str, name: str, given: object) -> int:
     """Modulo 2^64, as an int64 has it."""
-    number = _number(name, given)
+    number = _number(op, name, given)
     if not is_compiling() and not -(2**63) <= number < 2**63:
         number = (number + 2**63) % _BITS - 2**63
     return number

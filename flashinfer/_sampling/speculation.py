@@ -46,7 +46,7 @@ def chain_speculative_sampling(
 
     accepted = counts(maybe_output_accepted_token_num)
     emitted = counts(maybe_output_emitted_draft_token_num)
-    random = random_of(device, batch_size, generator, seed, offset, slot)
+    random = random_of("chain_speculative_sampling", device, batch_size, generator, seed, offset, slot)
     tokens = operators.chain_speculative_sampling(
         draft_probs, draft_token_ids, target_probs, accepted, emitted, *random
     )

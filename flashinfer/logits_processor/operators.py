@@ -160,7 +160,7 @@ class FusedSoftmaxFilterSampleOp(ParameterizedOp):
         masks = self.params.get("masks", False)
         numbers = {name: self.parameter(name, runtime) for name in self.params["filters"]}
         given = _draws(self, runtime)
-        if given["indices"] is not None:
+        if isinstance(given["indices"], torch.Tensor):  # what else is given the draw refuses
             # What is done before the draw is done by rows, also where there are as many draws as rows.
             rows = given["indices"].long().clamp(0, tensor.shape[0] - 1)
             for name in ("temperature", "top_k") if masks else ("temperature",):

@@ -94,6 +94,7 @@ def test_what_it_cannot_be(device):
         ({"kv_len_arr": int32([-1, *KV_LENS[1:]])}, ValueError, "kv_len_arr: got -1 for request 0"),
         ({"kv_indices": indices[1:]}, ValueError, f"kv_indices: got {indices.numel() - 1} pages, and kv_indptr names"),
         ({"kv_indices": indices - 1000}, ValueError, "kv_indices: got -.*, wanted numbers of pages"),
+        ({"page_size": "8"}, TypeError, "page_size: got str, wanted an integer"),
         ({"page_size": 0}, ValueError, "page_size: got 0, wanted a positive number"),
         ({"num_qo_heads": 3}, ValueError, "num_qo_heads: got 3, wanted a multiple of num_kv_heads, 2"),
     ):

@@ -21,7 +21,7 @@ BAD_SINGLE = [
     (dict(v=torch.ones(6, 2, 64).half()), ValueError, r"v: got shape \[6, 2, 64\], wanted \[5, 2, any\]"),
     (dict(k=torch.ones(5, 2, 32).half()), ValueError, "k: got head_dim 32, wanted 64 as q has"),
     (dict(v=torch.ones(5, 2, 64)), TypeError, "v: got float32, wanted float16 as k has"),
-    (dict(q=torch.ones(4, 64).double()), ValueError, "dtype_q: got float64, wanted one of float32, float16, bfloat16, float8_e4m3fn"),
+    (dict(q=torch.ones(4, 64).double()), ValueError, "cache: dtype_q: got float64, wanted one of float32, float16, bfloat16, float8_e4m3fn"),
     (dict(k=torch.ones(5, 2, 64).long()), ValueError, "dtype_kv: got int64, wanted one of float32, float16"),
     (dict(kv_layout="nhd"), ValueError, "kv_layout: got 'nhd', wanted 'NHD' or 'HND'"),
     (dict(pos_encoding_mode="ROPE"), ValueError, "pos_encoding_mode: got 'ROPE', wanted one of NONE, ROPE_LLAMA, ALIBI"),
@@ -29,6 +29,13 @@ BAD_SINGLE = [
     (dict(rope_theta=-1), ValueError, "rope_theta: got -1.0, wanted a positive number"),
     (dict(sm_scale=math.nan), ValueError, "sm_scale: got nan, wanted a finite number"),
     (dict(logits_soft_cap=math.inf), ValueError, "logits_soft_cap: got inf, wanted a finite number"),
+    (dict(sm_scale="a"), TypeError, "cache: sm_scale: got str, wanted a number"),
+    (dict(sm_scale=torch.ones(2)), TypeError, "sm_scale: got Tensor, wanted a number"),
+    (dict(logits_soft_cap="1"), TypeError, "logits_soft_cap: got str, wanted a number"),
+    (dict(rope_theta=[1]), TypeError, "rope_theta: got list, wanted a number"),
+    (dict(window_left=2.7), TypeError, "cache: window_left: got 2.7, wanted an integer"),
+    (dict(window_left=None), TypeError, "window_left: got NoneType, wanted an integer"),
+    (dict(k_scale="a"), TypeError, "cache: k_scale: got str, wanted a number"),
     (dict(k_scale=torch.ones(3)), ValueError, r"k_scale: got shape \[3\], wanted one number or \[2\]"),
     (dict(v_scale=torch.ones(4, 1)), ValueError, r"v_scale: got shape \[4, 1\], wanted one number or \[2\]"),
 ]  # fmt: skip
@@ -46,7 +53,7 @@ def test_head_dims_that_no_kernel_has(device):
     size = 516 if device == "cpu" else 72
     wanted = "a multiple of 8 up to 512 on cpu" if device == "cpu" else "one of 64, 128, 256, 192:128 .* on cuda"
     x = torch.ones(1, size, device=device).half()
-    with pytest.raises(ValueError, match=f"head_dim: got {size}, wanted {wanted}"):
+    with pytest.raises(ValueError, match=f"single_decode_with_kv_cache: head_dim: got {size}, wanted {wanted}"):
         flashinfer.single_decode_with_kv_cache(x, x[None], x[None])
 
 
@@ -63,6 +70,7 @@ def test_tensors_on_two_devices(device):
         flashinfer.single_decode_with_kv_cache(q, k, k)
 
 
+META = torch.zeros(4, dtype=torch.int32, device="meta")
 BAD_PLAN = [
     (dict(indptr=[1, 2, 4]), ValueError, "indptr: got 1 first, wanted 0"),
     (dict(indptr=[]), ValueError, "indptr: got no element first, wanted 0"),
@@ -72,18 +80,27 @@ BAD_PLAN = [
     (dict(indices=[0, -1, 2, 3]), ValueError, "indices: got -1, wanted numbers of pages"),
     (dict(last_page_len=[3, 0]), ValueError, "last_page_len: got 0 for request 1, wanted 1 to the page_size of 16"),
     (dict(last_page_len=[17, 2]), ValueError, "last_page_len: got 17 for request 0, wanted 1 to the page_size of 16"),
-    (dict(indptr=torch.zeros(3)), TypeError, r"indptr: got torch.float32, wanted torch.int32"),
+    (dict(indptr=torch.zeros(3)), TypeError, "indptr: got torch.float32, wanted torch.int32 or other integers"),
+    (dict(indptr=META), ValueError, "indptr: got one on meta, wanted one with elements"),
+    (dict(indices=META), ValueError, "indices: got one on meta, wanted one with elements"),
     (dict(indices=None), TypeError, "indices: got NoneType, wanted Tensor"),
     (dict(last_page_len=torch.zeros(2, 1, dtype=torch.int32)), ValueError, r"last_page_len: got shape \[2, 1\], wanted a vector"),
     (dict(indices=torch.tensor([0, 1, 2, 1 << 33])), ValueError, "indices: got 8589934592, wanted -2147483648 to 2147483647"),
+    (dict(page_size=5.5), TypeError, "page_size: got 5.5, wanted an integer"),
+    (dict(page_size=None), TypeError, "page_size: got NoneType, wanted an integer"),
+    (dict(num_qo_heads="4"), TypeError, "num_qo_heads: got str, wanted an integer"),
+    (dict(window_left=2.7), TypeError, "plan: window_left: got 2.7, wanted an integer"),
+    (dict(fixed_split_size=1.5), TypeError, "fixed_split_size: got 1.5, wanted an integer"),
     (dict(page_size=0), ValueError, "page_size: got 0, wanted a positive number"),
     (dict(page_size=1 << 30), ValueError, "more than 2147483647 keys"),
     (dict(num_qo_heads=7), ValueError, "num_qo_heads: got 7, wanted a multiple of num_kv_heads, 2"),
     (dict(num_kv_heads=0), ValueError, "num_kv_heads: got 0, wanted a positive number"),
     (dict(head_dim=-8), ValueError, "head_dim_qk: got -8, wanted a positive number"),
-    (dict(q_data_type="float61"), ValueError, "dtype: got 'float61', wanted the name of a torch dtype"),
-    (dict(q_data_type=16), TypeError, "dtype: got int, wanted a torch.dtype or its name"),
-    (dict(q_data_type="int8"), ValueError, "dtype_q: got int8, wanted one of"),
+    (dict(q_data_type="float61"), ValueError, "plan: q_data_type: got 'float61', wanted the name of a torch dtype"),
+    (dict(q_data_type=16), TypeError, "q_data_type: got int, wanted a torch.dtype or its name"),
+    (dict(kv_data_type="float61"), ValueError, "plan: kv_data_type: got 'float61', wanted the name"),
+    (dict(o_data_type="float61"), ValueError, "plan: o_data_type: got 'float61', wanted the name"),
+    (dict(q_data_type="int8"), ValueError, "plan: dtype_q: got int8, wanted one of"),
     (dict(pos_encoding_mode="none"), ValueError, "pos_encoding_mode: got 'none'"),
 ]  # fmt: skip
 
@@ -118,6 +135,8 @@ BAD_RUN = [
     (dict(lse=torch.ones(2, 2)), ValueError, r"lse: got shape \[2, 2\], wanted \[2, 4\]"),
     (dict(lse=torch.ones(2, 4).half()), TypeError, "lse: got torch.float16, wanted torch.float32"),
     (dict(k_scale=torch.ones(3)), ValueError, r"k_scale: got shape \[3\]"),
+    (dict(v_scale="a"), TypeError, "v_scale: got str, wanted a number"),
+    (dict(window_left="a"), TypeError, "run: window_left: got str, wanted an integer"),
 ]  # fmt: skip
 
 
@@ -168,16 +187,19 @@ BAD_SINGLE_PREFILL = [
     (dict(v=torch.ones(6, 2, 64, **HALF)), ValueError, r"v: got shape \[6, 2, 64\], wanted \[5, 2, any\]"),
     (dict(v=torch.ones(5, 2, 64)), TypeError, "v: got float32, wanted float16 as k has"),
     (dict(o_dtype=torch.int8), ValueError, "dtype_o: got int8, wanted one of"),
-    (dict(backend="fa4"), ValueError, "backend: got 'fa4', wanted one of auto, fa2, fa3"),
-    (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "backend: got 'fa3', whose kernels cannot"),
+    (dict(backend="fa4"), ValueError, "cache: backend: got 'fa4', wanted one of auto, fa2, fa3"),
+    (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "cache: backend: got 'fa3', whose kernels cannot"),
     (dict(kv_layout="BSHD"), ValueError, "kv_layout: got 'BSHD', wanted 'NHD' or 'HND'"),
     (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted one of NONE, ROPE_LLAMA, ALIBI"),
     (dict(custom_mask=torch.ones(3, 4).bool()), ValueError, "custom_mask: got 12 elements, wanted 15, queries times keys"),
     (dict(custom_mask=torch.ones(3, 5)), TypeError, "custom_mask: got torch.float32, wanted torch.bool"),
+    (dict(custom_mask=torch.ones(3, 5, device="meta").bool()), ValueError, "custom_mask: got one on meta"),
     (dict(custom_mask=[True] * 15), TypeError, "custom_mask: got list, wanted Tensor"),
     (dict(packed_custom_mask=torch.ones(1, dtype=torch.uint8)), ValueError, "packed_custom_mask: got 1 bytes, wanted 2"),
     (dict(packed_custom_mask=torch.ones(2)), TypeError, "packed_custom_mask: got torch.float32, wanted torch.uint8"),
-    (dict(scale_q=torch.ones(2)), ValueError, r"q_scale: got shape \[2\], wanted one number or \[4\]"),
+    (dict(scale_q=torch.ones(2)), ValueError, r"cache: scale_q: got shape \[2\], wanted one number or \[4\]"),
+    (dict(scale_k="a"), TypeError, "cache: scale_k: got str, wanted a number"),
+    (dict(scale_v=torch.ones(3)), ValueError, r"cache: scale_v: got shape \[3\], wanted one number or \[2\]"),
 ]  # fmt: skip
 
 
@@ -186,9 +208,9 @@ def test_bad_single_prefill(change, error, message, device):
     arguments = (
         dict(q=torch.ones(3, 4, 64, **HALF), k=torch.ones(5, 2, 64, **HALF), v=torch.ones(5, 2, 64, **HALF)) | change
     )
-    arguments = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in arguments.items()}
+    move = lambda x: x.to(device) if isinstance(x, torch.Tensor) and not x.is_meta else x  # noqa: E731
     with pytest.raises(error, match=message):
-        flashinfer.single_prefill_with_kv_cache(**arguments)
+        flashinfer.single_prefill_with_kv_cache(**{n: move(x) for n, x in arguments.items()})
 
 
 ITEMS = dict(
@@ -205,9 +227,11 @@ BAD_PREFILL_PLAN = [
     (dict(qo_indptr=torch.zeros(3)), TypeError, "qo_indptr: got torch.float32, wanted torch.int32"),
     (dict(num_qo_heads=3), ValueError, "num_qo_heads: got 3, wanted a multiple of num_kv_heads, 2"),
     (dict(head_dim_vo=0), ValueError, "head_dim_vo: got 0, wanted a positive number"),
-    (dict(head_dim_vo=512 + 8), ValueError, "head_dim: got 64:520, wanted"),
+    (dict(head_dim_vo=512 + 8), ValueError, "plan: head_dim: got 64:520, wanted"),
     (dict(kv_data_type="int32"), ValueError, "dtype_kv: got int32, wanted one of"),
     (dict(rope_theta=0), ValueError, "rope_theta: got 0.0, wanted a positive number"),
+    (dict(max_sequence_kv="a"), TypeError, "max_sequence_kv: got str, wanted an integer"),
+    (dict(custom_mask=torch.ones(18, device="meta").bool()), ValueError, "custom_mask: got one on meta"),
     (dict(custom_mask=torch.ones(17).bool()), ValueError, "custom_mask: got 17 elements, wanted 18, queries times keys"),
     (dict(packed_custom_mask=torch.ones(2, dtype=torch.uint8)), ValueError, "packed_custom_mask: got 2 bytes, wanted 3"),
     (dict(custom_mask=torch.ones(18).bool(), **ITEMS), ValueError, "custom_mask, prefix_len_ptr: got both"),
@@ -216,6 +240,7 @@ BAD_PREFILL_PLAN = [
     (dict(ITEMS, prefix_len_ptr=torch.ones(2)), TypeError, "prefix_len_ptr: got torch.float32, wanted torch.uint32"),
     (dict(ITEMS, token_pos_in_items_len=3), ValueError, "token_pos_in_items_ptr: got 8 elements, wanted 6"),
     (dict(ITEMS, token_pos_in_items_len=9), ValueError, "token_pos_in_items_ptr: got 8 elements, wanted 18"),
+    (dict(ITEMS, token_pos_in_items_len=3.5), TypeError, "token_pos_in_items_len: got 3.5, wanted an integer"),
     (dict(ITEMS, token_pos_in_items_len=-1), ValueError, "token_pos_in_items_len: got -1, wanted 0 or more"),
     (dict(ITEMS, prefix_len_ptr=torch.tensor([0, 2], dtype=torch.int32).to(torch.uint32)), ValueError,
      "token_pos_in_items_len: got 4, and request 0 has 5 keys behind its prefix"),
@@ -311,6 +336,14 @@ def test_backends_of_wrappers(kind, device):
         getattr(flashinfer, kind)(workspace(device), backend="fa4")
     with pytest.raises(TypeError, match="qo_indptr_buf: got NoneType, wanted Tensor"):
         getattr(flashinfer, kind)(workspace(device), use_cuda_graph=True)
+    with pytest.raises(TypeError, match=f"{kind}: jit_args: got str, wanted a tuple of a generator's arguments"):
+        getattr(flashinfer, kind)(workspace(device), jit_args="fa2")
+
+
+def test_a_backend_in_the_place_of_jit_args(device):
+    name = "BatchDecodeWithPagedKVCacheWrapper"
+    with pytest.raises(TypeError, match=f"{name}: jit_args: got str, wanted a tuple of a generator's arguments"):
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", False, False, None, None, None, "fa2")
 
 
 def test_utils():

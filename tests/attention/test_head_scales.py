@@ -41,13 +41,10 @@ def test_every_kind_of_scale_beside_every_other(device):
 
 def test_a_scale_of_another_length_is_refused(device):
     wrong = torch.ones(KV_HEADS + 1, device=device)
-    for name, scales in {
-        "scale_q": (wrong, None, None),
-        "scale_k": (None, wrong, None),
-        "scale_v": (1.0, None, wrong),
-    }.items():
-        with pytest.raises(ValueError, match=rf"op: {name}: got shape \[4\], wanted one number or"):
-            head_scales("op", scales, QO_HEADS, KV_HEADS, torch.device(device))
+    for name, scales in {"q": (wrong, None, None), "k": (None, wrong, None), "v": (1.0, None, wrong)}.items():
+        for op, argument in (("op", f"{name}_scale"), ("single_prefill_with_kv_cache", f"scale_{name}")):
+            with pytest.raises(ValueError, match=rf"{op}: {argument}: got shape \[4\], wanted one number or"):
+                head_scales(op, scales, QO_HEADS, KV_HEADS, torch.device(device))
 
 
 def test_heads_that_do_not_divide_are_left_to_the_operator(device):

@@ -142,6 +142,7 @@ def test_nothing_at_all(device):
 @pytest.mark.parametrize("change, error, message", [
     ({"M": 17}, ValueError, "indptr: got 3 elements, wanted 4"),
     ({"N": 33}, ValueError, "N: got 33, wanted a multiple of C, 8"),
+    ({"R": 2.5}, TypeError, "R: got 2.5, wanted an integer"),
     ({"R": 0}, ValueError, "R: got 0, wanted at least 1"),
     ({"indptr": int32([0, 2, 1])}, ValueError, "indptr: got 1 at 2 after 2"),
     ({"indptr": int32([0, 1, 9])}, ValueError, "indices: got 3 pages, and indptr names 9"),
@@ -154,7 +155,7 @@ def test_nothing_at_all(device):
     ({"pos_encoding_mode": "ROPE_LLAMA"}, ValueError, "pos_encoding_mode: got 'ROPE_LLAMA', wanted 'NONE'"),
     ({"num_kv_heads": 4}, ValueError, "num_qo_heads: got 6, wanted a multiple of num_kv_heads, 4"),
     ({"head_dim": 0}, ValueError, "head_dim_qk: got 0, wanted a positive number"),
-    ({"q_data_type": "float17"}, ValueError, "dtype: got 'float17'"),
+    ({"q_data_type": "float17"}, ValueError, "q_data_type: got 'float17'"),
 ])  # fmt: skip
 def test_what_a_plan_cannot_be(change, error, message):
     given = dict(indptr=int32([0, 1, 3]), indices=int32([0, 2, 1]), M=16, N=32, R=8, C=8, num_qo_heads=6, num_kv_heads=2,
@@ -166,7 +167,7 @@ def test_what_a_plan_cannot_be(change, error, message):
 
 
 def test_what_a_run_cannot_be(device):
-    with pytest.raises(ValueError, match="backend: got 'fa4'"):
+    with pytest.raises(ValueError, match="BlockSparseAttentionWrapper: backend: got 'fa4'"):
         flashinfer.BlockSparseAttentionWrapper(workspace(device), "fa4")
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     q, k, v = inputs(16, 32, torch.float16, device)
@@ -183,6 +184,8 @@ def test_what_a_run_cannot_be(device):
         wrapper.run(q.bfloat16(), k, v)
     with pytest.raises(ValueError, match="out: got shape"):
         wrapper.run(q, k, v, out=q[1:])
+    with pytest.raises(TypeError, match="BlockSparseAttentionWrapper: scale_k: got str, wanted a number"):
+        wrapper.run(q, k, v, scale_k="a")
     wrapper.reset_workspace_buffer(workspace(device), workspace(device))
     with pytest.raises(ValueError, match="got no plan"):
         wrapper.run(q, k, v)

@@ -151,6 +151,8 @@ def test_other_workspaces(device):
 
 def test_what_levels_cannot_be(device):
     name = "MultiLevelCascadeAttentionWrapper"
+    with pytest.raises(TypeError, match=f"{name}: num_levels: got str, wanted an integer"):
+        flashinfer.MultiLevelCascadeAttentionWrapper("2", workspace(device))
     with pytest.raises(ValueError, match=f"{name}: num_levels: got 0, wanted at least 1"):
         flashinfer.MultiLevelCascadeAttentionWrapper(0, workspace(device))
     with pytest.raises(ValueError, match="kv_layout"):

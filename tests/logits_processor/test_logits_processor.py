@@ -124,6 +124,7 @@ def test_what_makes_no_pipeline(processors, kind, text):
         ([Softmax(), MinP()], dict(min_p=0.0), "above 0, at most 1"),
         ([Softmax(), TopP()], dict(top_p="much"), "got str"),
         ([Softmax(), TopP(), Sample()], dict(top_p=0.5, indices=torch.tensor([9])), "indices: got 9"),
+        ([Softmax(), TopP(), Sample()], dict(top_p=0.5, indices=[0]), "indices: got list, wanted Tensor"),
     ],
 )
 def test_steps_that_fail_are_named(processors, numbers, text):

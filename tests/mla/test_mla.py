@@ -233,6 +233,12 @@ def test_decode_wrapper(device):
     batch.check(wrapper.run(*batch.inputs, q_scale=2.0, k_scale=2.0))
     with pytest.raises(ValueError, match=r"window_left: got 5, wanted -1"):
         wrapper.plan(*tables, 16, 512, 16, SCALE, window_left=5)
+    with pytest.raises(TypeError, match=r"window_left: got 5.5, wanted an integer"):
+        wrapper.plan(*tables, 16, 512, 16, SCALE, window_left=5.5)
+    with pytest.raises(ValueError, match=r"plan: head_dim_compressed_kv: got 256, wanted 512"):
+        wrapper.plan(*tables, 16, 256, 16, SCALE)
+    with pytest.raises(TypeError, match=r"plan: indptr: got NoneType, wanted Tensor"):
+        wrapper.plan(None, *tables[1:], 16, 512, 16, SCALE)
     with pytest.raises(ValueError, match=r"logits_soft_cap: got 30.0, wanted None or 0"):
         wrapper.plan(*tables, 16, 512, 16, SCALE, logits_soft_cap=30.0)
     with pytest.raises(ValueError, match=r"last_page_len: got 100 keys of request 2, which has 3 pages of 16"):
@@ -243,8 +249,16 @@ def test_decode_wrapper(device):
     ("change", "message"),
     [
         (dict(num_heads=0), r"num_heads: got 0, wanted a positive number"),
+        (dict(num_heads="a"), r"num_heads: got str, wanted an integer"),
+        (dict(page_size=5.5), r"page_size: got 5.5, wanted an integer"),
+        (dict(qo_indptr=None), r"plan: qo_indptr: got NoneType, wanted Tensor"),
+        (dict(kv_indptr=None), r"plan: kv_indptr: got NoneType, wanted Tensor"),
+        (dict(kv_len_arr=torch.zeros(2)), r"kv_len_arr: got torch.float32, wanted torch.int32 or other integers"),
+        (dict(sm_scale=None), r"plan: sm_scale: got NoneType, wanted a number"),
+        (dict(q_data_type="float61"), r"plan: q_data_type: got 'float61', wanted the name of a torch dtype"),
+        (dict(kv_data_type=8), r"plan: kv_data_type: got int, wanted a torch.dtype or its name"),
         (dict(page_size=0), r"page_size: got 0, wanted a positive number"),
-        (dict(head_dim_ckv=256), r"head_dim_ckv: got 256, wanted 512"),
+        (dict(head_dim_ckv=256), r"plan: head_dim_ckv: got 256, wanted 512"),
         (dict(head_dim_kpe=32), r"head_dim_kpe: got 32, wanted 64"),
         (dict(sm_scale=0.0), r"sm_scale: got 0.0, wanted a positive number"),
         (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted one of"),
@@ -264,7 +278,7 @@ def test_bad_plans(change, message, device):
     wrapper = batch.planned()
     before = wrapper.run(*batch.inputs)
     change = {name: int32(x).to(device) if isinstance(x, list) else x for name, x in change.items()}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         batch.plan(wrapper, **change)
     assert torch.equal(wrapper.run(*batch.inputs), before)
 
@@ -298,7 +312,7 @@ def test_bad_runs(device):
 
 
 def test_bad_wrappers(device):
-    with pytest.raises(ValueError, match=r"backend: got 'cudnn', wanted one of"):
+    with pytest.raises(ValueError, match=r"BatchMLAPagedAttentionWrapper: backend: got 'cudnn', wanted one of"):
         flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), backend="cudnn")
     with pytest.raises(TypeError, match=r"qo_indptr: got NoneType, wanted Tensor"):
         flashinfer.BatchMLAPagedAttentionWrapper(workspace(device), use_cuda_graph=True)

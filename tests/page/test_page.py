@@ -256,6 +256,12 @@ def good_arguments() -> dict:
             r"paged_kv_cache\[1\]: got shape",
         ),
         (dict(paged_kv_cache=(torch.ones(5, 4, 2, 8),)), ValueError, "got 1 tensors"),
+        (
+            dict(paged_kv_cache=(torch.ones(5, 4, 2, 8), None)),
+            TypeError,
+            r"paged_kv_cache\[1\]: got None, wanted Tensor",
+        ),
+        (dict(paged_kv_cache=(torch.ones(5, 2, 4, 2, 8), None)), TypeError, r"paged_kv_cache\[1\]: got None"),
         (dict(kv_layout="HND"), ValueError, r"got shape \[5, 2, 4, 2, 8\], wanted \[5, 2, 2, 2, 8\]"),
         (dict(kv_layout="nhd"), ValueError, "kv_layout: got 'nhd', wanted 'NHD' or 'HND'"),
         (dict(batch_indices=torch.zeros(3)), TypeError, "batch_indices: got float32, wanted int32"),

@@ -65,6 +65,8 @@ def test_a_variant_of_ones_own_for_one_request(small):
     assert_near(function(module, q, k, v, 0.1, -2.0, window_left=4), windowed)
     with pytest.raises(ValueError, match="mask_mode: got 2, wanted 0 or 1"):
         function(module, q, k, v, 0.1, -2.0, mask_mode=2)
+    with pytest.raises(TypeError, match="with_jit_module: window_left: got 4.5, wanted an integer"):
+        function(module, q, k, v, 0.1, -2.0, window_left=4.5)
     with pytest.raises(TypeError, match="jit_module: got NoneType, wanted what build_and_load"):
         function(None, q, k, v)
     with pytest.raises(TypeError, match="missing value for argument 'sigmoid_bias'"):

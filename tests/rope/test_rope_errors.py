@@ -72,8 +72,8 @@ BAD_ROPE = [
     (dict(rotary_dim=66), ValueError, "rotary_dim: got 66, wanted an even number of at most the head's size of 64"),
     (dict(rotary_dim=31), ValueError, "rotary_dim: got 31, wanted an even number"),
     (dict(rotary_dim=-2), ValueError, "rotary_dim: got -2, wanted an even number"),
-    (dict(rope_scale=0.0), ValueError, "rope_scale: wanted a positive number"),
-    (dict(rope_theta=float("nan")), ValueError, "rope_theta: wanted a positive number"),
+    (dict(rope_scale=0.0), ValueError, "rope_scale: got 0.0+, wanted a positive number"),
+    (dict(rope_theta=float("nan")), ValueError, "rope_theta: got -?nan, wanted a positive number"),
     (dict(q=None), TypeError, "q: got None, wanted Tensor"),
 ]
 
@@ -100,9 +100,9 @@ def test_bad_input(change, error, message, device):
     [
         (dict(pos_ids=torch.zeros(5, dtype=torch.int32)), ValueError, r"pos_ids: got shape \[5\], wanted \[4\]"),
         (dict(pos_ids=torch.zeros(4)), TypeError, "pos_ids: got float32, wanted int32 or int64"),
-        (dict(low_freq_factor=0.0), ValueError, "low_freq_factor: wanted a positive number"),
-        (dict(high_freq_factor=0.5), ValueError, "high_freq_factor: wanted at least low_freq_factor"),
-        (dict(old_context_len=0), ValueError, "old_context_len: wanted a positive number"),
+        (dict(low_freq_factor=0.0), ValueError, "low_freq_factor: got 0.0+, wanted a positive number"),
+        (dict(high_freq_factor=0.5), ValueError, "high_freq_factor: got 0.50+, wanted at least low_freq_factor"),
+        (dict(old_context_len=0), ValueError, "old_context_len: got 0, wanted a positive number"),
     ],
 )
 def test_bad_llama31(change, error, message, device):
@@ -124,7 +124,7 @@ def test_bad_llama31(change, error, message, device):
         ),
         (dict(key=torch.ones(4, 1, 32)), ValueError, r"key: got shape \[4, 1, 32\], wanted \[4, any, 64\]"),
         (dict(key=torch.ones(3, 64)), ValueError, r"key: got shape \[3, 64\], wanted \[4, any\]"),
-        (dict(head_size=0), ValueError, "head_size: wanted a positive size"),
+        (dict(head_size=0), ValueError, "head_size: got 0, wanted a positive size"),
         (dict(positions=torch.zeros(3, dtype=torch.int32)), ValueError, r"positions: got shape \[3\], wanted \[4\]"),
         (dict(positions=torch.zeros(4, dtype=torch.bool)), TypeError, "positions: got bool, wanted int32 or int64"),
         (dict(cos_sin_cache=torch.ones(8, 64).half()), TypeError, "cos_sin_cache: got float16, wanted float32"),

@@ -56,20 +56,20 @@ def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool =
     return replace(spec, split=True)
 
 
-def check_head_dims(head_dim_ckv: int, head_dim_kpe: int) -> None:
-    """The sizes of DeepSeek's models are those that there are kernels for."""
+def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name: str = "head_dim_ckv") -> None:
+    """The sizes of DeepSeek's models are those that there are kernels for; ``of``: what errors begin with."""
     for name, got, wanted in (
-        ("head_dim_ckv", head_dim_ckv, HEAD_DIM_CKV),
+        (ckv_name, head_dim_ckv, HEAD_DIM_CKV),
         ("head_dim_kpe", head_dim_kpe, HEAD_DIM_KPE),
     ):
         if got != wanted:
-            raise ValueError(f"{name}: got {got}, wanted {wanted}")
+            raise ValueError(f"{of}{name}: got {got}, wanted {wanted}")
 
 
-def check_backend(backend: str) -> None:
+def check_backend(backend: str, of: str = "") -> None:
     """``backend`` of the public functions; ``cutlass`` is accepted where FlashInfer has it, and is ``auto``."""
     if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+        raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
 
 
 def gen_batch_mla_module(

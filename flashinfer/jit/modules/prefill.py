@@ -25,10 +25,10 @@ from ._attention import (
 KERNELS = ("auto", "fa2", "fa3")
 
 
-def check_kernels(backend: str) -> None:
-    """``backend`` of the public functions: which kernels on CUDA; ``fa2`` the portable ones, ``fa3`` those for Hopper."""
+def check_kernels(backend: str, of: str = "") -> None:
+    """``backend`` of the public functions: ``fa2`` the portable kernels, ``fa3`` those for Hopper; ``of``: what errors begin with."""
     if backend not in KERNELS:
-        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
+        raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
 
 
 def _kernels(
