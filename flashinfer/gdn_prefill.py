@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ._delta_rule.arguments import can_be_looked_at, check_rank
+from ._delta_rule.arguments import check_rank
+from ._ops.tensors import can_be_looked_at
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 
 __all__ = ["chunk_gated_delta_rule"]

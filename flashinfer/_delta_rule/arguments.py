@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .._ops.tensors import check_tensor
+from .._ops.tensors import can_be_looked_at, check_tensor
 
 CHUNK_SIZES = (16, 32, 64)
 
@@ -105,13 +105,6 @@ def sigmoid_of(
     if beta is None:
         raise mistake(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
     return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
-
-
-def can_be_looked_at(tensor: torch.Tensor) -> bool:
-    """Whether values cost nothing to look at: on the CPU, of a tensor that stands for nothing else."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:

@@ -16,3 +16,10 @@ def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
     check_tensor(op, name, x)
     if x.dim() != wanted:
         raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
+
+
+def can_be_looked_at(tensor: torch.Tensor) -> bool:
+    """Whether values cost nothing to look at: on the CPU, of a tensor that stands for nothing else."""
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
