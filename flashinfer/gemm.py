@@ -8,7 +8,6 @@ section 3.3, for blocks with scales of their own.
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ._gemm.arguments import (
     BLOCK,
@@ -29,7 +28,7 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from ._ops.tensors import check_tensor
+from ._ops.tensors import check_form, check_tensor
 from .errors import GradientError
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
 
@@ -135,25 +134,15 @@ def mm_bf16(
     matrix = b.t()
     check_same_depth("mm_bf16", a, matrix, ("a", "b"))
     if bias is not None:
-        _check_bias("mm_bf16", bias, a, matrix)
+        check_form("mm_bf16", "bias", bias, (matrix.shape[0],), a.device, *OUTPUTS)
+        if torch.is_grad_enabled() and bias.requires_grad:
+            raise GradientError("mm_bf16: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
     result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
     grouped_gemm(
         result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
         caller="mm_bf16",
     )  # fmt: skip
     return result if bias is None else result.add_(bias)
-
-
-def _check_bias(function: str, bias: torch.Tensor, a: torch.Tensor, matrix: torch.Tensor) -> None:
-    check_dims(function, 1, bias=bias)
-    check_dtype(function, "bias", bias.dtype, OUTPUTS)
-    if is_dynamo_compiling():
-        torch._check(bias.shape[0] == matrix.shape[0])  # compared when the graph runs
-    check_shape(function, "bias", bias, (matrix.shape[0],))
-    if bias.device != a.device:
-        raise ValueError(f"{function}: bias: is on {bias.device}, wanted {a.device} as a is on")
-    if torch.is_grad_enabled() and bias.requires_grad:
-        raise GradientError(f"{function}: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
 
 
 def bmm_bf16(

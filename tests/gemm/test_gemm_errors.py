@@ -114,9 +114,9 @@ def of_mm(device: str) -> dict[str, Any]:
     [
         (TypeError, "bias: got float, wanted Tensor", lambda bias: 1.0),
         (TypeError, "bias: got torch.int64", lambda bias: bias.long()),
-        (ValueError, "bias: got 2 dimensions, wanted 1", lambda bias: bias.expand(3, 5)),
+        (ValueError, r"bias: got shape \[3, 5\], wanted \[5\]", lambda bias: bias.expand(3, 5)),
         (ValueError, r"bias: got shape \[2\], wanted \[5\]", lambda bias: bias[:2]),
-        (ValueError, "bias: is on meta, wanted (cpu|cuda:0) as a is on", lambda bias: bias.to("meta")),
+        (ValueError, "bias: got tensors on meta, (cpu|cuda:0), wanted one device", lambda bias: bias.to("meta")),
         (GradientError, "bias: has no gradient", lambda bias: bias.requires_grad_()),
     ],
 )
