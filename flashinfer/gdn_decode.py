@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from ._delta_rule.arguments import check_rank, mistake
+from ._ops.sizes import differs
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
 
@@ -31,6 +32,13 @@ def _step(
         output_indices=output_indices, snapshots=snapshots, update_state=update, out=output,
     )  # fmt: skip
     return o, state
+
+
+def _check_pool(name: str, pool: torch.Tensor, indices: torch.Tensor | None, sequences: int) -> None:
+    """Without indices a pool has the states of the sequences."""
+    if indices is None and differs(pool.shape[0], sequences):
+        text = f"got None for a pool of {pool.shape[0]}, wanted slots of {sequences} sequences"
+        raise mistake(name, "initial_state_indices", text)
 
 
 def gated_delta_rule_decode(
@@ -93,7 +101,7 @@ def gated_delta_rule_decode_pretranspose(
         state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` beside ``initial_state``.
         initial_state: ``[slots, HV, V, K]``, the pool.
         initial_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o
-            is 0 and nothing is written.
+            is 0 and nothing is written. ``None``: slot b.
         output_state_indices: ``[B]``, slots that are written in their place; one that the pool lacks is not.
         intermediate_states_buffer: ``[B, at least T, HV, V, K]``, receives the state after each token.
         disable_state_update: leaves the states as they were.
@@ -102,6 +110,9 @@ def gated_delta_rule_decode_pretranspose(
     name = "gated_delta_rule_decode_pretranspose"
     if state is not None and initial_state is not None:
         raise ValueError(f"{name}: initial_state: got both, wanted it or state")
+    if initial_state is not None and output_state_indices is None:
+        check_rank(name, 4, "", q=q, initial_state=initial_state)
+        _check_pool(name, initial_state, initial_state_indices, q.shape[0])
     return _step(
         name, q, k, v, initial_state if state is None else state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         True, backend, initial_state_indices, output_state_indices, intermediate_states_buffer, not disable_state_update,
@@ -158,9 +169,7 @@ def gated_delta_rule_mtp(
     given = (A_log, a, dt_bias, b)
     check_rank(name, 4, "", initial_state=initial_state)
     if ssm_state_indices is None:
-        if initial_state_indices is None and initial_state.shape[0] != q.shape[0]:
-            text = f"got None for a pool of {initial_state.shape[0]}, wanted slots of {q.shape[0]} sequences"
-            raise mistake(name, "initial_state_indices", text)
+        _check_pool(name, initial_state, initial_state_indices, q.shape[0])
         buffer = None if intermediate_states_buffer is None else intermediate_states_buffer[: q.shape[0]]
         return _step(
             name, q, k, v, initial_state, *given, scale, output, use_qk_l2norm, True, backend, initial_state_indices,

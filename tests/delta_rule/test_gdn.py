@@ -99,6 +99,10 @@ def test_decode(device):
     assert state is pool and error(o, want) < 1e-5 and error(pool[slots].mT, last) < 1e-5
     with pytest.raises(ValueError, match="initial_state: got both"):
         flashinfer.gated_delta_rule_decode_pretranspose(**args, **gates, state=pool, initial_state=pool)
+    with pytest.raises(
+        ValueError, match="pretranspose: initial_state_indices: got None for a pool of 7, wanted slots of 3"
+    ):
+        flashinfer.gated_delta_rule_decode_pretranspose(**args, **gates, state=None, initial_state=pool)
     with pytest.raises(ValueError, match="backend: got 'x'"):
         flashinfer.gated_delta_rule_decode(**args, **gates, state=k_first, backend="x")
 
