@@ -113,8 +113,8 @@ def fused_recurrent_delta_rule(
     """
     name = "fused_recurrent_delta_rule"
     return _run(
-        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
+        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
 
@@ -144,8 +144,8 @@ def chunk_delta_rule(
     check_chunk(name, chunk_size)
     check_rank(name, 3, "", beta=beta)
     return _run(
-        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
+        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
 

@@ -14,22 +14,22 @@ from ._gemm.arguments import (
     FP8,
     OUTPUTS,
     blocks,
+    check_bias,
     check_dims,
     check_dtype,
     check_same_batch,
     check_same_depth,
     check_shape,
+    in_eight_bits,
     matrices,
+    one_number,
     output,
-    quantized,
     rows,
     runs_of,
 )
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from ._ops.tensors import check_form, check_tensor
-from .errors import GradientError
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
 
 __all__ = [
@@ -85,22 +85,13 @@ def bmm_fp8(
     b = B.transpose(1, 2)
     check_same_batch(name, A, b, ("A", "B"))
     check_same_depth(name, A, b, ("A", "B"))
-    scales = [_one_number(name, what, x) for what, x in (("A_scale", A_scale), ("B_scale", B_scale))]
+    a_scale, b_scale = one_number(name, "A_scale", A_scale), one_number(name, "B_scale", B_scale)
     result = output(name, out, A, (*A.shape[:2], b.shape[1]), dtype)
-    a_scale, b_scale = (scale.reshape(1, 1, 1) for scale in scales)
     grouped_gemm(
         result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0,
         caller=name, names=_UPPER_CASE,
     )  # fmt: skip
     return result
-
-
-def _one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
-    check_tensor(function, name, scale)
-    check_dtype(function, name, scale.dtype, (torch.float32,))
-    if scale.numel() != 1:
-        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
-    return scale
 
 
 def mm_bf16(
@@ -134,9 +125,7 @@ def mm_bf16(
     matrix = b.t()
     check_same_depth("mm_bf16", a, matrix, ("a", "b"))
     if bias is not None:
-        check_form("mm_bf16", "bias", bias, (matrix.shape[0],), a.device, *OUTPUTS)
-        if torch.is_grad_enabled() and bias.requires_grad:
-            raise GradientError("mm_bf16: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
+        check_bias("mm_bf16", bias, a, matrix.shape[0])
     result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
     grouped_gemm(
         result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
@@ -400,28 +389,11 @@ def fp8_blockscale_gemm_sm90(
     if input.shape[1] % BLOCK != 0:
         raise ValueError(f"{name}: input: got a depth of {input.shape[1]}, wanted one divisible by block size {BLOCK}")
     depths = input.shape[1] // BLOCK
-    a, a_scale = _in_eight_bits(name, "input", input, input_scale, (input.shape[0], depths))
+    a, a_scale = in_eight_bits(name, "input", input, input_scale, (input.shape[0], depths))
     of_weight = (weight.shape[0], depths), (blocks(weight.shape[0], BLOCK), depths)
-    b, b_scale = _in_eight_bits(name, "weight", weight, weight_scale, *of_weight)
+    b, b_scale = in_eight_bits(name, "weight", weight, weight_scale, *of_weight)
     by_row = b_scale.shape[0] == weight.shape[0]
     result = output(name, out, input, (input.shape[0], weight.shape[0]), out_dtype)
     granularity = (1, 1 if by_row else BLOCK, BLOCK)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, names={"a": "input", "b": "weight"})
     return result
-
-
-def _in_eight_bits(
-    function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None, *shapes: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.dtype == torch.bfloat16:
-        if scale is not None:
-            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
-        return quantized(x)
-    if x.dtype != torch.float8_e4m3fn:
-        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
-    if scale is None:
-        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
-    check_dims(function, 2, **{f"{name}_scale": scale})
-    check_dtype(function, f"{name}_scale", scale.dtype, (torch.float32,))
-    check_shape(function, f"{name}_scale", scale, *shapes)
-    return x, scale

@@ -48,8 +48,8 @@ def recurrent_kda(
         output_final_state: whether to return the states.
         use_qk_l2norm_in_kernel: q and k are normalised, by default.
         cu_seqlens: ``[N + 1]``, sequences behind each other, with states ``[N, HV, V, K]`` and no indices.
-        ssm_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o is 0
-            and nothing is written.
+        ssm_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o is
+            0 and nothing is written.
         initial_state_source, initial_state_indices: a pool and its slots by other names.
         output: ``[B, T, HV, V]``, is written and returned.
 

@@ -7,7 +7,8 @@ from torch.compiler import is_dynamo_compiling
 
 from .._ops import tensors
 from .._ops.sizes import differs
-from .._ops.tensors import can_be_looked_at, check_tensor
+from .._ops.tensors import can_be_looked_at, check_form, check_tensor
+from ..errors import GradientError
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
@@ -89,6 +90,39 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     most = parts.abs().amax(-1, keepdim=True)
     scale = torch.where(most == 0, 1.0, most / torch.finfo(torch.float8_e4m3fn).max)
     return (parts / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
+
+
+def in_eight_bits(
+    function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None, *shapes: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[m, k]`` in float8_e4m3fn with its scales, which have one of the shapes where they are given."""
+    if x.dtype == torch.bfloat16:
+        if scale is not None:
+            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
+        return quantized(x)
+    if x.dtype != torch.float8_e4m3fn:
+        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
+    if scale is None:
+        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
+    check_dims(function, 2, **{f"{name}_scale": scale})
+    check_dtype(function, f"{name}_scale", scale.dtype, (torch.float32,))
+    check_shape(function, f"{name}_scale", scale, *shapes)
+    return x, scale
+
+
+def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
+    """The scale of all numbers, as the operator takes it."""
+    check_tensor(function, name, scale)
+    check_dtype(function, name, scale.dtype, (torch.float32,))
+    if scale.numel() != 1:
+        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
+    return scale.reshape(1, 1, 1)
+
+
+def check_bias(function: str, bias: torch.Tensor, a: torch.Tensor, columns: int) -> None:
+    check_form(function, "bias", bias, (columns,), a.device, *OUTPUTS)
+    if torch.is_grad_enabled() and bias.requires_grad:
+        raise GradientError(f"{function}: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
 
 
 def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,8 +77,8 @@ class SegmentGEMMWrapper:
             ``[rows, d_out]``, in bfloat16 for fp8.
 
         Raises:
-            ValueError: shapes that do not fit, neither ``seg_lens`` nor ``seg_indptr``, what ``sm90`` cannot serve, or on the
-                CPU segments of rows that there are not.
+            ValueError: shapes that do not fit, neither ``seg_lens`` nor ``seg_indptr``, what ``sm90`` cannot serve, or on
+                the CPU segments of rows that there are not.
             TypeError: dtypes that do not fit.
             GradientError: a tensor wants a gradient; there is none.
         """
