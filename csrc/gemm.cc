@@ -108,6 +108,25 @@ void check_groups(const Check& check, const GemmParams& p, const View& out, cons
     check.fail("out", "got " + text_of(p.m) + " rows, wanted a multiple of " + text_of(p.num_groups) + ", the groups");
 }
 
+// Tables on the host give rows that there are; those of a GPU are read, and cut, where the kernel runs.
+void check_rows_of_groups(const Check& check, const GemmParams& p) {
+  if (kOnCuda || !(p.m_indptr.data || p.m_counts.data)) return;
+  for (int64_t g = 0; g < p.num_groups; ++g) {
+    const auto within = [&](const char* table, const char* what, int64_t got, int64_t least, int64_t most) {
+      if (got >= least && got <= most) return;
+      check.fail(table, "got " + std::string(what) + text_of(got) + " of group " + text_of(g) + ", wanted " +
+                            text_of(least) + " to " + text_of(most));
+    };
+    const int64_t begin = p.m_indptr.data ? p.m_indptr[g] : 0, most = p.m_indptr.data ? p.m : p.m / p.num_groups;
+    within("m_indptr", "begin ", begin, 0, most);
+    if (p.m_counts.data) {
+      within("m_counts", "count ", p.m_counts[g], 0, most - begin);
+    } else {
+      within("m_indptr", "end ", p.m_indptr[g + 1], begin, most);
+    }
+  }
+}
+
 // b is read along its depth, or along its rows.
 void check_b_layout(const Check& check, const View& b) {
   if (b.numel == 0 || b.size(-1) <= 1 || b.stride(-1) == 1) return;
@@ -173,6 +192,7 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
   p.m_counts = indices_of(check, m_counts, "m_counts", a, p.num_groups);
   p.b_indices = indices_of(check, b_indices, "b_indices", a, p.num_groups);
   check_groups(check, p, out, m_indptr, b_indices);
+  check_rows_of_groups(check, p);
   p.a_scale = a_scale_of(check, a_scale, a, granularity_m, granularity_k);
   p.b_scale = b_scale_of(check, b_scale, b, granularity_n, granularity_k);
   // Factors that the whole depth shares are applied once.

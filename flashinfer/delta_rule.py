@@ -23,6 +23,7 @@ import torch
 from ._delta_rule.arguments import (
     check_chunk,
     check_logarithms,
+    check_rank,
     checked_scale,
     dense,
     gate,
@@ -35,6 +36,7 @@ from ._delta_rule.arguments import (
 from ._delta_rule.operators import delta_rule as delta_rule_operator
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
 from ._ops.scalars import scalar
+from ._ops.tensors import check_form
 from .delta_rule_backward import state_dtype
 from .jit.modules.delta_rule import gen_delta_rule_module
 from .jit.spec import BACKENDS
@@ -65,7 +67,7 @@ def _run(
     q, k, v = promoted(q, k, v)
     check_logarithms(function, "g", g)
     check_logarithms(function, "gk", gk)
-    state = numbers(initial_state, state_dtype(q))
+    state = numbers(function, "initial_state", initial_state, state_dtype(q))
     o, final = delta_rule_operator(
         dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first,
         chunked,
@@ -111,8 +113,8 @@ def fused_recurrent_delta_rule(
     """
     name = "fused_recurrent_delta_rule"
     return _run(
-        name, q, k, v, None, None, numbers(beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
+        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
 
 
@@ -140,11 +142,10 @@ def chunk_delta_rule(
     """
     name = "chunk_delta_rule"
     check_chunk(name, chunk_size)
-    if beta.dim() != 3:
-        raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+    check_rank(name, 3, "", beta=beta)
     return _run(
-        name, q, k, v, None, None, numbers(beta, state_dtype(q, k, v)), scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
+        name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
+        output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def fused_recurrent_gated_delta_rule(
         raise mistake(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
     dtype = state_dtype(q, k, v)
     return _run(
-        name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(gk, dtype),
+        name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(name, "gk", gk, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
@@ -225,8 +226,7 @@ def chunk_gated_delta_rule(
     """
     name = "chunk_gated_delta_rule"
     check_chunk(name, chunk_size)
-    if beta.dim() != 3:
-        raise mistake(name, "beta", f"got {beta.dim()} dimensions, wanted 3")
+    check_rank(name, 3, "", beta=beta)
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
@@ -353,9 +353,9 @@ def delta_rule_step(
         A_log: ``[HV]``: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, computed in the kernel.
         dt_bias: ``[HV]``.
         beta_is_logit: beta is its sigmoid, twice that with ``allow_neg_eigval``.
-        state_indices: ``[B]``, int32 or int64, the slot that a sequence reads and writes; of one that is negative o is 0
-            and no slot is touched. ``None``: slot b.
-        output_indices: ``[B]``, the slot that is written in its place.
+        state_indices: ``[B]``, int32 or int64, the slot that a sequence reads and writes; of one that the pool lacks, as
+            a negative one, o is 0 and nothing is written. ``None``: slot b.
+        output_indices: ``[B]``, the slot that is written in its place; none is where the pool lacks it.
         snapshots: ``[B, at least T, HV, ...]`` of state's dtype, receives the state after each token.
         update_state: ``False`` leaves the pool as it was.
         out: ``[B, T, HV, V]`` of q's dtype.
@@ -372,14 +372,13 @@ def delta_rule_step(
     number, dtype = checked_scale(name, q, k, v, scale), state_dtype(q)
     if allow_neg_eigval and not beta_is_logit:
         raise mistake(name, "allow_neg_eigval", "got True, wanted beta_is_logit beside it")
+    if out is not None:
+        check_form(name, "out", out, v.shape, v.device, v.dtype)
     result = delta_rule_step_operator(
-        dense(q), dense(k), dense(v), state, numbers(g, dtype), numbers(gk, dtype), numbers(beta, dtype),
-        numbers(A_log, torch.float32), numbers(dt_bias, torch.float32), state_indices, output_indices, snapshots,
+        dense(q), dense(k), dense(v), state, numbers(name, "g", g, dtype), numbers(name, "gk", gk, dtype),
+        numbers(name, "beta", beta, dtype), numbers(name, "A_log", A_log, torch.float32),
+        numbers(name, "dt_bias", dt_bias, torch.float32), state_indices, output_indices, snapshots,
         *scalar(number, q.device), (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel,
         state_v_first, update_state,
     )  # fmt: skip
-    if out is None:
-        return result  # type: ignore[no-any-return]
-    if out.shape != result.shape or out.dtype != result.dtype or out.device != result.device:
-        raise mistake(name, "out", f"got {list(out.shape)} {out.dtype}, wanted {list(result.shape)} {result.dtype}")
-    return out.copy_(result)
+    return result if out is None else out.copy_(result)

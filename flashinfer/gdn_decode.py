@@ -7,7 +7,9 @@ import warnings
 
 import torch
 
-from ._delta_rule.arguments import check_rank
+from ._delta_rule.arguments import check_rank, mistake
+from ._ops.sizes import differs
+from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
 
 __all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
@@ -30,6 +32,13 @@ def _step(
         output_indices=output_indices, snapshots=snapshots, update_state=update, out=output,
     )  # fmt: skip
     return o, state
+
+
+def _check_pool(name: str, pool: torch.Tensor, indices: torch.Tensor | None, sequences: int) -> None:
+    """Without indices a pool has the states of the sequences."""
+    if indices is None and differs(pool.shape[0], sequences):
+        text = f"got None for a pool of {pool.shape[0]}, wanted slots of {sequences} sequences"
+        raise mistake(name, "initial_state_indices", text)
 
 
 def gated_delta_rule_decode(
@@ -91,8 +100,9 @@ def gated_delta_rule_decode_pretranspose(
     Args:
         state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` beside ``initial_state``.
         initial_state: ``[slots, HV, V, K]``, the pool.
-        initial_state_indices: ``[B]``, slots that are read and written; negative: o is 0 and no slot is touched.
-        output_state_indices: ``[B]``, slots that are written in their place.
+        initial_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o
+            is 0 and nothing is written. ``None``: slot b.
+        output_state_indices: ``[B]``, slots that are written in their place; one that the pool lacks is not.
         intermediate_states_buffer: ``[B, at least T, HV, V, K]``, receives the state after each token.
         disable_state_update: leaves the states as they were.
         others: as in :func:`gated_delta_rule_decode`, results and errors too; T may be larger than 1.
@@ -100,6 +110,9 @@ def gated_delta_rule_decode_pretranspose(
     name = "gated_delta_rule_decode_pretranspose"
     if state is not None and initial_state is not None:
         raise ValueError(f"{name}: initial_state: got both, wanted it or state")
+    if initial_state is not None and output_state_indices is None:
+        check_rank(name, 4, "", q=q, initial_state=initial_state)
+        _check_pool(name, initial_state, initial_state_indices, q.shape[0])
     return _step(
         name, q, k, v, initial_state if state is None else state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         True, backend, initial_state_indices, output_state_indices, intermediate_states_buffer, not disable_state_update,
@@ -130,13 +143,14 @@ def gated_delta_rule_mtp(
         q, k: ``[B, T, H, K]`` (float16, bfloat16, float32).
         v: ``[B, T, HV, V]``, same dtype.
         initial_state: float32, float16 or bfloat16, the pool.
-        initial_state_indices: ``[B]``, slots that are read; of a negative one o is 0 and no slot is touched.
+        initial_state_indices: ``[B]``, slots that are read; of one that the pool lacks, as a negative one, o is 0 and
+            nothing is written. ``None``: slot b of a pool of B, but not beside ``ssm_state_indices``.
         A_log, dt_bias: ``[HV]``.
         a, b: ``[B, T, HV]``: the decay and beta before their activations.
         output: ``[B, T, HV, V]``.
         intermediate_states_buffer: ``[at least B, at least T, HV, V, K]``, receives the state after each token.
-        ssm_state_indices: ``[B, T]``, slots that receive the state after each token, none of which is negative in a
-            sequence that has a slot; not beside a buffer. Sequences' own slots stay as they were.
+        ssm_state_indices: ``[B, T]``, slots that receive the state after each token; not beside a buffer. Where the pool
+            lacks one, o of the tokens behind it is 0 and nothing is written. Sequences' own slots stay as they were.
         disable_state_update: leaves the slots as they were. ``None`` warns, and is ``True``.
         use_qk_l2norm: q and k are normalised, by default.
 
@@ -153,7 +167,9 @@ def gated_delta_rule_mtp(
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         disable_state_update = True
     given = (A_log, a, dt_bias, b)
+    check_rank(name, 4, "", initial_state=initial_state)
     if ssm_state_indices is None:
+        _check_pool(name, initial_state, initial_state_indices, q.shape[0])
         buffer = None if intermediate_states_buffer is None else intermediate_states_buffer[: q.shape[0]]
         return _step(
             name, q, k, v, initial_state, *given, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
@@ -161,24 +177,26 @@ def gated_delta_rule_mtp(
         )  # fmt: skip
     if intermediate_states_buffer is not None:
         raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
-    if ssm_state_indices.shape != q.shape[:2]:
-        raise ValueError(f"{name}: ssm_state_indices: got {list(ssm_state_indices.shape)}, wanted {list(q.shape[:2])}")
+    for what, slots, shape in (
+        ("ssm_state_indices", ssm_state_indices, q.shape[:2]),
+        ("initial_state_indices", initial_state_indices, q.shape[:1]),
+    ):
+        check_form(name, what, slots, shape, q.device, torch.int32, torch.int64)
+    if output is not None:
+        check_form(name, "output", output, v.shape, v.device, v.dtype)
     if not disable_state_update:
         raise ValueError(f"{name}: disable_state_update: got False, wanted True beside ssm_state_indices")
-    parts, reads = [], initial_state_indices
-    for t in range(q.shape[1]):  # each token reads the slot that the one before it wrote
+    # Each token reads the slot that the one before it wrote; a sequence that has lost its state has none from there on.
+    slots = torch.cat([initial_state_indices[None], ssm_state_indices.t()])
+    lost = ((slots < 0) | (slots >= initial_state.shape[0])).cumsum(0) > 0
+    slots = slots.masked_fill(lost, -1)
+    parts = []
+    for t in range(q.shape[1]):
         one = slice(t, t + 1)
-        writes = torch.where(initial_state_indices < 0, initial_state_indices, ssm_state_indices[:, t])
         o, _ = _step(
             name, q[:, one], k[:, one], v[:, one], initial_state, A_log, a[:, one], dt_bias, b[:, one], scale, None,
-            use_qk_l2norm, True, backend, reads, writes,
+            use_qk_l2norm, True, backend, slots[t], slots[t + 1],
         )  # fmt: skip
         parts.append(o)
-        reads = writes
     result = torch.cat(parts, 1) if parts else v.new_empty(v.shape)
-    if output is None:
-        return result, initial_state
-    if output.shape != result.shape or output.dtype != result.dtype:
-        wanted = f"wanted {list(result.shape)} {result.dtype}"
-        raise ValueError(f"{name}: output: got {list(output.shape)} {output.dtype}, {wanted}")
-    return output.copy_(result), initial_state
+    return result if output is None else output.copy_(result), initial_state

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ._delta_rule.arguments import can_be_looked_at, check_rank
+from ._delta_rule.arguments import check_rank
+from ._ops.tensors import can_be_looked_at, check_form
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 
 __all__ = ["chunk_gated_delta_rule"]
@@ -54,8 +55,8 @@ def chunk_gated_delta_rule(
         output_final_state: whether to return the last states; ``output_state`` is required then.
         cu_seqlens: ``[N + 1]``, int32 or int64, required.
         use_qk_l2norm_in_kernel: as in :func:`flashinfer.delta_rule.chunk_gated_delta_rule`.
-        output: ``[T, H, V]``, is written and returned.
-        output_state: ``[N, H, V, K]``, is written and returned.
+        output: ``[T, H, V]`` of v's dtype, is written and returned.
+        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, is written and returned.
         backend: ``"auto"`` or ``"flashinfer"``: there is one.
         max_seqlen: a hint that is not needed.
 
@@ -67,6 +68,9 @@ def chunk_gated_delta_rule(
         TypeError: dtypes that do not fit.
     """
     check_rank(_NAME, 3, ", or four in flashinfer.delta_rule.chunk_gated_delta_rule", q=q, k=k, v=v)
+    for name, gate in (("g", g), ("beta", beta)):
+        if gate is not None:
+            check_rank(_NAME, 2, "", **{name: gate})
     if backend not in ("auto", "flashinfer"):
         raise _wanted("backend", repr(backend), "'auto' or 'flashinfer'")
     if cu_seqlens is None:
@@ -88,16 +92,12 @@ def chunk_gated_delta_rule(
         _heads(v, count), log, factor, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         state_v_first=True, cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    o = _write("output", output, o[0])
-    if state is None:
-        return o
-    assert output_state is not None
-    return o, _write("output_state", output_state, state)
-
-
-def _write(argument: str, out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
-    if out is None:
-        return result
-    if out.shape != result.shape:
-        raise _wanted(argument, f"shape {list(out.shape)}", str(list(result.shape)))
-    return out.copy_(result)
+    o = o[0]
+    if output is not None:
+        check_form(_NAME, "output", output, o.shape, o.device, o.dtype)
+    if state is not None and output_state is not None:
+        halves = () if state.dtype == torch.float64 else (torch.float16, torch.bfloat16)
+        check_form(_NAME, "output_state", output_state, state.shape, state.device, state.dtype, *halves)
+        output_state.copy_(state)
+    o = o if output is None else output.copy_(o)
+    return o if state is None or output_state is None else (o, output_state)

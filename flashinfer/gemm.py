@@ -13,20 +13,23 @@ from ._gemm.arguments import (
     BLOCK,
     FP8,
     OUTPUTS,
+    blocks,
+    check_bias,
     check_dims,
     check_dtype,
+    check_same_batch,
     check_same_depth,
     check_shape,
+    in_eight_bits,
     matrices,
+    one_number,
     output,
-    quantized,
     rows,
     runs_of,
 )
-from ._gemm.groupwise import Granularity, Groups, by_rows, check_mode, checked_granularity, groupwise
+from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from ._ops.tensors import check_tensor
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "group_gemm_fp8_nt_groupwise",
     "mm_bf16",
 ]
+
+_UPPER_CASE = {"a": "A", "b": "B", "a_scale": "A_scale", "b_scale": "B_scale"}
 
 
 def bmm_fp8(
@@ -78,20 +83,15 @@ def bmm_fp8(
         check_dtype(name, what, x.dtype, FP8)
     check_dtype(name, "dtype", dtype, OUTPUTS)
     b = B.transpose(1, 2)
+    check_same_batch(name, A, b, ("A", "B"))
     check_same_depth(name, A, b, ("A", "B"))
-    scales = [_one_number(name, what, x) for what, x in (("A_scale", A_scale), ("B_scale", B_scale))]
+    a_scale, b_scale = one_number(name, "A_scale", A_scale), one_number(name, "B_scale", B_scale)
     result = output(name, out, A, (*A.shape[:2], b.shape[1]), dtype)
-    a_scale, b_scale = (scale.reshape(1, 1, 1) for scale in scales)
-    grouped_gemm(result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0)
+    grouped_gemm(
+        result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0,
+        caller=name, names=_UPPER_CASE,
+    )  # fmt: skip
     return result
-
-
-def _one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
-    check_tensor(function, name, scale)
-    check_dtype(function, name, scale.dtype, (torch.float32,))
-    if scale.numel() != 1:
-        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
-    return scale
 
 
 def mm_bf16(
@@ -108,7 +108,7 @@ def mm_bf16(
     Args:
         a: ``[m, k]``: bfloat16, float16 or float32.
         b: ``[k, n]``, same dtype, row-major or column-major.
-        bias: ``[n]``, added in the result's dtype.
+        bias: ``[n]``, bfloat16, float16 or float32, added in the result's dtype.
         out: ``[m, n]`` to be written.
         out_dtype: of the result, and of ``out``.
         pdl, backend: accepted for FlashInfer's callers.
@@ -124,9 +124,12 @@ def mm_bf16(
     check_dtype("mm_bf16", "b", b.dtype, (a.dtype,))
     matrix = b.t()
     check_same_depth("mm_bf16", a, matrix, ("a", "b"))
+    if bias is not None:
+        check_bias("mm_bf16", bias, a, matrix.shape[0])
     result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
     grouped_gemm(
-        result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0
+        result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
+        caller="mm_bf16",
     )  # fmt: skip
     return result if bias is None else result.add_(bias)
 
@@ -154,9 +157,13 @@ def bmm_bf16(
     check_dtype("bmm_bf16", "A", A.dtype, OUTPUTS)
     check_dtype("bmm_bf16", "B", B.dtype, (A.dtype,))
     b = B.transpose(1, 2)
+    check_same_batch("bmm_bf16", A, b, ("A", "B"))
     check_same_depth("bmm_bf16", A, b, ("A", "B"))
     result = output("bmm_bf16", out, A, (*A.shape[:2], b.shape[1]), out_dtype)
-    grouped_gemm(result, rows(A), matrices(b), None, None, None, None, None, None, None, 0, 0, 0)
+    grouped_gemm(
+        result, rows(A), matrices(b), None, None, None, None, None, None, None, 0, 0, 0,
+        caller="bmm_bf16", names=_UPPER_CASE,
+    )  # fmt: skip
     return result
 
 
@@ -195,12 +202,9 @@ def gemm_fp8_nt_groupwise(
     name = "gemm_fp8_nt_groupwise"
     check_dims(name, 2, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
     check_mode(name, scale_major_mode, mma_sm)
-    a_scale, b_scale = (
-        by_rows(name, what, x, scale_major_mode) for what, x in (("a_scale", a_scale), ("b_scale", b_scale))
-    )
     result = output(name, out, a, (a.shape[0], b.shape[0]), out_dtype)
     granularity = checked_granularity(name, scale_granularity_mnk)
-    groupwise(name, result, a, b.unsqueeze(0), a_scale, b_scale.unsqueeze(0), granularity)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, mode=scale_major_mode)
     return result
 
 
@@ -214,7 +218,14 @@ def gemm_fp8_nt_blockscaled(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`gemm_fp8_nt_groupwise` whose blocks are 128 x 128 of both matrices."""
+    """:func:`gemm_fp8_nt_groupwise` whose blocks are 128 x 128 of both matrices.
+
+    Args:
+        a: ``[m, k]``; b: ``[n, k]``.
+        a_scale: float32 ``[m / 128, k / 128]`` where ``scale_major_mode`` is ``"K"``, ``[k / 128, m / 128]`` where it is
+            ``"MN"``; b_scale: the same of n and k. Sizes are rounded up.
+        others: as in :func:`gemm_fp8_nt_groupwise`, the result and errors too.
+    """
     return gemm_fp8_nt_groupwise(
         a, b, a_scale, b_scale, scale_major_mode, mma_sm, (BLOCK, BLOCK, BLOCK), out, out_dtype
     )
@@ -240,6 +251,8 @@ def group_gemm_fp8_nt_groupwise(
         a_scale: as of :func:`gemm_fp8_nt_groupwise`, of all rows; ``gm`` counts from the first of them.
         b_scale: ``[e, ...]``, for each matrix as of :func:`gemm_fp8_nt_groupwise`.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+            On CUDA no table is an error: groups end where ``a`` does, one that ends before it begins is empty, and rows
+            of two have the product of either.
         scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as of :func:`gemm_fp8_nt_groupwise`.
         out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
 
@@ -255,12 +268,9 @@ def group_gemm_fp8_nt_groupwise(
     check_mode(name, scale_major_mode, mma_sm)
     check_dims(name, 1, m_indptr=m_indptr)
     check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
-    a_scale, b_scale = (
-        by_rows(name, what, x, scale_major_mode) for what, x in (("a_scale", a_scale), ("b_scale", b_scale))
-    )
     result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
     granularity = checked_granularity(name, scale_granularity_mnk)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(m_indptr))
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(m_indptr), scale_major_mode)
     return result
 
 
@@ -280,7 +290,9 @@ def group_deepgemm_fp8_nt_groupwise(
         a: ``[m, k]``, float8_e4m3fn or float8_e5m2; rows of one group are neighbours.
         b: ``[e, n, k]``.
         a_scale: float32 ``[m / gm, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        m_indices: int32 or int64 ``[m]``, ``g`` of each row; rows with -1 belong to none.
+        m_indices: int32 or int64 ``[m]``, ``g`` of each row; rows with negative ones belong to none. On CUDA no index
+            is an error: those of matrices that there are not belong to none, and of a group whose rows lie apart as many
+            are taken, from its first on.
         scale_granularity_mnk: ``(1, 128, 128)`` by default.
         out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
         out_dtype: of the result, by default that of ``out``, or bfloat16.
@@ -299,7 +311,7 @@ def group_deepgemm_fp8_nt_groupwise(
     check_shape(name, "m_indices", m_indices, (a.shape[0],))
     result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
     granularity = checked_granularity(name, scale_granularity_mnk)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(*runs_of(m_indices, b.shape[0])))
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(*runs_of(name, m_indices, b.shape[0])))
     return result
 
 
@@ -320,7 +332,8 @@ def batch_deepgemm_fp8_nt_groupwise(
         a: ``[e, m, k]``, float8_e4m3fn or float8_e5m2.
         b: ``[e, n, k]``.
         a_scale: float32 ``[e, m, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        masked_m: int32 or int64 ``[e]`` on the device: how many rows count.
+        masked_m: int32 or int64 ``[e]`` on the device: how many rows count. On CUDA other numbers than 0 to m are no
+            error, and count as the nearest of those.
         expected_m: about how many; accepted, and changes nothing.
         scale_granularity_mnk: ``(1, 128, 128)`` by default; its first number is 1.
         out: ``[e, m, n]``; a new one has zeros in rows that do not count.
@@ -340,7 +353,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     if granularity[0] != 1:
         raise ValueError(f"{name}: scale_granularity_mnk: got {granularity}, wanted 1 as its first number")
     result = output(name, out, a, (*a.shape[:2], b.shape[1]), out_dtype, zeros=True)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(None, masked_m))
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(None, masked_m), names={"m_counts": "masked_m"})
     return result
 
 
@@ -375,24 +388,12 @@ def fp8_blockscale_gemm_sm90(
     check_same_depth(name, input, weight, ("input", "weight"))
     if input.shape[1] % BLOCK != 0:
         raise ValueError(f"{name}: input: got a depth of {input.shape[1]}, wanted one divisible by block size {BLOCK}")
-    a, a_scale = _in_eight_bits(name, "input", input, input_scale)
-    b, b_scale = _in_eight_bits(name, "weight", weight, weight_scale)
+    depths = input.shape[1] // BLOCK
+    a, a_scale = in_eight_bits(name, "input", input, input_scale, (input.shape[0], depths))
+    of_weight = (weight.shape[0], depths), (blocks(weight.shape[0], BLOCK), depths)
+    b, b_scale = in_eight_bits(name, "weight", weight, weight_scale, *of_weight)
     by_row = b_scale.shape[0] == weight.shape[0]
     result = output(name, out, input, (input.shape[0], weight.shape[0]), out_dtype)
     granularity = (1, 1 if by_row else BLOCK, BLOCK)
-    groupwise(name, result, a, b.unsqueeze(0), a_scale, b_scale.unsqueeze(0), granularity)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, names={"a": "input", "b": "weight"})
     return result
-
-
-def _in_eight_bits(
-    function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.dtype == torch.bfloat16:
-        if scale is not None:
-            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
-        return quantized(x)
-    if x.dtype != torch.float8_e4m3fn:
-        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
-    if scale is None:
-        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
-    return x, scale

@@ -23,6 +23,8 @@ def grouped_mm_bf16(
         a: ``[m, k]``: bfloat16, float16 or float32.
         b: ``[e, n, k]``, same dtype; the last two dimensions in either order of memory.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+            On CUDA no table is an error: groups end where ``a`` does, one that ends before it begins is empty, and rows
+            of two have the product of either.
         out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
         out_dtype: of the result, and of ``out``.
 
@@ -30,7 +32,7 @@ def grouped_mm_bf16(
         ``[m, n]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit.
+        ValueError: shapes or devices that do not fit, on the CPU groups of rows that there are not.
         TypeError: dtypes that do not fit.
         GradientError: a tensor wants a gradient; there is none.
     """
@@ -43,5 +45,5 @@ def grouped_mm_bf16(
     check_same_depth(name, a, b, ("a", "b"))
     check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
     result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
-    grouped_gemm(result, rows(a), matrices(b), None, None, m_indptr, None, None, None, None, 0, 0, 0)
+    grouped_gemm(result, rows(a), matrices(b), None, None, m_indptr, None, None, None, None, 0, 0, 0, caller=name)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._delta_rule.arguments import check_logarithms, check_rank, mistake, row_gate
+from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
 
 __all__ = ["recurrent_kda"]
@@ -47,7 +48,8 @@ def recurrent_kda(
         output_final_state: whether to return the states.
         use_qk_l2norm_in_kernel: q and k are normalised, by default.
         cu_seqlens: ``[N + 1]``, sequences behind each other, with states ``[N, HV, V, K]`` and no indices.
-        ssm_state_indices: ``[B]``, slots that are read and written; negative: o is 0 and no slot is touched.
+        ssm_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o is
+            0 and nothing is written.
         initial_state_source, initial_state_indices: a pool and its slots by other names.
         output: ``[B, T, HV, V]``, is written and returned.
 
@@ -70,10 +72,15 @@ def recurrent_kda(
     if cu_seqlens is not None and slots is not None:
         raise mistake(_NAME, "ssm_state_indices", "got them beside cu_seqlens, wanted one of the two")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (count, v.shape[2], v.shape[3], q.shape[3])
     if state is None:
-        count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = q.new_zeros((count, v.shape[2], v.shape[3], q.shape[3]), dtype=numbers)
+        state = q.new_zeros(shape, dtype=numbers)
     if cu_seqlens is not None:
+        halves = () if numbers == torch.float64 else (torch.float16, torch.bfloat16)
+        check_form(_NAME, "initial_state", state, shape, v.device, numbers, *halves)
+        if output is not None:
+            check_form(_NAME, "output", output, v.shape, v.device, v.dtype)
         with torch.no_grad():
             o, final = fused_recurrent_kda(
                 q, k, v, g, beta, A_log, dt_bias, scale, state, True, use_qk_l2norm_in_kernel, use_gate_in_kernel,
@@ -81,11 +88,7 @@ def recurrent_kda(
             )  # fmt: skip
         assert final is not None
         state.copy_(final)
-        if output is not None:
-            if output.shape != o.shape or output.dtype != o.dtype:
-                wanted = f"wanted {list(o.shape)} {o.dtype}"
-                raise mistake(_NAME, "output", f"got {list(output.shape)} {output.dtype}, {wanted}")
-            o = output.copy_(o)
+        o = o if output is None else output.copy_(o)
     else:
         rows = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
         check_logarithms(_NAME, "g", rows)

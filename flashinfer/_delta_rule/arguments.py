@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .._ops.tensors import check_tensor
+from .._ops.tensors import can_be_looked_at, check_tensor
 
 CHUNK_SIZES = (16, 32, 64)
 
@@ -48,8 +48,12 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def numbers(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(dtype).contiguous()
+def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
+    return tensor.to(dtype).contiguous()
 
 
 def gate(
@@ -60,9 +64,12 @@ def gate(
     if not use_gate:
         if A_log is not None or dt_bias is not None:
             raise mistake(function, "use_gate_in_kernel", "got False, wanted True beside A_log or dt_bias")
-        return numbers(g, dtype)
+        return numbers(function, "g", g, dtype)
     if A_log is None or g is None:
         raise mistake(function, "A_log" if A_log is None else "g", "got None, wanted it for use_gate_in_kernel")
+    for name, tensor in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias)):
+        if tensor is not None:
+            check_tensor(function, name, tensor)
     raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
     return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
 
@@ -86,7 +93,10 @@ def row_gate(
         raise mistake(function, "A_log", "got None, wanted it for use_gate_in_kernel")
     heads, keys = g.shape[2:]
     for name, tensor, shape in (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, keys))):
-        if tensor is not None and tensor.numel() != math.prod(shape):
+        if tensor is None:
+            continue
+        check_tensor(function, name, tensor)
+        if tensor.numel() != math.prod(shape):
             raise mistake(function, name, f"got shape {list(tensor.shape)}, wanted {list(shape)}")
     raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads, keys)
     rate = A_log.to(dtype).reshape(heads, 1).exp()
@@ -101,17 +111,11 @@ def sigmoid_of(
     if negative and not sigmoid:
         raise mistake(function, "allow_neg_eigval", "got True, wanted use_beta_sigmoid_in_kernel beside it")
     if not sigmoid:
-        return numbers(beta, dtype)
+        return numbers(function, "beta", beta, dtype)
     if beta is None:
         raise mistake(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
+    check_tensor(function, "beta", beta)
     return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
-
-
-def can_be_looked_at(tensor: torch.Tensor) -> bool:
-    """Whether values cost nothing to look at: on the CPU, of a tensor that stands for nothing else."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:

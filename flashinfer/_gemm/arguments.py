@@ -6,7 +6,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops import tensors
-from .._ops.tensors import check_tensor
+from .._ops.sizes import differs
+from .._ops.tensors import can_be_looked_at, check_form, check_tensor
+from ..errors import GradientError
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,12 +33,18 @@ def check_same_depth(function: str, a: torch.Tensor, b: torch.Tensor, names: tup
         )
 
 
-def check_shape(function: str, name: str, x: torch.Tensor, wanted: tuple[int, ...]) -> None:
-    """Sizes of which a graph may know nothing yet are compared when it runs, by the operator."""
-    if x.dim() != len(wanted):
-        raise ValueError(f"{function}: {name}: got {x.dim()} dimensions, wanted {len(wanted)}")
-    if not is_dynamo_compiling() and tuple(x.shape) != wanted:
-        raise ValueError(f"{function}: {name}: got shape {list(x.shape)}, wanted {list(wanted)}")
+def check_shape(function: str, name: str, x: torch.Tensor, *wanted: tuple[int, ...]) -> None:
+    """One of the shapes. Sizes of which a graph may know nothing yet are compared when it runs, by the operator."""
+    if x.dim() != len(wanted[0]):
+        raise ValueError(f"{function}: {name}: got {x.dim()} dimensions, wanted {len(wanted[0])}")
+    if not is_dynamo_compiling() and tuple(x.shape) not in wanted:
+        shapes = " or ".join(str(list(shape)) for shape in wanted)
+        raise ValueError(f"{function}: {name}: got shape {list(x.shape)}, wanted {shapes}")
+
+
+def check_same_batch(function: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, str]) -> None:
+    if differs(b.shape[0], a.shape[0]):
+        raise ValueError(f"{function}: {names[1]}: got a batch of {b.shape[0]}, wanted {a.shape[0]} as {names[0]} has")
 
 
 def output(
@@ -84,11 +92,55 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (parts / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
 
 
-def runs_of(m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the rows of each group begin, and how many there are; entries that name no group are of none."""
+def in_eight_bits(
+    function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None, *shapes: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[m, k]`` in float8_e4m3fn with its scales, which have one of the shapes where they are given."""
+    if x.dtype == torch.bfloat16:
+        if scale is not None:
+            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
+        return quantized(x)
+    if x.dtype != torch.float8_e4m3fn:
+        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
+    if scale is None:
+        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
+    check_dims(function, 2, **{f"{name}_scale": scale})
+    check_dtype(function, f"{name}_scale", scale.dtype, (torch.float32,))
+    check_shape(function, f"{name}_scale", scale, *shapes)
+    return x, scale
+
+
+def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
+    """The scale of all numbers, as the operator takes it."""
+    check_tensor(function, name, scale)
+    check_dtype(function, name, scale.dtype, (torch.float32,))
+    if scale.numel() != 1:
+        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
+    return scale.reshape(1, 1, 1)
+
+
+def check_bias(function: str, bias: torch.Tensor, a: torch.Tensor, columns: int) -> None:
+    check_form(function, "bias", bias, (columns,), a.device, *OUTPUTS)
+    if torch.is_grad_enabled() and bias.requires_grad:
+        raise GradientError(f"{function}: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
+
+
+def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the rows of each group begin, and how many there are; entries that name no group are of none.
+
+    Raises:
+        ValueError: indices on the CPU that name no group and are not negative, or of groups whose rows lie apart.
+    """
     known = (m_indices >= 0) & (m_indices < num_groups)
     groups = torch.where(known, m_indices, num_groups).long()
     size, place = m_indices.shape[0], torch.arange(m_indices.shape[0], device=m_indices.device)
     begins = torch.full((num_groups + 1,), size, device=m_indices.device).scatter_reduce(0, groups, place, "amin")
     counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(place))
+    if can_be_looked_at(m_indices) and size:
+        if int(m_indices.max()) >= num_groups:
+            raise ValueError(f"{function}: m_indices: got {int(m_indices.max())}, wanted less than {num_groups}")
+        apart = groups[known & (place >= (begins + counts)[groups])]
+        if apart.numel():
+            text = f"got rows of {int(apart[0])} that lie apart, wanted those of a group beside each other"
+            raise ValueError(f"{function}: m_indices: {text}")
     return begins, counts[:-1]

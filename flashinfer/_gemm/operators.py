@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .._ops.declare import define
@@ -31,6 +33,23 @@ _grouped_gemm = define(
 LINEAR_FIRST, GATE_FIRST = 1, 2
 
 
-def grouped_gemm(*args: Any, sm90: bool = False, gate: int = 0) -> None:
-    """Call the operator; its last arguments are seldom other ones."""
-    _grouped_gemm(*args, sm90, gate)
+SAME_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def grouped_gemm(
+    *args: Any, sm90: bool = False, gate: int = 0, caller: str = "grouped_gemm", names: Mapping[str, str] = SAME_NAMES
+) -> None:
+    """Call the operator; its last arguments are seldom other ones.
+
+    Args:
+        caller: the function that a mistake is one of.
+        names: what it calls arguments that it has by other names.
+    """
+    try:
+        _grouped_gemm(*args, sm90, gate)
+    except (ValueError, TypeError) as err:
+        operator, _, text = str(err).partition(": ")
+        if operator != "grouped_gemm":
+            raise
+        argument, _, rest = text.partition(": ")
+        raise type(err)(f"{caller}: {names.get(argument, argument)}: {rest}" if rest else f"{caller}: {text}") from None

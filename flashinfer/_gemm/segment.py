@@ -8,6 +8,13 @@ from .arguments import FP8, OUTPUTS, check_dims, check_dtype, check_same_depth, 
 from .operators import grouped_gemm
 
 BACKENDS = ("auto", "sm90", "sm80", "cpu")
+NAMES = {
+    "a": "x",
+    "b": "weights",
+    "m_indptr": "seg_indptr",
+    "b_indices": "weight_indices",
+}  # of the operator's arguments
+NAMES_OF_LENS = NAMES | {"m_indptr": "seg_lens"}
 
 
 class SegmentGEMMWrapper:
@@ -62,17 +69,22 @@ class SegmentGEMMWrapper:
                 one has zeros in the others.
             seg_lens: ``[batch_size]``, rows of each segment; int32 or int64, on any device.
             seg_indptr: ``[batch_size + 1]``, segment i has the rows ``seg_indptr[i]`` to ``seg_indptr[i + 1]``; wins over ``seg_lens``.
+                For x on a GPU no table is an error: segments end where x does, one that ends before it begins is empty,
+                and rows of two have the product of either.
             weight_indices: ``[batch_size]``; a segment whose index is no matrix's is left out.
 
         Returns:
             ``[rows, d_out]``, in bfloat16 for fp8.
 
         Raises:
-            ValueError: shapes that do not fit, neither ``seg_lens`` nor ``seg_indptr``, or what ``sm90`` cannot serve.
+            ValueError: shapes that do not fit, neither ``seg_lens`` nor ``seg_indptr``, what ``sm90`` cannot serve, or on
+                the CPU segments of rows that there are not.
             TypeError: dtypes that do not fit.
             GradientError: a tensor wants a gradient; there is none.
         """
         name = "SegmentGEMMWrapper.run"
+        if not isinstance(batch_size, int) and not hasattr(batch_size, "__index__"):
+            raise TypeError(f"{name}: batch_size: got {batch_size!r}, wanted an int")
         check_dims(name, 2, x=x)
         check_dims(name, 3, weights=weights)
         check_dtype(name, "x", x.dtype, (*OUTPUTS, *FP8))
@@ -89,8 +101,9 @@ class SegmentGEMMWrapper:
         result = output(name, out, x, (x.shape[0], b.shape[1]), None, default=halves[0], zeros=True)
         check_dtype(name, "out", result.dtype, halves)
         grouped_gemm(
-            result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, sm90=self._sm90
-        )
+            result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, sm90=self._sm90,
+            caller=name, names=NAMES_OF_LENS if seg_indptr is None else NAMES,
+        )  # fmt: skip
         return result
 
     forward = run

@@ -17,8 +17,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
 from ..errors import GradientError
-from .errors import check_one_device, raise_as_callers_mistake
+from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
+from .tensors import check_form
 
 # The dispatcher's own call of an operator's handle: what calling the operator ends in, 0.4 us earlier. It is not for
 # Dynamo, which knows operators only, nor for tensors whose class has a __torch_function__.
@@ -129,12 +130,5 @@ def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor)
     Raises:
         ValueError, TypeError: another shape, device or dtype, which torch would convert.
     """
-    if is_dynamo_compiling() and out.dim() == result.dim():
-        for got, wanted in zip(out.shape, result.shape, strict=True):
-            torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
-    elif out.shape != result.shape:
-        raise ValueError(f"{operator}: {argument}: got shape {list(out.shape)}, wanted {list(result.shape)}")
-    if out.dtype != result.dtype:
-        raise TypeError(f"{operator}: {argument}: got {out.dtype}, wanted {result.dtype}")
-    check_one_device(operator, (out, result))
+    check_form(operator, argument, out, result.shape, result.device, result.dtype)
     out.copy_(result)

@@ -41,11 +41,17 @@ def _mistake(argument: str, text: str) -> ValueError:
 
 
 def _check_shape(argument: str, tensor: torch.Tensor, *wanted: int) -> None:
+    check_tensor(_NAME, argument, tensor)
     if is_dynamo_compiling() and tensor.dim() == len(wanted):
         for got, size in zip(tensor.shape, wanted, strict=True):
             torch._check(got == size)  # sizes of which nothing is known yet are compared when the graph runs
     elif list(tensor.shape) != list(wanted):
         raise _mistake(argument, f"got shape {list(tensor.shape)}, wanted {list(wanted)}")
+
+
+def _bias(argument: str, bias: torch.Tensor, *wanted: int) -> torch.Tensor:
+    _check_shape(argument, bias, *wanted)
+    return bias.to(torch.float32).contiguous()
 
 
 def _check_ranks(**given: tuple[torch.Tensor, int]) -> None:
@@ -65,6 +71,8 @@ def _scales(
         raise _mistake("quant_scales", f"got {len(given)} tensors, wanted {wanted} for weights of {first.dtype}")
     if not given:
         return None
+    for place, scale in enumerate(given):
+        check_tensor(_NAME, f"quant_scales[{place}]", scale)
     experts, (width, hidden), inner = first.shape[0], first.shape[1:], second.shape[2]
     one, *others = (scale.to(torch.float32) for scale in given)
 
@@ -168,7 +176,10 @@ def cutlass_fused_moe(
     )
     if first.dtype in (torch.int64, torch.uint8):
         raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {_unsupported.FP4}")
-    act = ActivationType(activation_type)
+    try:
+        act = ActivationType(activation_type)
+    except ValueError:
+        raise _mistake("activation_type", f"got {activation_type!r}, wanted an ActivationType") from None
     if act.name in _NO_KERNEL:
         raise UnsupportedError(f"{_NAME}: activation_type: {act.name} has no kernel; use Swiglu with its numbers")
     tokens, hidden = x.shape
@@ -199,9 +210,8 @@ def cutlass_fused_moe(
     _check_shape("output", out, tokens, hidden)
     if out.dtype != output_dtype:
         raise TypeError(f"{_NAME}: output: got {out.dtype}, wanted output_dtype, {output_dtype}")
-    one, two = (
-        None if bias is None else bias.to(torch.float32).contiguous() for bias in (fc1_expert_biases, fc2_expert_biases)
-    )
+    one = None if fc1_expert_biases is None else _bias("fc1_expert_biases", fc1_expert_biases, *first.shape[:2])
+    two = None if fc2_expert_biases is None else _bias("fc2_expert_biases", fc2_expert_biases, experts, hidden)
     run_experts(
         out, x, ids.contiguous(), None if token_final_scales is None else token_final_scales.contiguous(), first, second,
         Gate(int(act), False, swiglu_alpha, swiglu_beta, swiglu_limit), first_expert=ep_rank * experts, scales=scales,

@@ -306,6 +306,10 @@ MISTAKES = [
     (ValueError, "wanted True beside A_log", lambda x: dict(A_log=x["g"][0, 0])),
     (TypeError, "head_first", lambda x: dict(head_first=True)),
     (ValueError, "chunk_size: got 48", lambda x: dict(chunk_size=48)),
+    (TypeError, "beta: got NoneType, wanted Tensor", lambda x: dict(beta=None)),
+    (TypeError, "g: got float, wanted Tensor", lambda x: dict(g=1.0)),
+    (TypeError, "g: got float, wanted Tensor", lambda x: dict(g=1.0, A_log=x["g"][0, 0], use_gate_in_kernel=True)),
+    (TypeError, "initial_state: got float, wanted Tensor", lambda x: dict(initial_state=1.0)),
 ]
 
 
@@ -338,7 +342,12 @@ def test_a_step_has_no_gradient(device):
     with pytest.raises(GradientError, match="delta_rule_step"):
         delta_rule.delta_rule_step(**(given | {"q": given["q"].requires_grad_()}), state=state)
     given["q"] = given["q"].detach()
+    before = state.clone()
     for change, text in (
+        (dict(beta=1.0), "beta: got float, wanted Tensor"),
+        (dict(out=given["v"][:1]), "out: got shape"),
+        (dict(out=given["v"].half()), "out: got torch.float16, wanted torch.float32"),
+        (dict(out=given["v"].to("meta")), "out: got tensors on meta"),
         (dict(state=state[:1]), "state: got shape"),
         (dict(state=state.mT), "state: got shape"),
         (dict(state=state.int()), "state: got int32"),
@@ -349,3 +358,20 @@ def test_a_step_has_no_gradient(device):
     ):
         with pytest.raises((ValueError, TypeError), match=text):
             delta_rule.delta_rule_step(**(dict(given, state=state) | change))
+    assert state.equal(before)
+    with pytest.raises(TypeError, match="chunk_delta_rule: beta: got NoneType, wanted Tensor"):
+        delta_rule.chunk_delta_rule(given["q"], given["k"], given["v"], None)
+
+
+def test_slots_that_the_pool_lacks(device):
+    """Of such a sequence the result is 0, and neither a slot nor a snapshot is written."""
+    given = inputs(torch.float32, device, batch=4, tokens=2)
+    pool = given.pop("initial_state")
+    mine, snapshots = pool.clone(), pool.new_full((4, 2, *pool.shape[1:]), 77.0)
+    slots, to = torch.tensor([2, 4, -1, 0], device=device), torch.tensor([1, 3, 2, 9], device=device)
+    o = delta_rule.delta_rule_step(**given, state=mine, state_indices=slots, output_indices=to, snapshots=snapshots)
+    whole = {name: one[:1] for name, one in given.items()}
+    alone = delta_rule.delta_rule_step(**whole, state=pool[2:3].clone())
+    assert o[:1].equal(alone) and not o[1:3].any() and o[3].any()
+    assert mine[1].equal(snapshots[0, -1]) and mine[[0, 2, 3]].equal(pool[[0, 2, 3]])
+    assert bool((snapshots[1:3] == 77).all()) and not bool((snapshots[3] == 77).any())

@@ -52,10 +52,25 @@ def test_prefill_refuses(device):
         (dict(output_final_state=True), "output_state: got None"),
         (dict(backend="cutlass"), "backend: got 'cutlass'"),
         (dict(v=mine["v"][:, :5]), "q: got 2 heads|k: got 2 heads"),
+        (dict(g=mine["g"][None]), "g: got 3 dimensions, wanted 2"),
         (dict(output=mine["v"][:2]), "output: got shape"),
+        (dict(output=mine["v"].to("meta")), "output: got tensors on meta"),
+        (dict(output_state=mine["initial_state"].to("meta"), output_final_state=True), "output_state: got tensors on"),
     ):
         with pytest.raises(ValueError, match=text):
             flashinfer.chunk_gated_delta_rule(**(mine | change))
+    out, state = torch.full_like(mine["v"], 77.0), torch.full_like(mine["initial_state"], 77)
+    for change, text in (
+        (dict(g=1.0), "g: got float, wanted Tensor"),
+        (dict(beta=1.0), "beta: got float, wanted Tensor"),
+        (dict(output=out.half()), "output: got torch.float16, wanted torch.float32"),
+        (dict(output_state=state.int()), "output_state: got torch.int32, wanted torch.float32 or torch.float16"),
+    ):
+        with pytest.raises(TypeError, match=f"^chunk_gated_delta_rule: {text}"):
+            flashinfer.chunk_gated_delta_rule(
+                **(mine | dict(output=out, output_state=state, output_final_state=True) | change)
+            )
+    assert bool((out == 77).all() and (state == 77).all())
     if device == "cpu":
         with pytest.raises(ValueError, match="g: got numbers outside"):
             flashinfer.chunk_gated_delta_rule(**(mine | {"g": mine["g"].log() - 1}))
@@ -84,6 +99,10 @@ def test_decode(device):
     assert state is pool and error(o, want) < 1e-5 and error(pool[slots].mT, last) < 1e-5
     with pytest.raises(ValueError, match="initial_state: got both"):
         flashinfer.gated_delta_rule_decode_pretranspose(**args, **gates, state=pool, initial_state=pool)
+    with pytest.raises(
+        ValueError, match="pretranspose: initial_state_indices: got None for a pool of 7, wanted slots of 3"
+    ):
+        flashinfer.gated_delta_rule_decode_pretranspose(**args, **gates, state=None, initial_state=pool)
     with pytest.raises(ValueError, match="backend: got 'x'"):
         flashinfer.gated_delta_rule_decode(**args, **gates, state=k_first, backend="x")
 
@@ -134,6 +153,14 @@ def test_several_tokens(device):
         assert error(o[row : row + 1], steps[-1][0][row : row + 1]) < 1e-5
         for t, (_, state) in enumerate(steps):
             assert error(pool[each[row, t]][None].mT, state[row : row + 1]) < 1e-5
+    # Behind a slot that the pool lacks a sequence has no state: the others' are what they were.
+    pool.copy_(before)
+    call["initial_state_indices"], each[2, 1] = torch.tensor([5, 20, 2], device=device), 20
+    o, _ = flashinfer.gated_delta_rule_mtp(
+        **call, initial_state=pool, ssm_state_indices=each, disable_state_update=True
+    )
+    assert o[0].equal(out[0]) and not o[1].any() and o[2, :2].equal(out[2, :2]) and not o[2, 2:].any()
+    assert pool[each[1]].equal(before[each[1]]) and pool[[18, 19]].equal(before[[18, 19]])
 
 
 def test_several_tokens_refuse(device):
@@ -147,11 +174,25 @@ def test_several_tokens_refuse(device):
         (dict(ssm_state_indices=each, disable_state_update=False), "disable_state_update: got False"),
         (dict(ssm_state_indices=each, intermediate_states_buffer=pool), "ssm_state_indices: got both"),
         (dict(ssm_state_indices=each, output=given["v"][:, :1]), "output: got"),
+        (dict(ssm_state_indices=each, output=given["v"].to("meta")), "output: got tensors on meta"),
+        (dict(ssm_state_indices=each, initial_state_indices=slots[:1]), "initial_state_indices: got shape"),
+        (dict(initial_state_indices=None, initial_state=pool[:1]), "initial_state_indices: got None for a pool of 1"),
         (dict(intermediate_states_buffer=pool[:, None]), "snapshots: got"),
         (dict(backend="x"), "backend: got 'x'"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=f"(gated_delta_rule_mtp|delta_rule_step): {text}"):
             flashinfer.gated_delta_rule_mtp(**(call | change))
+    before = pool.clone()
+    for change, text in (
+        (dict(ssm_state_indices=each.tolist()), "ssm_state_indices: got list, wanted Tensor"),
+        (dict(ssm_state_indices=each.float()), "ssm_state_indices: got torch.float32"),
+        (dict(ssm_state_indices=each, initial_state_indices=None), "initial_state_indices: got NoneType"),
+        (dict(ssm_state_indices=each, output=given["v"].half()), "output: got torch.float16"),
+        (dict(initial_state=None), "initial_state: got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=f"^gated_delta_rule_mtp: {text}"):
+            flashinfer.gated_delta_rule_mtp(**(call | change))
+    assert pool.equal(before)
 
 
 def test_no_name_is_in_two_modules():

@@ -117,5 +117,19 @@ def test_refused(device):
     ):
         with pytest.raises(ValueError, match=text):
             flashinfer.recurrent_kda(**(given | change))
+    before, one = state.clone(), {name: given[name].flatten(0, 1)[None] for name in ("q", "k", "v", "g", "beta")}
+    one |= dict(initial_state=state, cu_seqlens=torch.tensor([0, 9, 18], device=device))
+    for kind, change, text in (
+        (TypeError, dict(initial_state=state.int()), "initial_state: got torch.int32, wanted torch.float32"),
+        (TypeError, dict(initial_state=1.0), "initial_state: got float, wanted Tensor"),
+        (ValueError, dict(initial_state=state[:1]), "initial_state: got shape"),
+        (ValueError, dict(initial_state=state.to("meta")), "initial_state: got tensors on meta"),
+        (ValueError, dict(output=given["v"]), "output: got shape"),
+        (TypeError, dict(output=one["v"].half()), "output: got torch.float16"),
+        (ValueError, dict(output=one["v"].to("meta")), "output: got tensors on meta"),
+    ):
+        with pytest.raises(kind, match=f"^recurrent_kda: {text}"):
+            flashinfer.recurrent_kda(**(one | change))
+    assert state.equal(before)
     with pytest.raises(GradientError):
         flashinfer.recurrent_kda(**(given | {"q": given["q"].requires_grad_()}))

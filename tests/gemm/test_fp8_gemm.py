@@ -16,6 +16,7 @@ from flashinfer.gemm import (
     group_deepgemm_fp8_nt_groupwise,
     group_gemm_fp8_nt_groupwise,
 )
+from flashinfer.grouped_mm import grouped_mm_bf16
 
 from .oracle import FP8, SENTINEL, assert_product, drawn, integers, product, scaled
 
@@ -106,6 +107,36 @@ def test_groups(mode, device):
     assert torch.equal(again, out)
 
 
+def test_tables_are_looked_at_on_the_cpu():
+    m, e, k = 20, 3, 128
+    a, b = torch.ones(m, k).to(E4M3), torch.ones(e, 128, k).to(E4M3)
+    a_scale, b_scale = torch.ones(m, 1), torch.ones(e, 1, 1)
+    out = torch.full((m, 128), SENTINEL)
+    for message, indptr in (
+        ("m_indptr: got end 5 of group 1, wanted 7 to 20", [0, 7, 5, 18]),
+        ("m_indptr: got end 50 of group 2, wanted 9 to 20", [0, 7, 9, 50]),
+    ):
+        with pytest.raises(ValueError, match=f"^group_gemm_fp8_nt_groupwise: {message}$"):
+            group_gemm_fp8_nt_groupwise(
+                a, b, a_scale, b_scale, torch.tensor(indptr), scale_major_mode="K", out=out, out_dtype=torch.float32
+            )
+        with pytest.raises(ValueError, match=f"^grouped_mm_bf16: {message}$"):
+            grouped_mm_bf16(a.float(), b.float(), torch.tensor(indptr), out, torch.float32)
+    for message, indices in (
+        ("m_indices: got 7, wanted less than 3", [0] * 10 + [7] * 10),
+        ("m_indices: got rows of 0 that lie apart", [0] * 10 + [2, 2] + [0] * 8),
+        ("m_indices: got rows of 1 that lie apart", [-1] * 3 + [1] + [-1] * 15 + [1]),
+    ):
+        with pytest.raises(ValueError, match=f"^group_deepgemm_fp8_nt_groupwise: {message}"):
+            group_deepgemm_fp8_nt_groupwise(a, b, a_scale, b_scale, torch.tensor(indices), out=out)
+    batch = a[:18].view(3, 6, k), b, a_scale[:18].view(3, 6, 1), b_scale
+    for count in (-1, 7):
+        message = f"masked_m: got count {count} of group 1, wanted 0 to 6"
+        with pytest.raises(ValueError, match=f"^batch_deepgemm_fp8_nt_groupwise: {message}$"):
+            batch_deepgemm_fp8_nt_groupwise(*batch, torch.tensor([0, count, 2]), 2, out=out[:18].view(3, 6, 128))
+    assert bool((out == SENTINEL).all())
+
+
 @pytest.mark.parametrize("rows", [3, 50])
 @pytest.mark.parametrize("dtype", FP8)
 def test_each_number_of_8_bits(dtype, rows, device):
@@ -167,12 +198,10 @@ def test_mistakes(device):
         (ValueError, "scale_major_mode: got 'N', wanted 'MN' or 'K'", dict(mode="N")),
         (ValueError, "mma_sm: got 3, wanted 1 or 2", dict(mma_sm=3)),
         (ValueError, "scale_granularity_mnk: got", dict(granularity=(1, 0, 128))),
-        (ValueError, r"a_scale: got shape \[2, 4\], wanted \[4, 2\]", dict(mode="MN", y_scale=b_scale.T)),
-        (
-            ValueError,
-            r"b_scale: got shape \[1, 1, 1\], wanted \[1, 1, 2\]",
-            dict(y_scale=b_scale[:, :1]),
-        ),
+        (ValueError, "scale_granularity_mnk: got 5, wanted three positive numbers", dict(granularity=5)),
+        (ValueError, "scale_granularity_mnk: got", dict(granularity=(1, 128))),
+        (ValueError, r"a_scale: got shape \[4, 2\], wanted \[2, 4\]", dict(mode="MN", y_scale=b_scale.T)),
+        (ValueError, r"b_scale: got shape \[1, 1\], wanted \[1, 2\]", dict(y_scale=b_scale[:, :1])),
         (ValueError, "b: got a depth of 128, wanted 256", dict(y=b[:, :128])),
         (ValueError, "a: got 3 dimensions, wanted 2", dict(x=a[None])),
         (TypeError, "a_scale: got torch.float64", dict(x_scale=a_scale.double())),
@@ -189,7 +218,7 @@ def test_mistakes(device):
         (TypeError, "B: got torch.float32", (a[None], b.T[None].float(), one, one, torch.float16)),
         (
             ValueError,
-            "out: got a batch of 1, wanted 2, the groups",
+            "B: got a batch of 2, wanted 1 as A has",
             (a[None], b.T[None].expand(2, -1, -1), one, one, torch.float16),
         ),
     ):
@@ -200,6 +229,14 @@ def test_mistakes(device):
         (TypeError, "FP8.*or BF16", (a.float(), b)),
         (ValueError, "weight_scale: got None", (a.bfloat16(), b)),
         (ValueError, "input_scale: got one beside bfloat16", (a.bfloat16(), b, a_scale)),
+        (TypeError, "weight_scale: got float, wanted Tensor", (a.bfloat16(), b, None, 1.0)),
+        (TypeError, "input_scale: got torch.float16", (a, b, a_scale.half(), b_scale)),
+        (ValueError, r"input_scale: got shape \[1, 2\], wanted \[4, 2\]", (a, b, b_scale, b_scale)),
+        (
+            ValueError,
+            r"weight_scale: got shape \[3, 2\], wanted \[128, 2\] or \[1, 2\]",
+            (a, b, a_scale, torch.ones(3, 2, device=device)),
+        ),
     ):
         with pytest.raises(error, match=message):
             fp8_blockscale_gemm_sm90(*args)

