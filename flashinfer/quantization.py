@@ -6,6 +6,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._ops.declare import define
+from ._ops.errors import check_one_device
 from ._ops.indices import index_table
 from .jit.capture import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
@@ -79,6 +80,8 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
     little = _is_little("segment_packbits", bitorder)
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"segment_packbits: x: got {type(x).__name__}, wanted Tensor")
+    if isinstance(indptr, torch.Tensor) and indptr.is_meta:
+        check_one_device("segment_packbits", (x, indptr))
     indptr = index_table("segment_packbits", "indptr", indptr)
     if indptr.device == x.device:
         if x.is_cuda and not is_dynamo_compiling():
