@@ -129,7 +129,7 @@ def test_several_captures(shared, device):
             graphed.check(2, device)
 
 
-@pytest.mark.drawn(40)
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_reduce_overhead(name, device):
     """torch.compile's own captures. What writes its inputs is compiled too, and torch then leaves it uncaptured."""
