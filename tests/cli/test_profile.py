@@ -37,6 +37,7 @@ def check_trace(trace: dict[str, Any]) -> int:
     return spans
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_traces(kernel, device, tmp_path, capsys):
     """Sizes that tests of these modules have, so that nothing is compiled for this one alone."""

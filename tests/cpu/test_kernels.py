@@ -46,6 +46,7 @@ def missing(tool: str) -> list[str]:
     return [*names, *(["a CPU with AVX512-BF16"] if tool == "native" and not LEVEL.endswith("+avx512bf16") else [])]
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize(("driver", "tools"), CASES, ids=[f"{driver}-{' or '.join(tools)}" for driver, tools in CASES])
 def test_kernels_against_double(driver, tools, tmp_path):
     there = [tool for tool in tools if not missing(tool)]

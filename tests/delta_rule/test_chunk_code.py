@@ -49,7 +49,7 @@ SHAPES_OF = {
 }
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("source", WALKS)
 @pytest.mark.parametrize("arch", SHAPES)
 def test_spills_and_products(source: str, arch: str, tmp_path: Path) -> None:

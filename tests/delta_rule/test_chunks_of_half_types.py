@@ -210,7 +210,7 @@ def test_states_are_carried_on(key_dim, gate, device):
     assert torch.cat([first, second], 1).equal(whole) and end.equal(last)
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens, l2norm",
     [

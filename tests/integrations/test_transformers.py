@@ -50,6 +50,7 @@ def place(device, dtype) -> tuple[str, torch.dtype]:
     return device, torch.float16 if device == "cuda" and dtype == torch.float32 else dtype
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("padding", PADDINGS)
 @of_kinds(*KINDS)
 def test_prefill(kind, padding, ours, place):

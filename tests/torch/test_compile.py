@@ -72,7 +72,7 @@ def test_every_public_function_is_here():
     assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.drawn(12)
 def test_sizes_make_one_graph(name, device):
     case = public_cases(device)[name]
     with allowed(name):
