@@ -1,6 +1,6 @@
 """Attention in configurations drawn at random, against float64: each mask, window, cap, position, layout, schedule.
 
-``FLASHINFER_TEST_EXAMPLES=N`` draws N of them for each device; by default 2,000 on a GPU, and on a CPU 200 of ten modules,
+``FLASHINFER_TEST_EXAMPLES=N`` draws N of them for each device; by default 2,000 on a GPU, and on a CPU 100 of ten modules,
 for most of a drawn module's time is its compiler's.
 """
 
@@ -232,7 +232,7 @@ def run_batch(case: Case, device: str) -> None:
 
 
 def test_any_configuration(device):
-    examples = int(EXAMPLES) if EXAMPLES else 200 if device == "cpu" else 2000
+    examples = int(EXAMPLES) if EXAMPLES else 100 if device == "cpu" else 2000
     modules = [one for one in MODULES if device == "cpu" or one[1] != F32]
     if device == "cpu" and not EXAMPLES:
         modules = random.sample(modules, 10)

@@ -54,6 +54,7 @@ for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_forms_give_the_same_bits(family, device, python):
     """A module of two parts, and one of each configuration; what a module was not built for is the caller's mistake."""

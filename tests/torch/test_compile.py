@@ -85,7 +85,7 @@ def test_sizes_make_one_graph(name, device):
                 check(compiled, case, case.arguments(size))
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.drawn(12)
 def test_unbacked_sizes(name, device):
     """Sizes of which the graph knows nothing, not even that they are not 0 or 1."""
     case = public_cases(device)[name]
