@@ -51,8 +51,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     if tensor is None:
         return None
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{function}: {name}: got {type(tensor).__name__}, wanted Tensor")
+    check_tensor(function, name, tensor)
     return tensor.to(dtype).contiguous()
 
 

@@ -47,6 +47,32 @@ __device__ __forceinline__ float load_float(const void* from, int64_t i) {
   return to_float(static_cast<const T*>(from)[i]);
 }
 
+// Numbers of a lane behind each other.
+template <int kCount>
+__device__ __forceinline__ void load_floats(float (&to)[kCount], const float* from) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kCount < 4 ? 2 : 4) {
+    if constexpr (kCount < 4) {
+      const float2 two = *reinterpret_cast<const float2*>(from + i);
+      to[i] = two.x, to[i + 1] = two.y;
+    } else {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_floats(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kCount < 4 ? 2 : 4) {
+    if constexpr (kCount < 4) {
+      *reinterpret_cast<float2*>(to + i) = make_float2(from[i], from[i + 1]);
+    } else {
+      *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+  }
+}
+
 // A gate as it is: what a step does instead is in delta_step.cuh.
 struct GivenGate {
   __device__ __forceinline__ float gate(float g) const { return g; }

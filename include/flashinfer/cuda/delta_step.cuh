@@ -189,17 +189,12 @@ struct StepState {
       if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
   }
 
-  static __device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-  }
-
   // A column is parted among lanes.
   template <typename Out>
   __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
     float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, of q
-    load_four(token.k + in_line(), keys), load_four(token.q + in_line(), queries);
-    if constexpr (kRowGate) load_four(token.decay + in_line(), decays);
+    load_floats(keys, token.k + in_line()), load_floats(queries, token.q + in_line());
+    if constexpr (kRowGate) load_floats(decays, token.decay + in_line());
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       sums[j] = sums[kVectors + j] = 0;
@@ -245,7 +240,7 @@ struct StepState {
       of_k[c] += __shfl_xor_sync(kAllLanes, of_k[c], 16), of_q[c] += __shfl_xor_sync(kAllLanes, of_q[c], 16);
       if (half == 1) of_k[c] = of_q[c];
     }
-    *reinterpret_cast<float4*>(&shared.sums[half][warp][in_line()]) = make_float4(of_k[0], of_k[1], of_k[2], of_k[3]);
+    store_floats(&shared.sums[half][warp][in_line()], of_k);
     __syncthreads();
     const int column = static_cast<int>(threadIdx.x) % kStepColumns, of = static_cast<int>(threadIdx.x) / kStepColumns;
     float sum = 0;
@@ -257,7 +252,7 @@ struct StepState {
     __syncthreads();
     if (of == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
     float added[4];
-    load_four(shared.u + in_line(), added);
+    load_floats(added, shared.u + in_line());
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const float key = norms.of_k * token.k[line(j)];

@@ -20,21 +20,6 @@ __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_
   return to_float(static_cast<const bfloat16_t*>(numbers.data)[at]);
 }
 
-// kN of a row of A that begins at `row`, from `column` on; by vectors they are floats behind each other.
-template <int kN>
-__device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_t row, int column, float (&to)[kN]) {
-  if constexpr (kN == 1) {
-    to[0] = number_at(numbers, row + column * numbers.strides[2]);
-  } else {
-    const float* from = static_cast<const float*>(numbers.data) + row + column;
-#pragma unroll
-    for (int i = 0; i < kN; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
-    }
-  }
-}
-
 // kN elements that may be wider together than one access.
 template <typename T, int kN>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
@@ -44,6 +29,16 @@ __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
     const Vec<T, kPart> vec = load_vec<T, kPart>(from + i);
 #pragma unroll
     for (int j = 0; j < kPart; ++j) to[i + j] = to_float(vec.at[j]);
+  }
+}
+
+// kN of a row of A that begins at `row`, from `column` on; by vectors they are floats behind each other.
+template <int kN>
+__device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_t row, int column, float (&to)[kN]) {
+  if constexpr (kN == 1) {
+    to[0] = number_at(numbers, row + column * numbers.strides[2]);
+  } else {
+    load_floats<float, kN>(static_cast<const float*>(numbers.data) + row + column, to);
   }
 }
 

@@ -55,14 +55,19 @@ struct RawVec<2> {
   using Type = unsigned short;
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto raw_of(const Vec<T, N>& vec) {
+  typename RawVec<sizeof(T) * N>::Type raw;
+  memcpy(&raw, &vec, sizeof(raw));
+  return raw;
+}
+
 // To global memory. Assigned as a struct, a Vec may be taken apart and stored element by element (nvcc 13.0 does so in
 // some kernels, whatever the struct's alignment); the intrinsic is one instruction always.
 template <typename T, int N>
 __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
-  using Raw = typename RawVec<sizeof(T) * N>::Type;
-  Raw raw;
-  memcpy(&raw, &vec, sizeof(raw));
-  __stwb(reinterpret_cast<Raw*>(to), raw);
+  const auto raw = raw_of(vec);
+  __stwb(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
 // What a kernel touches once: its lines are the first that the L2 cache gives up.
@@ -76,10 +81,8 @@ __device__ __forceinline__ Vec<T, N> load_vec_once(const T* from) {
 }
 template <typename T, int N>
 __device__ __forceinline__ void store_vec_once(T* to, const Vec<T, N>& vec) {
-  using Raw = typename RawVec<sizeof(T) * N>::Type;
-  Raw raw;
-  memcpy(&raw, &vec, sizeof(raw));
-  __stcs(reinterpret_cast<Raw*>(to), raw);
+  const auto raw = raw_of(vec);
+  __stcs(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
 // Whether a size or a stride, in elements, keeps the widest accesses aligned; so do all strides of rows.
