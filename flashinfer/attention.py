@@ -35,7 +35,7 @@ class BatchAttention(BatchWrapper):
     _family = "prefill"
 
     def __init__(self, kv_layout: str = "NHD") -> None:
-        super().__init__(torch.empty(0, dtype=torch.uint8), kv_layout, False)
+        super().__init__(torch.empty(0, dtype=torch.uint8, device="cpu"), kv_layout, False)
 
     def plan(
         self,

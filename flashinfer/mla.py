@@ -154,7 +154,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             check_dims(op, name, x, dims)
         batch_size, pages = page_table.shape
         before = self._planned
-        starts = torch.arange(batch_size + 1, dtype=torch.int32)
+        starts = torch.arange(batch_size + 1, dtype=torch.int32, device="cpu")
         self._plan(
             _NAMES, starts, starts * pages, page_table.reshape(-1), kv_len, q_nope.shape[1],
             (q_nope.shape[2], 64), ckv_cache.shape[1], False, _DEFAULT_SCALE if before is None else before.sm_scale,

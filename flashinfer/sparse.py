@@ -134,9 +134,9 @@ class BlockSparseAttentionWrapper(BlockSparse):
         needs_mask = bool(causal) and mask is None and packed_mask is None
         near, near_indices = on_host(given["indptr"], given["indices"] if needs_mask else None)
         check_indptr(op, "indptr", near, rows)
-        qo_indptr = torch.clamp(torch.arange(rows + 1) * R, max=M).to(torch.int32)
+        qo_indptr = torch.clamp(torch.arange(rows + 1, device="cpu") * R, max=M).to(torch.int32)
         tables = Tables(op, self.device, non_blocking)
-        last = torch.full((rows,), C, dtype=torch.int32)
+        last = torch.full((rows,), C, dtype=torch.int32, device="cpu")
         batch = paged_batch(tables, (None, None, None), qo_indptr, C, [near, last], **given, last_page_len=last)
         if batch.kv_rows > N // C:
             raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
@@ -145,7 +145,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
             custom = self._flat(op, mask, near, R, C)[: int((qo_indptr.diff().to(torch.int64) * batch.kv_lens).sum())]
         elif needs_mask:
             blocks = near_indices[: int(near[-1])].to(torch.int64).split(near.diff().tolist())
-            positions = [(one[:, None] * C + torch.arange(C)).flatten() for one in blocks]
+            positions = [(one[:, None] * C + torch.arange(C, device="cpu")).flatten() for one in blocks]
             custom = causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
@@ -279,25 +279,26 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())
         # Pages of k and v, all heads one behind the other, as large as all blocks allow.
         page = max(math.gcd(*column_sizes.flatten().tolist()), 1)
-        head_start = torch.arange(num_kv_heads)[:, None] * (kv_len // page)
+        head_start = torch.arange(num_kv_heads, device="cpu")[:, None] * (kv_len // page)
         counts = column_sizes // page
         starts = counts.cumsum(1) - counts + head_start
         head, _, column = blocks.nonzero(as_tuple=True)
         lens = counts[head, column]
-        indices = torch.arange(int(lens.sum())) + (starts[head, column] - lens.cumsum(0) + lens).repeat_interleave(lens)
+        first = (starts[head, column] - lens.cumsum(0) + lens).repeat_interleave(lens)
+        indices = torch.arange(first.numel(), device="cpu") + first
         pages = (blocks * counts[:, None, :]).sum(-1).flatten()
         indptr, qo_indptr = (
             torch.nn.functional.pad(x.cumsum(0), (1, 0)).to(torch.int32) for x in (pages, row_sizes.flatten())
         )
         tables = Tables(op, self.device, non_blocking)
-        last = torch.full((pages.numel(),), page, dtype=torch.int32)
+        last = torch.full((pages.numel(),), page, dtype=torch.int32, device="cpu")
         given = {"indptr": indptr, "indices": indices.to(torch.int32), "last_page_len": last}
         batch = paged_batch(tables, (None, None, None), qo_indptr, page, [indptr, last], **given)
         custom = None
         if causal:
             first = (row_sizes.cumsum(1) - row_sizes + kv_len - qo_len).flatten()
             own = (indices - head_start[head, 0].repeat_interleave(lens)).split(pages.tolist())
-            positions = [(one[:, None] * page + torch.arange(page)).flatten() for one in own]
+            positions = [(one[:, None] * page + torch.arange(page, device="cpu")).flatten() for one in own]
             custom = causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
         shape = replace(shape, num_qo_heads=num_qo_heads // num_kv_heads, num_kv_heads=1)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)

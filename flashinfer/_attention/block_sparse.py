@@ -34,8 +34,10 @@ def causal_mask(
     """
     same, masks = True, []
     for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
-        seen = position[None, :] <= start + torch.arange(qo_len)[:, None]
-        aligned = torch.arange(position.numel())[None, :] <= position.numel() - qo_len + torch.arange(qo_len)[:, None]
+        query = torch.arange(qo_len, device="cpu")[:, None]
+        seen = position[None, :] <= start + query
+        key = torch.arange(position.numel(), device="cpu")[None, :]
+        aligned = key <= position.numel() - qo_len + query
         same = same and torch.equal(seen, aligned)
         masks.append(seen.flatten())
     return None if same else torch.cat(masks)

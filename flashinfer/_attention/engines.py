@@ -84,7 +84,7 @@ class EngineContract:
 
     @property
     def _pin_memory_int_workspace_buffer(self) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @property
     def _max_total_num_rows(self) -> int | None:
@@ -269,7 +269,7 @@ def fast_decode_plan(
     """
     near = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     if page_size == 1 and last_page_len.device.type != "cpu":
-        last_page_len = torch.ones(len(last_page_len), dtype=torch.int32)
+        last_page_len = torch.ones(len(last_page_len), dtype=torch.int32, device="cpu")
     self.plan(
         near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
         logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,

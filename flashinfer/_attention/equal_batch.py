@@ -139,8 +139,8 @@ def _differentiable(
         return out.flatten(0, 1), lse.flatten(0, 1)
 
     q_rows, k_rows, v_rows = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    starts = torch.arange(batch_size + 1, dtype=torch.int32) * qo_len
-    lengths = torch.ones(batch_size, dtype=torch.int32) * kv_len
+    starts = torch.arange(batch_size + 1, dtype=torch.int32, device="cpu") * qo_len
+    lengths = torch.ones(batch_size, dtype=torch.int32, device="cpu") * kv_len
     logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
     out, _ = differentiable(
         "attend_batch", q_rows, k_rows, v_rows, infer, 0, mode, logits, packed, starts, lengths

@@ -84,7 +84,7 @@ class Shape:
     @property
     def fixed(self) -> tuple[int, ...]:
         """What every problem of this shape has in common; see :class:`Bounds`."""
-        return self.problem(None, torch.empty(0, dtype=torch.int32)).fixed
+        return self.problem(None, torch.empty(0, dtype=torch.int32, device="cpu")).fixed
 
     def problem(self, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor) -> Problem:
         """Returns the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
@@ -181,12 +181,12 @@ class Scheduler:
         """Whether the kernels of another variant, whose operator is ``plan``, take lists made of tiles of as many rows."""
         key = (*problem.fixed, problem.variant, tile_rows)
         if key not in self._fitting:
-            nothing = torch.empty(0, dtype=torch.int32)
+            nothing = torch.empty(0, dtype=torch.int32, device="cpu")
             empty = problem._replace(
                 qo_indptr=None, kv_lens=nothing, tile_rows=tile_rows, device=self.device.index or 0
             )
             try:
-                header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32), empty)
+                header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), empty)
                 self._fitting[key] = header[_TILE_ROWS] == tile_rows
             except RuntimeError as err:
                 if "no tile of" not in str(err):
@@ -200,7 +200,7 @@ class Scheduler:
         return buffer[:_HEADER].tolist()
 
     def _host_buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        return torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self.device.type == "cuda")
 
     def _bounds_for(self, plan: Callable[..., None], problem: Problem) -> Bounds:
         """What the first plan fixed, or what this one does, being the first."""
@@ -212,7 +212,7 @@ class Scheduler:
                     f" what a CUDA graph is captured with, had {bounds.num_queries}"
                 )
             return bounds
-        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32), problem)
+        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem)
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(problem.fixed, problem.num_queries, *sizes)
 

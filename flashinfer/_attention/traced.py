@@ -68,7 +68,7 @@ define_in_python(
 
 # Far from any size of any tensor, and from each other: torch takes sizes that are equal once for one and the same.
 _APART = 1 << 40
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")  # whatever the default device of the import is
 
 
 def as_shape(sizes: Sequence[int]) -> torch.Tensor:

@@ -150,10 +150,11 @@ class MlaWrapper:
         tables.commit()
         taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
         assert taken_indptr is not None and taken_indices is not None
+        sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
         self._planned = Plan(
-            operators, taken_indptr, taken_indices, self._scheduler.int_workspace, torch.tensor(lists[3:], dtype=torch.int64),
+            operators, taken_indptr, taken_indices, self._scheduler.int_workspace, sizes,
             num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,
-            torch.empty(problem.num_queries, 0), pages,
+            torch.empty(problem.num_queries, 0, device="cpu"), pages,
         )  # fmt: skip
 
     def _run(
