@@ -88,7 +88,8 @@ def single_prefill_with_kv_cache(
             one per head. A tensor on a GPU is multiplied into the query or the output (where ``q`` is float8, into logits and
             output by the kernel), and never read on the host.
         o_dtype: of the output, ``q``'s by default, float16 where that is float8.
-        custom_mask: ``[qo_len, kv_len]`` bool, True where a query may see a key; ``causal`` then means nothing.
+        custom_mask: ``[qo_len, kv_len]`` bool, or flattened, True where a query may see a key; ``causal`` then means
+            nothing.
         packed_custom_mask: its bits as :func:`flashinfer.packbits` packs them, little end first; goes before ``custom_mask``.
         causal: a query sees no key behind its own position.
         kv_layout: ``"NHD"`` or ``"HND"``.

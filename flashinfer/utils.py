@@ -100,7 +100,7 @@ def get_alibi_slopes(n_heads: int) -> torch.Tensor:
         raise ValueError(f"get_alibi_slopes: n_heads: got {n_heads}, wanted at least 1")
     n = 2 ** math.floor(math.log2(n_heads))
     exponents = [-8 * i / n for i in range(1, n + 1)] + [-4 * (2 * i + 1) / n for i in range(n_heads - n)]
-    return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32)
+    return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu")
 
 
 def get_indptr(x: torch.Tensor) -> torch.Tensor:

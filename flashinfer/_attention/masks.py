@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,16 +101,21 @@ def check_packed(op: str, packed: object, at_least: int) -> None:
         raise ValueError(f"{op}: packed_custom_mask: got {mask.numel()} bytes, wanted {at_least}")
 
 
-def check_bits(op: str, custom_mask: object, wanted: int) -> torch.Tensor:
-    """The mask as a contiguous vector of booleans."""
+def check_bits(op: str, custom_mask: object, shape: Sequence[int]) -> torch.Tensor:
+    """Return a mask of this shape, or of its elements in one dimension, as a contiguous vector of booleans."""
     if not isinstance(custom_mask, torch.Tensor):
         raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
     if custom_mask.dtype != torch.bool:
         raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
     if custom_mask.is_meta:
         raise ValueError(f"{op}: custom_mask: got one on meta, wanted one with elements")
-    if differs(custom_mask.numel(), wanted):
-        raise ValueError(f"{op}: custom_mask: got {custom_mask.numel()} elements, wanted {wanted}, queries times keys")
+    # Shapes, not numbers of elements: [kv_len, qo_len] has as many as [qo_len, kv_len], and means something else.
+    wanted = shape if custom_mask.dim() == len(shape) else (math.prod(shape),)
+    if custom_mask.dim() != len(wanted) or any(map(differs, custom_mask.shape, wanted)):
+        flat = "" if len(shape) == 1 else f" or [{math.prod(shape)}]"
+        raise ValueError(
+            f"{op}: custom_mask: got shape {list(custom_mask.shape)}, wanted {list(shape)}{flat}, queries before keys"
+        )
     return custom_mask.contiguous().view(-1)
 
 
@@ -125,7 +133,7 @@ def one_mask(
         return packed_custom_mask
     if custom_mask is None:
         return None
-    return packbits(check_bits(op, custom_mask, qo_len * kv_len).to(device), bitorder="little")
+    return packbits(check_bits(op, custom_mask, (qo_len, kv_len)).to(device), bitorder="little")
 
 
 @dataclass(frozen=True)
@@ -160,12 +168,15 @@ def masks_of(
         raise ValueError(
             f"{op}: custom_mask: got one under CUDA graphs, wanted custom_mask_buf and mask_indptr_buf too"
         )
-    bits = qo_indptr.diff().to(torch.int64) * kv_lens
+    qo_lens = qo_indptr.diff().to(torch.int64)
+    bits = qo_lens * kv_lens
     total = int(bits.sum())
     if total > INT32_MAX:
         raise ValueError(f"{op}: custom_mask: got {total} elements in all, wanted at most {INT32_MAX}")
     if packed_custom_mask is None:
-        mask = check_bits(op, custom_mask, total).to(tables.device, non_blocking=tables.non_blocking)
+        mask = check_bits(op, custom_mask, _shape_of_masks(qo_lens.tolist(), kv_lens.tolist())).to(
+            tables.device, non_blocking=tables.non_blocking
+        )
         indptr = torch.nn.functional.pad(bits.cumsum(0), (1, 0)).to(torch.int32)
         packed, packed_indptr = segment_packbits(mask, indptr, bitorder="little")
     else:
@@ -176,6 +187,15 @@ def masks_of(
         packed=tables.take("custom_mask", buffers[0], packed),
         indptr=tables.take("mask_indptr", buffers[1], packed_indptr),
     )
+
+
+def _shape_of_masks(qo_lens: list[int], kv_lens: list[int]) -> list[int]:
+    """Return the shape of all masks of a batch: one matrix, equal ones, or elements one request after the other."""
+    if len(qo_lens) == 1:
+        return [qo_lens[0], kv_lens[0]]
+    if len(qo_lens) > 1 and len(set(qo_lens)) == 1 and len(set(kv_lens)) == 1:
+        return [len(qo_lens), qo_lens[0], kv_lens[0]]
+    return [sum(map(operator.mul, qo_lens, kv_lens))]
 
 
 def _multi_item(

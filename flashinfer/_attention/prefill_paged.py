@@ -110,7 +110,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 without pages has no keys, and its entry here means nothing.
             num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo: of what will be run; ``head_dim_vo`` is
                 ``head_dim_qk`` by default.
-            custom_mask: bool, the masks ``[qo_len, kv_len]`` of all requests, flattened, one behind the other.
+            custom_mask: bool, the masks ``[qo_len, kv_len]`` of all requests, flattened, one after the other; or the
+                matrix of one request, or ``[batch_size, qo_len, kv_len]`` of equally long ones.
             packed_custom_mask: their bits, each request's padded to whole bytes, as :func:`flashinfer.segment_packbits`
                 packs them with ``bitorder="little"``; goes before ``custom_mask``, and both before ``causal``.
             causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta:

@@ -95,7 +95,8 @@ def row_gate(
         if tensor is None:
             continue
         check_tensor(function, name, tensor)
-        if tensor.numel() != math.prod(shape):
+        # Flat, or of this shape, either with dimensions of 1: [keys, heads] has as many elements and is another table.
+        if [size for size in tensor.shape if size != 1] not in ([n for n in shape if n != 1], [math.prod(shape)]):
             raise mistake(function, name, f"got shape {list(tensor.shape)}, wanted {list(shape)}")
     raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads, keys)
     rate = A_log.to(dtype).reshape(heads, 1).exp()

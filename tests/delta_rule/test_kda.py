@@ -65,6 +65,17 @@ def test_gates_of_raw_numbers(lower_bound, device):
     assert all(one.abs().max() > 0 for one in torch.autograd.grad(o.square().sum(), (a_log, dt_bias)))
 
 
+def test_a_bias_of_the_transposed_shape_is_an_error(device):
+    """It has as many elements as one of the right shape, in another order."""
+    given = kda_inputs(device, tokens=5)
+    options = dict(use_gate_in_kernel=True, A_log=torch.randn(1, 1, 6, 1, device=device))
+    bias = torch.randn(6, 48, device=device)
+    flat, shaped = (delta_rule.chunk_kda(**given, **options, dt_bias=one)[0] for one in (bias.flatten(), bias))
+    assert torch.equal(flat, shaped)
+    with pytest.raises(ValueError, match=r"chunk_kda: dt_bias: got shape \[48, 6\], wanted \[6, 48\]"):
+        delta_rule.chunk_kda(**given, **options, dt_bias=bias.mT.contiguous())
+
+
 def test_steps_in_place(device):
     given = kda_inputs(device, batch=3, tokens=2)
     want, last = exactly(given, scale=48**-0.5, l2norm=True)

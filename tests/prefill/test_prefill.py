@@ -207,6 +207,8 @@ def test_single_custom_mask(place):
     packed = flashinfer.packbits(far.view(-1), bitorder="little")
     for arguments in (
         dict(custom_mask=far),
+        dict(custom_mask=far.T.contiguous().T),
+        dict(custom_mask=far.flatten()),
         dict(packed_custom_mask=packed),
         dict(custom_mask=~far, packed_custom_mask=packed),
     ):
@@ -260,6 +262,23 @@ def test_custom_masks_of_several_requests(form, place):
         batch.check(masks)
     batch.plan(causal=True)  # nothing is left of the masks
     batch.check(causal=True)
+
+
+@forms
+@pytest.mark.parametrize("count", [1, 3])
+def test_custom_masks_of_equal_requests(count, form, place):
+    """Masks may have the shape of the requests; the transposed shape has as many elements, and is an error."""
+    batch = Batch(place, form, [7] * count, [13] * count, (8, 2))
+    masks = torch.rand(count, 7, 13, device=place[0]) < 0.4
+    shaped = masks[0] if count == 1 else masks
+    for given in (shaped, shaped.mT.contiguous().mT, masks.flatten()):
+        batch.plan(custom_mask=given)
+        batch.check(list(masks.cpu()))
+    wanted = str(list(shaped.shape)).replace("[", r"\[")
+    for wrong in (shaped.mT.contiguous(), masks.flatten(0, 1)[None], masks.flatten(1)[..., None]):
+        with pytest.raises(ValueError, match=rf"plan: custom_mask: got shape .*, wanted {wanted} or \[{91 * count}\]"):
+            batch.plan(custom_mask=wrong)
+        batch.check(list(masks.cpu()))
 
 
 @forms

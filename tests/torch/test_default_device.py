@@ -112,6 +112,19 @@ def test_plans_of_sparse_masks(causal, device):
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
+def test_slopes_that_no_call_had_before(device):
+    """Slopes of a number of heads are kept from call to call."""
+    q, k, v = (torch.randn(9, 23, 64, device=device).half() for _ in range(3))
+    with torch.device("meta"):
+        got = flashinfer.single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ALIBI")
+        assert flashinfer.utils.get_alibi_slopes(23).device.type == "cpu"
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    slopes = flashinfer.utils.get_alibi_slopes(23)[:, None, None].double()
+    logits = torch.einsum("qhd,khd->hqk", q.double().cpu(), k.double().cpu()) / 8 - slopes * distance
+    want = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v.double().cpu())
+    torch.testing.assert_close(got.cpu().double(), want, rtol=2e-2, atol=2e-3)
+
+
 def test_plans_and_runs_of_latent_attention(device):
     batch = Batch([1, 1], [70, 20], 16, 16, torch.bfloat16, device)
     with DefaultDeviceOfTheLibrary():
