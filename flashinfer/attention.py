@@ -58,7 +58,8 @@ class BatchAttention(BatchWrapper):
 
         Args:
             qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``.
-            kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``.
+            kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``. This table and
+                ``qo_indptr`` may be slices of longer ones.
             kv_indices: integers, the pages, on the device that the wrapper works on.
             kv_len_arr: ``[batch_size]`` integers, keys of each request; at most what its pages hold.
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
@@ -90,7 +91,7 @@ class BatchAttention(BatchWrapper):
         queries, pages, lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
         check_indptr(op, "qo_indptr", queries)
         batch_size = queries.numel() - 1
-        check_indptr(op, "kv_indptr", pages, batch_size)
+        first, used = check_indptr(op, "kv_indptr", pages, batch_size)
         if lens.numel() != batch_size:
             raise ValueError(f"{op}: kv_len_arr: got {lens.numel()} elements, wanted {batch_size}")
         room = pages.diff().to(torch.int64) * page_size
@@ -100,8 +101,7 @@ class BatchAttention(BatchWrapper):
             raise ValueError(
                 f"{op}: kv_len_arr: got {int(lens[at])} for request {at}, wanted 0 to {int(room[at])}, what its pages hold"
             )
-        used = int(pages[-1])
-        num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", used)
+        num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", first, used)
         self._move_to(kv_indices.device)
         tables = Tables(op, self.device, non_blocking=True)
         indptr = tables.take("kv_indptr", None, kv_indptr)

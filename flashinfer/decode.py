@@ -240,7 +240,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
 
         Args:
             indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``indices``. On the CPU nothing is
-                waited for; tables of a GPU are read back once, all in one copy.
+                waited for; tables of a GPU are read back once, all in one copy. The table may be a slice of a longer one,
+                beside the whole ``indices``.
             indices: ``[indptr[-1]]`` integers or longer, the pages; requests may share some.
             last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
                 without pages has no keys, and its entry here means nothing.

@@ -75,7 +75,8 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
 
         Args:
             qo_indptr: ``[batch_size + 1]``, where each request's queries start.
-            kv_indptr: ``[batch_size + 1]``, where each request's pages start in ``kv_indices``.
+            kv_indptr: ``[batch_size + 1]``, where each request's pages start in ``kv_indices``. This table and ``qo_indptr``
+                may be slices of longer ones.
             kv_indices: pages of the cache.
             kv_len_arr: ``[batch_size]``, keys of each request, 0 or more; pages may have room for more.
             num_heads: of queries.
@@ -227,7 +228,8 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         """Divide the work of a batch; every run until the next plan takes it.
 
         Args:
-            indptr: ``[batch_size + 1]``, where each request's pages start in ``indices``.
+            indptr: ``[batch_size + 1]``, where each request's pages start in ``indices``; it may be a slice of a longer
+                table.
             indices: pages of the cache.
             last_page_len: ``[batch_size]``, tokens of each request's last page.
             num_qo_heads: of queries.

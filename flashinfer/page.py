@@ -112,13 +112,15 @@ def append_paged_kv_cache(
     Args:
         append_key, append_value: ``[nnz, num_kv_heads, head_dim]`` (float32, float16, bfloat16, int32 or any dtype of one
             byte, which are moved as they are); strides are free but for the last dimension, which is contiguous.
-        batch_indices, positions: ``[nnz]`` integers, see :func:`get_batch_indices_positions`.
+        batch_indices, positions: ``[nnz]`` integers, see :func:`get_batch_indices_positions`. A token with -1 and -1 is
+            left out.
         paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
             ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` tuple of tensors
             without the dimension of 2 (the values may then have a head_dim of their own); same dtype as ``append_key``,
             strides as free as its. Written in place.
         kv_indices: ``[num_pages]`` integers, the pages of all requests.
-        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``.
+        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``; it may be a slice of
+            a longer table.
         kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page; its values are not needed here.
         kv_layout: ``"NHD"`` or ``"HND"``.
 
@@ -186,7 +188,8 @@ def get_batch_indices_positions(
     """Request and position of each appended token: those of request ``i`` are the last of its ``seq_lens[i]`` positions.
 
     Args:
-        append_indptr: ``[batch_size + 1]`` integers, where each request's tokens begin among those appended.
+        append_indptr: ``[batch_size + 1]`` integers, where each request's tokens begin among those appended. It may be a
+            slice of a longer table: tokens before its first offset have no request and get -1 and -1.
         seq_lens: ``[batch_size]`` integers, lengths of the requests with the new tokens, see :func:`get_seq_lens`.
         nnz: number of appended tokens, ``append_indptr[-1]``.
 
@@ -194,9 +197,9 @@ def get_batch_indices_positions(
         ``(batch_indices, positions)``, ``[nnz]`` int32 each.
 
     Raises:
-        ValueError: shapes or devices that do not fit; on the CPU also an ``append_indptr`` that does not rise from 0 to
-            ``nnz`` or a request shorter than what is appended to it. On CUDA a token that no request has gets -1 and -1,
-            which :func:`append_paged_kv_cache` leaves out there.
+        ValueError: shapes or devices that do not fit; on the CPU also an ``append_indptr`` that is negative, falls or does
+            not end at ``nnz``, or a request shorter than what is appended to it. On CUDA a token that no request has gets
+            -1 and -1. :func:`append_paged_kv_cache` leaves out tokens with -1 and -1.
         TypeError: indices that are no integers.
     """
     return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]

@@ -31,10 +31,11 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
 
     Args:
         mask: ``[nnz, R, C]``, of each block.
-        indptr: ``[MB + 1]`` int32 or int64, where each row's blocks begin.
+        indptr: ``[MB + 1]`` int32 or int64, where each row's blocks begin. It may be a slice of a longer table: blocks
+            before its first are left out.
 
     Returns:
-        ``[nnz * R * C]``: for every row of blocks its mask ``[R, keys of the row's blocks]``.
+        ``[(nnz - indptr[0]) * R * C]``: for every row of blocks its mask ``[R, keys of the row's blocks]``.
 
     Raises:
         ValueError, TypeError: arguments that are no such tensors.
@@ -48,6 +49,8 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
         check_indptr(op, "indptr", near)
         if int(near[-1]) != nnz:
             raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
+        if near[0] > 0:
+            return convert_bsr_mask_layout(mask[int(near[0]) :], near - near[0])
     # A block's row r begins at: the row's first block, r whole rows of all its blocks, the blocks before this one.
     table, block = indptr.to(mask.device, torch.int64), torch.arange(nnz, device=mask.device)
     after = torch.searchsorted(table, block, right=True)
@@ -101,7 +104,8 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """Balance the work of a mask.
 
         Args:
-            indptr: ``[ceil(M / R) + 1]`` integers, where each row's blocks begin in ``indices``.
+            indptr: ``[ceil(M / R) + 1]`` integers, where each row's blocks begin in ``indices``. It may be a slice of a
+                longer table, beside the whole ``indices`` and ``mask``.
             indices: ``[nnz]`` integers, the column of each block, below ``N / C``.
             M, N, R, C: queries, keys, and of each how many are in a block. ``C`` divides ``N``; the last row of blocks may
                 have fewer queries than ``R``.
@@ -142,9 +146,11 @@ class BlockSparseAttentionWrapper(BlockSparse):
             raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
         custom = None
         if packed_mask is None and mask is not None:
-            custom = self._flat(op, mask, near, R, C)[: int((qo_indptr.diff().to(torch.int64) * batch.kv_lens).sum())]
+            custom = self._flat(op, mask, near, given["indices"].numel(), R, C)[
+                : int((qo_indptr.diff().to(torch.int64) * batch.kv_lens).sum())
+            ]
         elif needs_mask:
-            blocks = near_indices[: int(near[-1])].to(torch.int64).split(near.diff().tolist())
+            blocks = near_indices[int(near[0]) : int(near[-1])].to(torch.int64).split(near.diff().tolist())
             positions = [(one[:, None] * C + torch.arange(C, device="cpu")).flatten() for one in blocks]
             custom = causal_mask(qo_indptr.diff().tolist(), (qo_indptr[:-1] + N - M).tolist(), positions)
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)
@@ -154,9 +160,14 @@ class BlockSparseAttentionWrapper(BlockSparse):
 
     begin_forward = plan
 
-    def _flat(self, op: str, mask: torch.Tensor, indptr: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    def _flat(
+        self, op: str, mask: torch.Tensor, indptr: torch.Tensor, blocks: int, rows: int, columns: int
+    ) -> torch.Tensor:
+        """Return the masks of rows of blocks. ``mask`` has one for each block that ``indptr`` or ``indices`` names."""
         check_tensor(op, "mask", mask)
         wanted = [int(indptr[-1]), rows, columns]
+        if list(mask.shape) == [blocks, rows, columns]:
+            mask = mask[: wanted[0]]
         if list(mask.shape) != wanted:
             raise ValueError(f"{op}: mask: got shape {list(mask.shape)}, wanted {wanted}")
         if mask.dtype != torch.bool:

@@ -211,7 +211,7 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     if indptr is None or indices is None:
         raise ValueError(f"{op}: got no tables of pages, wanted a wrapper of a paged cache")
     near_indptr = given.kv_indptr
-    check_indptr(op, "kv_indptr", near_indptr, given.batch_size)
+    first, used = check_indptr(op, "kv_indptr", near_indptr, given.batch_size)
     if wrapper._fixed_batch_size not in (0, given.batch_size):
         raise ValueError(
             f"{op}: batch_size: got {given.batch_size}, and the buffers for CUDA graphs are for {wrapper._fixed_batch_size}"
@@ -228,7 +228,7 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
         qo_indptr = given.qo_indptr.clone()
         check_indptr(op, "qo_indptr", qo_indptr, given.batch_size)
     rows = given.batch_size if qo_indptr is None else int(qo_indptr[-1])
-    pages = check_indices(op, "indices", indices, "kv_indptr", int(near_indptr[-1]))
+    pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     near = wrapper.device
     return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near))
 

@@ -103,8 +103,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
 
         Args:
             qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``. On the CPU nothing is
-                waited for; tables of a GPU are read back once, all in one copy.
-            paged_kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``paged_kv_indices``.
+                waited for; tables of a GPU are read back once, all in one copy. The table may be a slice of a longer one:
+                rows before its first offset belong to no request, and ``run()`` does not write them.
+            paged_kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``paged_kv_indices``. It may
+                be a slice of a longer table, beside the whole ``paged_kv_indices``.
             paged_kv_indices: ``[paged_kv_indptr[-1]]`` integers or longer, the pages; requests may share some.
             paged_kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
                 without pages has no keys, and its entry here means nothing.

@@ -81,7 +81,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         """Balance the work of a batch; to be called whenever lengths change.
 
         Args:
-            kv_indptr: ``[batch_size + 1]`` integers, where each request's keys begin in ``k`` and ``v``.
+            kv_indptr: ``[batch_size + 1]`` integers, where each request's keys begin in ``k`` and ``v``; it may be a
+                slice of a longer table.
             fixed_split_size: as there, in keys.
             qo_indptr, num_qo_heads, ...: all others as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
 

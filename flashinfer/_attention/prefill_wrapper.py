@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -95,10 +96,10 @@ class BatchPrefill(BatchWrapper):
     ) -> None:
         near, near_kv, prefix_len = on_host(qo_indptr, kv_indptr, masks.prefix_len)
         self._queries(tables, qo_indptr, near)
-        check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
+        _, kv_rows = check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
         placed = tables.take("kv_indptr", kv_indptr_buf, kv_indptr)
         # Copied: the caller may change his own, and gradients are computed long after the call.
-        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), int(near_kv[-1]), placed, None)
+        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), kv_rows, placed, None, int(near_kv[0]))
         self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, None)
 
     def _plan_batch(
@@ -153,9 +154,31 @@ class BatchPrefill(BatchWrapper):
             rows, kv_rows, *_, window = from_shape(planned.sizes)
             logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
         check_inputs(op, planned, q, k, v, *sizes, self._use_cuda_graph)
+        batch = planned.batch
+        first, kv_first, qo_indptr = batch.row_start, batch.kv_start, batch.qo_indptr
+        own_q, own_k, own_v = q, k, v  # gradients are for rows from 0
+        if first or kv_first:
+            own_q, own_k, own_v = (
+                q[first:],
+                _rows_from(k, kv_first, self._layout),
+                _rows_from(v, kv_first, self._layout),
+            )
+            qo_indptr = cast(torch.Tensor, qo_indptr) - first
+
+        def infer() -> tuple[torch.Tensor, ...]:
+            inferred = cast(tuple[torch.Tensor, ...], self._run(q, k, v, (), NO_SCALES, None, None, True))
+            return tuple(one[first:] for one in inferred) if first else inferred
+
         computed = differentiable(
-            op, q, k, v, lambda: self._run(q, k, v, (), NO_SCALES, None, None, True), self._layout,
-            planned.requests.mask_mode(planned.options), logits, planned.requests.masks.packed, planned.batch.qo_indptr,
-            planned.batch.kv_lens,
+            op, own_q, own_k, own_v, infer, self._layout, planned.requests.mask_mode(planned.options), logits,
+            planned.requests.masks.packed, qo_indptr, batch.kv_lens,
         )  # fmt: skip
+        if first:
+            whole_out = torch.nn.functional.pad(computed[0], (0, 0, 0, 0, first, 0))
+            computed = whole_out, torch.nn.functional.pad(computed[1], (0, 0, first, 0), value=-math.inf)
         return results(op, computed, out, lse, return_lse)
+
+
+def _rows_from(x: torch.Tensor, start: int, layout: int) -> torch.Tensor:
+    """Return ragged keys or values without the first ``start`` rows."""
+    return x.narrow(layout, start, x.shape[layout] - start)

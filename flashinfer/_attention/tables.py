@@ -48,27 +48,35 @@ def check_buffer(op: str, name: str, x: object, dtype: torch.dtype = torch.int32
     return x
 
 
-def check_indptr(op: str, name: str, indptr: torch.Tensor, batch_size: int | None = None) -> None:
-    """``indptr`` is on the host. It starts at 0 and never falls."""
+def check_indptr(op: str, name: str, indptr: torch.Tensor, batch_size: int | None = None) -> tuple[int, int]:
+    """Check that offsets on the host are not negative and never fall. Return the first and the last.
+
+    A table may be a slice of a longer one, so the first offset need not be 0.
+    """
     values = indptr.tolist()
     if batch_size is not None and len(values) != batch_size + 1:
         raise ValueError(f"{op}: {name}: got {len(values)} elements, wanted {batch_size + 1}, one more than requests")
-    if not values or values[0] != 0:
-        raise ValueError(f"{op}: {name}: got {values[0] if values else 'no element'} first, wanted 0")
+    if not values or values[0] < 0:
+        raise ValueError(f"{op}: {name}: got {values[0] if values else 'no element'} first, wanted 0 or more")
     if values != sorted(values):
         at = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
         raise ValueError(
             f"{op}: {name}: got {values[at]} at {at} after {values[at - 1]}, wanted numbers that never fall"
         )
+    return values[0], values[-1]
 
 
-def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, used: int) -> int:
-    """There are as many pages as are named. Returns one more than the largest index, 0 where it is not looked at."""
-    if indices.numel() < used:
-        raise ValueError(f"{op}: {name}: got {indices.numel()} pages, and {indptr_name} names {used}")
-    if indices.device.type != "cpu" or used == 0:
+def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, first: int, end: int) -> int:
+    """Check the pages ``[first, end)`` that offsets name; entries outside may hold anything.
+
+    Returns:
+        One more than the largest page. 0 if the table is on a device or no page is named.
+    """
+    if indices.numel() < end:
+        raise ValueError(f"{op}: {name}: got {indices.numel()} pages, and {indptr_name} names {end}")
+    if indices.device.type != "cpu" or first == end:
         return 0
-    smallest, largest = (int(x) for x in indices[:used].aminmax())
+    smallest, largest = (int(x) for x in indices[first:end].aminmax())
     if smallest < 0:
         raise ValueError(f"{op}: {name}: got {smallest}, wanted numbers of pages")
     return largest + 1
@@ -127,12 +135,18 @@ class Tables:
 class Batch:
     """The requests of a plan: lengths on the host, tables on the device."""
 
-    rows: int  # queries of all requests
+    rows: int  # the end of the last request's queries in q
     qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
     kv_lens: torch.Tensor  # on the host
     kv_rows: int  # pages that an index names (where they could be looked at), or rows of ragged keys
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
+    kv_start: int = 0  # the first row of ragged keys that a request has
+
+    @property
+    def row_start(self) -> int:
+        """The first query in q that a request has."""
+        return 0 if self.qo_indptr is None else int(self.qo_indptr[0])
 
 
 def paged_batch(
@@ -152,7 +166,7 @@ def paged_batch(
     near_indptr, near_last = near
     positive(tables.op, "page_size", page_size)
     indptr_buf, indices_buf, last_buf = buffers
-    check_indptr(tables.op, indptr_name, near_indptr)
+    first, used = check_indptr(tables.op, indptr_name, near_indptr)
     batch_size = near_indptr.numel() - 1
     check_batch_size(tables.op, indptr_name, batch_size, indptr_buf)
     if qo_indptr is not None and qo_indptr.numel() != batch_size + 1:
@@ -160,8 +174,7 @@ def paged_batch(
         raise ValueError(f"{tables.op}: qo_indptr: got {got} requests, and {indptr_name} {batch_size}")
     if near_last.numel() != batch_size:
         raise ValueError(f"{tables.op}: {last_name}: got {near_last.numel()} elements, wanted {batch_size}")
-    used = int(near_indptr[-1])
-    num_pages = check_indices(tables.op, indices_name, indices, indptr_name, used)
+    num_pages = check_indices(tables.op, indices_name, indices, indptr_name, first, used)
     kv_lens = paged_kv_lens(tables.op, last_name, near_indptr, near_last, page_size)
     if last_buf is not None:
         tables.take(last_name, last_buf, last)

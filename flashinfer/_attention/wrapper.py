@@ -147,7 +147,7 @@ class BatchWrapper(EngineContract):
                 choose("fa3", wanted, 0)
             return self._custom
         backend = "fa2" if requests.cut.is_fixed and self._backend == "auto" else self._backend
-        kernels = choose(backend, wanted, batch.rows * group // max(batch.kv_lens.numel(), 1))
+        kernels = choose(backend, wanted, (batch.rows - batch.row_start) * group // max(batch.kv_lens.numel(), 1))
         planned, bounds = self._planned, self._scheduler.bounds
         if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
             # What a graph was captured with serves the plans after the first, where it can.

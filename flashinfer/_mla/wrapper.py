@@ -129,14 +129,14 @@ class MlaWrapper:
                 f"{op}: {names[1]}: got {near_kv.numel()} elements, wanted {batch_size + 1}, one more than {names[3]} has"
             )
         near_kv = near_kv[: batch_size + 1]  # FlashInfer looks at no more either, and callers rely on it
-        check_indptr(op, names[1], near_kv)
+        first, used = check_indptr(op, names[1], near_kv)
         if near_qo is not None:
             check_indptr(op, names[0], near_qo, batch_size)
         check_batch_size(op, names[1], batch_size, self._buffers.get(names[1]))
         lens = _lengths(op, names[3], near_kv, near_lens, page_size, last_page)
-        used, indices, indptr = int(near_kv[-1]), given[names[2]], given[names[1]]
+        indices, indptr = given[names[2]], given[names[1]]
         assert indices is not None and indptr is not None
-        pages = check_indices(op, names[2], indices, names[1], used)
+        pages = check_indices(op, names[2], indices, names[1], first, used)
         given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         self._last_run.wait(self.device, ())
         profiler = profiler or self._events.attached is not None

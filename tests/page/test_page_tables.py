@@ -27,7 +27,7 @@ def test_batch_indices_and_positions(batch, device):
     [
         ([0, 2, 5], [2, 3], 7, r"nnz: got 7, wanted append_indptr\[-1\], 5"),
         ([0, 2, 5], [2, 3], 4, r"append_indptr\[2\]: got 5, wanted 2 to 4"),
-        ([1, 2, 5], [2, 3], 5, r"append_indptr\[0\]: got 1, wanted 0 to 0"),
+        ([-1, 2, 5], [3, 3], 5, r"append_indptr\[0\]: got -1, wanted 0 to 5"),
         ([0, 6, 5], [6, 3], 5, r"append_indptr\[1\]: got 6, wanted 0 to 5"),
         ([0, 2, 1], [2, 3], 1, r"append_indptr"),
         ([0, 2, 5], [2, 2], 5, r"seq_lens\[1\]: got 2, wanted 3 to"),

@@ -1,6 +1,7 @@
 // Paged caches on the CPU. Every index is checked before anything is written.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -30,15 +31,21 @@ namespace flashinfer::cpu {
   throw_index(op + "kv_indices", at, p.kv_indices[at], 0, p.num_pages - 1);
 }
 
+// A token of no request, as get_batch_indices_positions marks one.
+inline bool has_no_request(const AppendParams& p, int64_t token) {
+  return p.batch_indices[token] == -1 && p.positions[token] == -1;
+}
+
 inline void append_paged(const AppendParams& p) {
   for (int64_t token = 0; token < p.num_tokens; ++token) {
-    if (find_slot(p, token).page < 0) throw_no_slot(p, token);
+    if (find_slot(p, token).page < 0 && !has_no_request(p, token)) throw_no_slot(p, token);
   }
   int64_t bytes = 0;
   for (const PagedStream& stream : p.streams) bytes += 2 * stream.num_heads * stream.row_bytes;
   parallel_rows(p.num_tokens, bytes, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       const Slot slot = find_slot(p, token);
+      if (slot.page < 0) continue;
       for (const PagedStream& stream : p.streams) {
         const char* from = stream.tokens + token * stream.token_stride;
         char* to = stream.cache + slot.page * stream.page_stride + slot.entry * stream.slot_stride;
@@ -52,7 +59,8 @@ inline void append_paged(const AppendParams& p) {
 
 inline void batch_indices_positions(const PositionsParams& p) {
   const std::string op = "get_batch_indices_positions: ";
-  if (p.append_indptr[0] != 0) throw_index(op + "append_indptr", 0, p.append_indptr[0], 0, 0);
+  if (p.append_indptr[0] < 0 || p.append_indptr[0] > p.num_tokens)
+    throw_index(op + "append_indptr", 0, p.append_indptr[0], 0, p.num_tokens);
   for (int64_t i = 0; i < p.batch_size; ++i) {
     const int64_t start = p.append_indptr[i], end = p.append_indptr[i + 1];
     if (end < start || end > p.num_tokens) throw_index(op + "append_indptr", i + 1, end, start, p.num_tokens);
@@ -63,6 +71,8 @@ inline void batch_indices_positions(const PositionsParams& p) {
     throw_value_error(op + "nnz: got " + std::to_string(p.num_tokens) + ", wanted append_indptr[-1], " +
                       std::to_string(total));
   }
+  std::fill_n(p.batch_indices, p.append_indptr[0], -1);  // tokens before a slice of a table have no request
+  std::fill_n(p.positions, p.append_indptr[0], -1);
   for (int64_t i = 0; i < p.batch_size; ++i) {
     const int32_t end = p.append_indptr[i + 1], length = p.seq_lens[i];
     for (int32_t token = p.append_indptr[i]; token < end; ++token) {
