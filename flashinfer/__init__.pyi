@@ -74,6 +74,7 @@ from .causal_conv1d import gen_causal_conv1d_module as gen_causal_conv1d_module
 from .causal_conv1d_backward import gen_causal_conv1d_backward_module as gen_causal_conv1d_backward_module
 from .decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
 from .decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper
+from .decode import fast_decode_plan as fast_decode_plan
 from .decode import gen_batch_decode_module as gen_batch_decode_module
 from .decode import gen_customize_batch_decode_module as gen_customize_batch_decode_module
 from .decode import gen_customize_single_decode_module as gen_customize_single_decode_module

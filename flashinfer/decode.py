@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from . import _unsupported
-from ._attention.accepted import check_backend, check_hints, check_run, cut_of
+from ._attention.accepted import check_backend, check_hints, check_one_query, check_run, cut_of
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
-from ._attention.engines import fast_decode_plan as fast_decode_plan
+from ._attention.engines import fast_decode_plan
 from ._attention.lists import Shape
 from ._attention.masks import MaskTensors
 from ._attention.one_request import attend_one, run_one
@@ -45,6 +45,7 @@ from .utils import _get_range_buf as _get_range_buf
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "fast_decode_plan",
     "gen_batch_decode_module",
     "gen_customize_batch_decode_module",
     "gen_customize_single_decode_module",
@@ -235,6 +236,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
         o_data_type: str | torch.dtype | None = None,
+        q_len_per_req: int = 1,
     ) -> None:
         """Balance the work of a batch; to be called whenever lengths change.
 
@@ -259,9 +261,11 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
                 same, bit for bit, alone and in every batch. ``None`` and -1: cut as balances the work. A CUDA graph may have
                 no room for the pieces of longer requests, which is an error of ``plan()``.
             disable_split_kv: never cut keys; goes before ``fixed_split_size``, with the same effect on results.
-            o_data_type: of the output, ``q_data_type`` by default.
+            o_data_type: of the output. By default ``q_data_type``, and float16 for queries of eight bits.
+            q_len_per_req: 1, queries of each request.
 
         Raises:
+            UnsupportedError: another ``q_len_per_req``.
             ValueError: tables, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a plan
                 beyond what a CUDA graph was captured with.
             TypeError: dtypes that do not fit.
@@ -270,6 +274,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         as they are; what a replay follows are the tables.
         """
         op = f"{self._name}.plan"
+        check_one_query(op, q_len_per_req)
         q_data_type, kv_data_type = q_data_type or data_type or "float16", kv_data_type or data_type
         o_data_type = self._dtype_o or o_data_type
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)

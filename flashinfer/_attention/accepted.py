@@ -61,11 +61,16 @@ def check_run(
     """Arguments of ``run()`` that must be those of the plan, or ask for kernels that are not here."""
     if window_left is not None and max(whole(op, "window_left", window_left), -1) != max(planned_window, -1):
         raise ValueError(f"{op}: window_left: got {window_left}, and plan() was called for {planned_window}")
-    if q_len_per_req not in (None, 1):
+    check_one_query(op, q_len_per_req)
+    _refuse(op, "kv_cache_sf", kv_cache_sf, _unsupported.FP4)
+
+
+def check_one_query(op: str, q_len_per_req: int | None) -> None:
+    """Check that decode is asked for one query of each request."""
+    if q_len_per_req is not None and whole(op, "q_len_per_req", q_len_per_req) != 1:
         raise UnsupportedError(
             f"{op}: q_len_per_req: got {q_len_per_req}, wanted 1: use BatchPrefillWithPagedKVCacheWrapper"
         )
-    _refuse(op, "kv_cache_sf", kv_cache_sf, _unsupported.FP4)
 
 
 def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..utils import canonicalize_torch_dtype
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
 from .lists import Scheduler
@@ -254,24 +255,29 @@ def fast_decode_plan(
     non_blocking: bool = True,
     fixed_split_size: int | None = None,
     disable_split_kv: bool = False,
+    q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """:meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` without a read of the device.
+    """Make the plan of :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` without a read of the device.
 
     Args:
         self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
         global_override_indptr_cpu: ``indptr`` on the host, where ``indptr`` is on the device.
         indptr, ...: all others as for ``plan()``. With pages of one entry ``last_page_len`` is not read. ``indices`` that
-            already are in the wrapper's buffer are not copied.
+            already are in the wrapper's buffer are not copied. The output keeps the dtype of the last plan for such queries.
 
     Raises:
-        ValueError, TypeError: as ``plan()``.
+        ValueError, TypeError, UnsupportedError: as ``plan()``.
     """
     near = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     if page_size == 1 and last_page_len.device.type != "cpu":
         last_page_len = torch.ones(len(last_page_len), dtype=torch.int32, device="cpu")
+    planned, o_data_type = self._planned, None
+    if planned is not None and planned.shape.dtype_q == canonicalize_torch_dtype(q_data_type or data_type or "float16"):
+        o_data_type = planned.shape.dtype_o
     self.plan(
         near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
         logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
-        fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv,
+        fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv, q_len_per_req=q_len_per_req,
+        o_data_type=o_data_type,
     )  # fmt: skip

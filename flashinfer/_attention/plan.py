@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -130,6 +130,11 @@ def make_plan(
             operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
         )
     return Plan(requests, lists, extent, options, operators, setting, parameters, sizes, bound)
+
+
+def refuse_copies(name: str) -> NoReturn:
+    """Raise the error of ``copy.copy``, ``copy.deepcopy`` and ``pickle`` of a wrapper."""
+    raise TypeError(f"{name}: got a copy of a wrapper, wanted a new one: two wrappers would share one plan")
 
 
 def check_inputs(

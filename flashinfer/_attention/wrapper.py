@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -32,7 +32,7 @@ from .kernels import Wanted, choose
 from .lists import Scheduler, Shape
 from .masks import MaskTensors
 from .operators import Operators, call, custom_operators, named
-from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, results_of
+from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, refuse_copies, results_of
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
@@ -72,6 +72,10 @@ class BatchWrapper(EngineContract):
             self._dtype_o = canonicalize_torch_dtype(jit_args[3])
         self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies: they would share the plan and the workspaces."""
+        refuse_copies(self._name)
 
     def _forget_plan(self) -> None:
         self._planned: Plan | None = None

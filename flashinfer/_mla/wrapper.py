@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
+from .._attention.plan import refuse_copies
 from .._attention.streams import LastRun
 from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._ops.indices import index_table
@@ -61,6 +62,10 @@ class MlaWrapper:
             self._buffers = {name: self._buffer(name, buffer) for name, buffer in buffers.items()}
         self._last_run, self._events = LastRun(), Attached()
         self._planned: Plan | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies: they would share the plan and the workspaces."""
+        refuse_copies(self._name)
 
     def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
         checked = check_buffer(self._name, name, buffer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import random
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 import flashinfer
 from flashinfer.decode import fast_decode_plan
+from flashinfer.errors import UnsupportedError
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
 
@@ -156,6 +159,54 @@ def test_fast_decode_plan(graph, page_size, device):
             global_override_indptr_cpu=paged.indptr.clone(),
         )  # fmt: skip
         assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+
+
+def test_fast_decode_plan_is_one_object():
+    assert flashinfer.fast_decode_plan is fast_decode_plan
+    names = list(inspect.signature(fast_decode_plan).parameters)
+    assert names[-4:] == ["fixed_split_size", "disable_split_kv", "q_len_per_req", "global_override_indptr_cpu"]
+
+
+def test_one_query_of_each_request(device):
+    """Engines say so with every plan; more queries are an error for now."""
+    wrapper, (paged, q) = decode(device), batch(device, [5, 9])
+    arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
+    wrapper.plan(*arguments, q_data_type=DTYPE, q_len_per_req=1)
+    assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+    fast_decode_plan(wrapper, *arguments, q_data_type=DTYPE, q_len_per_req=1)
+    assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+    for plan in (wrapper.plan, partial(fast_decode_plan, wrapper)):
+        with pytest.raises(UnsupportedError, match="plan: q_len_per_req: got 2, wanted 1: use BatchPrefill"):
+            plan(*arguments, q_data_type=DTYPE, q_len_per_req=2)
+        with pytest.raises(TypeError, match="plan: q_len_per_req: got 1.0, wanted an integer"):
+            plan(*arguments, q_data_type=DTYPE, q_len_per_req=1.0)
+    assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
+
+
+@pytest.mark.parametrize("graph", [0, 2])
+def test_the_output_keeps_its_dtype(graph, device):
+    """fast_decode_plan() has no o_data_type: a captured graph has that of the plan before."""
+    wrapper, (paged, _) = decode(device, graph=graph), batch(device, [5, 9])
+    arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
+    wrapper.plan(*arguments, q_data_type=torch.float16, o_data_type=torch.bfloat16)
+    fast_decode_plan(wrapper, *arguments, q_data_type=torch.float16)
+    q = drawn((2, HEADS, DIM), torch.float16, device)
+    out = wrapper.run(q, paged.cache)
+    assert out.dtype == torch.bfloat16
+    assert_near(out, wanted(q, paged))
+    fast_decode_plan(wrapper, *arguments, q_data_type=torch.bfloat16, kv_data_type=torch.float16)
+    assert wrapper._planned.shape.dtype_o == torch.bfloat16
+    fast_decode_plan(wrapper, *arguments, q_data_type=torch.float16)
+    assert wrapper._planned.shape.dtype_o == torch.float16, "the last plan was for other queries"
+
+
+@pytest.mark.parametrize("kind", ["decode", "latents"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_copies_are_refused(kind, copied, device):
+    """A copy would run, and overwrite, the plan of the wrapper that it was made of."""
+    wrapper = decode(device) if kind == "decode" else flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
+    with pytest.raises(TypeError, match="Wrapper: got a copy of a wrapper, wanted a new one"):
+        copied(wrapper)
 
 
 def test_wrappers_may_share_the_workspace_of_plans(device):
