@@ -23,7 +23,7 @@ void route_out(const Tensor& weights, const Tensor& ids, const Tensor& logits, c
   check.last_contiguous(in);
   check.aligned(in);
   check.shape(out, {in.size(0), -1});
-  check.dtype(out, {DType::kFloat32});
+  if (out.dtype != DType::kFloat32) check.same_dtype(out, in);
   check.same_shape(out_ids, out);
   check.dtype(out_ids, {DType::kInt32, DType::kInt64});
   const int64_t experts = in.size(1), top_k = out.size(1);
@@ -55,7 +55,7 @@ void route_out(const Tensor& weights, const Tensor& ids, const Tensor& logits, c
     p.bias = static_cast<const float*>(arg.data);
   }
   p.logits = in.data, p.logits_stride = in.stride(0), p.dtype = in.dtype;
-  p.weights = static_cast<float*>(out.data), p.weights_stride = out.stride(0);
+  p.weights = out.data, p.narrow = out.dtype != DType::kFloat32, p.weights_stride = out.stride(0);
   p.ids = out_ids.data, p.ids_stride = out_ids.stride(0), p.wide_ids = out_ids.dtype == DType::kInt64;
   p.tokens = in.size(0), p.experts = static_cast<int>(experts), p.top_k = static_cast<int>(top_k);
   p.num_groups = static_cast<int>(num_groups), p.top_groups = static_cast<int>(top_groups);
@@ -128,7 +128,7 @@ std::tuple<Tensor, Tensor> activate(const Tensor& input, const OptionalTensor& m
   check.floating(in);
   check.last_contiguous(in);
   check.aligned(in);
-  if (activation < 0 || activation > 9 || activation == 7)
+  if (activation < 0 || activation >= kActivations)
     check.fail("activation", "got " + std::to_string(activation) + ", which has no kernel");
   ActivateParams p{};
   p.act = static_cast<Activation>(activation);
@@ -146,8 +146,10 @@ std::tuple<Tensor, Tensor> activate(const Tensor& input, const OptionalTensor& m
   p.beta = of_experts(check, beta, "swiglu_beta", in, {experts});
   p.limit = of_experts(check, limit, "swiglu_limit", in, {experts});
   const bool swiglu = p.act == Activation::kSwiglu || p.act == Activation::kSwigluBias;
-  check.that(swiglu || !(alpha || beta || limit), "activation",
-             "got another, wanted Swiglu beside alpha, beta or limit");
+  check.that(swiglu || p.act == Activation::kSitu || !(alpha || beta), "activation",
+             "got another, wanted Swiglu or Situ for alpha and beta");
+  check.that(swiglu || p.act == Activation::kSwigluStep || !limit, "activation",
+             "got another, wanted Swiglu or SwigluStep for limit");
   check.that(!quant_scale || !blocks, "quant_scale", "got a scale, wanted None beside scales of blocks");
   p.quant_scale = of_experts(check, quant_scale, "quant_scale", in, {});
   const OnDevice where(in);

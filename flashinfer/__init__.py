@@ -18,7 +18,10 @@ from . import jit as jit
 __version__ = "0.2.8"
 
 # What they hold is found there, and not under flashinfer itself.
-_APART = {"cli", "deep_gemm", "delta_rule", "env", "errors", "integrations", "jit", "profiler", "triton", "utils"}
+_APART = {
+    "cli", "deep_gemm", "delta_rule", "dsv3_ops", "env", "errors", "integrations", "jit", "profiler", "tllm_enums", "triton",
+    "utils",
+}  # fmt: skip
 
 
 def _modules() -> list[ModuleType]:

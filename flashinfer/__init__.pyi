@@ -15,6 +15,7 @@ from . import decode as decode
 from . import deep_gemm as deep_gemm
 from . import delta_rule as delta_rule
 from . import delta_rule_backward as delta_rule_backward
+from . import dsv3_ops as dsv3_ops
 from . import env as env
 from . import errors as errors
 from . import fp4_quantization as fp4_quantization
@@ -44,6 +45,7 @@ from . import quantization as quantization
 from . import rope as rope
 from . import sampling as sampling
 from . import sparse as sparse
+from . import tllm_enums as tllm_enums
 from . import triton as triton
 from . import utils as utils
 from .activation import gelu_and_mul as gelu_and_mul
@@ -83,7 +85,6 @@ from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
 from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rule_backward_module
 from .fp4_quantization import SfLayout as SfLayout
-from .fused_moe import RoutingMethodType as RoutingMethodType
 from .fused_moe import fused_topk_deepseek as fused_topk_deepseek
 from .fused_moe import gen_cutlass_fused_moe_sm90_module as gen_cutlass_fused_moe_sm90_module
 from .fused_moe import gen_fused_moe_module as gen_fused_moe_module
@@ -258,11 +259,14 @@ shuffle_matrix_a: Any
 shuffle_matrix_sf_a: Any
 silu_and_mul_scaled_nvfp4_experts_quantize: Any
 ActivationType: Any
+RoutingMethodType: Any
 convert_to_block_layout: Any
 cutlass_fused_moe: Any
+cutlass_fused_moe_workspace_size: Any
 get_w2_permute_indices_with_cache: Any
 interleave_moe_scales_for_sm90_mixed_gemm: Any
 interleave_moe_weights_for_sm90_mixed_gemm: Any
+is_gated_activation: Any
 trtllm_fp4_block_scale_moe: Any
 trtllm_fp4_block_scale_routed_moe: Any
 trtllm_mxint4_block_scale_moe: Any

@@ -13,12 +13,10 @@ from ..jit.modules.fused_moe import (
 )
 from . import core
 from .core import *  # noqa: F403 - every name of it is found here too, as in FlashInfer
-from .core import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
-from .routing import RoutingMethodType, fused_topk_deepseek, route
+from .routing import fused_topk_deepseek, route
 
 __all__ = [
     *core.__all__,
-    "RoutingMethodType",
     "fused_topk_deepseek",
     "gen_cutlass_fused_moe_sm90_module",
     "gen_fused_moe_module",

@@ -8,7 +8,9 @@ import torch
 
 from .._gemm.operators import GATE_FIRST, LINEAR_FIRST, grouped_gemm
 from .._ops.sizes import exceeds
+from ..tllm_enums import ActivationType
 from . import operators
+from .workspace import Workspace
 
 BLOCK = 128  # elements that have a scale in common
 # More rows of an expert than these are copied behind each other first: blocks of a cluster then share what they load.
@@ -34,7 +36,10 @@ class Scales:
 
 @dataclass(frozen=True)
 class Gate:
-    """What stands between the products: an ActivationType, the order of its halves, and numbers of each expert."""
+    """Activation between the products: an ActivationType, the order of its halves, and numbers of each expert.
+
+    Situ reads ``situ_beta`` as ``alpha`` and ``situ_linear_beta`` as ``beta``.
+    """
 
     activation: int
     gate_first: bool = False
@@ -59,6 +64,7 @@ def run_experts(
     first_expert: int = 0,
     scales: Scales | None = None,
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    workspace: Workspace | None = None,
 ) -> None:
     """``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])`` with ``e = ids[t, j]``.
 
@@ -69,7 +75,9 @@ def run_experts(
         weights: ``[T, k]`` float32, or ``None``: 1.
         first, second: ``[E, N, H]``, where N is I, or 2 I with a gate, and ``[E, H, I]``.
         biases: ``[E, N]`` and ``[E, H]``, float32.
+        workspace: memory for the results of the products; ``None``: torch's allocator.
     """
+    memory = workspace or Workspace()
     blocks, numbers = scales is not None and scales.blocks, scales
     granularity = (1, BLOCK, BLOCK) if blocks else (0, 0, 0)
     bounds, tokens, rows = operators.sort(ids, first.shape[0], first_expert)
@@ -83,18 +91,18 @@ def run_experts(
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     slots, row_scales = ids.shape[0] * ids.shape[1], None
     if x.is_cuda and x.dtype != torch.float32 and numbers is None and biases[0] is None and gate.is_plain_swiglu:
-        activated = torch.empty((slots, first.shape[1] // 2), dtype=dtype, device=x.device)
+        activated = memory.empty((slots, first.shape[1] // 2), dtype, x.device)
         order = GATE_FIRST if gate.gate_first else LINEAR_FIRST
         grouped_gemm(activated, x, first, None, None, bounds, None, None, places, None, *granularity, gate=order)
     else:
-        hidden = torch.empty((slots, first.shape[1]), dtype=dtype, device=x.device)
+        hidden = memory.empty((slots, first.shape[1]), dtype, x.device)
         first_scales = None if numbers is None else numbers.of(numbers.first)
         grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
         activated, row_scales = operators.activate(
             hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
             None if numbers is None else numbers.activated, blocks,
         )  # fmt: skip
-    result = torch.empty((slots, second.shape[1]), dtype=dtype, device=x.device)
+    result = memory.empty((slots, second.shape[1]), dtype, x.device)
     second_scales = None if numbers is None else numbers.of(numbers.second)
     grouped_gemm(
         result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
@@ -109,4 +117,4 @@ def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8).index_select(0, rows).view(x.dtype)  # not every torch takes rows of 8-bit floats
 
 
-SWIGLU, IDENTITY = 3, 9  # of ActivationType
+SWIGLU, IDENTITY = int(ActivationType.Swiglu), int(ActivationType.Identity)

@@ -9,6 +9,7 @@ import torch
 from .._ops.declare import define
 from .._ops.route import without_gradient
 from ..jit.modules.fused_moe import gen_fused_moe_module
+from ..tllm_enums import ActivationType
 
 
 def _sorted(ids: torch.Tensor, num_experts: int, first_expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -29,7 +30,7 @@ def _activated(
     return input.new_empty((rows, size), dtype=dtype), scales
 
 
-GATED = frozenset({3, 4, 5, 8})  # of ActivationType
+GATED = frozenset(int(act) for act in ActivationType if act.is_gated)
 
 route = define(
     "moe_route(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, int method, int n_group, int topk_group,"

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import torch
 
-from .._ops.tensors import check_dims, check_tensor
+from .._ops.sizes import exceeds
+from .._ops.tensors import check_dims, check_form, check_tensor
+from ..tllm_enums import RoutingMethodType
 from . import operators
 
 MAX_TOP_K = 32
-
-
-class RoutingMethodType(IntEnum):
-    """How scores become experts and weights. The numbers are FlashInfer's."""
-
-    Default = 0  # softmax, then top k
-    Renormalize = 1  # top k, then softmax over them
-    DeepSeekV3 = 2  # sigmoid, top k of it and a bias in the best groups, renormalised
-    Llama4 = 3  # top k, then sigmoid
-    RenormalizeNaive = 4  # softmax, top k, renormalised
-    TopK = 5  # top k alone
-    SigmoidRenorm = 6  # sigmoid, top k, renormalised
-    MiniMax2 = 7  # sigmoid, top k of it and a bias, renormalised
-    Sigmoid = 8  # sigmoid, then top k
 
 
 def route(
@@ -36,13 +22,13 @@ def route(
     topk_group: int = 1,
     routed_scaling_factor: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses ``top_k`` experts for each token.
+    """Choose ``top_k`` experts for each token.
 
     Args:
         logits: ``[tokens, experts]`` (float32, float16, bfloat16), the last dimension contiguous. Scores are computed in
             float32; NaN counts as ``-inf``.
         top_k: 1 to 32.
-        method: how.
+        method: a rule; every :class:`RoutingMethodType` but ``Unspecified``.
         bias: ``[experts]``, added to scores where experts are chosen, and not to weights.
         n_group: experts lie in so many groups of equal size, at most 32. A group's score is that of its best expert,
             with methods of sigmoids the sum of its best two.
@@ -65,6 +51,8 @@ def route(
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     numbers = None if bias is None else bias.to(torch.float32).contiguous()
+    if method == RoutingMethodType.TopKSigmoid:
+        method = RoutingMethodType.Llama4
     operators.route(weights, ids, logits, numbers, int(method), n_group, topk_group, routed_scaling_factor)
     return weights, ids
 
@@ -81,28 +69,49 @@ def fused_topk_deepseek(
     launch_with_pdl: bool = True,
     routing_replay_out: torch.Tensor | None = None,
 ) -> None:
-    """DeepSeek-V3's routing, :func:`route` with ``RoutingMethodType.DeepSeekV3``, into tensors of the caller.
+    """Route as DeepSeek-V3 does, :func:`route` with ``RoutingMethodType.DeepSeekV3``, into tensors of the caller.
 
     Args:
         scores: ``[tokens, experts]``, logits.
         bias: ``[experts]``.
-        topk_values: ``[tokens, topk]`` float32, receives weights.
+        topk_values: ``[tokens, topk]``, float32 or of scores' dtype, receives weights.
         topk_indices: ``[tokens, topk]`` int32 or int64, receives experts.
         launch_with_pdl: accepted; kernels overlap where the GPU can.
-        routing_replay_out: ``[tokens, topk]`` of integers, receives the experts too.
+        routing_replay_out: ``[at least tokens, topk]`` of signed integers that hold every expert's number; its first
+            rows receive the experts too.
 
     Raises:
         ValueError, TypeError: as :func:`route`.
     """
+    name = "fused_topk_deepseek"
     given = {"scores": scores, "bias": bias, "topk_values": topk_values, "topk_indices": topk_indices}
-    for name, tensor in given.items():
-        check_tensor("fused_topk_deepseek", name, tensor)
-    if topk_values.dim() == 2 and topk_values.shape[1] != topk:
-        raise ValueError(f"fused_topk_deepseek: topk_values: got {topk_values.shape[1]} columns, wanted topk, {topk}")
+    for argument, tensor in given.items():
+        check_tensor(name, argument, tensor)
+    check_dims(name, "scores", scores, 2)
+    shape = (scores.shape[0], topk)
+    check_form(name, "bias", bias, scores.shape[1:], scores.device, bias.dtype)
+    check_form(name, "topk_values", topk_values, shape, scores.device, torch.float32, scores.dtype)
+    check_form(name, "topk_indices", topk_indices, shape, scores.device, torch.int32, torch.int64)
+    if routing_replay_out is not None:
+        _check_replay(name, routing_replay_out, scores, topk)
     numbers = bias.to(torch.float32).contiguous()
     method = int(RoutingMethodType.DeepSeekV3)
     operators.route(
         topk_values, topk_indices, scores, numbers, method, n_group, topk_group, routed_scaling_factor
     )  # fmt: skip
     if routing_replay_out is not None:
-        routing_replay_out.copy_(topk_indices)
+        routing_replay_out[: scores.shape[0]].copy_(topk_indices)
+
+
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _check_replay(name: str, replay: torch.Tensor, scores: torch.Tensor, topk: int) -> None:
+    """Check a buffer for the experts of at least the tokens of ``scores``."""
+    check_dims(name, "routing_replay_out", replay, 2)
+    rows = replay.shape[0]
+    check_form(name, "routing_replay_out", replay, (rows, topk), scores.device, *_SIGNED)
+    if exceeds(scores.shape[0], rows):
+        raise ValueError(f"{name}: routing_replay_out: got {rows} rows, wanted at least {scores.shape[0]}")
+    if exceeds(scores.shape[1] - 1, torch.iinfo(replay.dtype).max):
+        raise TypeError(f"{name}: routing_replay_out: got {replay.dtype}, wanted integers up to {scores.shape[1] - 1}")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..fused_moe.core import ActivationType
 from ..fused_moe.layer import Gate, run_experts
+from ..tllm_enums import ActivationType
 
 EXPERTS = "fi_experts"
 # Classes of activations -> what they are without a gate and with one.

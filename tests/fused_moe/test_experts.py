@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer.errors import GradientError, UnsupportedError
-from flashinfer.fused_moe import ActivationType, cutlass_fused_moe, operators
+from flashinfer.fused_moe import ActivationType, cutlass_fused_moe, cutlass_fused_moe_workspace_size, operators
 
 from ..conftest import no_synchronisation
 from .test_fused_moe import ROUNDING, activated
@@ -37,7 +37,7 @@ def oracle(x, ids, scales, first, second, act=ActivationType.Swiglu, biases=(Non
                 continue
             h = first[expert] @ x[token]
             h = h if biases[0] is None else h + biases[0][expert].cpu().double()
-            given = [] if numbers is None else [float(one[expert]) for one in numbers]
+            given = [] if numbers is None else [one[expert].cpu().double() for one in numbers]
             a = activated(h, act, *given)
             weight = 1.0 if scales is None else float(scales[token, j])
             y = second[expert] @ a
@@ -54,7 +54,15 @@ def check(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, dtype: torc
 
 
 @pytest.mark.parametrize(
-    "act", [ActivationType.Swiglu, ActivationType.GegluTanh, ActivationType.Relu2], ids=lambda a: a.name
+    "act",
+    [
+        ActivationType.Swiglu,
+        ActivationType.GegluTanh,
+        ActivationType.Relu2,
+        ActivationType.SwigluStep,
+        ActivationType.Situ,
+    ],
+    ids=lambda a: a.name,
 )
 def test_experts(act, device, dtype):
     gated = act in operators.GATED
@@ -129,6 +137,121 @@ def test_biases_and_numbers_of_gates(device, dtype):
     )  # fmt: skip
     want, size = oracle(x, ids, scales, first, second, ActivationType.Swiglu, biases, numbers)
     check(got, want, size + 1, dtype)
+
+
+@pytest.mark.parametrize("name", ["SwigluStep", "Situ"])
+def test_numbers_of_other_gates(name, device, dtype):
+    act = ActivationType[name]
+    x, ids, scales, first, second = layer(device, dtype, 20, 4, 5, 64, 48)
+    one, two = (torch.rand(5, device=device) + 0.3 for _ in range(2))
+    given = dict(swiglu_limit=one) if name == "SwigluStep" else dict(situ_beta=one, situ_linear_beta=two)
+    (got,) = cutlass_fused_moe(x, ids, scales, first, second, torch.float32, [], activation_type=int(act), **given)
+    want, size = oracle(x, ids, scales, first, second, act, numbers=[one, two, one])
+    check(got, want, size + 0.1, dtype)
+
+
+def test_the_order_and_the_flags_of_today(device):
+    """Biases come before input_sf; flags are served when they are false, and refused by name when they are true."""
+    x, ids, scales, first, second = layer(device, torch.float32, 7, 2, 3, 16, 8)
+    biases = torch.randn(3, 16, device=device), torch.randn(3, 16, device=device)
+    flags = dict(
+        input_sf=None, enable_alltoall=False, use_deepseek_fp8_block_scale=False, use_w4_group_scaling=False,
+        use_mxfp8_act_scaling=False, min_latency_mode=False, use_packed_weights=False, use_wfp4afp8_humming=False,
+        tune_max_num_tokens=64, enable_pdl=None, activation_type=3, swizzled_input_sf=True, use_fused_finalize=False,
+        profile_ids=None, workspace_buffer=None, clamped_relu2_limit=None, situ_beta=None, situ_linear_beta=None,
+        backend="cutlass",
+    )  # fmt: skip
+    out = torch.full((9, 16), 77.0, device=device)
+    given = (x, ids, scales, first, second, torch.float32, [], *biases)
+    (got,) = cutlass_fused_moe(*given, output=out[1:-1], **flags)
+    assert got.data_ptr() == out[1:-1].data_ptr() and (out[[0, -1]] == 77).all()
+    want, size = oracle(x, ids, scales, first, second, biases=biases)
+    check(got, want, size + 1, torch.float32)
+    limit = torch.full((3,), 0.25, device=device)
+    (alone,) = cutlass_fused_moe(*given[:7], None, None, None, None, None, limit)
+    want, size = oracle(x, ids, scales, first, second, numbers=[torch.ones(3), torch.zeros(3), limit])
+    check(alone, want, size + 1, torch.float32)
+    others = dict(
+        use_w4_group_scaling=True, use_w4a8_group_scaling=True, use_mxfp8_act_scaling=True, use_packed_weights=True,
+        use_wfp4afp8_humming=True, min_latency_mode=True, input_sf=x, clamped_relu2_limit=limit, backend="trtllm",
+        cluster_size=2,
+    )  # fmt: skip
+    for name, value in others.items():
+        out.fill_(77)
+        with pytest.raises(UnsupportedError, match=f"cutlass_fused_moe: {name}: has no kernel"):
+            cutlass_fused_moe(*given, output=out[1:-1], **{name: value})
+        assert (out == 77).all()
+
+
+WORKSPACE = dict(hidden_size=64, intermediate_size=40, num_experts_total=6, top_k=3, x_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "act", [ActivationType.Swiglu, ActivationType.Geglu, ActivationType.Relu2], ids=lambda a: a.name
+)
+def test_a_workspace_of_the_caller(act, device):
+    x, ids, scales, first, second = layer(device, torch.float32, 20, 3, 6, 64, 40, act.is_gated)
+    sizes = [
+        cutlass_fused_moe_workspace_size(n, weight_dtype=torch.float32, activation_type=act, device=device, **WORKSPACE)
+        for n in (0, 1, 19, 20, 64)
+    ]
+    assert sizes == sorted(set(sizes)) and sizes[0] == 0 and all(size % 128 == 0 for size in sizes)
+
+    def moe(buffer: torch.Tensor | None) -> torch.Tensor:
+        given = x, ids, scales, first, second, torch.float32, None
+        return cutlass_fused_moe(*given, workspace_buffer=buffer, activation_type=act)[0]
+
+    buffer = torch.full((sizes[3] + 256,), 77, dtype=torch.uint8, device=device)
+    assert moe(buffer[128:-128]).equal(moe(None)) and moe(buffer.view(torch.int8)[128:-128]).equal(moe(None))
+    assert (buffer[:128] == 77).all() and (buffer[-128:] == 77).all() and (buffer[128:-128] != 77).any()
+    for kind, text, other in (
+        (ValueError, f"got {sizes[3] - 1} bytes, wanted at least {sizes[3]}", buffer[: sizes[3] - 1]),
+        (ValueError, "got a start at byte 1", buffer[1:]),
+        (ValueError, r"got shape .* and strides \[2\], wanted a contiguous vector", buffer[::2]),
+        (ValueError, "got shape .*, wanted a contiguous vector", buffer[None]),
+        (TypeError, "got torch.float32", buffer.float()),
+        (TypeError, "got int, wanted Tensor", 77),
+    ):
+        with pytest.raises(kind, match=f"cutlass_fused_moe: workspace_buffer: {text}"):
+            moe(other)
+    if device != "cpu":
+        with pytest.raises(ValueError, match="workspace_buffer: got one on cpu"):
+            moe(buffer.cpu())
+
+
+def test_a_workspace_size_refuses():
+    def size(**other: Any) -> int:
+        return cutlass_fused_moe_workspace_size(**{**WORKSPACE, "max_num_tokens": 4, "weight_dtype": None, **other})
+
+    for kind, text, other in (
+        (ValueError, "top_k: got -1", dict(top_k=-1)),
+        (TypeError, "max_num_tokens: got 1.5, wanted an integer", dict(max_num_tokens=1.5)),
+        (UnsupportedError, "min_latency_mode", dict(min_latency_mode=True)),
+        (UnsupportedError, "use_mxfp8_act_scaling", dict(use_mxfp8_act_scaling=True)),
+        (UnsupportedError, "backend", dict(backend="trtllm")),
+    ):
+        with pytest.raises(kind, match=f"cutlass_fused_moe_workspace_size: {text}"):
+            size(**other)
+    assert size(x_dtype=torch.float16) < size()
+
+
+def test_the_numbers_of_activations_and_routing_are_those_of_engines():
+    from flashinfer import tllm_enums
+    from flashinfer.fused_moe import core
+
+    names = "Gelu Relu Silu Swiglu Geglu SwigluBias Relu2 SwigluStep GegluTanh Identity Situ InvalidType ClampedRelu2"
+    assert {act.name: act.value for act in ActivationType} == {name: i for i, name in enumerate(names.split())}
+    gated = {"Swiglu", "Geglu", "SwigluBias", "SwigluStep", "GegluTanh", "Situ"}
+    assert {act.name for act in ActivationType if act.is_gated} == gated
+    assert all(tllm_enums.is_gated_activation(int(act)) == act.is_gated for act in ActivationType)
+    with pytest.raises(ValueError, match="99"):
+        tllm_enums.is_gated_activation(99)
+    assert tllm_enums.RoutingMethodType.TopKSigmoid == 9 and tllm_enums.RoutingMethodType.Unspecified == 10
+    for name in tllm_enums.__all__:
+        assert getattr(core, name) is getattr(tllm_enums, name)
+    assert torch.finfo(torch.float32).max == core.DEFAULT_SWIGLU_LIMIT
+    assert (core.DEFAULT_SWIGLU_ALPHA, core.DEFAULT_SWIGLU_BETA) == (1.0, 0.0)
+    assert (core.DEFAULT_SITU_BETA, core.DEFAULT_SITU_LINEAR_BETA) == (4.0, 25.0)
 
 
 def eight_bits(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,5 +375,14 @@ def test_what_is_refused(device):
     refused(ValueError, "activation_type: got 'silu', wanted an ActivationType", activation_type="silu")
     refused(UnsupportedError, "fc1_expert_weights", (3, first.to(torch.uint8)))
     refused(UnsupportedError, "min_latency_mode", min_latency_mode=True)
-    refused(UnsupportedError, "Situ has no kernel", activation_type=ActivationType.Situ)
+    refused(UnsupportedError, "ClampedRelu2 has no kernel", activation_type=ActivationType.ClampedRelu2)
+    refused(UnsupportedError, "InvalidType has no kernel", activation_type=ActivationType.InvalidType)
+    numbers = torch.ones(3, device=device)
+    refused(ValueError, "activation_type: got Swiglu, wanted Situ for situ_beta", situ_beta=numbers)
+    refused(
+        ValueError, "got Situ, wanted Swiglu or SwigluBias for swiglu_beta", swiglu_beta=numbers, activation_type=10
+    )
+    refused(ValueError, r"swiglu_limit: got shape \[2\], wanted \[3\]", swiglu_limit=numbers[:2])
+    refused(TypeError, "swiglu_alpha: got torch.float16", swiglu_alpha=numbers.half())
+    refused(TypeError, "fc1_expert_biases: got int, wanted Tensor", (6, None), fc1_expert_biases=1)
     refused(GradientError, "has no gradient", (0, x.clone().requires_grad_()))

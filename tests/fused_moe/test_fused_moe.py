@@ -21,7 +21,7 @@ def scores_of(logits: torch.Tensor, method: Method) -> torch.Tensor:
     wide = logits.cpu().double().nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     if method in SOFTMAX:
         return wide.softmax(-1)
-    return wide.sigmoid() if method in SIGMOID or method == Method.Llama4 else wide
+    return wide.sigmoid() if method in SIGMOID | {Method.Llama4, Method.TopKSigmoid} else wide
 
 
 def check_route(logits, weights, ids, method, bias=None, groups=1, kept=1, factor=1.0) -> None:
@@ -52,7 +52,7 @@ def check_route(logits, weights, ids, method, bias=None, groups=1, kept=1, facto
     assert ((weights.cpu().double() - expected).abs() <= 4e-6 * expected.abs() + 1e-12).all()
 
 
-@pytest.mark.parametrize("method", list(Method), ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [one for one in Method if one != Method.Unspecified], ids=lambda method: method.name)
 def test_methods(method, device, dtype):
     for tokens, experts, top_k in ((5, 1, 1), (33, 64, 6), (17, 160, 8), (9, 300, 10), (3, 1500, 32)):
         logits = torch.randn(tokens, experts + 3, device=device).to(dtype)[:, :experts]
@@ -81,6 +81,50 @@ def test_groups(method, experts, groups, kept, top_k, device):
     indices, replay = (torch.full((50, top_k), 77, device=device, dtype=one) for one in (torch.int64, torch.int16))
     fused_topk_deepseek(logits, bias, groups, kept, top_k, 2.5, values, indices, routing_replay_out=replay)
     assert values.equal(weights) and indices.int().equal(ids) and replay.int().equal(ids)
+
+
+@pytest.mark.parametrize("replay_dtype", [torch.int16, torch.int32, torch.int64], ids=str)
+def test_fused_topk_deepseek_writes_scores_dtype_and_the_first_rows_of_a_longer_replay(replay_dtype, device, dtype):
+    logits, bias = torch.randn(9, 160, device=device).to(dtype), torch.randn(160, device=device)
+    weights, ids = route(logits, 6, Method.DeepSeekV3, bias=bias, n_group=8, topk_group=3, routed_scaling_factor=2.5)
+    for values_dtype in {dtype, torch.float32}:
+        values = torch.full((11, 9), 77.0, device=device, dtype=values_dtype)
+        indices, replay = (
+            torch.full((n, 6), 77, device=device).to(one) for n, one in ((9, torch.int32), (20, replay_dtype))
+        )
+        inner = values[1:-1, 2:-1]
+        fused_topk_deepseek(logits, bias, 8, 3, 6, 2.5, inner, indices, routing_replay_out=replay)
+        assert inner.equal(weights.to(values_dtype)) and indices.equal(ids)
+        inner.fill_(77)
+        assert (values == 77).all() and replay[:9].int().equal(ids) and (replay[9:] == 77).all()
+
+
+def test_fused_topk_deepseek_refuses_buffers_before_it_writes(device):
+    scores, bias = torch.randn(4, 200, device=device).half(), torch.zeros(200, device=device)
+
+    def refused(kind, text, **other):
+        given = dict(
+            topk_values=torch.full((4, 3), 77.0, device=device), topk_indices=torch.full((4, 3), 77, device=device),
+            routing_replay_out=torch.full((4, 3), 77, device=device),
+        )  # fmt: skip
+        given |= other
+        before = {name: one.clone() for name, one in given.items()}
+        with pytest.raises(kind, match=f"fused_topk_deepseek: {text}"):
+            fused_topk_deepseek(scores, bias, 1, 1, 3, 1.0, **given)
+        assert all(one.equal(before[name]) for name, one in given.items())
+
+    integers = torch.zeros(4, 3, dtype=torch.int64, device=device)
+    refused(TypeError, "routing_replay_out: got torch.float32", routing_replay_out=integers.float())
+    refused(TypeError, "routing_replay_out: got torch.uint8", routing_replay_out=integers.byte())
+    refused(
+        TypeError, "routing_replay_out: got torch.int8, wanted integers up to 199", routing_replay_out=integers.char()
+    )
+    refused(ValueError, "routing_replay_out: got 3 rows, wanted at least 4", routing_replay_out=integers[:3])
+    refused(ValueError, r"routing_replay_out: got shape \[4, 2\], wanted \[4, 3\]", routing_replay_out=integers[:, :2])
+    refused(ValueError, "routing_replay_out: got 1 dimensions", routing_replay_out=integers[0])
+    refused(TypeError, "topk_values: got torch.bfloat16", topk_values=integers.bfloat16())
+    refused(TypeError, "topk_indices: got torch.int16", topk_indices=integers.short())
+    refused(ValueError, r"topk_values: got shape \[4, 2\], wanted \[4, 3\]", topk_values=integers[:, :2].float())
 
 
 @pytest.mark.parametrize("experts", [48, 700])
@@ -137,7 +181,16 @@ def test_rows_of_experts(tokens, top_k, device):
 
 
 def activated(h: torch.Tensor, act: ActivationType, alpha=1.0, beta=0.0, limit=torch.inf) -> torch.Tensor:
+    """Of Situ, ``alpha`` and ``beta`` are the bounds of the gate and of the linear half."""
     h = h.double()
+    if act == ActivationType.SwigluStep:
+        up, gate = h.chunk(2, -1)
+        limit = torch.as_tensor(7.0 if isinstance(limit, float) and limit == torch.inf else limit)
+        return torch.minimum(gate * gate.sigmoid(), limit) * up.clamp(-limit, limit)
+    if act == ActivationType.Situ:
+        up, gate = h.chunk(2, -1)
+        alpha, beta = (alpha, beta) if isinstance(alpha, torch.Tensor) else (4.0, 25.0)
+        return alpha * (gate / alpha).tanh() * gate.sigmoid() * beta * (up / beta).tanh()
     functional = torch.nn.functional
     if act in (ActivationType.Swiglu, ActivationType.SwigluBias):
         up, gate = h.chunk(2, -1)
@@ -153,7 +206,7 @@ def activated(h: torch.Tensor, act: ActivationType, alpha=1.0, beta=0.0, limit=t
     return plain[act](h)
 
 
-KERNELS = [act for act in ActivationType if act.name not in ("Situ", "InvalidType")]
+KERNELS = [act for act in ActivationType if act.name not in ("ClampedRelu2", "InvalidType")]
 
 
 @pytest.mark.parametrize("act", KERNELS, ids=lambda act: act.name)
@@ -252,18 +305,18 @@ def test_what_is_refused(device):
         "top_k: got 33": lambda: route(logits, 33),
         "n_group: got 5": lambda: route(logits, 2, n_group=5),
         "topk_group: got 3": lambda: route(logits, 2, n_group=2, topk_group=3),
-        "method: got 9": lambda: route(logits, 2, 9),
+        "method: got 10": lambda: route(logits, 2, Method.Unspecified),
         "bias: got shape": lambda: route(logits, 2, bias=logits[0, :3]),
         "last dimension": lambda: route(logits[:, ::2], 2),
-        "got 3 columns, wanted topk": lambda: fused_topk_deepseek(
-            logits, logits[0], 1, 1, 2, 1.0, logits[:, :3], logits[:, :3]
-        ),
         "num_experts: got 0": lambda: operators.sort(logits.int(), 0, 0),
         "input: got 5 columns": lambda: operators.activate(logits[:, :5], None, 3, False, *[None] * 5, False),
-        "activation: got 7": lambda: operators.activate(logits, None, 7, False, *[None] * 5, False),
+        "activation: got 11": lambda: operators.activate(logits, None, 11, False, *[None] * 5, False),
         "m_indptr: got None": lambda: operators.activate(logits, None, 3, False, logits, *[None] * 4, False),
-        "wanted Swiglu": lambda: operators.activate(
+        "wanted Swiglu or Situ": lambda: operators.activate(
             logits, torch.zeros(2, device=device).int(), 4, False, None, logits[0, :1], *[None] * 3, False
+        ),
+        "wanted Swiglu or SwigluStep": lambda: operators.activate(
+            logits, torch.zeros(2, device=device).int(), 10, False, None, None, None, logits[0, :1], None, False
         ),
         "input: got 4 rows, wanted 8": lambda: operators.finalize(
             logits[:2].clone(), logits, torch.zeros(2, 4, device=device).int(), None, None, None

@@ -59,7 +59,9 @@ IMPORTS = {
         flashinfer.comm.trtllm_alltoall: MnnvlMoe
         flashinfer.comm.trtllm_moe_alltoall: MoeAlltoAll moe_a2a_get_workspace_size_per_rank
         flashinfer.decode: fast_decode_plan trtllm_batch_decode_with_kv_cache trtllm_batch_decode_with_kv_cache_mla
-        flashinfer.fused_moe.core: ActivationType
+        flashinfer.fused_moe.core: ActivationType is_gated_activation
+        flashinfer.tllm_enums: ActivationType is_gated_activation
+        flashinfer.dsv3_ops: fused_topk_deepseek
         flashinfer.jit.core: check_cuda_arch
         flashinfer.prefill: trtllm_batch_context_with_kv_cache
         flashinfer.utils: FP4Tensor get_device_sm_count get_trtllm_gen_multi_ctas_kv_counter_bytes

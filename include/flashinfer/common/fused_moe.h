@@ -34,7 +34,8 @@ struct RouteParams {
   int64_t logits_stride;
   DType dtype;
   const float* bias;  // [experts], added to scores where experts are chosen, or null
-  float* weights;     // [tokens, top_k]
+  void* weights;      // [tokens, top_k] of float, or of logits' type
+  bool narrow;        // weights are of logits' type
   void* ids;          // [tokens, top_k], descending by what chose them; -1 where no expert is left
   bool wide_ids;
   int64_t weights_stride, ids_stride;
@@ -84,7 +85,7 @@ struct SortParams {
 
 // ---- between the products ----------------------------------------------------------------------------------------
 
-// Values are those of flashinfer.fused_moe.ActivationType.
+// Values are those of flashinfer.tllm_enums.ActivationType.
 enum class Activation : int32_t {
   kGelu = 0,
   kRelu = 1,
@@ -93,13 +94,16 @@ enum class Activation : int32_t {
   kGeglu = 4,
   kSwigluBias = 5,
   kRelu2 = 6,
+  kSwigluStep = 7,
   kGegluTanh = 8,
-  kIdentity = 9
+  kIdentity = 9,
+  kSitu = 10
 };
+constexpr int kActivations = 11;
 
 FLASHINFER_HD bool is_gated(Activation act) {
   return act == Activation::kSwiglu || act == Activation::kGeglu || act == Activation::kSwigluBias ||
-         act == Activation::kGegluTanh;
+         act == Activation::kSwigluStep || act == Activation::kGegluTanh || act == Activation::kSitu;
 }
 
 constexpr int kQuantBlock = 128;  // elements of a row that have a scale in common
@@ -146,15 +150,24 @@ struct ActivateParams {
   }
 };
 
-// What an expert's gate has besides.
+// Numbers of an expert's gate. Situ bounds its gate by alpha and its linear half by beta.
 struct GateNumbers {
   float alpha, beta, limit;
 
   FLASHINFER_HD GateNumbers(const ActivateParams& p, int expert)
-      : alpha(p.alpha ? p.alpha[expert] : 1.0f),
-        beta(p.beta ? p.beta[expert] : 0.0f),
-        limit(p.limit ? p.limit[expert] : 3.4e38f) {}
+      : alpha(p.alpha                      ? p.alpha[expert]
+              : p.act == Activation::kSitu ? 4.0f
+                                           : 1.0f),
+        beta(p.beta                       ? p.beta[expert]
+             : p.act == Activation::kSitu ? 25.0f
+                                          : 0.0f),
+        limit(p.limit                            ? p.limit[expert]
+              : p.act == Activation::kSwigluStep ? 7.0f
+                                                 : 3.4e38f) {}
 };
+
+// x within [-limit, limit]; NaN stays.
+FLASHINFER_HD float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
 // `Math` has exp, tanh and erf of a float.
 template <typename Math>
@@ -163,8 +176,15 @@ FLASHINFER_HD float activate(Activation act, float gate, float up, const GateNum
     case Activation::kSwiglu:
     case Activation::kSwigluBias: {
       const float g = gate > numbers.limit ? numbers.limit : gate;
-      const float u = up > numbers.limit ? numbers.limit : up < -numbers.limit ? -numbers.limit : up;
-      return g / (1.0f + Math::exp(-numbers.alpha * g)) * (u + numbers.beta);
+      return g / (1.0f + Math::exp(-numbers.alpha * g)) * (clamped(up, numbers.limit) + numbers.beta);
+    }
+    case Activation::kSwigluStep: {
+      const float g = gate / (1.0f + Math::exp(-gate));
+      return (g > numbers.limit ? numbers.limit : g) * clamped(up, numbers.limit);
+    }
+    case Activation::kSitu: {
+      const float g = numbers.alpha * Math::tanh(gate / numbers.alpha) / (1.0f + Math::exp(-gate));
+      return g * (numbers.beta * Math::tanh(up / numbers.beta));
     }
     case Activation::kSilu: return gate / (1.0f + Math::exp(-gate));
     case Activation::kGeglu:

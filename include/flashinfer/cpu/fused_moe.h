@@ -35,7 +35,7 @@ class TokenRoute {
     std::iota(order_.begin(), order_.end(), 0);
     std::partial_sort(order_.begin(), order_.begin() + std::min(p_.top_k, p_.experts), order_.end(),
                       [&](int a, int b) { return choice_[a] != choice_[b] ? choice_[a] > choice_[b] : a < b; });
-    write(token);
+    write<T>(token);
   }
 
  private:
@@ -78,9 +78,9 @@ class TokenRoute {
       std::fill_n(choice_.begin() + order[i] * size, size, -kInfinity);
   }
 
+  template <typename T>
   void write(int64_t token) {
-    float* weights = p_.weights + token * p_.weights_stride;
-    float total = 0;
+    float weights[kMaxTopK], total = 0;
     for (int j = 0; j < p_.top_k; ++j) {
       const bool chosen = j < p_.experts && choice_[order_[j]] != -kInfinity;
       const int64_t id = chosen ? order_[j] : -1, at = token * p_.ids_stride + j;
@@ -93,7 +93,14 @@ class TokenRoute {
       total += weights[j];
     }
     const float factor = p_.renormalizes() ? p_.factor / (total + 1e-20f) : p_.factor;
-    for (int j = 0; j < p_.top_k; ++j) weights[j] *= factor;
+    const int64_t to = token * p_.weights_stride;
+    for (int j = 0; j < p_.top_k; ++j) {
+      if (p_.narrow) {
+        static_cast<T*>(p_.weights)[to + j] = from_float<T>(weights[j] * factor);
+      } else {
+        static_cast<float*>(p_.weights)[to + j] = weights[j] * factor;
+      }
+    }
   }
 
   const RouteParams& p_;

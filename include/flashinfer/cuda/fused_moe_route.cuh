@@ -142,7 +142,12 @@ struct TokenRoute {
     const float score_of_mine = mine >= 0 ? score(mine) : 0.f;
     const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(score_of_mine) + 1e-20f) : p.factor;
     if (lane >= p.top_k) return;
-    p.weights[token * p.weights_stride + lane] = score_of_mine * factor;
+    const int64_t to = token * p.weights_stride + lane;
+    if (p.narrow) {
+      static_cast<T*>(p.weights)[to] = from_float<T>(score_of_mine * factor);
+    } else {
+      static_cast<float*>(p.weights)[to] = score_of_mine * factor;
+    }
     const int64_t at = token * p.ids_stride + lane;
     if (p.wide_ids) {
       static_cast<int64_t*>(p.ids)[at] = mine;
