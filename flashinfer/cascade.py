@@ -146,8 +146,8 @@ class MultiLevelCascadeAttentionWrapper:
             causal: of the last level; the queries see all keys of the others.
             pos_encoding_mode, window_left: positions count from the beginning of a request, and no level but a sole one knows
                 that; with more levels they are an error.
-            num_qo_heads, num_kv_heads, head_dim, page_size, sm_scale, logits_soft_cap, use_fp16_qk_reduction, rope_scale,
-                rope_theta: as there.
+            num_qo_heads, num_kv_heads, head_dim, page_size: as for the prefill wrapper.
+            sm_scale, logits_soft_cap, use_fp16_qk_reduction, rope_scale, rope_theta: as for the prefill wrapper.
             q_data_type: of queries and of the cache.
 
         Raises:

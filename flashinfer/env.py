@@ -1,6 +1,6 @@
 """Every environment variable of the project: one typed place, read when needed and never at import.
 
-``python -m flashinfer show-config --markdown`` prints :data:`VARIABLES` as the table of the README.
+``flashinfer show-config --markdown`` prints :data:`VARIABLES` as the table of docs/environment.md.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ JIT_EVENTS: Variable[Path | None] = Variable(
 )
 JIT_TRACE: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_TRACE",
-    "Existing directory that every module asked for is recorded in; `python -m flashinfer trace` sets it.",
+    "Existing directory that every module asked for is recorded in; `flashinfer trace` sets it.",
     "an absolute path",
     _path,
     lambda: None,
@@ -230,7 +230,7 @@ STORE: Variable[tuple[str, ...]] = Variable(
 )
 STORE_KEYS: Variable[Path | None] = Variable(
     "FLASHINFER_STORE_KEYS",
-    "File of the public keys whose signatures are trusted, one a line, as `python -m flashinfer store keygen` prints it.",
+    "File of the public keys whose signatures are trusted, one a line, as `flashinfer store keygen` prints it.",
     "an absolute path",
     _path,
     lambda: None,
@@ -255,7 +255,7 @@ STORE_SIGNING_KEY: Variable[Path | None] = Variable(
 )
 WORKSPACE_MAX_SIZE: Variable[int | None] = Variable(
     "FLASHINFER_WORKSPACE_MAX_SIZE",
-    "Size that the workspace is brought down to in the background after a build, as by `python -m flashinfer gc`.",
+    "Size that the workspace is brought down to in the background after a build, as by `flashinfer gc`.",
     "a size such as 500M or 2G",
     parse_size,
     lambda: None,

@@ -85,13 +85,19 @@ class GradientError(FlashInferError, NotImplementedError):
 
 
 class DependencyError(FlashInferError, ImportError):
-    """A library that an integration is for is not there, or too old.
+    """An optional library is missing or too old.
+
+    Args:
+        library: the distribution that is needed.
+        reason: the import error, or the version found and the version wanted.
+        extra: the extra of this project that installs it; the message says that it comes from the checkout.
 
     Attribute: ``library``.
     """
 
-    def __init__(self, library: str, reason: str, requirement: str) -> None:
-        super().__init__(f"{library}: {reason}: pip install '{requirement}'")
+    def __init__(self, library: str, reason: str, extra: str | None = None) -> None:
+        command = f"pip install {library}" if extra is None else f"pip install -e '.[{extra}]' in this library's checkout"
+        super().__init__(f"{library}: {reason}: {command}")
         self.library = library
 
 

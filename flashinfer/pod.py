@@ -29,8 +29,9 @@ class PODWithPagedKVCacheWrapper:
     ``torch.compile`` they follow each other.
 
     Args:
-        float_workspace_buffer, kv_layout, use_cuda_graph, paged_kv_indptr_buffer, paged_kv_indices_buffer,
-            paged_kv_last_page_len_buffer: of the decode, as for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, kv_layout, use_cuda_graph: options of the decode, as for
+            :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
+        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: tables of the decode, likewise.
         jit_args: ``None``: variants of your own go through the wrappers of prefill and decode.
 
     Raises:
@@ -141,9 +142,9 @@ class PODWithPagedKVCacheWrapper:
         Args:
             q_p: ``[qo_len, num_qo_heads, head_dim]``.
             k_p, v_p: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND).
-            custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, pos_encoding_mode_p, sm_scale_p,
-                window_left_p, rope_scale_p, rope_theta_p, return_lse_p: of the prefill, as for
-                :func:`flashinfer.single_prefill_with_kv_cache`.
+            custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, window_left_p: masks and layout of the prefill,
+                as for :func:`flashinfer.single_prefill_with_kv_cache`.
+            pos_encoding_mode_p, sm_scale_p, rope_scale_p, rope_theta_p, return_lse_p: likewise.
             q_d: ``[batch_size, num_qo_heads, head_dim]``.
             paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: of the decode, as for
                 :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.

@@ -275,9 +275,9 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
             block_col_sz: ``[num_kv_heads, NB]`` integers, keys of each column of blocks; each head's sum is ``kv_len``.
                 Sizes with a large common divisor are read faster.
             causal: query ``i`` sees keys up to ``i + kv_len - qo_len``, of those in blocks.
-            num_qo_heads, num_kv_heads, head_dim, pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale,
-                rope_scale, rope_theta, non_blocking, q_data_type, kv_data_type: as for
-                :meth:`BlockSparseAttentionWrapper.plan`. The output is of the queries' dtype.
+            num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, non_blocking: as for
+                :meth:`BlockSparseAttentionWrapper.plan`. The output has the queries' dtype.
+            pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta: likewise.
 
         Raises:
             ValueError: sizes or modes that do not fit.

@@ -1,4 +1,4 @@
-"""Prints docs/attention-modules.md: the attention modules in directories of artifacts, their sizes and compile times.
+"""Print docs/attention-modules.md: the attention modules in directories of artifacts, their sizes and compile times.
 
     python scripts/build_aot.py --families decode,prefill --out-dir DIR
     python scripts/attention_table.py DIR > docs/attention-modules.md
@@ -19,29 +19,36 @@ from flashinfer.jit.modules import axes, families
 PAGE = """\
 # Attention modules
 
-What `python scripts/build_aot.py --families decode,prefill` builds, with `--cuda-arch` for CUDA: one module for each
-configuration. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` choose others, `--attention-form dispatching`
-makes one module for each family of them all; a call takes the module of exactly its configuration, else a dispatching
-one that was built for it, else it builds the exact one. A dispatching module has one translation unit for each
-combination of its values, none of which takes longer than a specialised module's. Masks, windows, layouts, page sizes,
-groups of heads and whether keys are paged are run-time values of every module.
+`python scripts/build_aot.py --families decode,prefill` builds these modules, with `--cuda-arch` for CUDA. Each configuration
+has one module. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` select others.
 
-Prefill has a second module for each configuration of one 16-bit dtype without rotation: `..._sm90a`, for Hopper's wgmma
-and TMA (`csrc/prefill_sm90a.cu`), built for 9.0a alone. `backend="auto"` takes it on a GPU of compute capability 9.0
-where a request has more than 64 rows of queries and group and masks are causal or none; keys of pages that have no
-multiple of 16 are gathered. `backend="fa3"` asks for it, also for multi-item scoring, and is an error with the reason
-where it cannot serve; `backend="fa2"` is the portable one.
+`--attention-form dispatching` builds one module for all configurations of a family. A call takes the module of exactly its
+configuration; else a dispatching module that covers it; else it builds the exact one. A dispatching module has one
+translation unit per combination of values, and none takes longer than a specialised module's. Masks, windows, layouts, page
+sizes, head groups and paging are run-time values of every module.
 
-Queries of 8 bits, with keys and values of the same dtype and an output of 16 bits, have kernels for Hopper alone:
-`prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a` and its like, which `--kv-dtypes float8_e4m3fn` builds. Scales are numbers, or
-tensors of one element or of one for each head: arguments of `single_prefill_with_kv_cache`, and behind the keys and
-values of a wrapper's `run()`. Weights become e4m3 on their way to the values: outputs err by 2 to 3 % of their norm.
+## Prefill on Hopper
 
-Decode has one, too (`csrc/decode_sm90a.cu`): `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper` asks for it, and
-builds it where it is not; nothing takes it by itself, as it is not always faster. It is the portable one, cuts keys more
-finely and merges their parts itself, and serves all but RoPE on the fly and variants of your own.
+Prefill has a second module, `..._sm90a`, for each 16-bit configuration without rotation on the fly. It uses wgmma and TMA
+(`csrc/prefill_sm90a.cu`) and is built for 9.0a only. `backend="auto"` takes it on compute capability 9.0 when a request has
+more than 64 rows of queries times group and the mask is causal or absent. Pages whose size is not a multiple of 16 are
+gathered. `backend="fa3"` requests it, also for multi-item scoring, and is an error with the reason where it cannot serve.
+`backend="fa2"` requests the portable module.
 
-Seconds are of all the compilers that a module takes, added up, while as many run as the machine has cores.
+8-bit queries need 8-bit keys and values of the same dtype and a 16-bit output. Their kernels exist for Hopper only, in modules
+such as `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a`; `--kv-dtypes float8_e4m3fn` builds them. Scales are numbers, or tensors with
+one element or one per head. They are arguments of `single_prefill_with_kv_cache` and follow keys and values in a wrapper's
+`run()`. Weights are rounded to e4m3 before the product with values, so outputs err by 2 to 3 % of their norm.
+
+## Decode on Hopper
+
+Decode has a second module too (`csrc/decode_sm90a.cu`). Only `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper` takes it,
+because it is not always faster. It is the portable kernel with finer splits and a merge of its own. It serves everything but
+RoPE on the fly and custom variants.
+
+## Modules
+
+Seconds are CPU seconds of all compilers of a module, measured while as many ran as the machine has cores.
 
 """
 

@@ -3,7 +3,7 @@
     python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible GPUs
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
     python scripts/build_aot.py --dry-run                         # what would be built, and why
-    python scripts/build_aot.py --specs specs.jsonl               # exactly what `python -m flashinfer trace` recorded
+    python scripts/build_aot.py --specs specs.jsonl               # exactly what `flashinfer trace` recorded
     python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on the workers of a Dask scheduler: docs/cluster.md
 
 Modules that are up to date are left alone; nothing is compiled twice. Does not import torch.
@@ -75,7 +75,7 @@ def arguments(add: Add) -> None:
         "--specs",
         type=Path,
         metavar="FILE",
-        help="what `python -m flashinfer trace` wrote, for the archs in it unless others are named",
+        help="what `flashinfer trace` wrote, for the archs in it unless others are named",
     )
     add(
         "--shard",

@@ -17,7 +17,7 @@ HELP = "Every environment variable that is read, its value now and its default."
 
 def arguments(add: Add) -> None:
     json_option(add)
-    add("--markdown", action="store_true", help="print the table of README.md")
+    add("--markdown", action="store_true", help="print the table of docs/environment.md")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def markdown_table() -> str:
-    """The table of README.md; a test holds the two together."""
+    """Return the table of docs/environment.md; a test holds the two together."""
     lines = ["| variable | meaning | default |", "| --- | --- | --- |"]
     lines += [f"| `{v.name}` | {v.doc} | {v.default_doc} |".replace("|  |", "| |") for v in env.VARIABLES]
     return "\n".join(lines)

@@ -211,7 +211,7 @@ def _directories() -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     if free < LEAST_DISK:
-        yield Finding("workspace", "note", f"{root}: {size(free)} free on its disk", "python -m flashinfer clean --yes")
+        yield Finding("workspace", "note", f"{root}: {size(free)} free on its disk", "flashinfer clean --yes")
         return
     yield Finding("workspace", "ok", f"{root}: {size(free)} free")
 

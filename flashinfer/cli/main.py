@@ -1,4 +1,4 @@
-"""Reads the arguments of ``python -m flashinfer`` and runs one command.
+"""Read the arguments of ``flashinfer`` (also ``python -m flashinfer``) and run one command.
 
 Exit codes: 0 done; 1 a build failed, a proof failed or this machine lacks something; 2 the command itself cannot
 be: an unknown name, a malformed environment variable, a cluster without a worker for it. ``trace`` ends with the code
@@ -43,7 +43,7 @@ def command(name: str) -> ModuleType:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flashinfer", description="Modules of flashinfer on this machine.")
+    parser = argparse.ArgumentParser(prog="flashinfer", description="Modules of flashinfer on this machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS:
         one = command(name)

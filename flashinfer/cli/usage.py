@@ -100,5 +100,5 @@ def named(names: Sequence[str]) -> list[JitSpec]:
         if name not in specs:
             close = difflib.get_close_matches(name, specs, n=4, cutoff=0.4)
             hint = f"did you mean {' or '.join(close)}?" if close else f"wanted one of {', '.join(specs)}"
-            raise UsageError(f"there is no module {name!r}: {hint} (`python -m flashinfer list` names all)")
+            raise UsageError(f"there is no module {name!r}: {hint} (`flashinfer list` names all)")
     return [specs[name] for name in dict.fromkeys(names)]

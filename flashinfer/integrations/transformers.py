@@ -41,12 +41,12 @@ def _require_transformers() -> None:
         import transformers
         import transformers.modeling_utils
     except ImportError as err:
-        raise DependencyError("transformers", f"cannot be imported ({err})", "flashinfer-python[transformers]") from err
+        raise DependencyError("transformers", f"cannot be imported ({err})", "transformers") from err
     version = transformers.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         raise DependencyError(
-            "transformers", f"got {version}, wanted {wanted} or newer", "flashinfer-python[transformers]"
+            "transformers", f"got {version}, wanted {wanted} or newer", "transformers"
         )
 
 
@@ -98,7 +98,7 @@ def register_delta_rule(model_type: str | None = None) -> Callable[[], None]:
     if not modules:
         raise DependencyError(
             "transformers", f"got {version}, which has no {model_type or 'model of these'}",
-            "flashinfer-python[transformers]",
+            "transformers",
         )  # fmt: skip
     return set_functions(modules)
 

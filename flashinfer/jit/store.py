@@ -140,7 +140,7 @@ def _candidates(spec: Spec, key: str, needs: Needs | None, reasons: list[str]) -
         else:
             stale += 1
     if stale:
-        reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `python -m flashinfer why {spec.name}` compares")
+        reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `flashinfer why {spec.name}` compares")
     if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
         reasons.append(f"{refusal}, so {workspace_root()} is used")
 

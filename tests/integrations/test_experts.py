@@ -15,7 +15,7 @@ from flashinfer.errors import GradientError
 from flashinfer.fused_moe import RoutingMethodType, route
 from flashinfer.integrations.transformers import register, register_experts
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mixture-of-experts.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gemm-moe.md"
 SIZES = dict(
     vocab_size=61, hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=64, max_position_embeddings=64, initializer_range=0.15, pad_token_id=0,

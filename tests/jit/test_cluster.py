@@ -377,7 +377,7 @@ def test_nobody_answers(capsys, tmp_path):
 def test_without_the_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["aot", "--cluster", "tcp://127.0.0.1:1", "--out-dir", str(tmp_path / "out")]) == 1
-    assert "pip install 'flashinfer-python[cluster]'" in capsys.readouterr().err
+    assert "pip install -e '.[cluster]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lie", ["key", "build_key", "library", "archs", "files", "seal"])

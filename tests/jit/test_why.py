@@ -1,4 +1,4 @@
-"""``python -m flashinfer why``: each field that differs, against the nearest artifact, and no other."""
+"""``flashinfer why``: each field that differs, against the nearest artifact, and no other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_nearest_of_many(ask, make_spec):
     _, answer = ask(make_spec(extra_cflags=["-DB"]))
     assert answer["nearest"] == str(near.path) and list(fields(answer)) == ["cflags"]
     assert answer["reasons"] == [
-        "3 in the workspace built from other sources, flags or configuration: `python -m flashinfer why tiny` compares"
+        "3 in the workspace built from other sources, flags or configuration: `flashinfer why tiny` compares"
     ]
 
 

@@ -16,7 +16,7 @@ from flashinfer.errors import BuildError, DependencyError, EnvironmentValueError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, FlashInferError)]
 ARGUMENTS = {
-    DependencyError: ("transformers", "cannot be imported", "flashinfer-python[transformers]"),
+    DependencyError: ("transformers", "cannot be imported", "transformers"),
     EnvironmentValueError: ("CXX", "x y", "a program"),
     JitFrozenError: ("norm_cpu", "freeze()", "nothing there", "rmsnorm", tuple(traceback.extract_stack())),
 }

@@ -84,7 +84,7 @@ class Fleet:
         try:
             from distributed import Client
         except ImportError as err:
-            raise DependencyError("distributed", str(err), "flashinfer-python[cluster]") from None
+            raise DependencyError("distributed", str(err), "cluster") from None
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what goes wrong is said once, by us
         self.address, self.wait, self.wanted = address, wait, dict[str, Tools]()

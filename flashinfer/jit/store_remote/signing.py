@@ -22,7 +22,7 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise DependencyError("cryptography", "signed stores need it", "flashinfer-python[store]") from None
+        raise DependencyError("cryptography", "signed stores need it", "store") from None
     return ed25519
 
 
@@ -60,7 +60,7 @@ def signer() -> Signer:
         return EnvironmentValueError("FLASHINFER_STORE_SIGNING_KEY", str(path or ""), wanted)
 
     if path is None:
-        raise refuse("a file that `python -m flashinfer store keygen FILE` made: what is written is signed")
+        raise refuse("a file that `flashinfer store keygen FILE` made: what is written is signed")
     try:
         if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
             raise refuse("a file that nobody else can read (chmod 600 would do)")

@@ -77,12 +77,12 @@ class _Fsspec:
         try:
             import fsspec
         except ImportError:
-            raise DependencyError("fsspec", f"{url} needs it", "flashinfer-python[store]") from None
+            raise DependencyError("fsspec", f"{url} needs it", "store") from None
         try:
             self.fs, self.root = fsspec.core.url_to_fs(url)
         except ImportError as err:  # in which fsspec says which package reads such a URL
             needed = "s3fs" if url.startswith("s3") else "gcsfs" if url.startswith("g") else url.partition(":")[0]
-            raise DependencyError(needed, f"{url} needs it ({err})", needed) from None
+            raise DependencyError(needed, f"{url} needs it ({err})") from None
         except ValueError as err:
             raise EnvironmentValueError("FLASHINFER_STORE", url, f"a protocol that fsspec knows ({err})") from None
 
