@@ -96,7 +96,9 @@ class DependencyError(FlashInferError, ImportError):
     """
 
     def __init__(self, library: str, reason: str, extra: str | None = None) -> None:
-        command = f"pip install {library}" if extra is None else f"pip install -e '.[{extra}]' in this library's checkout"
+        command = (
+            f"pip install {library}" if extra is None else f"pip install -e '.[{extra}]' in this library's checkout"
+        )
         super().__init__(f"{library}: {reason}: {command}")
         self.library = library
 

@@ -45,9 +45,7 @@ def _require_transformers() -> None:
     version = transformers.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise DependencyError(
-            "transformers", f"got {version}, wanted {wanted} or newer", "transformers"
-        )
+        raise DependencyError("transformers", f"got {version}, wanted {wanted} or newer", "transformers")
 
 
 def register() -> str:
