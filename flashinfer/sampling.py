@@ -22,14 +22,16 @@ from __future__ import annotations
 import torch
 
 from ._sampling.draws import Draws, Samples, draw
-from ._sampling.filters import softmax, top_k, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs
+from ._sampling.filters import softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs
 from ._sampling.parameters import Integer, Real
 from ._sampling.random import Word
 from ._sampling.speculation import chain_speculative_sampling
+from ._sampling.top_k import TopKTieBreak, top_k
 from ._sampling.transforms import top_k_page_table_transform, top_k_ragged_transform
 from .jit.modules.sampling import gen_sampling_module
 
 __all__ = [
+    "TopKTieBreak",
     "chain_speculative_sampling",
     "gen_sampling_module",
     "min_p_sampling_from_probs",

@@ -1,4 +1,4 @@
-"""Functions of rows that draw nothing: softmax, renormalised and masked rows, and the largest elements."""
+"""Functions of rows that draw nothing: softmax, renormalised and masked rows."""
 
 from __future__ import annotations
 
@@ -69,25 +69,3 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
     check_rows("top_k_mask_logits", "logits", logits)
     number = integer_of("top_k_mask_logits", "top_k", top_k, logits.shape[0], logits.shape[0])
     return operators.top_k_mask_logits(logits, *number)  # type: ignore[no-any-return]
-
-
-def top_k(
-    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``k`` largest elements of each row; of those that tie with the last, the ones with the smallest indices.
-
-    Args:
-        input: ``[batch_size, n]``; NaN counts as the smallest.
-        k: 1 to ``n``.
-        sorted: largest first, else in the order of their indices.
-        deterministic, tie_break: accepted; results are always the same, and ties go to the smallest indices.
-
-    Returns:
-        ``(values, indices)``: ``[batch_size, k]`` of ``input``'s dtype and int64.
-    """
-    check_rows("top_k", "input", input)
-    values, indices = operators.top_k(input, k)
-    if sorted:
-        values, order = values.sort(dim=-1, descending=True, stable=True)
-        indices = indices.gather(-1, order)
-    return values, indices

@@ -106,3 +106,7 @@ def test_top_k(vocab_size, dtype, device):
         assert values.cpu().sort(-1, descending=True).values.equal(x.topk(k).values)
         assert indices[1].tolist() == list(range(k))
         assert sampling.top_k(x.to(device), k, sorted=True)[0].cpu().equal(x.topk(k).values)
+        last, places = sampling.top_k(x.to(device), k, tie_break=2, dsa_graph_safe=True)
+        assert last.cpu().sort(-1, descending=True).values.equal(x.topk(k).values)
+        assert places[1].tolist() == list(range(vocab_size - k, vocab_size))
+        assert x.gather(1, places.cpu()).equal(last.cpu()) and (places.diff(dim=-1) > 0).all()
