@@ -14,13 +14,13 @@ from typing import Any
 
 from . import jit as jit
 
-# Engines compare it: FlashInfer 0.2.7's interface, and names that came after it.
-__version__ = "0.2.8"
+# Before the plus: the release of FlashInfer's interface that engines compare and pin. After it: flashinfer.env.VERSION.
+__version__ = "0.7.2.post1+1.0.0"
 
 # What they hold is found there, and not under flashinfer itself.
 _APART = {
-    "cli", "deep_gemm", "delta_rule", "dsv3_ops", "env", "errors", "integrations", "jit", "profiler", "tllm_enums", "triton",
-    "utils",
+    "cli", "deep_gemm", "delta_rule", "dsv3_ops", "env", "errors", "gdn_kernels", "integrations", "jit", "profiler",
+    "testing", "tllm_enums", "topk", "triton", "utils",
 }  # fmt: skip
 
 

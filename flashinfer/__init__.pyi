@@ -23,6 +23,7 @@ from . import fused_moe as fused_moe
 from . import gated_norm as gated_norm
 from . import gated_norm_backward as gated_norm_backward
 from . import gdn_decode as gdn_decode
+from . import gdn_kernels as gdn_kernels
 from . import gdn_prefill as gdn_prefill
 from . import gemm as gemm
 from . import grouped_mm as grouped_mm
@@ -45,7 +46,9 @@ from . import quantization as quantization
 from . import rope as rope
 from . import sampling as sampling
 from . import sparse as sparse
+from . import testing as testing
 from . import tllm_enums as tllm_enums
+from . import topk as topk
 from . import triton as triton
 from . import utils as utils
 from .activation import gelu_and_mul as gelu_and_mul
@@ -61,6 +64,8 @@ from .attention import BatchAttention as BatchAttention
 from .attention import BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper
 from .autotuner import AutoTuner as AutoTuner
 from .autotuner import autotune as autotune
+from .autotuner import autotune_v2 as autotune_v2
+from .autotuner import autotune_v2_reload as autotune_v2_reload
 from .autotuner import get_autotune_process_group as get_autotune_process_group
 from .autotuner import set_autotune_process_group as set_autotune_process_group
 from .cascade import BatchDecodeWithSharedPrefixPagedKVCacheWrapper as BatchDecodeWithSharedPrefixPagedKVCacheWrapper
@@ -180,6 +185,7 @@ from .rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
 from .rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
 from .rope import apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace
 from .rope import gen_rope_module as gen_rope_module
+from .sampling import TopKTieBreak as TopKTieBreak
 from .sampling import chain_speculative_sampling as chain_speculative_sampling
 from .sampling import gen_sampling_module as gen_sampling_module
 from .sampling import min_p_sampling_from_probs as min_p_sampling_from_probs
@@ -207,28 +213,9 @@ AllReduceFusionPattern: Any
 AllReduceStrategyConfig: Any
 AllReduceStrategyType: Any
 CommBackend: Any
-CudaRTLibrary: Any
 FP4QuantizationSFLayout: Any
-Mapping: Any
-McastGPUBuffer: Any
-MnnvlConfig: Any
-MnnvlMemory: Any
-MnnvlMoe: Any
-MoEAlltoallInfo: Any
-MpiComm: Any
 QuantizationSFLayout: Any
-TorchDistBackend: Any
-allreduce_fusion: Any
-create_allreduce_fusion_workspace: Any
-create_shared_buffer: Any
-free_shared_buffer: Any
 is_mnnvl_fabric_supported: Any
-moe_comm: Any
-moe_comm_prepare_indices: Any
-moe_local_gather: Any
-moe_prepare: Any
-pack_strided_memory: Any
-set_moe_max_usable_sm_count: Any
 trtllm_allreduce_fusion: Any
 trtllm_create_ipc_workspace_for_all_reduce: Any
 trtllm_create_ipc_workspace_for_all_reduce_fusion: Any
@@ -264,8 +251,6 @@ convert_to_block_layout: Any
 cutlass_fused_moe: Any
 cutlass_fused_moe_workspace_size: Any
 get_w2_permute_indices_with_cache: Any
-interleave_moe_scales_for_sm90_mixed_gemm: Any
-interleave_moe_weights_for_sm90_mixed_gemm: Any
 is_gated_activation: Any
 trtllm_fp4_block_scale_moe: Any
 trtllm_fp4_block_scale_routed_moe: Any

@@ -31,7 +31,6 @@ TRTLLM_GEN = Reason(
     "use BatchDecodeWithPagedKVCacheWrapper and BatchPrefillWithPagedKVCacheWrapper",
 )
 TRTLLM_MOE = Reason("TensorRT-LLM's prebuilt kernels (SM100 or newer)", "use torch's products for the experts")
-MIXED = Reason("products of 16-bit rows with 4-bit weights", "use bfloat16, float16 or fp8 weights")
 SEVERAL_GPUS = Reason("kernels that span several GPUs", "use torch.distributed")
 
 

@@ -19,6 +19,10 @@ from .errors import EnvironmentValueError
 
 T = TypeVar("T")
 
+# The release of this library, which raises with every change of its own. ``flashinfer.__version__`` names the release of
+# FlashInfer's interface first, because engines switch features by it. What is stored is marked with this one.
+VERSION = "1.0.0"
+
 _PACKAGE = Path(__file__).resolve().parent
 
 VARIABLES: list[Variable] = []  # type: ignore[type-arg]

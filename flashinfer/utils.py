@@ -28,10 +28,12 @@ __all__ = [
     "get_compute_capability",
     "get_device_sm_count",
     "get_indptr",
+    "get_trtllm_gen_multi_ctas_kv_counter_bytes",
     "is_fa3_backend_supported",
     "is_float8",
     "is_sm90a_supported",
     "is_sm100a_supported",
+    "next_positive_power_of_2",
     "register_custom_op",
     "register_fake_op",
     "set_log_level",
@@ -212,36 +214,42 @@ def register_fake_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
     return lambda function: function
 
 
-_cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
+def next_positive_power_of_2(x: int) -> int:
+    """Return the least power of two that is at least ``x``, and 1 for ``x`` below 1."""
+    return 1 << max(x - 1, 0).bit_length()
+
+
+def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size: int, num_qo_heads: int, sm_count: int) -> int:
+    """Return 0: splits of a request are merged without counters. vLLM asks for every layer and makes an empty buffer."""
+    return 0
+
+
+# Shared buffers by (name, str(device)). vLLM replaces a host entry by a pinned copy, so callers look it up each time.
+_cache_buf: dict[tuple[str, str], torch.Tensor] = {}
 
 
 def _ceil_pow2(x: int) -> int:
     return 1 << (x - 1).bit_length()
 
 
-def _get_cache_buf(name: str, bytes: int, device: torch.device) -> torch.Tensor:
-    """A buffer of at least so many bytes that all callers of one name and device share; engines use it."""
-    key = name, device
+def _get_cache_buf(name: str, bytes: int, device: torch.device | str) -> torch.Tensor:
+    """Return a buffer of at least so many bytes, which all callers of one name and device share."""
+    key = name, str(device)
     buffer = _cache_buf.get(key)
     if buffer is None or buffer.numel() < bytes:
         buffer = _cache_buf[key] = torch.empty(bytes, dtype=torch.uint8, device=device)
     return buffer
 
 
-def _get_range_buf(seq_len: int, device: torch.device) -> torch.Tensor:
-    """``0, 1, ...`` int32 of length ``seq_len``, a view of one buffer for each power of two and device; SGLang uses it."""
-    length = _ceil_pow2(max(seq_len, 1))
-    key = f"range_{length}", device
+def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
+    """Return ``0, 1, ...`` int32 of length ``seq_len``: a view of one buffer for each power of two and device."""
+    length = _ceil_pow2(seq_len)
+    key = f"range_{length}", str(device)
     buffer = _cache_buf.get(key)
     if buffer is None:
         buffer = _cache_buf[key] = torch.arange(length, dtype=torch.int32, device=device)
     return buffer[:seq_len]
 
 
-# vLLM imports these with its attention backend, whatever the GPU.
-_unsupported.declare(
-    globals(),
-    _unsupported.TRTLLM_GEN,
-    functions=("get_trtllm_gen_multi_ctas_kv_counter_bytes",),
-    classes=("FP4Tensor",),
-)
+# vLLM imports it with its attention backend, whatever the GPU.
+_unsupported.declare(globals(), _unsupported.TRTLLM_GEN, classes=("FP4Tensor",))

@@ -63,7 +63,6 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("norm", "rmsnorm_quant fused_add_rmsnorm_quant layernorm", "SGLang, TensorRT-LLM"),
     ("sampling", "top_k_top_p_sampling_from_probs(seed, offset)", "PIE"),
     ("", "top_k top_k_ragged_transform top_k_page_table_transform", "SGLang, vLLM"),
-    ("comm", "create_allreduce_fusion_workspace allreduce_fusion", "SGLang, vLLM"),
     ("mamba", "selective_state_update", "SGLang, vLLM, TensorRT-LLM"),
     ("gdn_prefill", "chunk_gated_delta_rule", "SGLang, vLLM"),
     ("gdn_decode", "gated_delta_rule_decode_pretranspose gated_delta_rule_mtp", "SGLang"),

@@ -1,11 +1,11 @@
-"""Memory that GPUs of several nodes share over NVLink: names that engines import, and subclass."""
+"""Exchange of Python objects between ranks: the class that engines subclass, and a question that they ask."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .. import _unsupported
+__all__ = ["CommBackend", "is_mnnvl_fabric_supported"]
 
 
 class CommBackend(ABC):
@@ -13,27 +13,21 @@ class CommBackend(ABC):
 
     @abstractmethod
     def Get_rank(self) -> int:
-        """Returns this rank's number in the group."""
+        """Return this rank's number in the group."""
 
     @abstractmethod
     def Get_size(self) -> int:
-        """Returns the number of ranks."""
+        """Return the number of ranks."""
 
     @abstractmethod
-    def allgather(self, data: Any) -> list[Any]:
-        """Returns every rank's ``data``, by rank."""
+    def allgather(self, data: Any) -> Any:
+        """Return every rank's ``data``, by rank."""
 
     @abstractmethod
     def Split(self, color: int, key: int) -> CommBackend:
-        """Returns the group of the ranks that gave the same ``color``, ordered by ``key``."""
+        """Return the group of the ranks that gave the same ``color``, ordered by ``key``."""
 
 
-__all__ = sorted([
-    "CommBackend",
-    *_unsupported.declare(
-        globals(),
-        _unsupported.SEVERAL_GPUS,
-        functions=("is_mnnvl_fabric_supported",),
-        classes=("McastGPUBuffer", "MnnvlConfig", "MnnvlMemory", "MpiComm", "TorchDistBackend"),
-    ),
-])  # fmt: skip
+def is_mnnvl_fabric_supported(device_idx: int) -> bool:
+    """Return ``False``: this library shares no memory over an NVLink fabric between nodes, on any device."""
+    return False

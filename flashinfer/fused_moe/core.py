@@ -345,10 +345,5 @@ __all__ = sorted([
             "trtllm_mxint4_block_scale_moe",
         ),
     ),
-    *_unsupported.declare(
-        globals(),
-        _unsupported.MIXED,
-        functions=("interleave_moe_scales_for_sm90_mixed_gemm", "interleave_moe_weights_for_sm90_mixed_gemm"),
-    ),
 ])  # fmt: skip
 _unsupported.declare(globals(), _unsupported.TRTLLM_MOE, functions=("_maybe_get_cached_w3_w1_permute_indices",))

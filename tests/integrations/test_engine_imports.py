@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
 
 import flashinfer
 from flashinfer import _unsupported
@@ -35,8 +34,7 @@ IMPORTS = {
         flashinfer.cascade: merge_state
         flashinfer.comm.mnnvl: CommBackend
         flashinfer.fp4_quantization: block_scale_interleave
-        flashinfer.fused_moe: convert_to_block_layout interleave_moe_scales_for_sm90_mixed_gemm
-            interleave_moe_weights_for_sm90_mixed_gemm trtllm_fp4_block_scale_moe trtllm_fp4_block_scale_routed_moe
+        flashinfer.fused_moe: convert_to_block_layout trtllm_fp4_block_scale_moe trtllm_fp4_block_scale_routed_moe
             trtllm_mxint4_block_scale_moe
         flashinfer.fused_moe.core: _maybe_get_cached_w3_w1_permute_indices get_w2_permute_indices_with_cache
         flashinfer.gemm: fp8_blockscale_gemm_sm90 gemm_fp8_nt_groupwise
@@ -54,10 +52,7 @@ IMPORTS = {
         flashinfer: BatchAttentionWithAttentionSinkWrapper BatchDecodeWithPagedKVCacheWrapper BatchPrefillWithPagedKVCacheWrapper
             BatchPrefillWithRaggedKVCacheWrapper get_seq_lens nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
         flashinfer.autotuner: AutoTuner set_autotune_process_group
-        flashinfer.comm: Mapping
-        flashinfer.comm.mnnvl: CommBackend MnnvlConfig TorchDistBackend
-        flashinfer.comm.trtllm_alltoall: MnnvlMoe
-        flashinfer.comm.trtllm_moe_alltoall: MoeAlltoAll moe_a2a_get_workspace_size_per_rank
+        flashinfer.comm.mnnvl: CommBackend
         flashinfer.decode: fast_decode_plan trtllm_batch_decode_with_kv_cache trtllm_batch_decode_with_kv_cache_mla
         flashinfer.fused_moe.core: ActivationType is_gated_activation
         flashinfer.tllm_enums: ActivationType is_gated_activation
@@ -99,7 +94,7 @@ def test_what_an_engine_imports_is_there(engine):
 
 def unsupported() -> list[tuple[str, str]]:
     """Every name that was declared without a kernel behind it."""
-    modules = ("comm", "comm.mnnvl", "comm.trtllm_ar", "comm.trtllm_moe_alltoall", "decode", "fp4_quantization",
+    modules = ("comm", "comm.trtllm_ar", "comm.vllm_ar", "decode", "fp4_quantization",
                "fused_moe.core", "gemm", "mla", "prefill", "utils")  # fmt: skip
     found = []
     for module in (importlib.import_module(f"flashinfer.{name}") for name in modules):
@@ -142,21 +137,6 @@ def test_a_communicator_of_an_engines_own_is_a_backend():
     assert Group().Get_rank() == 3 and Group().allgather(7) == [7] * 4
 
 
-def test_the_tuner_keeps_nothing_and_says_whether_a_file_is_its_own(tmp_path):
-    from flashinfer.autotuner import AutoTuner, autotune, get_autotune_process_group, set_autotune_process_group
-
-    with autotune(True, cache=str(tmp_path / "tuned.json"), skip_ops={"moe"}):
-        pass
-    AutoTuner.get().save_configs(tmp_path / "tuned.json")
-    assert AutoTuner.get().load_configs(tmp_path / "tuned.json")
-    (tmp_path / "tuned.json").write_text('{"other": 1}')
-    assert not AutoTuner.get().load_configs(tmp_path / "tuned.json")
-    assert not AutoTuner.get().load_configs(tmp_path / "missing.json")
-    set_autotune_process_group("group")
-    assert get_autotune_process_group() == "group"
-    set_autotune_process_group(None)
-
-
 def test_places_of_the_cache_have_flashinfers_names(tmp_path, monkeypatch):
     from flashinfer.jit import env
 
@@ -176,14 +156,6 @@ def test_gpus_that_are_too_old_are_refused(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"got a GPU of compute capability 7.5, wanted 8.0"):
         core.check_cuda_arch()
     assert core.logger is logging.getLogger("flashinfer")
-
-
-def test_the_range_is_shared_and_grows(device):
-    from flashinfer.decode import _get_range_buf
-
-    for length in (0, 1, 5, 8, 1000, 3):
-        assert torch.equal(_get_range_buf(length, torch.device(device)).cpu(), torch.arange(length, dtype=torch.int32))
-    assert _get_range_buf(5, torch.device(device)).data_ptr() == _get_range_buf(8, torch.device(device)).data_ptr()
 
 
 def test_levels_of_the_log(caplog):
