@@ -11,6 +11,7 @@ from . import causal_conv1d as causal_conv1d
 from . import causal_conv1d_backward as causal_conv1d_backward
 from . import cli as cli
 from . import comm as comm
+from . import concat_ops as concat_ops
 from . import decode as decode
 from . import deep_gemm as deep_gemm
 from . import delta_rule as delta_rule
@@ -79,6 +80,8 @@ from .causal_conv1d import causal_conv1d_fn as causal_conv1d_fn
 from .causal_conv1d import causal_conv1d_update as causal_conv1d_update
 from .causal_conv1d import gen_causal_conv1d_module as gen_causal_conv1d_module
 from .causal_conv1d_backward import gen_causal_conv1d_backward_module as gen_causal_conv1d_backward_module
+from .concat_ops import concat_mla_k as concat_mla_k
+from .concat_ops import gen_concat_ops_module as gen_concat_ops_module
 from .decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
 from .decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper
 from .decode import fast_decode_plan as fast_decode_plan

@@ -56,6 +56,7 @@ IMPORTS = {
         flashinfer.decode: fast_decode_plan trtllm_batch_decode_with_kv_cache trtllm_batch_decode_with_kv_cache_mla
         flashinfer.fused_moe.core: ActivationType is_gated_activation
         flashinfer.tllm_enums: ActivationType is_gated_activation
+        flashinfer.concat_ops: concat_mla_k
         flashinfer.dsv3_ops: fused_topk_deepseek
         flashinfer.jit.core: check_cuda_arch
         flashinfer.prefill: trtllm_batch_context_with_kv_cache

@@ -1,0 +1,9 @@
+// The CPU kernel that puts keys of MLA together.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/concat_ops.h>
+
+namespace flashinfer {
+
+void concat_mla_k(const ConcatMlaParams& params, const Launch&) { cpu::concat_mla_k(params); }
+
+}  // namespace flashinfer

@@ -1,0 +1,8 @@
+// The CUDA kernel that puts keys of MLA together.
+#include <flashinfer/cuda/concat_ops.cuh>
+
+namespace flashinfer {
+
+void concat_mla_k(const ConcatMlaParams& params, const Launch& where) { cuda::concat_mla_k(params, where); }
+
+}  // namespace flashinfer
