@@ -9,7 +9,8 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,9 @@ T = TypeVar("T")
 VERSION = "1.0.0"
 
 _PACKAGE = Path(__file__).resolve().parent
+
+# Stands for the home directory of a user without one: nothing can be read or written below a file.
+NO_HOME = Path(os.devnull)
 
 VARIABLES: list[Variable] = []  # type: ignore[type-arg]
 
@@ -94,10 +98,29 @@ def _word_list(name: str, doc: str) -> Variable[tuple[str, ...]]:
 
 
 def _path(text: str) -> Path:
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"the home directory that {text.split(os.sep)[0]} stands for is not known") from None
     if not path.is_absolute():
         raise ValueError("relative paths mean another directory in every process")
     return path
+
+
+def _path_of_workspace(text: str) -> Path:
+    """Return an absolute path; without the home directory in its name, one that nothing can be written to."""
+    with suppress(RuntimeError):
+        Path(text).expanduser()
+        return _path(text)
+    return NO_HOME / text
+
+
+def home() -> Path:
+    """Return this user's home directory; ``NO_HOME`` for a user without an account and without ``HOME``."""
+    with suppress(RuntimeError):
+        if (path := Path.home()).is_absolute():
+            return path
+    return NO_HOME
 
 
 def _level(text: str) -> str:
@@ -137,7 +160,7 @@ def store_url(text: str) -> str:
 
 
 def _default_workspace() -> Path:
-    return (WORKSPACE_BASE.get() or Path.home()) / ".cache" / "flashinfer"
+    return (WORKSPACE_BASE.get() or home()) / ".cache" / "flashinfer"
 
 
 def _default_jobs() -> int:
@@ -150,7 +173,7 @@ WORKSPACE_DIR: Variable[Path] = Variable(
     "FLASHINFER_WORKSPACE_DIR",
     "Root of the cache: built modules, build directories, history.",
     "an absolute path",
-    _path,
+    _path_of_workspace,
     _default_workspace,
     "`~/.cache/flashinfer`",
 )
@@ -158,7 +181,7 @@ WORKSPACE_BASE: Variable[Path | None] = Variable(
     "FLASHINFER_WORKSPACE_BASE",
     "Stands for the home directory in the default of `FLASHINFER_WORKSPACE_DIR`.",
     "an absolute path",
-    _path,
+    _path_of_workspace,
     lambda: None,
     "the home directory",
 )
@@ -168,7 +191,7 @@ RUNTIME_DIR: Variable[Path | None] = Variable(
     "an absolute path",
     _path,
     lambda: None,
-    "`XDG_RUNTIME_DIR`, then the temporary directory",
+    "`XDG_RUNTIME_DIR`, then the temporary directory, then `/dev/shm`",
 )
 AOT_DIR: Variable[tuple[Path, ...]] = Variable(
     "FLASHINFER_AOT_DIR",
@@ -322,12 +345,35 @@ def default_aot_dir() -> Path:
     return root / "aot" if root.parent == _PACKAGE else root / "data" / "aot"
 
 
-def runtime_dirs() -> tuple[Path, ...]:
-    """Where a directory for locks may be, best first: local to the machine, and the same for a user's processes."""
-    if (asked := RUNTIME_DIR.get()) is not None:
-        return (asked,)
-    session = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    return (*([session] if session.is_absolute() else []), Path(tempfile.gettempdir()))
+def runtime_dirs() -> Iterator[Path]:
+    """Yield where a directory for locks may be, best first: local to the machine, one for all processes of a user."""
+    if (named := RUNTIME_DIR.get()) is not None:
+        yield named
+        return
+    yield from filter(Path.is_absolute, [Path(os.environ.get("XDG_RUNTIME_DIR", ""))])
+    # Looked for only where it is needed: without any, what has a better place goes on.
+    if (temporary := temporary_dir()) is not None:
+        yield temporary
+    yield Path("/dev/shm")
+
+
+def temporary_dir() -> Path | None:
+    """Return the directory for temporary files, or ``None`` where only the working directory can be written."""
+    try:
+        found, here = tempfile.gettempdir(), os.getcwd()
+    except OSError:
+        return None
+    named = filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP")))
+    is_meant = found != here or found in map(os.path.abspath, (*named, "/tmp", "/var/tmp", "/usr/tmp"))
+    return Path(found) if is_meant else None
+
+
+def temporary_dirs() -> Iterator[Path]:
+    """Yield where temporary files may be, best first; whether they can is for the caller to try."""
+    yield from filter(None, [temporary_dir()])
+    yield from filter(Path.is_absolute, [Path(os.environ.get("XDG_RUNTIME_DIR", ""))])
+    with suppress(OSError):
+        yield Path(tempfile.gettempdir())  # the working directory, where there is no other
 
 
 def aot_dirs() -> tuple[Path, ...]:
@@ -337,7 +383,7 @@ def aot_dirs() -> tuple[Path, ...]:
 
 # What FlashInfer calls the places, for engines that keep files of their own beside the cache.
 _PLACES: dict[str, Callable[[], Path]] = {
-    "FLASHINFER_BASE_DIR": lambda: WORKSPACE_BASE.get() or Path.home(),
+    "FLASHINFER_BASE_DIR": lambda: WORKSPACE_BASE.get() or home(),
     "FLASHINFER_CACHE_DIR": WORKSPACE_DIR.get,
     "FLASHINFER_WORKSPACE_DIR": WORKSPACE_DIR.get,
     "FLASHINFER_JIT_DIR": lambda: WORKSPACE_DIR.get() / "artifacts",

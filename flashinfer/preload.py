@@ -89,13 +89,12 @@ def _call(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _load_file(path: Path) -> list[Loaded]:
-    import tempfile  # for this alone, as what reads files of specs is
-
+    from .jit.machine.workspace import scratch  # for this alone, as what reads files of specs is
     from .jit.specfile import read_specs
 
-    with tempfile.TemporaryDirectory(prefix="flashinfer-warmup-") as folder:
+    with scratch(prefix="flashinfer-warmup-") as folder:
         try:
-            asked = read_specs(path, Path(folder))
+            asked = read_specs(path, folder)
         except ValueError as err:
             raise ValueError(f"warmup: {err}") from None
         with _Heard() as heard:

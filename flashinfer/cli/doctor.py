@@ -14,10 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
@@ -25,7 +23,7 @@ from ..jit.artifact import MANIFEST
 from ..jit.machine.identity import version_of
 from ..jit.machine.target import Target, native_level, visible_gpus
 from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
-from ..jit.machine.workspace import workspace_root
+from ..jit.machine.workspace import NOEXEC, is_noexec, scratch, workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
 from .table import show, size
@@ -115,8 +113,8 @@ def _compiler() -> Finding:
 
 def _compile(command: list[str], source: str) -> str:
     """The first error of compiling a few lines; empty if there is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "probe"
+    with scratch() as folder:
+        file = folder / "probe"
         file.write_text(source)
         try:
             full = [*command, str(file), "-o", f"{folder}/out"]
@@ -200,14 +198,25 @@ def _directories() -> Iterator[Finding]:
             yield Finding("prebuilt modules", "note", f"{directory} does not exist", "python scripts/build_aot.py")
         elif not os.access(directory, os.R_OK | os.X_OK):
             yield Finding("prebuilt modules", "note", f"{directory} cannot be read", f"chmod -R a+rX {directory}")
+        elif is_noexec(directory):
+            fix = "export FLASHINFER_AOT_DIR=/a/directory/that/is/not/mounted/noexec"
+            yield Finding("prebuilt modules", "note", f"{directory} cannot be used: {NOEXEC}", fix)
         else:
             count = sum((directory / name / MANIFEST).exists() for name in os.listdir(directory))
             yield Finding("prebuilt modules", "ok", f"{directory}: {count}")
-    root = workspace_root()
-    existing = next(path for path in (root, *root.parents) if path.exists())
+    root, fix = workspace_root(), "export FLASHINFER_WORKSPACE_DIR=/a/directory/of/yours"
+    existing = next(path for path in (root, *root.parents) if os.path.exists(path))
+    if root.is_relative_to(env.NO_HOME):
+        detail = "this user's home directory is not known: what is built is lost when a process ends"
+        yield Finding("workspace", "note", detail, fix)
+        return
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         detail = f"{root} cannot be written: what is built is lost when a process ends"
-        yield Finding("workspace", "note", detail, "export FLASHINFER_WORKSPACE_DIR=/a/directory/of/yours")
+        yield Finding("workspace", "note", detail, fix)
+        return
+    if is_noexec(existing):
+        detail = f"{root} cannot be used: {NOEXEC}; what is built elsewhere is lost when a process ends"
+        yield Finding("workspace", "note", detail, fix)
         return
     free = shutil.disk_usage(existing).free
     if free < LEAST_DISK:

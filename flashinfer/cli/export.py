@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from ..errors import ArtifactError
 from ..jit import store
 from ..jit.artifact import Artifact, read, verified
+from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
 from .display import row
 from .table import show, size
@@ -68,8 +68,8 @@ def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
         for place in sorted(options.source.glob("[!.]*/")):
             yield _whole(read(place, place.name), str(place))
     elif options.specs is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            for asked in asked_in(options.specs, Path(folder)):
+        with scratch() as folder:
+            for asked in asked_in(options.specs, folder):
                 lookup = store.look_up(asked.spec, asked.needs)
                 yield _whole(lookup.artifact or lookup.reason, asked.spec.name)
     elif options.names:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError
 from ..jit.artifact import Artifact, read, verified
 from ..jit.machine import trust
-from ..jit.machine.workspace import workspace
+from ..jit.machine.workspace import scratch, workspace
 from ..jit.publish import publish
 from .display import row
 from .table import show, size
@@ -37,9 +36,8 @@ def run(options: argparse.Namespace) -> int:
         trust.make_directories(root)
         if (refusal := trust.refusal(root)) is not None:
             raise ArtifactError(f"{refusal}: nothing in it would be loaded")
-        with tempfile.TemporaryDirectory(dir=root, prefix=".import.") as folder:
-            # By mkdtemp's mode nobody else can put anything in here.
-            staged = [_checked(Path(folder) / name, archive) for name in unpack(archive, Path(folder))]
+        with scratch(root, ".import.") as folder:  # nobody else can put anything in here
+            staged = [_checked(folder / name, archive) for name in unpack(archive, folder)]
             places = [_destination(found, options.to, root) for found in staged]
             rows = [_published(found, place) for found, place in zip(staged, places, strict=True)]
     except OSError as err:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from .. import env
@@ -13,7 +12,7 @@ from ..jit import store
 from ..jit.artifact import Artifact
 from ..jit.machine import trust
 from ..jit.machine.target import narrowed
-from ..jit.machine.workspace import workspace
+from ..jit.machine.workspace import scratch, workspace
 from ..jit.specfile import Asked
 from ..jit.store_remote.herd import fetch, fetch_default, linkable, repair
 from ..jit.store_remote.objects import Wanted
@@ -47,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
         one = Store(env.store_url(options.place))
     except ValueError as err:
         raise UsageError(f"store: URL: {err}") from None
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         if options.specs is not None:
-            asked = asked_in(options.specs, Path(folder))
+            asked = asked_in(options.specs, folder)
         else:
             asked = [Asked(spec, {}, (), spec.key) for spec in named(options.names)]
         rows = (_push if options.action == "push" else _pull)(one, asked, options.to)

@@ -9,12 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..jit.machine.workspace import scratch
 from ..jit.specfile import write_specs
 from .table import show
 from .usage import Add, UsageError, json_option
@@ -38,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--output: {output.parent} is no directory that can be written")
     if shutil.which(options.program[0]) is None:
         raise UsageError(f"program: {options.program[0]!r} is not a program that can be run")
-    with tempfile.TemporaryDirectory(prefix="flashinfer-trace-") as folder:
-        code = _run(options.program, {**os.environ, "FLASHINFER_JIT_TRACE": folder})
-        lines = list(_recorded(Path(folder)))
+    with scratch(prefix="flashinfer-trace-") as folder:
+        code = _run(options.program, {**os.environ, "FLASHINFER_JIT_TRACE": str(folder)})
+        lines = list(_recorded(folder))
         count = write_specs(output, lines)
     rows = sorted({(line["spec"]["name"], line["spec"]["backend"], " ".join(line["archs"])) for line in lines})
     if options.json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,7 @@ from ..jit.machine.target import (
     wanted_target,
     why_not_on,
 )
+from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import Spec
 from ..jit.specfile import Asked
@@ -35,6 +35,8 @@ from .usage import Add, UsageError, asked_in, cuda_archs, json_option
 
 class There(store.Here):
     """Another machine, with the tools and the environment of this one."""
+
+    loads = False
 
     def __init__(self, spec: Spec, gpus: tuple[tuple[int, int], ...], level: str) -> None:
         super().__init__(spec, writes=False)
@@ -75,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 and the reasons where something would be compiled, or cannot be had at all."""
     if options.cpu_arch is not None and options.cpu_arch not in CPU_LEVELS:
         raise UsageError(f"--cpu-arch: got {options.cpu_arch!r}, wanted one of {', '.join(CPU_LEVELS)}")
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [_row(asked, options) for asked in _asked(options, Path(folder))]
+    with scratch() as folder:
+        rows = [_row(asked, options) for asked in _asked(options, folder)]
     show(rows, options.json)
     missing = sum(row["state"] != "ready" for row in rows)
     if missing:

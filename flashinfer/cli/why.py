@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..jit import store
+from ..jit.machine.workspace import scratch
 from ..jit.module import JitSpec
 from ..jit.store import Here
 from .difference import apart, nearest
@@ -25,8 +25,8 @@ def arguments(add: Add) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 where a load takes an artifact as it is, 1 where it would have to build the module."""
-    with tempfile.TemporaryDirectory() as folder:
-        spec, needs = _asked(options.name, options.specs, Path(folder))
+    with scratch() as folder:
+        spec, needs = _asked(options.name, options.specs, folder)
         lookup = store.look_up(spec, needs, here=Here(spec, writes=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]

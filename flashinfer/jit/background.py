@@ -9,13 +9,12 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from typing import cast
+from typing import BinaryIO, cast
 
 from ..errors import FlashInferError
 from . import frozen
@@ -31,15 +30,20 @@ _CHILD = (
 _running = set[subprocess.Popen[bytes]]()  # a child that nobody asks about goes on all the same
 
 
+def _memory_file() -> BinaryIO:
+    """Open a file without a name, for which no directory has to be writable."""
+    return open(os.memfd_create("flashinfer"), "w+b")
+
+
 class Prefetch:
     """Modules that are on their way. What of them is done, a load finds; for the rest it waits as for any other builder."""
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs = tuple(specs)
-        self._said, self._cancelled = tempfile.TemporaryFile(), False  # noqa: SIM115
+        self._said, self._cancelled = _memory_file(), False
         weakref.finalize(self, self._said.close)
         forbidden = {"FLASHINFER_DISABLE_JIT": "1"} if frozen.forbidden_by() else {}
-        with tempfile.TemporaryFile() as told:
+        with _memory_file() as told:
             told.write(pickle.dumps(sys.path) + pickle.dumps((self.specs, os.getpid())))
             told.seek(0)
             self._child = subprocess.Popen(

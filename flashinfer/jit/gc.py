@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ from pathlib import Path
 
 from .. import env
 from .host.lock import alone
-from .machine.workspace import workspace_root
+from .machine import trust
+from .machine.workspace import make_private, workspace_root
 
 RECENT = 600.0  # seconds: who has just built something is about to load it
 PATIENCE = 10.0  # seconds for which somebody else may collect
@@ -151,8 +151,8 @@ def _in_use(place: Path, mapped: dict[int, dict[str, str]]) -> str:
 def _remove(place: Path, trash: Path) -> str:
     """Take a directory out of sight in one step, then remove it; why that cannot be, or nothing."""
     try:
-        trash.mkdir(exist_ok=True)
-        grave = tempfile.mkdtemp(dir=trash)
+        trust.make_directories(trash)
+        grave = make_private(trash)
         os.rename(place, grave)
         shutil.rmtree(grave, ignore_errors=True)
     except FileNotFoundError:

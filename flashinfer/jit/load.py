@@ -16,7 +16,7 @@ from . import store
 from .artifact import MANIFEST, Artifact, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
-from .machine.workspace import workspace_root
+from .machine.workspace import NOEXEC, is_noexec, workspace_root
 from .spec import Spec
 from .trace import record
 
@@ -115,6 +115,9 @@ def _map(found: Artifact, descriptor: int) -> None:
         library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
     except OSError as err:
         cause = str(err).replace(name, found.path.name)
+        if is_noexec(found.path):
+            variable = "FLASHINFER_AOT_DIR" if found.is_prebuilt else "FLASHINFER_WORKSPACE_DIR"
+            cause += f"; {NOEXEC}: set {variable} to a directory on another one"
         raise ModuleLoadError(f"module {found.name!r} at {found.path} does not load: {cause}") from err
     _tell_name(library, name, found.path)
     torch.ops.loaded_libraries.add(str(found.path))

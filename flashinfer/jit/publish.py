@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from .artifact import MANIFEST, Artifact, sealed
 from .machine import trust
+from .machine.workspace import make_private
 
 
 def elf_requirements(path: Path) -> dict[str, str]:
@@ -40,7 +40,7 @@ def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifac
     """
     trust.make_directories(destination.parent)
     name = manifest["name"]
-    private = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
+    private = make_private(destination.parent, f".{destination.name}.")
     try:
         shutil.copyfile(so, private / f"{name}.so")
         manifest = sealed(manifest)
@@ -74,7 +74,7 @@ def _replace_directory(new: Path, place: Path) -> None:
         if _exchange(new, place):
             return  # ``new`` now holds the old artifact; the caller removes it
         # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
-        retired = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
+        retired = make_private(place.parent, f".{place.name}.old.")
         with suppress(FileNotFoundError):  # somebody else retired it
             os.rename(place, retired)
         shutil.rmtree(retired, ignore_errors=True)

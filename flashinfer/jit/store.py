@@ -22,7 +22,7 @@ from .machine import trust
 from .machine.identity import Identity
 from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
 from .machine.toolchain import toolchain_identity
-from .machine.workspace import refused, roots, workspace_root
+from .machine.workspace import NOEXEC, is_noexec, refused, roots, workspace_root
 from .spec import Spec, Value
 
 Needs = Mapping[str, Iterable[Value]]
@@ -50,6 +50,8 @@ class Here:
 
     Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
     """
+
+    loads = True  # modules are loaded on this machine, from its file systems
 
     def __init__(self, spec: Spec, writes: bool = True) -> None:
         self.spec, self.backend, self.writes = spec, spec.backend, writes
@@ -88,6 +90,8 @@ class Here:
             return f"built for {' '.join(found.archs)} alone, asked for {' '.join(self.asked.archs)}"
         if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
             return f"built for {' '.join(found.archs)}, asked for {' '.join(target.archs)}"
+        if self.loads and is_noexec(found.path):
+            return NOEXEC
         return self.why_not_runnable(found.archs) or why_not_linkable(manifest["requires"], manifest["torch_abi"])
 
     def why_not_runnable(self, archs: Iterable[str]) -> str | None:

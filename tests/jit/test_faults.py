@@ -142,6 +142,7 @@ def test_no_directory_at_all(make_spec, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "file" / "workspace"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file" / "temporary"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file" / "session"))
     with pytest.raises(WorkspaceError, match=r"workspace .* cannot be written .*, and neither can a temporary"):
         make_spec().build()
 

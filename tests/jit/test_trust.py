@@ -82,7 +82,7 @@ def test_another_user_is_not_served(built, monkeypatch):
     """As seen by a user who neither owns these files nor this package: only root's are taken."""
     spec, artifact = built
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    monkeypatch.setattr(trust, "_package", lambda: status(uid=0))
+    monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=0),))
     owner = artifact.path.stat().st_uid
     assert (look_up(spec).artifact == artifact) == (owner == 0)
     assert trust.refusal("x", status(uid=SOMEBODY)) is None and trust.refusal("x", status(uid=0)) is None
@@ -95,9 +95,9 @@ def status(uid: int = 0, gid: int = 0, mode: int = 0o755) -> os.stat_result:
 
 def test_who_owns_the_package_is_trusted(monkeypatch):
     """An environment that an administrator's account installed: its code runs here anyway."""
-    monkeypatch.setattr(trust, "_package", lambda: status(uid=SOMEBODY))
+    monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=SOMEBODY),))
     assert trust.refusal("x", status(uid=SOMEBODY)) is None
-    monkeypatch.setattr(trust, "_package", lambda: status(uid=0))
+    monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=0),))
     assert "belongs to" in trust.refusal("x", status(uid=SOMEBODY))
 
 
@@ -116,9 +116,9 @@ def test_which_groups_may_write(monkeypatch):
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
     assert "by group 3000" in trust.refusal("x", status(1000, 3000, 0o775)), "nobody knows who is in it"
     assert "by group 0" in trust.refusal("x", status(0, 0, 0o775))
-    monkeypatch.setattr(trust, "_package", lambda: status(0, 2000, 0o775))
+    monkeypatch.setattr(trust, "_running_anyway", lambda: (status(0, 2000, 0o775),))
     assert trust.refusal("x", status(1000, 2000, 0o775)) is None, "who can write this package's code, too"
-    monkeypatch.setattr(trust, "_package", lambda: status(0, 2000, 0o755))
+    monkeypatch.setattr(trust, "_running_anyway", lambda: (status(0, 2000, 0o755),))
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
 
 

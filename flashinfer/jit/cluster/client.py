@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import queue
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -32,7 +31,7 @@ from ..machine.identity import Identity
 from ..machine.target import Target, narrowed
 from ..machine.toolchain import Toolchain, find_toolchain, find_torch
 from ..machine.trust import make_directories
-from ..machine.workspace import workspace, write_atomically
+from ..machine.workspace import scratch, workspace, write_atomically
 from ..publish import publish
 from ..run import Outcome, Request
 from ..spec import Spec, digest
@@ -341,9 +340,9 @@ def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any],
     keys = {"key": request.key, "build_key": request.build_key}
     wanted = {**fields, **keys, "archs": archs, "toolchain": request.toolchain.identity}
     make_directories(request.destination.parent)
-    with tempfile.TemporaryDirectory(dir=request.destination.parent, prefix=".cluster.") as folder:
-        place = Path(folder) / name
-        place.mkdir(mode=0o700)
+    with scratch(request.destination.parent, ".cluster.") as folder:
+        place = folder / name
+        make_directories(place)
         for file, data in ((f"{name}.so", library), (MANIFEST, json.dumps(manifest).encode())):
             write_atomically(place / file, data)
         found = read(place, name)

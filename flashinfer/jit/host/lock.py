@@ -41,7 +41,9 @@ def runtime_directory() -> Path | None:
         path = base / f"flashinfer-{os.geteuid()}"
         with suppress(OSError):
             trust.make_directories(base)
-            path.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                path.chmod(0o700)  # whatever the umask
             status = path.lstat()
             # In a directory that all can write, somebody else may have made it first.
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:

@@ -79,9 +79,13 @@ def find_nvcc() -> str:
 
 def find_ninja() -> str:
     """ninja: of the ``ninja`` package beside this interpreter (also when its venv is not on ``PATH``), else ``PATH``."""
-    folders = dict.fromkeys([os.path.dirname(sys.executable), sysconfig.get_path("scripts")])
-    where = (*(os.path.join(folder, "ninja") for folder in folders), *_on_path("ninja"))
+    where = (*(os.path.join(folder, "ninja") for folder in _interpreter_folders()), *_on_path("ninja"))
     return _find("ninja", "", None, where, "ninja (pip install ninja)")
+
+
+def _interpreter_folders() -> list[str]:
+    folders = [os.path.dirname(sys.executable or ""), sysconfig.get_path("scripts")]
+    return list(dict.fromkeys(filter(None, folders)))
 
 
 def find_python() -> str:
@@ -120,14 +124,22 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
         found = shutil.which(asked)
         if found is None:
             raise ToolchainError(f"{variable}: {asked!r} is not a program that runs; unset it or install {install}")
-        real = os.path.realpath(found)  # nobody else can have put the program there, or can change it
-        for place in dict.fromkeys([real, os.path.dirname(real), os.path.dirname(os.path.abspath(found))]):
-            if (refusal := trust.refusal(place)) is not None:
-                raise ToolchainError(f"{variable}: {found!r} is not run: {refusal}")
-        return found
+        return _trusted(found, f"{variable}: ")
     looked = list(where)
     if (path := next(filter(shutil.which, looked), None)) is not None:
-        return path
+        return _trusted(path)
     searched = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
     hint = f" or set {variable}" if variable else ""
     raise ToolchainError(f"cannot find {what}: looked in {searched}; install {install}{hint}")
+
+
+def _trusted(program: str, named_by: str = "") -> str:
+    """Return a program that nobody else can have put at its place, or can change: one rule, however it was found."""
+    real = os.path.realpath(program)
+    folders = [os.path.dirname(real), os.path.dirname(os.path.abspath(program))]
+    if not named_by and folders[-1] in _interpreter_folders():  # whoever can write there can run code here anyway
+        return program
+    for place in dict.fromkeys([real, *folders]):
+        if (refusal := trust.refusal(place)) is not None:
+            raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
+    return program

@@ -3,27 +3,33 @@
 Looked at are the root that a person named and every directory and file of an artifact below it, files through the
 descriptor that is read. Whoever owns a directory above can put another tree there, but no file of ours in it.
 
-Trusted owners are root, this user and the owner of this package, whose code runs here anyway. Nobody else may write,
-save by a group without other members (a user's own, as umask 002 supposes) or one that can write this package too.
+Trusted owners are root, this user, and the owners of this package, of the interpreter and of torch, whose code runs here
+anyway. In a user namespace without root (a rootless container) its files show the overflow uid, which is then trusted.
+Nobody else may write, save by a group without other members (a user's own, as umask 002 supposes) or one that can write
+such code too.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 
 def refusal(path: Path | str, status: os.stat_result | None = None) -> str | None:
-    """Why what is at ``path`` may be somebody else's work, or ``None``. ``status``: of the open file, where it is open.
+    """Return why the file at ``path`` may be somebody else's work, or ``None``.
+
+    Args:
+        status: of the open file, where it is open.
 
     Raises:
         OSError: there is nothing, or it cannot be seen.
     """
     status = status or os.stat(path)
-    if status.st_uid not in (0, os.geteuid(), _package().st_uid):
+    if status.st_uid not in (0, os.geteuid()) and not _is_trusted(status.st_uid):
         return f"{path} belongs to user {status.st_uid}, neither to root nor to this user ({os.geteuid()})"
     if status.st_mode & stat.S_IWOTH:
         return f"{path} can be written by everybody (chmod o-w would do)"
@@ -32,13 +38,43 @@ def refusal(path: Path | str, status: os.stat_result | None = None) -> str | Non
     return None
 
 
+def _is_trusted(uid: int) -> bool:
+    return uid == _root_as_shown("uid") or uid in (one.st_uid for one in _running_anyway())
+
+
 @cache
-def _package() -> os.stat_result:
-    return os.stat(os.path.dirname(__file__))
+def _running_anyway() -> tuple[os.stat_result, ...]:
+    """Return the status of directories whose code runs in this process: of this package, the interpreter and torch."""
+    import importlib.util
+
+    found, torch = list[os.stat_result](), None
+    with suppress(ImportError, ValueError):
+        torch = importlib.util.find_spec("torch")
+    interpreter = sys.executable or os.__file__
+    files = [__file__, interpreter, os.path.realpath(interpreter), os.__file__, (torch and torch.origin) or ""]
+    for file in filter(None, files):
+        with suppress(OSError):
+            found.append(os.stat(os.path.dirname(file)))
+    return tuple(found)
+
+
+@cache
+def _root_as_shown(kind: str) -> int:
+    """Return the uid or gid that files of the machine's root show here: in a namespace without it, the overflow one."""
+    file = f"/proc/sys/kernel/overflow{kind}"  # which belongs to root itself
+    with suppress(OSError, ValueError):
+        status = os.stat(file)
+        shown = status.st_uid if kind == "uid" else status.st_gid
+        with open(file) as text:
+            if shown == int(text.read()):
+                return shown
+    return 0
 
 
 def _is_harmless(uid: int, gid: int) -> bool:
-    if _package().st_mode & stat.S_IWGRP and _package().st_gid == gid:
+    if gid and gid == _root_as_shown("gid"):  # any group that this namespace has no number for
+        return False
+    if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in _running_anyway()):
         return True
     import grp
     import pwd
@@ -50,8 +86,10 @@ def _is_harmless(uid: int, gid: int) -> bool:
 
 
 def make_directories(path: Path) -> None:
-    """``mkdir -p`` that gives nobody else the right to write, whatever the umask."""
+    """Make a directory and its parents: whatever the umask, this user can use them and nobody else can write there."""
     for folder in reversed([path, *path.parents]):
         if not folder.is_dir():
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o755)
+                if (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o700 != 0o700:
+                    folder.chmod(mode | 0o700)

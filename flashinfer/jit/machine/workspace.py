@@ -7,7 +7,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ... import env
@@ -34,28 +35,68 @@ def refused(root: Path) -> str | None:
 
 
 def workspace() -> Path:
-    """The root of the cache, which exists and can be written, or a temporary one of this process alone, with a warning.
+    """Return the root of the cache, which can be written, or a temporary one of this process alone, with a warning.
 
     Raises:
-        WorkspaceError: neither can be written.
+        WorkspaceError: neither can be used.
     """
     root = workspace_root()
-    if root in _fallbacks or (reason := _why_not_writable(root)) is None:
+    if root in _fallbacks or (reason := _why_not_usable(root)) is None:
         return roots()[-1]
-    try:
-        _fallbacks[root] = Path(tempfile.mkdtemp(prefix="flashinfer-"))
-    except OSError as err:
-        raise WorkspaceError(
-            f"the workspace {root} cannot be written ({reason}), and neither can a temporary directory ({err}):"
-            " set FLASHINFER_WORKSPACE_DIR to a directory that can be written"
-        ) from None
+    fix = "set FLASHINFER_WORKSPACE_DIR to a directory that can be written, not on a file system mounted noexec"
+    refused = list[str]()
+    for base in env.temporary_dirs():
+        try:
+            if not is_noexec(base):
+                _fallbacks[root] = make_private(base, "flashinfer-")
+                break
+            refused.append(f"{base}: {NOEXEC}")
+        except OSError as err:
+            refused.append(f"{base}: {err.strerror or err}")
+    else:
+        also = "; ".join(refused) or "there is none"
+        raise WorkspaceError(f"the workspace {root} {reason}, and neither can a temporary directory ({also}): {fix}")
     atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
     warnings.warn(
-        f"the flashinfer workspace {root} cannot be written ({reason}): modules built now go to {_fallbacks[root]}"
-        " and are lost when this process ends; set FLASHINFER_WORKSPACE_DIR to a directory that can be written",
+        f"the flashinfer workspace {root} {reason}: modules built now go to {_fallbacks[root]}"
+        f" and are lost when this process ends; {fix}",
         stacklevel=2,
     )
     return _fallbacks[root]
+
+
+NOEXEC = "its file system is mounted noexec, so that no library in it can be loaded"
+
+
+def is_noexec(path: Path) -> bool:
+    """Return whether libraries at ``path`` cannot be loaded because its file system is mounted noexec."""
+    with suppress(OSError):
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    return False
+
+
+def make_private(parent: Path, prefix: str = "") -> Path:
+    """Make a directory that this user can use and nobody else can, whatever the umask."""
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    folder.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def scratch(parent: Path | None = None, prefix: str = "flashinfer-") -> Iterator[Path]:
+    """Give a private directory for a while: in ``parent``, else where temporary files go, else in the workspace."""
+    folder = make_private(parent, prefix) if parent is not None else _temporary(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(prefix: str) -> Path:
+    if (base := env.temporary_dir()) is not None:
+        with suppress(OSError):
+            return make_private(base, prefix)
+    return make_private(workspace(), f".{prefix}")
 
 
 def roots() -> tuple[Path, ...]:
@@ -69,6 +110,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     trust.make_directories(path.parent)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
+            os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -78,19 +120,21 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
 
 
-def _why_not_writable(root: Path) -> str | None:
+def _why_not_usable(root: Path) -> str | None:
+    if root.is_relative_to(env.NO_HOME):
+        return "cannot be written (this user's home directory is not known)"
     try:
         trust.make_directories(root)
         # Objects that an interrupted build left are linked by the next one.
         if (refusal := trust.refusal(root) or refused(root / "build")) is not None:
-            return refusal
+            return f"cannot be written ({refusal})"
         # Only a file tells: access(2) says yes to root where a mount is read-only, and a full file system makes files
         # all the same, of which a network's drops the bytes later.
         write_atomically(root / ".probe", bytes(65536))
         (root / ".probe").unlink(missing_ok=True)
     except OSError as err:
-        return err.strerror or str(err)
-    return None
+        return f"cannot be written ({err.strerror or err})"
+    return f"cannot be used ({NOEXEC})" if is_noexec(root) else None
 
 
 def _remove_if_ours(path: Path, pid: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from ...errors import ArtifactError
 from ..artifact import MANIFEST, Artifact, build_key, read, sealed, verified
 from ..machine import trust
 from ..machine.target import Target
+from ..machine.workspace import scratch
 from ..publish import publish
 from .signing import Signer, is_signature, shown
 
@@ -116,9 +116,9 @@ def install(
     manifest, library = unpack(data, wanted, trusted)
     trust.make_directories(destination.parent)
     # Looks like a publication that is under way, which loaders pass over and gc removes.
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as folder:
-        place = Path(folder) / wanted.name
-        place.mkdir(mode=0o700)
+    with scratch(destination.parent, f".{destination.name}.") as folder:
+        place = folder / wanted.name
+        trust.make_directories(place)
         for name, content in ((MANIFEST, manifest), (f"{wanted.name}.so", library)):
             (place / name).write_bytes(content)
             (place / name).chmod(0o600)

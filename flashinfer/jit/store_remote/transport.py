@@ -43,7 +43,7 @@ class _Files:
     def put(self, name: str, data: bytes, replace: bool, seconds: float) -> None:
         place = self.root / name
         trust.make_directories(place.parent)
-        handle, private = tempfile.mkstemp(dir=place.parent, prefix=".")
+        handle, private = tempfile.mkstemp(dir=place.parent, prefix=".")  # its mode is set below, whatever the umask
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

@@ -33,7 +33,11 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Open a lock file, or make it; whatever the umask, this user's other processes can open it too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with suppress(OSError):
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def share(descriptor: int) -> None:
