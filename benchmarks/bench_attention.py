@@ -99,8 +99,8 @@ def prefill(case: tuple, name: str, device: str, report: Report) -> None:  # typ
     mine, peer = both(ours, torchs, n, device)
     flops = 4 * qo_len * kv_len * qo_heads * dim / (2 if causal else 1)
     report.add(
-        name=label, qo_len=qo_len, kv_len=kv_len, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal,
-        dtype=name, ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine,
+        "GFLOP/s", flops / mine / 1e9, {"torch SDPA": flops / peer / 1e9}, more={"ms": mine * 1e3},
+        name=label, qo_len=qo_len, kv_len=kv_len, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
     )  # fmt: skip
 
 
@@ -134,9 +134,9 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
     wrapper.run(q, caches[0])
     mine, peer = both(lambda i: wrapper.run(q, caches[i]), torchs, n, device)
     report.add(
+        "GB/s", total / mine / 1e9, {"torch SDPA": total / peer / 1e9}, more={"ms": mine * 1e3},
         name="decode", batch=batch, keys=sum(lengths), longest=max(lengths), heads=f"{qo_heads}/{kv_heads}",
-        head_dim=dim, page_size=page_size, dtype=name, ms=mine * 1e3, GBps=total / mine / 1e9,
-        torch_GBps=total / peer / 1e9, vs_torch=peer / mine,
+        head_dim=dim, page_size=page_size, dtype=name,
     )  # fmt: skip
 
 

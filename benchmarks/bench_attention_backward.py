@@ -121,19 +121,19 @@ def backward(case: tuple[int, int, int, int, bool], name: str, device: str, repo
         times = in_a_row(calls if third is None else {**calls, "cudnn": third}, flops)
         mine, peer = times["ours"], times["torch"]
         if third is not None:
-            cudnn = {"cudnn_GFLOPps": flops / times["cudnn"] / 1e9, "vs_cudnn": times["cudnn"] / mine}
+            cudnn = {"cuDNN": flops / times["cudnn"] / 1e9}
     else:
         mine, peer = both(ours, torchs, 1, device)
     composed = {"composition_ms": composition_seconds(ours) * 1e3} if device == "cuda" and length <= 4096 else {}
     report.add(
-        name="prefill_backward", length=length, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
-        ms=mine * 1e3, GFLOPps=flops / mine / 1e9, torch_GFLOPps=flops / peer / 1e9, vs_torch=peer / mine, **cudnn, **composed,
+        "GFLOP/s", flops / mine / 1e9, {"torch SDPA": flops / peer / 1e9, **cudnn}, more={"ms": mine * 1e3, **composed},
+        name="gradients of prefill", length=length, heads=f"{qo_heads}/{kv_heads}", head_dim=dim, causal=causal, dtype=name,
     )  # fmt: skip
 
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    report = Report("attention_backward")
+    report = Report("gradients of prefill")
     for name in DTYPES[options.device]:
         for case in CASES[options.device]:
             length, qo_heads, kv_heads, dim, causal = case

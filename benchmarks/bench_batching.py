@@ -123,15 +123,13 @@ def main() -> None:
             for mode, measure in (("eager", eager), ("graph", graphed)):
                 found = measure(chosen, device)
                 for name, taken in found.items():
-                    versus = found["loop"] / taken if "loop" in found else float("nan")
+                    loop = {"loop": found["loop"] * 1e6} if "loop" in found and name != "loop" else {}
                     report.add(
-                        way=name, lengths=lengths, batch=batch, length=length, heads=f"{heads}/{kv_heads}", head_dim=dim,
-                        mode=mode, us=taken * 1e6, vs_loop=versus,
+                        "us", taken * 1e6, loop, name=name, lengths=lengths, batch=batch, length=length,
+                        heads=f"{heads}/{kv_heads}", head_dim=dim, mode=mode,
                     )  # fmt: skip
             if options.only in "plan":
-                report.add(
-                    way="plan", lengths=lengths, batch=batch, length=length, mode="eager", us=plan_us(plan, device)
-                )
+                report.add("us", plan_us(plan, device), name="plan", lengths=lengths, batch=batch, length=length)
     report.write(options.json)
 
 

@@ -46,12 +46,10 @@ def main() -> None:
     report = Report("build system")
     with tempfile.TemporaryDirectory() as workspace:
         for name, taken in run(BUILD.format(device=options.device), workspace):
-            report.add(name=f"cold {name}", seconds=float(taken), cpus=len(os.sched_getaffinity(0)))
+            report.add("s", float(taken), name=f"cold {name}", cpus=len(os.sched_getaffinity(0)))
         warm = [tuple(map(float, run(FIRST_CALL.format(device=options.device), workspace)[0])) for _ in range(7)]
-        report.add(name="import flashinfer after torch", ms=statistics.median(first for first, _ in warm) * 1e3)
-        report.add(
-            name="warm first call of norm in a new process", ms=statistics.median(second for _, second in warm) * 1e3
-        )
+        report.add("ms", statistics.median(first for first, _ in warm) * 1e3, name="import flashinfer after torch")
+        report.add("ms", statistics.median(second for _, second in warm) * 1e3, name="warm first call in a new process")
         aot = [
             sys.executable,
             str(ROOT / "scripts" / "build_aot.py"),
@@ -64,7 +62,7 @@ def main() -> None:
         for name in ("AOT run that copies", "AOT run with nothing to do"):
             start = time.perf_counter()
             subprocess.run(aot, env=environment, check=True, capture_output=True)
-            report.add(name=name, seconds=time.perf_counter() - start)
+            report.add("s", time.perf_counter() - start, name=name)
     report.write(options.json)
 
 

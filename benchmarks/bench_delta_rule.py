@@ -119,8 +119,8 @@ def main() -> None:
         for title, wrap in (("forward", lambda one: one), ("with backward", with_backward)):
             calls: dict[str, Callable[[], Any]] = {one: partial(wrap(form), *tensors) for one, form in forms.items()}
             times = milliseconds(calls, given.device)
-            ratios = {f"{one} over ours": times[one] / times["ours"] for one in times if one != "ours"}
-            report.add(name=name, what=title, **times, **ratios)
+            own = times.pop("ours")
+            report.add("ms", own, times, name=f"{name} {title}")
     report.write(given.json)
 
 

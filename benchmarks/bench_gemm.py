@@ -8,7 +8,7 @@ A peer of None is a product that this torch or this device has no function for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from timing import Report, arguments, seconds, sets_for
@@ -214,10 +214,11 @@ def main() -> None:
         ours, peer = in_turns(calls, options.device, sets)
         assert ours is not None
         products = 2 * parts * rows * row.n * row.k
-        numbers: dict[str, Any] = {"us": ours * 1e6, "tflops": products / ours * 1e-12, "tb_s": weights / ours * 1e-12}
-        if peer is not None:
-            numbers |= {"torch_us": peer * 1e6, "ratio": peer / ours}
-        report.add(name=row.name, groups=row.groups, rows=row.rows, n=row.n, k=row.k, top_k=row.top_k, **numbers)
+        report.add(
+            "us", ours * 1e6, {} if peer is None else {"torch": peer * 1e6},
+            more={"TFLOP/s": products / ours * 1e-12, "TB/s of weights": weights / ours * 1e-12},
+            name=row.name, groups=row.groups, rows=row.rows, n=row.n, k=row.k, top_k=row.top_k,
+        )  # fmt: skip
     report.write(options.json)
 
 

@@ -152,7 +152,7 @@ def main() -> None:
                 continue
             n = sets_for(2 * rows * cols * dtype.itemsize, device)
             copy = copy_speed(rows, cols, dtype, device, n)
-            report.add(name="copy", rows=rows, cols=cols, dtype=name, TBps=copy / 1e12)
+            report.add("TB/s", copy / 1e12, name="copy", rows=rows, cols=cols, dtype=name)
             for operator in OPERATORS:
                 if options.only not in operator.__name__:
                     continue
@@ -160,8 +160,8 @@ def main() -> None:
                 mine = seconds(ours, n, device)
                 peer = seconds(theirs, n, device)
                 report.add(
-                    name=operator.__name__, rows=rows, cols=cols, dtype=name, us=mine * 1e6, TBps=total / mine / 1e12,
-                    of_copy=total / mine / copy, torch_us=peer * 1e6, vs_torch=peer / mine,
+                    "us", mine * 1e6, {"torch": peer * 1e6}, of_floor=total / mine / copy, more={"TB/s": total / mine / 1e12},
+                    name=operator.__name__, rows=rows, cols=cols, dtype=name,
                 )  # fmt: skip
     report.write(options.json)
 

@@ -97,8 +97,8 @@ def gpu_rows(report: Report, backend: str) -> None:
         seconds = graph_time(*planned(keys, heads, page_size, backend))
         tokens = sum(keys)
         report.add(
-            batch=name, heads=heads, page_size=page_size, seconds=seconds,
-            tflops=2 * tokens * heads * 1088 / seconds / 1e12, tb=tokens * 1152 / seconds / 1e12,
+            "TFLOP/s", 2 * tokens * heads * 1088 / seconds / 1e12, name=name, heads=heads, page_size=page_size,
+            more={"us": seconds * 1e6, "TB/s": tokens * 1152 / seconds / 1e12},
         )  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def cpu_rows(report: Report) -> None:
             q, cache = torch.cat(inputs[:2], -1), torch.randn(len(keys), keys[0], 576).to(dtype)
             ours, peer = in_turns(lambda: wrapper.run(*inputs), lambda: torch_attention(q, cache))  # noqa: B023
             report.add(
-                batch=name, heads=heads, page_size=page_size, dtype=str(dtype), kv_dtype=str(kv_dtype),
-                seconds=ours[0], torch_seconds=peer[0], ratio=peer[0] / ours[0], ratio_of_cpu_time=peer[1] / ours[1],
+                "ms", ours[0] * 1e3, {"torch": peer[0] * 1e3}, more={"CPU time of torch over ours": peer[1] / ours[1]},
+                name=name, heads=heads, page_size=page_size, dtype=str(dtype), kv_dtype=str(kv_dtype),
             )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def main() -> None:
         for name, plan in plans.items():
             if options.only in name:
                 plan()
-                report.add(name=name, batch=batch, us=plan_seconds(plan, device) * 1e6)
+                report.add("us", plan_seconds(plan, device) * 1e6, name=name, batch=batch)
     if options.only in "decode.run":
         q, cache = (torch.randn(n, device=device).to(dtype) for n in ((1, 32, 128), (2, 2, 16, 8, 128)))
         decode.plan(*(int32(torch.tensor(x)) for x in ([0, 1], [0], [1])), *shape, q_data_type=dtype)
@@ -63,7 +63,7 @@ def main() -> None:
             "torch.add out=": lambda: torch.add(q, q, out=out),
         }
         for name, call in calls.items():
-            report.add(name=name, batch=1, us=host_seconds(call, device) * 1e6)
+            report.add("us", host_seconds(call, device) * 1e6, name=name, batch=1)
     report.write(options.json)
 
 

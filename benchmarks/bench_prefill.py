@@ -104,15 +104,14 @@ def ragged(heads: tuple[int, int, int, int], length: int, causal: bool, report: 
         calls[name] = peer
     flops = 2 * (qk + vo) * qo_heads * pairs([(length, length)] * batch, causal)
     times = burst(calls)
-    best = min((times[name] for name in PEERS if name in times), default=float("nan"))
+    rates = {name: flops / taken / 1e12 for name, taken in times.items()}
     under_load = {}
     if heads == HEADS[0]:
         loaded, clock = steady(calls["ours"])
-        under_load = {"steady_TFLOPps": flops / loaded / 1e12, "steady_MHz": clock}
+        under_load = {"steady TFLOP/s": flops / loaded / 1e12, "steady MHz": clock}
     report.add(
+        "TFLOP/s", rates.pop("ours"), rates, more=under_load,
         name="ragged", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{qk}:{vo}", length=length, causal=causal,
-        **{f"{name}_TFLOPps": flops / taken / 1e12 for name, taken in times.items()}, vs=best / times["ours"],
-        **under_load,
     )  # fmt: skip
 
 
@@ -130,9 +129,8 @@ def paged(name: str, requests: list[tuple[int, int]], page_size: int, report: Re
         )  # fmt: skip
         calls["ours" if backend == "auto" else backend] = lambda w=wrapper: w.run(q, cache)
     flops, times = 4 * qk * qo_heads * pairs(requests, True), burst(calls)
-    report.add(
-        name="paged", requests=name, page_size=page_size, **{f"{n}_TFLOPps": flops / t / 1e12 for n, t in times.items()}
-    )
+    rates = {n: flops / t / 1e12 for n, t in times.items()}
+    report.add("TFLOP/s", rates.pop("ours"), rates, name="paged", requests=name, page_size=page_size)
 
 
 def options(heads: tuple[int, int, int, int], length: int, causal: bool, report: Report) -> None:
@@ -171,9 +169,10 @@ def options(heads: tuple[int, int, int, int], length: int, causal: bool, report:
         calls[f"page_{page_size}"] = lambda w=wrapper, x=cache: w.run(q, x)
     times, flops = burst(calls), 4 * dim * qo_heads
     seen = {name: pairs(requests, causal, window if name == "window" else -1) for name in times}
+    rates = {n: flops * seen[n] / t / 1e12 for n, t in times.items()}
     report.add(
+        "TFLOP/s", rates.pop("plain"), more=rates,
         name="options", heads=f"{qo_heads}/{kv_heads}", head_dim=f"{dim}", length=length, causal=causal, window=window,
-        **{f"{n}_TFLOPps": flops * seen[n] / t / 1e12 for n, t in times.items()},
     )  # fmt: skip
 
 

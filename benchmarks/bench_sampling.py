@@ -9,15 +9,14 @@ bytes that must move. Two kinds of rows: flat (softmax of normal numbers) and pe
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing import Report
 
 from flashinfer import sampling
 
@@ -88,8 +87,7 @@ def host_time(call: Call, inputs: list[torch.Tensor]) -> float:
     return min(times)
 
 
-def measure(device: str, vocab: int, batches: list[int], dtype: torch.dtype, torch_too: bool) -> list[dict[str, Any]]:
-    rows = []
+def measure(report: Report, device: str, vocab: int, batches: list[int], dtype: torch.dtype, torch_too: bool) -> None:
     for batch in batches:
         size = batch * vocab * dtype.itemsize
         copies = max(2, min(64, 200_000_000 // size + 1)) if device == "cuda" else 2
@@ -99,19 +97,18 @@ def measure(device: str, vocab: int, batches: list[int], dtype: torch.dtype, tor
             for name, (reads, passes, ours, theirs) in calls(device).items():
                 inputs = logits if reads == "logits" else probs
                 timed = graph_time if device == "cuda" else host_time
-                row = dict(name=name, batch=batch, rows="flat" if scale == 1 else "peaked", us=timed(ours, inputs))
+                taken = timed(ours, inputs)
+                peers = {}
                 if torch_too:
-                    try:
-                        row["torch_us"] = timed(theirs, inputs)
-                    except RuntimeError as err:  # what cannot be captured
-                        row["torch_error"] = str(err).splitlines()[0]
-                row["floor_us"] = passes * size / COPY_TB_PER_S / 1e6
-                rows.append(row)
-                theirs_text = f"torch {row['torch_us']:8.1f}" if "torch_us" in row else ""
-                print(f"{name:22} B {batch:4} {row['rows']:6} {row['us']:8.1f} us  floor {row['floor_us']:7.1f}  "
-                      f"{theirs_text}", flush=True)  # fmt: skip
+                    with contextlib.suppress(RuntimeError):  # some of torch's forms cannot be captured
+                        peers["torch"] = timed(theirs, inputs)
+                floor = passes * size / COPY_TB_PER_S / 1e6
+                spread = "flat" if scale == 1 else "peaked"
+                report.add(
+                    "us", taken, peers, of_floor=floor / taken if device == "cuda" else None, name=name, batch=batch, vocab=vocab, rows=spread,
+                    dtype=str(dtype).removeprefix("torch."),
+                )  # fmt: skip
             del logits, probs
-    return rows
 
 
 def main() -> None:
@@ -127,14 +124,9 @@ def main() -> None:
     if args.device == "cpu":
         torch.set_num_threads(1)
     batches = [1] if args.device == "cpu" else [int(batch) for batch in args.batches.split(",")]
-    rows = measure(args.device, args.vocab, batches, getattr(torch, args.dtype), not args.no_torch)
-    if args.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-        about = dict(date=time.strftime("%Y-%m-%d"), commit=commit, torch=torch.__version__, device=args.device, gpu=gpu,
-                     vocab=args.vocab, dtype=args.dtype, python=sys.version.split()[0])  # fmt: skip
-        with open(args.json, "w") as file:
-            json.dump(dict(about=about, rows=rows), file, indent=1)
+    report = Report("sampling")
+    measure(report, args.device, args.vocab, batches, getattr(torch, args.dtype), not args.no_torch)
+    report.write(args.json)
 
 
 if __name__ == "__main__":

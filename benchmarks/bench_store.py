@@ -120,7 +120,7 @@ def main() -> None:
         for name, program in (("ours", BUILD), ("torch.utils.cpp_extension", PEER)):
             start = time.perf_counter()
             run(program, folder, given)
-            report.add(name=f"{name}: {options.modules} modules, cold", seconds=time.perf_counter() - start)
+            report.add("s", time.perf_counter() - start, name=f"{name}: {options.modules} modules, cold")
         # Alternating, so that both see the same machine.
         taken: dict[str, list[list[float]]] = {OURS: [], PEER: []}
         for _ in range(options.repeats):
@@ -130,13 +130,13 @@ def main() -> None:
             [statistics.median(column) for column in zip(*results, strict=True)] for results in taken.values()
         )
         for name, (ms, started, locks) in (("ours", ours), ("torch.utils.cpp_extension", peer)):
-            report.add(name=f"{name}: {options.modules} modules, warm", ms=ms, processes=int(started), locks=int(locks))
-        report.add(name="warm, torch's time / ours", ratio=peer[0] / ours[0])
+            report.add("ms", ms, {"torch.utils.cpp_extension": peer[0]}, name=f"{name}: {options.modules} modules, warm",
+                       processes=int(started), locks=int(locks))  # fmt: skip
         first, later = median(FOUND, folder, options.repeats, given)
-        report.add(name="look-up and verification of one that is there", first_ms=first, later_ms=later)
+        report.add("ms", first, more={"later": later}, name="lookup and verification of a hit")
         _, keys, first, later, worst = median(KEYS, folder, options.repeats)
-        report.add(name="keys of 1,000 specs", seconds=keys)
-        report.add(name="look-up of one that is not there", first_ms=first, later_ms=later, worst_ms=worst)
+        report.add("s", keys, name="keys of 1,000 specs")
+        report.add("ms", first, more={"later": later, "worst": worst}, name="lookup of a miss")
     report.write(options.json)
 
 

@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import Any
 
 Times = dict[str, float]
-UNITS = ("ms", "us")  # columns that are times of ours
-
-
-def name_of(row: dict[str, Any]) -> str:
-    """Tells a row from others: its words, and its whole numbers, which are sizes."""
-    return " ".join(f"{key}={value}" for key, value in row.items() if not isinstance(value, float) and key not in UNITS)
+TIMES = ("s", "ms", "us")  # units of times; every other unit is a rate
 
 
 def times_of(rows: list[dict[str, Any]]) -> Times:
-    return {f"{name_of(row)} {unit}": row[unit] for row in rows for unit in UNITS if isinstance(row.get(unit), float)}
+    """Return one number per row, smaller is faster: a time as it is, a rate as its inverse."""
+    return {f"{row['shape']} {row['unit']}": row["ours"] ** (1 if row["unit"] in TIMES else -1) for row in rows}
 
 
 def with_package_of(tree: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,27 +82,58 @@ def sets_for(total_bytes: int, device: str) -> int:
 
 
 class Report:
-    """Rows of a benchmark, printed as they come and kept as JSON with where and when they were measured."""
+    """Collect the rows of a benchmark, print each at once, and write them as JSON.
 
-    def __init__(self, title: str) -> None:
-        self.title, self.rows = title, []  # type: ignore[var-annotated]
+    A row says what was measured (``shape``), ours and each peer in one ``unit``, and optionally the share of the floor
+    that ours reached: bytes over the copy rate, or FLOPs over the peak. ``more`` has further numbers of ours.
+    ``benchmarks/results.py`` makes RESULTS.md of such files.
 
-    def add(self, **row: Any) -> None:
+    Args:
+        family: the table of RESULTS.md that the rows belong to.
+    """
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        unit: str,
+        ours: float,
+        peers: dict[str, float] | None = None,
+        of_floor: float | None = None,
+        more: dict[str, float] | None = None,
+        **shape: Any,
+    ) -> None:
+        """Add one row: ``ours`` and ``peers`` in ``unit``, for a problem described by ``shape``."""
+        text = " ".join(str(value) if key == "name" else f"{key}={value}" for key, value in shape.items())
+        row = {
+            "shape": text,
+            "unit": unit,
+            "ours": ours,
+            "peers": peers or {},
+            "of_floor": of_floor,
+            "more": more or {},
+        }
         self.rows.append(row)
-        print(
-            "  ".join(
-                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()
-            ),
-            flush=True,
-        )
+        numbers = {"ours": ours, **row["peers"], "of_floor": of_floor, **row["more"]}
+        print(text, unit, *(f"{key}={value:.4g}" for key, value in numbers.items() if value is not None), flush=True)
 
     def write(self, path: str | None) -> None:
+        """Write the rows with their circumstances to ``path``."""
         if path is None:
             return
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        about = {"title": self.title, "date": time.strftime("%Y-%m-%d"), "gpu": gpu, "torch": torch.__version__, "commit": commit,
-                 "threads": torch.get_num_threads()}  # fmt: skip
+        about = {
+            "benchmark": Path(sys.argv[0]).name,
+            "family": self.family,
+            "device": torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else f"CPU, {torch.get_num_threads()} threads",
+            "date": time.strftime("%Y-%m-%d"),
+            "commit": commit,
+            "torch": torch.__version__,
+        }
         Path(path).write_text(json.dumps({**about, "rows": self.rows}, indent=1) + "\n")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,16 @@ def test_the_median_sentence_is_short():
 def test_no_page_installs_the_other_project():
     for page in READ:
         assert not re.search(r"pip install [^\n]*flashinfer-python", page.read_text()), page.name
+
+
+def test_the_page_of_results_is_made_of_the_files():
+    command = [sys.executable, str(ROOT / "benchmarks" / "results.py"), "--check"]
+    assert subprocess.run(command).returncode == 0, "run: python benchmarks/results.py"
+
+
+def test_files_of_results_have_one_schema():
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        about = json.loads(path.read_text())
+        assert set(about) == {"benchmark", "family", "device", "date", "commit", "torch", "rows"}, path.name
+        for row in about["rows"]:
+            assert set(row) == {"shape", "unit", "ours", "peers", "of_floor", "more"}, path.name
