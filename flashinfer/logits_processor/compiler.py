@@ -1,4 +1,4 @@
-"""From steps to fewer steps of the same meaning."""
+"""Fusion: fewer steps of the same meaning."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["CompileError", "Compiler", "compile_pipeline"]
 
 
 class Compiler:
-    """Checks and rules, to which a caller may add."""
+    """Validity checks and fusion rules. A caller may add to both."""
 
     def __init__(self) -> None:
         self.rules: list[FusionRule] = fusion_rules()
         self.checks: list[ValidityCheck] = validity_checks()
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """One more rule; of those with one ``prio`` the last registered goes last."""
+        """Add a rule; of several with one ``prio`` the last registered goes last."""
         self.rules.append(rule)
 
     def register_validity_check(self, check: ValidityCheck) -> None:
-        """One more check."""
+        """Add a check."""
         self.checks.append(check)
 
-    def compile(self, ops: Sequence[Op]) -> list[Op]:
-        """The steps, fused.
+    def compile(self, ops: Sequence[Op], custom_validity_checks: Sequence[ValidityCheck] | None = None) -> list[Op]:
+        """Return the steps, fused. ``custom_validity_checks`` are for this call only, after all others.
 
         Raises:
             CompileError: no steps, or a check fails.
         """
         if not ops:
             raise CompileError("Pipeline cannot be empty")
-        for check in self.checks:
+        for check in (*self.checks, *(custom_validity_checks or ())):
             check(ops)
         rules = sorted(self.rules, key=lambda rule: -rule.prio)
         result, at = list(ops), 0
@@ -59,7 +59,7 @@ def compile_pipeline(
     custom_fusion_rules: Sequence[FusionRule] | None = None,
     custom_validity_checks: Sequence[ValidityCheck] | None = None,
 ) -> list[Op]:
-    """The steps, fused by the rules that all pipelines have and by these.
+    """Return the steps, fused by the builtin rules and by these.
 
     Raises:
         CompileError: no steps, or a check fails.
@@ -67,6 +67,4 @@ def compile_pipeline(
     compiler = Compiler()
     for rule in custom_fusion_rules or ():
         compiler.register_fusion_rule(rule)
-    for check in custom_validity_checks or ():
-        compiler.register_validity_check(check)
-    return compiler.compile(ops)
+    return compiler.compile(ops, custom_validity_checks)

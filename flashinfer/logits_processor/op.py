@@ -1,8 +1,7 @@
-"""The steps that processors become."""
+"""Steps of a pipeline, which processors are turned into."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,8 +10,12 @@ import torch
 from .types import TaggedTensor, TensorType
 
 
-class Op(ABC):
-    """One step: takes a tensor of type ``IN`` and returns one of type ``OUT``."""
+class Op:
+    """One step: takes a tensor of type ``IN`` and returns one of type ``OUT``.
+
+    A subclass defines ``IN``, ``OUT`` and either :meth:`run`, from tensor to tensor, or ``__call__``, from
+    :class:`TaggedTensor` to :class:`TaggedTensor`.
+    """
 
     IN: ClassVar[TensorType]
     OUT: ClassVar[TensorType]
@@ -22,14 +25,23 @@ class Op(ABC):
 
     @property
     def name(self) -> str:
-        """The class's."""
+        """Name of the class."""
         return type(self).__name__
 
-    @abstractmethod
     def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
-        """What the step computes, with the parameters of a call."""
+        """Compute the step with the parameters of a call.
+
+        Raises:
+            TypeError: the subclass defines neither this nor ``__call__``.
+        """
+        raise TypeError(f"{self.name}: got a class without run or __call__, wanted one of them")
 
     def __call__(self, tensor: TaggedTensor, **runtime: Any) -> TaggedTensor:
+        """Run the step.
+
+        Raises:
+            ValueError: a tensor of another type than ``IN``.
+        """
         if tensor.type != self.IN:
             raise ValueError(f"{self.name}: got a tensor of {tensor.type.name}, wanted {self.IN.name}")
         return TaggedTensor(self.run(tensor.data, runtime), self.OUT)
@@ -39,13 +51,14 @@ class Op(ABC):
 
 
 class ParameterizedOp(Op):
-    """A step with parameters that a call gives, or the constructor where the call does not."""
+    """A step with parameters. A call gives them, or else the constructor."""
 
     def parameter(self, name: str, runtime: dict[str, Any]) -> Any:
-        """Of this call.
+        """Return a parameter of this call, of any name: a number or a tensor.
 
         Raises:
-            ValueError: nobody has given it, or a number that cannot be.
+            ValueError: it is missing, is neither a number nor a tensor, or is out of the range that a builtin
+                parameter has.
         """
         value = runtime.get(name, self.params.get(name))
         if value is None:
@@ -54,13 +67,13 @@ class ParameterizedOp(Op):
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self.name}: {name}: got {type(value).__name__}, wanted a number or a tensor")
-        wanted = _WANTED[name]
-        if not wanted[1](value):
-            raise ValueError(f"{self.name}: {name}: got {value}, wanted {wanted[0]}")
+        wanted, fits = _RANGES.get(name, ("a number", lambda x: True))
+        if not fits(value):
+            raise ValueError(f"{self.name}: {name}: got {value}, wanted {wanted}")
         return value
 
 
-_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("a positive number", lambda x: x > 0),
     "top_k": ("a positive integer", lambda x: isinstance(x, int) and x > 0),
     "top_p": ("a number above 0, at most 1", lambda x: 0 < x <= 1),

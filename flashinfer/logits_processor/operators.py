@@ -13,13 +13,31 @@ from .types import TensorType
 
 
 def _draws(op: Op, runtime: dict[str, Any]) -> dict[str, Any]:
-    """What functions that draw take besides their filters."""
+    """Return the arguments that all functions that draw take."""
     given = {name: runtime.get(name) for name in ("indices", "generator", "seed", "offset", "slot")}
     return given | {"deterministic": op.params.get("deterministic", True)}
 
 
-def _column(number: Any, like: torch.Tensor) -> Any:
-    """One number for each row."""
+def _of_rows(op: Op, name: str, number: Any, like: torch.Tensor) -> Any:
+    """Return a number or a tensor that has one number for each row.
+
+    Raises:
+        ValueError: a tensor of another shape, or on another device.
+    """
+    if not isinstance(number, torch.Tensor) or number.dim() == 0:
+        return number
+    if number.shape != like.shape[:1]:
+        raise ValueError(
+            f"{op.name}: {name}: got shape {list(number.shape)}, wanted [{like.shape[0]}], one for each row"
+        )
+    if number.device != like.device:
+        raise ValueError(f"{op.name}: {name}: got one on {number.device}, wanted the input's device, {like.device}")
+    return number
+
+
+def _column(op: ParameterizedOp, name: str, runtime: dict[str, Any], like: torch.Tensor) -> Any:
+    """Return a parameter of a call in a form that divides or multiplies rows of ``like``."""
+    number = _of_rows(op, name, op.parameter(name, runtime), like)
     return number.to(like.dtype).unsqueeze(-1) if isinstance(number, torch.Tensor) and number.dim() == 1 else number
 
 
@@ -29,7 +47,7 @@ class TemperatureOp(ParameterizedOp):
     IN, OUT = TensorType.LOGITS, TensorType.LOGITS
 
     def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
-        return tensor / _column(self.parameter("temperature", runtime), tensor)  # type: ignore[no-any-return]
+        return tensor / _column(self, "temperature", runtime, tensor)  # type: ignore[no-any-return]
 
 
 class SoftmaxOp(Op):
@@ -74,7 +92,7 @@ class MinPOp(ParameterizedOp):
     IN, OUT = TensorType.PROBS, TensorType.PROBS
 
     def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
-        least = tensor.amax(dim=-1, keepdim=True) * _column(self.parameter("min_p", runtime), tensor)
+        least = tensor.amax(dim=-1, keepdim=True) * _column(self, "min_p", runtime, tensor)
         kept = torch.where(tensor >= least, tensor, 0)
         return kept / kept.sum(dim=-1, keepdim=True)
 
@@ -164,8 +182,9 @@ class FusedSoftmaxFilterSampleOp(ParameterizedOp):
             # What is done before the draw is done by rows, also where there are as many draws as rows.
             rows = given["indices"].long().clamp(0, tensor.shape[0] - 1)
             for name in ("temperature", "top_k") if masks else ("temperature",):
-                if isinstance(numbers.get(name), torch.Tensor):
-                    numbers[name] = numbers[name][rows]
+                number = _of_rows(self, name, numbers.get(name), tensor)
+                if isinstance(number, torch.Tensor) and number.dim() == 1:
+                    numbers[name] = number[rows]
         del given["deterministic"]
         draws = Draws(check_nan=False, **given)
         return draw(  # type: ignore[return-value]

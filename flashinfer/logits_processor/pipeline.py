@@ -1,4 +1,4 @@
-"""Pipelines: processors in a row, compiled into as few steps as there are functions for."""
+"""Pipelines of processors, compiled into as few steps as the library has functions for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .compiler import compile_pipeline
 from .fusion_rules import FusionRule
-from .legalization import legalize_processors
+from .legalization import infer_initial_type, legalize_processors
 from .op import Op
 from .processors import LogitsProcessor
 from .types import TaggedTensor, TensorType
@@ -47,18 +47,27 @@ class LogitsPipe:
         self.custom_fusion_rules, self.custom_validity_checks = custom_fusion_rules, custom_validity_checks
         self.compiled_ops: list[Op] | None = None
         try:
-            self.ops, self.initial_type = legalize_processors(self.processors, input_type)
+            self.initial_type = infer_initial_type(self.processors) if input_type is None else input_type
+            self.ops = legalize_processors(self.processors, self.initial_type)
             if compile:
                 self.compile()
         except ValueError as err:
             raise ValueError(f"Pipeline creation failed: {err}") from err
 
-    def compile(self) -> None:
-        """Fuse the steps.
+    def compile(
+        self,
+        custom_fusion_rules: Sequence[FusionRule] | None = None,
+        custom_validity_checks: Sequence[ValidityCheck] | None = None,
+    ) -> None:
+        """Fuse the steps. Rules and checks given here replace those of the constructor.
 
         Raises:
             CompileError: the steps make no pipeline.
         """
+        if custom_fusion_rules is not None:
+            self.custom_fusion_rules = custom_fusion_rules
+        if custom_validity_checks is not None:
+            self.custom_validity_checks = custom_validity_checks
         self.compiled_ops = compile_pipeline(self.ops, self.custom_fusion_rules, self.custom_validity_checks)
 
     def __call__(self, x: torch.Tensor | TaggedTensor, **runtime: Any) -> torch.Tensor:
@@ -77,6 +86,8 @@ class LogitsPipe:
         for number, op in enumerate(ops):
             try:
                 tensor = op(tensor, **runtime)
+                if not isinstance(tensor, TaggedTensor):
+                    raise TypeError(f"got {type(tensor).__name__}, wanted a TaggedTensor of {op.OUT.name}")
             except (TypeError, ValueError, IndexError) as err:
                 raise ValueError(f"Error executing operator {number} ({op.name}): {err}") from err
         return tensor.data

@@ -1,4 +1,4 @@
-"""What a pipeline is written in: processors, which become steps once the type of their input is known."""
+"""Processors, from which a pipeline is written. Each becomes steps once the type of its input is known."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from .types import TensorType
 
 
 class LogitsProcessor(ABC):
-    """A step of a pipeline, for each type of tensor that it takes."""
+    """A part of a pipeline: :meth:`legalize` returns its steps for the type of its input.
 
-    INPUTS: ClassVar[tuple[TensorType, ...]]
+    ``INPUTS`` lists the types that it takes. ``None``, the default: every type for which ``legalize`` returns steps
+    and raises no ``ValueError`` (a ``LegalizationError`` is one).
+    """
+
+    INPUTS: ClassVar[tuple[TensorType, ...] | None] = None
 
     def __init__(self, **params: Any) -> None:
         self.params = params
 
     @abstractmethod
     def legalize(self, input_type: TensorType) -> list[Op]:
-        """The steps for a tensor of this type, one of ``INPUTS``."""
+        """Return the steps for a tensor of this type, one of ``INPUTS``."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -60,7 +64,8 @@ class Softmax(LogitsProcessor):
 
 
 class TopK(LogitsProcessor):
-    """Keep the ``top_k`` largest, a parameter of the call. With ``joint_topk_topp`` a TopP behind it sees what this one saw."""
+    """Keep the ``top_k`` largest, a parameter of the call. With ``joint_topk_topp`` the TopP after it
+    filters the input of this one."""
 
     INPUTS = (TensorType.LOGITS, TensorType.PROBS)
 

@@ -8,11 +8,14 @@ import torch
 from flashinfer import sampling
 from flashinfer.logits_processor import (
     CompileError,
+    Compiler,
     FusionRule,
     LegalizationError,
     LogitsPipe,
+    LogitsProcessor,
     MinP,
     Op,
+    ParameterizedOp,
     Sample,
     Softmax,
     TaggedTensor,
@@ -23,7 +26,13 @@ from flashinfer.logits_processor import (
     compile_pipeline,
     legalize_processors,
 )
-from flashinfer.logits_processor.operators import FusedProbsTopKTopPSampleOp, LogitsTopKOp, SoftmaxOp
+from flashinfer.logits_processor.operators import (
+    FusedProbsTopKTopPSampleOp,
+    LogitsTopKOp,
+    ProbsTopKOp,
+    SoftmaxOp,
+    TemperatureOp,
+)
 
 RANDOM = dict(seed=3, offset=4)
 LOGITS, PROBS = TensorType.LOGITS, TensorType.PROBS
@@ -167,3 +176,148 @@ def test_rules_and_checks_of_the_callers():
     joint = LogitsPipe([TopK(joint_topk_topp=True), TopP(), Sample(deterministic=False)], input_type=PROBS)
     (fused,) = joint.compiled_ops
     assert isinstance(fused, FusedProbsTopKTopPSampleOp) and fused.params["deterministic"] is False
+
+
+class Shifted(ParameterizedOp):
+    """A step of a user's, with a parameter of its own."""
+
+    IN, OUT = LOGITS, LOGITS
+
+    def run(self, tensor, runtime):
+        return tensor + self.parameter("bias", runtime)
+
+
+class Tagged(Op):
+    """A step that defines ``__call__`` and no ``run``, as FlashInfer's users write it."""
+
+    IN, OUT = LOGITS, LOGITS
+
+    def __call__(self, tensor, **runtime):
+        return TaggedTensor(tensor.data * runtime["by"], self.OUT)
+
+
+class Bias(LogitsProcessor):
+    """A processor without ``INPUTS``; ``legalize`` says what it takes."""
+
+    def __init__(self, step=Shifted, **params):
+        super().__init__(**params)
+        self.step = step
+
+    def legalize(self, input_type):
+        if input_type != LOGITS:
+            raise LegalizationError("takes logits")
+        return [self.step(**self.params)]
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_processor_of_the_users(as_tensor, device):
+    logits = torch.randn(3, 40, device=device)
+    bias = torch.randn(40, device=device) if as_tensor else -2.5
+    pipe = LogitsPipe([Bias(), Bias(Tagged), Softmax(), TopP(), Sample()])
+    assert pipe.initial_type == LOGITS
+    assert [op.name for op in pipe.ops] == ["Shifted", "Tagged", "SoftmaxOp", "TopPOp", "ProbsSampleOp"]
+    assert [op.name for op in pipe.compiled_ops] == ["Shifted", "Tagged", "FusedSoftmaxFilterSampleOp"]
+    want = sampling.top_p_sampling_from_probs(sampling.softmax((logits + bias) * 0.5), 0.6, **RANDOM)
+    assert pipe(logits, bias=bias, by=0.5, top_p=0.6, **RANDOM).equal(want)
+    assert LogitsPipe([Bias(bias=bias)])(logits).equal(logits + bias)
+    with pytest.raises(ValueError, match=r"Error executing operator 0 \(Shifted\): .*needs the parameter bias"):
+        pipe(logits, by=0.5, top_p=0.6)
+    with pytest.raises(ValueError, match="Shifted: bias: got str, wanted a number or a tensor"):
+        pipe(logits, bias="much", by=0.5, top_p=0.6)
+
+
+def test_what_a_users_processor_may_not_do():
+    class Nothing(Op):
+        IN, OUT = LOGITS, LOGITS
+
+    class Bare(Nothing):
+        def __call__(self, tensor, **runtime):
+            return tensor.data
+
+    class Anything(LogitsProcessor):
+        def legalize(self, input_type):
+            return [LogitsTopKOp() if input_type == LOGITS else ProbsTopKOp()]
+
+    class Steps(LogitsProcessor):
+        INPUTS = (LOGITS,)
+
+        def __init__(self, steps):
+            super().__init__()
+            self.steps = steps
+
+        def legalize(self, input_type):
+            return self.steps
+
+    x = torch.randn(2, 9)
+    with pytest.raises(ValueError, match=r"operator 0 \(Nothing\): Nothing: got a class without run or __call__"):
+        LogitsPipe([Steps([Nothing()])])(x)
+    with pytest.raises(ValueError, match=r"operator 0 \(Bare\): got Tensor, wanted a TaggedTensor of LOGITS"):
+        LogitsPipe([Steps([Bare()])])(x)
+    for steps in ([], None, Nothing(), [3]):
+        with pytest.raises(ValueError, match="wanted a list of Op"):
+            LogitsPipe([Steps(steps)])
+    with pytest.raises(ValueError, match="Cannot infer input type: Anything takes LOGITS and PROBS, wanted input_type"):
+        LogitsPipe([Anything()])
+    assert LogitsPipe([Softmax(), Anything()]).ops[1].name == "ProbsTopKOp"
+    with pytest.raises(ValueError, match=r"processor 1 \(Bias\): got PROBS, wanted LOGITS"):
+        LogitsPipe([Softmax(), Bias()])
+    with pytest.raises(TypeError, match="abstract"):
+        LogitsProcessor()
+
+
+def test_legalize_processors_returns_a_list():
+    ops = legalize_processors([Temperature(), Softmax(), TopP()])
+    assert isinstance(ops, list) and [op.name for op in ops] == ["TemperatureOp", "SoftmaxOp", "TopPOp"]
+    assert [op.name for op in legalize_processors([TopK()], PROBS)] == ["ProbsTopKOp"]
+    assert [op.name for op in compile_pipeline(ops)] == ["FusedTemperatureSoftmaxOp", "TopPOp"]
+    with pytest.raises(LegalizationError, match="Cannot infer input type"):
+        legalize_processors([TopK()])
+
+
+def test_checks_and_rules_of_compile():
+    seen = []
+
+    def refuse(ops):
+        seen.append([op.name for op in ops])
+        raise CompileError("not today")
+
+    pipe = LogitsPipe([Temperature(), Softmax()], compile=False)
+    with pytest.raises(CompileError, match="not today"):
+        pipe.compile(custom_validity_checks=[refuse])
+    assert seen == [["TemperatureOp", "SoftmaxOp"]] and pipe.compiled_ops is None
+    rule = FusionRule((TemperatureOp, SoftmaxOp), lambda ops: True, lambda ops: Tagged(), prio=1000)
+    pipe.compile(custom_fusion_rules=[rule], custom_validity_checks=[])
+    assert [op.name for op in pipe.compiled_ops] == ["Tagged"]
+    compiler = Compiler()
+    with pytest.raises(CompileError, match="not today"):
+        compiler.compile(pipe.ops, custom_validity_checks=[refuse])
+    assert [op.name for op in compiler.compile(pipe.ops)] == ["FusedTemperatureSoftmaxOp"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "processors, name",
+    [
+        ([Temperature()], "temperature"),
+        ([Temperature(), Softmax()], "temperature"),
+        ([Softmax(), MinP()], "min_p"),
+        ([Softmax(), TopP()], "top_p"),
+        ([TopK()], "top_k"),
+        ([Softmax(), MinP(), Sample()], "min_p"),
+        ([Temperature(), Softmax(), MinP(), Sample()], "temperature"),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:this LogitsPipe is not compiled")
+def test_parameters_of_a_wrong_length_are_named(processors, name, compiled, device):
+    pipe = LogitsPipe(processors, compile=compiled, input_type=LOGITS)
+    x, rows = torch.randn(4, 20, device=device), torch.tensor([0, 0, 3, 1, 2], device=device)
+    fine = {"temperature": 0.7, "min_p": 0.1}
+    for given in (dict(), dict(indices=rows)) if isinstance(processors[-1], Sample) else (dict(),):
+        for shape in ((3,), (7,), (4, 1)):
+            wrong = torch.ones(shape, device=device).to(torch.int32 if name == "top_k" else torch.float32)
+            with pytest.raises(ValueError, match=r"Error executing operator \d"):
+                pipe(x, **{**fine, name: wrong}, **given)
+    if device != "cpu" and name == "temperature":
+        with pytest.raises(ValueError, match="cpu"):
+            pipe(x, **{**fine, name: torch.ones(4)})
