@@ -45,8 +45,8 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
                        const OptionalTensor& gk, const OptionalTensor& beta, const OptionalTensor& a_log,
                        const OptionalTensor& dt_bias, const OptionalTensor& state_indices,
                        const OptionalTensor& output_indices, const OptionalTensor& snapshots, double scale,
-                       const OptionalTensor& scale_tensor, int64_t beta_sigmoid, bool l2norm, bool v_first,
-                       bool update_state) {
+                       const OptionalTensor& scale_tensor, double lower_bound, int64_t beta_sigmoid, bool l2norm,
+                       bool v_first, bool update_state) {
   const Check check("delta_rule_step");
   const DeltaRuleArguments args(check, q, k, v, g, gk, beta, {}, scale, scale_tensor, l2norm, v_first, false);
   const DeltaRuleInputs& in = args.inputs;
@@ -59,18 +59,26 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
   }
   args.state_shape(pool, state_indices || output_indices ? -1 : in.batch_size);
   DeltaRuleParams params{};
-  const auto per_head = [&](const OptionalTensor& tensor, const char* name) -> const float* {
+  const auto per_head = [&](const OptionalTensor& tensor, const char* name, bool rows) -> const float* {
     if (!tensor) return nullptr;
     const View arg(*tensor, name);
     check.dtype(arg, {DType::kFloat32});
-    check.shape(arg, {in.num_value_heads});
+    if (rows) {
+      check.shape(arg, {in.num_value_heads, in.key_dim});
+    } else {
+      check.shape(arg, {in.num_value_heads});
+    }
     check.same_device(arg, args.q);
     check.contiguous(arg);
     return static_cast<const float*>(arg.data);
   };
-  params.a_log = per_head(a_log, "A_log");
-  params.dt_bias = per_head(dt_bias, "dt_bias");
-  check.that(!a_log || g, "g", "got None, wanted the raw gate that A_log is for");
+  params.raw_rows = a_log && gk && !g;
+  params.a_log = per_head(a_log, "A_log", false);
+  params.dt_bias = per_head(dt_bias, "dt_bias", params.raw_rows);
+  params.lower_bound = static_cast<float>(lower_bound);
+  check.that(!a_log || g || gk, "g", "got None, wanted the raw gate that A_log is for");
+  check.that(lower_bound <= 0, "lower_bound", "got a number above 0, wanted one below, or 0 for none");
+  check.that(lower_bound == 0 || a_log, "A_log", "got None, wanted it for lower_bound");
   check.that(!dt_bias || a_log, "A_log", "got None, wanted it beside dt_bias");
   check.that(beta_sigmoid == 0 || beta, "beta", "got None, wanted logits");
   const auto slots = [&](const OptionalTensor& tensor, const char* name) -> Indices {

@@ -21,12 +21,18 @@ from __future__ import annotations
 import torch
 
 from ._delta_rule.arguments import (
+    PACKED,
+    check_bound,
     check_chunk,
+    check_floats,
     check_logarithms,
     check_rank,
+    check_table,
+    check_tokens,
     checked_scale,
     dense,
     gate,
+    indices,
     mistake,
     numbers,
     promoted,
@@ -60,7 +66,7 @@ def _run(
     beta: torch.Tensor | None, scale: float | None, initial_state: torch.Tensor | None, output_final_state: bool,
     l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool, chunked: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    number = checked_scale(function, q, k, v, scale)
+    number = checked_scale(function, q, scale)
     if q.device.type in BACKENDS and torch.is_autocast_enabled(q.device.type):
         q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
     dtype_of_v = v.dtype
@@ -69,7 +75,7 @@ def _run(
     check_logarithms(function, "gk", gk)
     state = numbers(function, "initial_state", initial_state, state_dtype(q))
     o, final = delta_rule_operator(
-        dense(q), dense(k), dense(v), g, gk, beta, state, cu_seqlens, number, output_final_state, l2norm, v_first,
+        dense(q), dense(k), dense(v), g, gk, beta, state, indices(function, "cu_seqlens", cu_seqlens), number, output_final_state, l2norm, v_first,
         chunked,
     )  # fmt: skip
     return o.to(dtype_of_v), final if output_final_state else None
@@ -100,8 +106,8 @@ def fused_recurrent_delta_rule(
         initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of sequences.
         output_final_state: whether to return the last states.
         use_qk_l2norm_in_kernel: divide q and k by ``sqrt(sum(x ** 2) + 1e-6)`` first.
-        cu_seqlens: ``[N + 1]``, int32 or int64: offsets of N sequences that lie behind each other in a batch of 1. On
-            CUDA its values are never read on the host.
+        cu_seqlens: ``[N + 1]`` integers: offsets of N sequences that follow each other in a batch of 1. On CUDA its
+            values are never read on the host.
         state_v_first: states are ``[N, HV, V, K]``.
 
     Returns:
@@ -112,6 +118,7 @@ def fused_recurrent_delta_rule(
         TypeError: dtypes that do not fit.
     """
     name = "fused_recurrent_delta_rule"
+    check_tokens(name, q, k, v)
     return _run(
         name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
@@ -141,8 +148,9 @@ def chunk_delta_rule(
         chunk_size: 16, 32 or 64, a hint.
     """
     name = "chunk_delta_rule"
+    check_tokens(name, q, k, v)
     check_chunk(name, chunk_size)
-    check_rank(name, 3, "", beta=beta)
+    check_rank(name, 3, f", or two in {PACKED}", beta=beta)
     return _run(
         name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
@@ -171,7 +179,7 @@ def fused_recurrent_gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated DeltaNet's recurrence, token by token, in float32, with a gradient.
 
-    What is not named here is as in :func:`fused_recurrent_delta_rule`, errors too.
+    Other arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
 
     Args:
         g: ``[B, T, HV]``, any float dtype, **natural logarithms** of decays, at most 0, ``-inf`` among them.
@@ -183,6 +191,7 @@ def fused_recurrent_gated_delta_rule(
         allow_neg_eigval: twice the sigmoid of beta.
     """
     name = "fused_recurrent_gated_delta_rule"
+    check_tokens(name, q, k, v)
     if gv is not None:
         raise mistake(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
     dtype = state_dtype(q, k, v)
@@ -225,8 +234,9 @@ def chunk_gated_delta_rule(
     flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states ``[N, HV, V, K]``.
     """
     name = "chunk_gated_delta_rule"
+    check_tokens(name, q, k, v)
     check_chunk(name, chunk_size)
-    check_rank(name, 3, "", beta=beta)
+    check_rank(name, 3, f", or two in {PACKED}", beta=beta)
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
@@ -256,7 +266,7 @@ def fused_recurrent_kda(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Kimi Delta Attention: each row of the state decays by itself. In float32, token by token, with a gradient.
 
-    What is not named here is as in :func:`fused_recurrent_gated_delta_rule`, errors too.
+    Other arguments, results and errors are those of :func:`fused_recurrent_gated_delta_rule`.
 
     Args:
         g: ``[B, T, HV, K]``, any float dtype, **natural logarithms** of decays, at most 0.
@@ -266,6 +276,7 @@ def fused_recurrent_kda(
         lower_bound: with ``use_gate_in_kernel``, it is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` in its place.
     """
     name = "fused_recurrent_kda"
+    check_tokens(name, q, k, v)
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
@@ -305,6 +316,7 @@ def chunk_kda(
         chunk_size: 32 or 64, a hint.
     """
     name = "chunk_kda"
+    check_tokens(name, q, k, v)
     check_chunk(name, chunk_size, (32, 64))
     if safe_gate and (lower_bound is None or lower_bound < -5):
         raise mistake(name, "lower_bound", f"got {lower_bound}, wanted -5 or more beside safe_gate")
@@ -333,6 +345,7 @@ def delta_rule_step(
     dt_bias: torch.Tensor | None = None,
     beta_is_logit: bool = False,
     allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     state_v_first: bool = False,
@@ -342,20 +355,22 @@ def delta_rule_step(
     update_state: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token of each sequence, or a few, on a pool of states that is changed in place: a step of decoding.
+    """Take one token of each sequence, or a few, into a pool of states that is changed in place: a step of decoding.
 
     Args:
-        q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, T being small.
+        q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, with a small T.
         state: ``[slots, HV, K, V]`` (``state_v_first``: ``[slots, HV, V, K]``), float32, float16 or bfloat16,
             contiguous. Computed in float32 and rounded once, when it is stored.
-        g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too.
-        gk: ``[B, T, HV, K]``.
-        A_log: ``[HV]``: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, computed in the kernel.
-        dt_bias: ``[HV]``.
+        g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too. g is the **natural logarithm** of the decay, at most 0.
+        gk: ``[B, T, HV, K]``, one logarithm for each row of the state; g and gk together add.
+        A_log: ``[HV]``: g is raw, and the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, computed in the
+            kernel. Without g, gk is raw: one gate for each channel.
+        dt_bias: ``[HV]``; of a raw gk ``[HV, K]``, flat or not.
         beta_is_logit: beta is its sigmoid, twice that with ``allow_neg_eigval``.
-        state_indices: ``[B]``, int32 or int64, the slot that a sequence reads and writes; of one that the pool lacks, as
-            a negative one, o is 0 and nothing is written. ``None``: slot b.
-        output_indices: ``[B]``, the slot that is written in its place; none is where the pool lacks it.
+        lower_bound: below 0, with A_log: the logarithm is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` instead.
+        state_indices: ``[B]`` integers, the slot that a sequence reads and writes. A sequence whose slot is not in the
+            pool, for example a negative one, has an o of 0 and writes nothing. ``None``: slot b.
+        output_indices: ``[B]`` integers, the slot that is written instead; none is where the pool lacks it.
         snapshots: ``[B, at least T, HV, ...]`` of state's dtype, receives the state after each token.
         update_state: ``False`` leaves the pool as it was.
         out: ``[B, T, HV, V]`` of q's dtype.
@@ -364,21 +379,35 @@ def delta_rule_step(
         ``[B, T, HV, V]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: shapes or devices that do not fit; on the CPU also a g or gk above 0 that is not raw. On CUDA those
+            values are not read: a look would wait for the device and fail in a capture.
+        TypeError: dtypes that do not fit; a state of 8 bits, which has no scale.
         GradientError: a tensor wants a gradient.
     """
     name = "delta_rule_step"
-    number, dtype = checked_scale(name, q, k, v, scale), state_dtype(q)
+    check_tokens(name, q, k, v)
+    number, dtype = checked_scale(name, q, scale), state_dtype(q)
     if allow_neg_eigval and not beta_is_logit:
-        raise mistake(name, "allow_neg_eigval", "got True, wanted beta_is_logit beside it")
+        raise mistake(name, "allow_neg_eigval", "got True, wanted beta_is_logit with it")
+    check_bound(name, lower_bound)
+    check_floats(name, "state", state)
     if out is not None:
         check_form(name, "out", out, v.shape, v.device, v.dtype)
+    raw_rows = A_log is not None and g is None and gk is not None
+    bias = numbers(name, "dt_bias", dt_bias, torch.float32)
+    if bias is not None and raw_rows:
+        rows = v.shape[2], q.shape[3]
+        check_table(name, "dt_bias", bias, rows)
+        bias = bias.reshape(rows)
+    gates = numbers(name, "g", g, dtype), numbers(name, "gk", gk, dtype)
+    if A_log is None:
+        check_logarithms(name, "g", gates[0])
+    if not raw_rows:
+        check_logarithms(name, "gk", gates[1])
     result = delta_rule_step_operator(
-        dense(q), dense(k), dense(v), state, numbers(name, "g", g, dtype), numbers(name, "gk", gk, dtype),
-        numbers(name, "beta", beta, dtype), numbers(name, "A_log", A_log, torch.float32),
-        numbers(name, "dt_bias", dt_bias, torch.float32), state_indices, output_indices, snapshots,
-        *scalar(number, q.device), (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel,
-        state_v_first, update_state,
+        dense(q), dense(k), dense(v), state, *gates, numbers(name, "beta", beta, dtype),
+        numbers(name, "A_log", A_log, torch.float32), bias, indices(name, "state_indices", state_indices),
+        indices(name, "output_indices", output_indices), snapshots, *scalar(number, q.device), lower_bound or 0.0,
+        (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel, state_v_first, update_state,
     )  # fmt: skip
     return result if out is None else out.copy_(result)

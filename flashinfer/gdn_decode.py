@@ -7,7 +7,7 @@ import warnings
 
 import torch
 
-from ._delta_rule.arguments import check_rank, mistake
+from ._delta_rule.arguments import check_rank, check_tokens, indices, mistake
 from ._ops.sizes import differs
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
@@ -21,7 +21,7 @@ def _step(
     use_qk_l2norm: bool, v_first: bool, backend: str, indices: torch.Tensor | None = None,
     output_indices: torch.Tensor | None = None, snapshots: torch.Tensor | None = None, update: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    check_rank(name, 4, "", q=q, k=k, v=v)
+    check_tokens(name, q, k, v)
     if backend not in ("auto", "flashinfer"):
         raise ValueError(f"{name}: backend: got {backend!r}, wanted 'auto' or 'flashinfer'")
     if state is None:
@@ -161,7 +161,7 @@ def gated_delta_rule_mtp(
         ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
     """
     name = "gated_delta_rule_mtp"
-    check_rank(name, 4, "", q=q, k=k, v=v)
+    check_tokens(name, q, k, v)
     if disable_state_update is None:
         text = f"{name}: disable_state_update: got None, which is True and will be False: say which"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -177,17 +177,20 @@ def gated_delta_rule_mtp(
         )  # fmt: skip
     if intermediate_states_buffer is not None:
         raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
-    for what, slots, shape in (
-        ("ssm_state_indices", ssm_state_indices, q.shape[:2]),
-        ("initial_state_indices", initial_state_indices, q.shape[:1]),
+    each = indices(name, "ssm_state_indices", ssm_state_indices)
+    first = indices(name, "initial_state_indices", initial_state_indices)
+    for what, given_slots, table, shape in (
+        ("ssm_state_indices", ssm_state_indices, each, q.shape[:2]),
+        ("initial_state_indices", initial_state_indices, first, q.shape[:1]),
     ):
-        check_form(name, what, slots, shape, q.device, torch.int32, torch.int64)
+        check_form(name, what, given_slots if table is None else table, shape, q.device, torch.int32, torch.int64)
+    assert each is not None and first is not None
     if output is not None:
         check_form(name, "output", output, v.shape, v.device, v.dtype)
     if not disable_state_update:
         raise ValueError(f"{name}: disable_state_update: got False, wanted True beside ssm_state_indices")
     # Each token reads the slot that the one before it wrote; a sequence that has lost its state has none from there on.
-    slots = torch.cat([initial_state_indices[None], ssm_state_indices.t()])
+    slots = torch.cat([first[None], each.t()])
     lost = ((slots < 0) | (slots >= initial_state.shape[0])).cumsum(0) > 0
     slots = slots.masked_fill(lost, -1)
     parts = []

@@ -8,21 +8,44 @@ from __future__ import annotations
 
 import torch
 
-from ._delta_rule.arguments import check_rank
+from ._delta_rule.arguments import check_floats, check_rank
+from ._ops.numbers import whole
 from ._ops.tensors import can_be_looked_at, check_form
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
+from .errors import UnsupportedError
 
 __all__ = ["chunk_gated_delta_rule"]
 
-_NAME = "chunk_gated_delta_rule"
+_NAME, _BY_TOKENS = "chunk_gated_delta_rule", "flashinfer.delta_rule.chunk_gated_delta_rule"
 
 
 def _wanted(argument: str, got: object, wanted: str) -> ValueError:
     return ValueError(f"{_NAME}: {argument}: got {got}, wanted {wanted}")
 
 
+def _refuse(
+    checkpoints: torch.Tensor | None, starts: torch.Tensor | None, every: int, use_cp: str | bool,
+    state_indices: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Refuse what has no kernel, and first what no kernel could serve."""
+    given = {"state_checkpoints": checkpoints, "checkpoint_cu_starts": starts}
+    if whole(_NAME, "checkpoint_every_n_tokens", every) < 0 or every % 64:
+        raise _wanted("checkpoint_every_n_tokens", every, "0 or a positive multiple of 64")
+    for name, tensor in given.items():
+        if (tensor is None) != (every == 0):
+            wanted = "None with checkpoint_every_n_tokens=0" if every == 0 else f"a tensor for every {every} tokens"
+            raise _wanted(name, type(tensor).__name__, wanted)
+    if use_cp not in ("auto", True, False):
+        raise _wanted("use_cp", repr(use_cp), "'auto', True or False")
+    for name, asked in {
+        "checkpoint_every_n_tokens": every != 0, "use_cp": use_cp is True, "state_indices": state_indices is not None,
+    }.items():  # fmt: skip
+        if asked:
+            raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; leave it at its default")
+
+
 def _heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """``[T, h, n]`` as ``[1, T, count, n]``: each head as often as it is read."""
+    """Return ``[T, h, n]`` as ``[1, T, count, n]``: each head as often as it is read."""
     return (tensor if tensor.shape[1] == count else tensor.repeat_interleave(count // tensor.shape[1], 1))[None]
 
 
@@ -39,26 +62,38 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     output: torch.Tensor | None = None,
     output_state: torch.Tensor | None = None,
+    state_checkpoints: torch.Tensor | None = None,
+    checkpoint_cu_starts: torch.Tensor | None = None,
+    checkpoint_every_n_tokens: int = 0,
+    use_cp: str | bool = "auto",
+    state_indices: torch.Tensor | None = None,
+    _cp_chunk_len: int | None = None,
     backend: str = "auto",
     max_seqlen: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule over sequences that lie behind each other.
+    """Compute the gated delta rule over packed sequences.
 
     Args:
         q: ``[T, Hq, K]`` (float32, float16, bfloat16).
         k: ``[T, Hk, K]``, same dtype; Hq and Hk divide the number of state heads.
         v: ``[T, Hv, V]``, same dtype. States and the result have ``max(Hq, Hv)`` heads.
-        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU others are an error.
+        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU others are an error; on CUDA their
+            values are not read.
         beta: ``[T, H]``, of any float dtype; ``None``: 1.
         scale: ``None``: ``K ** -0.5``.
         initial_state: ``[N, H, V, K]``, float32, float16 or bfloat16; ``None``: zeros.
-        output_final_state: whether to return the last states; ``output_state`` is required then.
-        cu_seqlens: ``[N + 1]``, int32 or int64, required.
+        output_final_state: also return the last states.
+        cu_seqlens: ``[N + 1]`` integers, required.
         use_qk_l2norm_in_kernel: as in :func:`flashinfer.delta_rule.chunk_gated_delta_rule`.
         output: ``[T, H, V]`` of v's dtype, is written and returned.
-        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, is written and returned.
+        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, is written and returned. ``None``: allocated, in
+            initial_state's dtype, or float32 without one.
+        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences, which have no
+            kernel: ``None`` and 0.
+        use_cp: ``"auto"`` or ``False``; ``True`` asks for a split of sequences, which has no kernel.
+        state_indices: slots of a pool, which have no kernel: ``None``.
         backend: ``"auto"`` or ``"flashinfer"``: there is one.
-        max_seqlen: a hint that is not needed.
+        _cp_chunk_len, max_seqlen: hints, unused.
 
     Returns:
         The output, or ``(output, state)``.
@@ -66,23 +101,24 @@ def chunk_gated_delta_rule(
     Raises:
         ValueError: shapes or values that do not fit.
         TypeError: dtypes that do not fit.
+        UnsupportedError: checkpoints, ``state_indices`` or ``use_cp=True``.
     """
-    check_rank(_NAME, 3, ", or four in flashinfer.delta_rule.chunk_gated_delta_rule", q=q, k=k, v=v)
+    check_rank(_NAME, 3, f", or four in {_BY_TOKENS}", q=q, k=k, v=v)
     for name, gate in (("g", g), ("beta", beta)):
         if gate is not None:
-            check_rank(_NAME, 2, "", **{name: gate})
+            check_rank(_NAME, 2, f", or three in {_BY_TOKENS}", **{name: gate})
+            check_floats(_NAME, name, gate)
+    _refuse(state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens, use_cp, state_indices)
     if backend not in ("auto", "flashinfer"):
         raise _wanted("backend", repr(backend), "'auto' or 'flashinfer'")
     if cu_seqlens is None:
         raise _wanted("cu_seqlens", "None", "offsets of the sequences")
-    if output_final_state and output_state is None:
-        raise _wanted("output_state", "None", "a tensor beside output_final_state=True")
     count = max(q.shape[1], v.shape[1])
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.shape[1] == 0 or count % tensor.shape[1]:
             raise _wanted(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
     if g is not None and can_be_looked_at(g) and bool(((g < 0) | (g > 1)).any()):
-        raise _wanted("g", "numbers outside [0, 1]", "decays themselves, not their logarithms")
+        raise _wanted("g", "numbers outside [0, 1]", f"decays themselves; {_BY_TOKENS} takes their logarithms")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     log = v.new_zeros((1, v.shape[0], count), dtype=numbers) if g is None else g.to(numbers).log()[None]
     factor = v.new_ones((1, v.shape[0], count), dtype=numbers) if beta is None else beta[None]
@@ -95,7 +131,9 @@ def chunk_gated_delta_rule(
     o = o[0]
     if output is not None:
         check_form(_NAME, "output", output, o.shape, o.device, o.dtype)
-    if state is not None and output_state is not None:
+    if state is not None and output_state is None:
+        output_state = state if initial_state is None else state.to(initial_state.dtype)
+    elif state is not None and output_state is not None:
         halves = () if state.dtype == torch.float64 else (torch.float16, torch.bfloat16)
         check_form(_NAME, "output_state", output_state, state.shape, state.device, state.dtype, *halves)
         output_state.copy_(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._delta_rule.arguments import check_logarithms, check_rank, mistake, row_gate
+from ._delta_rule.arguments import check_logarithms, check_tokens, mistake, row_gate
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
 
@@ -60,7 +60,7 @@ def recurrent_kda(
         ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
         GradientError: a tensor wants a gradient.
     """
-    check_rank(_NAME, 4, "", q=q, k=k, v=v)
+    check_tokens(_NAME, q, k, v)
     if initial_state_source is not None and initial_state is not None:
         raise mistake(_NAME, "initial_state_source", "got both, wanted it or initial_state")
     if initial_state_indices is not None and ssm_state_indices is not None:

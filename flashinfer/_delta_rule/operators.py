@@ -48,8 +48,8 @@ delta_rule = define(
 _STEP = "Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots"
 delta_rule_step = define(
     "delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log,"
-    f" Tensor? dt_bias, {_STEP}, float scale, Tensor? scale_tensor, int beta_sigmoid, bool l2norm, bool v_first,"
-    " bool update_state) -> Tensor",
+    f" Tensor? dt_bias, {_STEP}, float scale, Tensor? scale_tensor, float lower_bound, int beta_sigmoid, bool l2norm,"
+    " bool v_first, bool update_state) -> Tensor",
     gen_delta_rule_module,
     lambda q, k, v, *_: v.new_empty(v.shape),
     general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta"),

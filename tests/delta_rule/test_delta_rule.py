@@ -299,11 +299,15 @@ MISTAKES = [
         "cu_seqlens: got one element, wanted at least two beside 9 tokens",
         lambda x: {name: one[:1] for name, one in x.items()} | dict(cu_seqlens=x["q"].new_zeros(1, dtype=torch.int64)),
     ),
-    (TypeError, "cu_seqlens: got float32", lambda x: dict(cu_seqlens=torch.zeros(2, device=x["q"].device))),
+    (
+        TypeError,
+        "cu_seqlens: got torch.float32, wanted torch.int32, torch.int64",
+        lambda x: dict(cu_seqlens=torch.zeros(2, device=x["q"].device)),
+    ),
     (TypeError, "scale: got a Tensor", lambda x: dict(scale=torch.tensor(1.0))),
     (ValueError, "allow_neg_eigval: got True", lambda x: dict(allow_neg_eigval=True)),
     (ValueError, "A_log: got None", lambda x: dict(use_gate_in_kernel=True)),
-    (ValueError, "wanted True beside A_log", lambda x: dict(A_log=x["g"][0, 0])),
+    (ValueError, "wanted True with A_log", lambda x: dict(A_log=x["g"][0, 0])),
     (TypeError, "head_first", lambda x: dict(head_first=True)),
     (ValueError, "chunk_size: got 48", lambda x: dict(chunk_size=48)),
     (TypeError, "beta: got NoneType, wanted Tensor", lambda x: dict(beta=None)),
@@ -350,7 +354,7 @@ def test_a_step_has_no_gradient(device):
         (dict(out=given["v"].to("meta")), "out: got tensors on meta"),
         (dict(state=state[:1]), "state: got shape"),
         (dict(state=state.mT), "state: got shape"),
-        (dict(state=state.int()), "state: got int32"),
+        (dict(state=state.int()), "state: got torch.int32"),
         (dict(A_log=state[0, :, 0, 0], g=None), "g: got None, wanted the raw gate"),
         (dict(beta_is_logit=True, beta=None), "beta: got None, wanted logits"),
         (dict(state_indices=torch.zeros(3, dtype=torch.int64, device=device)), "state_indices: got shape"),
@@ -375,3 +379,139 @@ def test_slots_that_the_pool_lacks(device):
     assert o[:1].equal(alone) and not o[1:3].any() and o[3].any()
     assert mine[1].equal(snapshots[0, -1]) and mine[[0, 2, 3]].equal(pool[[0, 2, 3]])
     assert bool((snapshots[1:3] == 77).all()) and not bool((snapshots[3] == 77).any())
+
+
+@pytest.mark.parametrize("form", ["g", "gk", "gk flat"])
+@pytest.mark.parametrize("tokens, key_dim", [(2, 48), (9, 48), (1, 132)], ids=str)
+@pytest.mark.parametrize("lower_bound", [None, -5.0], ids=str)
+def test_a_step_of_raw_gates_with_a_bound_and_of_channels(form, tokens, key_dim, lower_bound, device):
+    given = inputs(torch.float32, device, batch=3, tokens=tokens, gate=False, key_dim=key_dim)
+    rows = form != "g"
+    shape = (3, tokens, 6, key_dim) if rows else (3, tokens, 6)
+    raw, a_log = torch.randn(shape, device=device), torch.randn(6, device=device) - (3 if lower_bound is None else 0)
+    dt_bias = torch.randn(shape[2:], device=device)
+    state, args = given["initial_state"].clone(), {name: given[name] for name in ("q", "k", "v", "beta")}
+    x, rate = (one.double().cpu() for one in (raw + dt_bias, a_log.exp().view(6, 1) if rows else a_log.exp()))
+    logs = -rate * torch.nn.functional.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    want, last = oracle(**wide(given), **{"gk" if rows else "g": logs})
+    got = delta_rule.delta_rule_step(
+        **args, state=state, A_log=a_log, dt_bias=dt_bias.flatten() if form == "gk flat" else dt_bias,
+        lower_bound=lower_bound, scale=1.0, **{"gk" if rows else "g": raw},
+    )  # fmt: skip
+    assert error(got, want) < 1e-5 and error(state, last) < 1e-5
+    alone = given["initial_state"].clone()
+    delta_rule.delta_rule_step(
+        **args, state=alone, A_log=a_log, lower_bound=lower_bound, **{"gk" if rows else "g": raw + dt_bias}
+    )
+    assert error(alone, last) < 1e-5
+
+
+def test_a_raw_gate_and_channels_that_are_final(device):
+    """With g, only g is raw: gk is added as it is."""
+    given = inputs(torch.float32, device, batch=2, tokens=2, row_gate=True)
+    raw, a_log = torch.randn_like(given["g"]), torch.randn(6, device=device) - 3
+    plain = given | {"g": -a_log.exp() * torch.nn.functional.softplus(raw)}
+    want, last = oracle(**wide(plain))
+    state = given.pop("initial_state").clone()
+    assert error(delta_rule.delta_rule_step(**(given | {"g": raw}), state=state, A_log=a_log, scale=1.0), want) < 1e-5
+    assert error(state, last) < 1e-5
+
+
+def strided(values: list[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Integers three places apart, with others between them."""
+    wide = torch.full((len(values), 3), 99, device=device).to(dtype)
+    wide[:, 1] = torch.tensor(values, device=device).to(dtype)
+    return wide[:, 1]
+
+
+INDEX_DTYPES = [
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+PACKED = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_delta_rule",
+          "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"]  # fmt: skip
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+def test_indices_of_any_integers_and_strides(index_dtype, device):
+    given = inputs(torch.float32, device, batch=1, tokens=12, sequences=3, row_gate=True)
+    offsets, state = [0, 5, 5, 12], given["initial_state"]
+    for name in PACKED:
+        args = {one: given[one] for one in ("q", "k", "v", "beta")}
+        if "gated" in name:
+            args["g"] = given["g"]
+        elif "kda" in name:
+            args["g"] = given["gk"]
+        dense = torch.tensor(offsets, device=device)
+        want = getattr(delta_rule, name)(**args, initial_state=state, output_final_state=True, cu_seqlens=dense)
+        got = getattr(delta_rule, name)(
+            **args, initial_state=state, output_final_state=True, cu_seqlens=strided(offsets, index_dtype, device)
+        )
+        assert got[0].equal(want[0]) and got[1].equal(want[1])
+    step = {
+        name: one for name, one in inputs(torch.float32, device, batch=3, tokens=1).items() if name != "initial_state"
+    }
+    pool = torch.randn(7, 6, 48, 80, device=device)
+    mine, other = pool.clone(), pool.clone()
+    read, written = [6, 0, 3], [1, 4, 2]
+    o = delta_rule.delta_rule_step(
+        **step, state=mine, state_indices=torch.tensor(read, device=device),
+        output_indices=torch.tensor(written, device=device),
+    )  # fmt: skip
+    again = delta_rule.delta_rule_step(
+        **step, state=other, state_indices=strided(read, index_dtype, device),
+        output_indices=strided(written, index_dtype, device),
+    )  # fmt: skip
+    assert again.equal(o) and other.equal(mine)
+
+
+def test_a_step_refuses_decays_and_states_of_eight_bits(device):
+    given = inputs(torch.float32, device, tokens=1, row_gate=True)
+    state = given.pop("initial_state")
+    before, out = state.clone(), torch.full_like(given["v"], 77.0)
+    eight = torch.float8_e4m3fn
+    changes = [
+        (TypeError, "state: got torch.float8_e4m3fn, .*no scale", dict(state=state.to(eight))),
+        (TypeError, "state: got torch.int32", dict(state=state.int())),
+        (TypeError, "g: got torch.float8_e4m3fn", dict(g=given["g"].to(eight))),
+        (TypeError, "beta: got torch.int64", dict(beta=given["beta"].long())),
+        (TypeError, "state_indices: got torch.float32", dict(state_indices=torch.zeros(2, device=device))),
+        (ValueError, "lower_bound: got 1.0, wanted a number below 0", dict(lower_bound=1.0)),
+        (ValueError, "lower_bound: got nan, wanted a number below 0", dict(lower_bound=float("nan"))),
+        (ValueError, "A_log: got None, wanted it for lower_bound", dict(lower_bound=-5.0)),
+        (ValueError, "dt_bias: got shape", dict(g=None, A_log=given["g"][0, 0], dt_bias=given["gk"][0, 0].t())),
+        (ValueError, "dt_bias: got shape", dict(A_log=given["g"][0, 0], dt_bias=given["gk"][0, 0])),
+        (ValueError, "q: got 3 dimensions, wanted 4, or three in flashinfer.chunk_gated", dict(q=given["q"][0])),
+    ]
+    if device == "cpu":  # on CUDA a look would wait for the device
+        taker = "flashinfer.chunk_gated_delta_rule takes decays"
+        changes += [
+            (ValueError, f"g: got numbers above 0, .*{taker}", dict(g=given["g"].exp())),
+            (ValueError, f"gk: got numbers above 0, .*{taker}", dict(gk=given["gk"].exp())),
+        ]
+    for kind, text, change in changes:
+        with pytest.raises(kind, match=f"delta_rule_step: {text}"):
+            delta_rule.delta_rule_step(**(dict(given, state=state, out=out) | change))
+    assert state.equal(before) and (out == 77).all()
+    for name in PACKED:
+        args = {one: given[one] for one in ("q", "k", "v", "beta")} | ({"g": given["gk"]} if "kda" in name else {})
+        if "gated" in name:
+            args["g"] = given["g"]
+        with pytest.raises(TypeError, match=f"^{name}: initial_state: got torch.float8_e4m3fn"):
+            getattr(delta_rule, name)(**args, initial_state=state.to(eight))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_calls_name_the_other_function(name, device):
+    given = inputs(torch.float32, device, batch=1, tokens=7, row_gate=True)
+    args = {one: given[one][0] for one in ("q", "k", "v", "beta")}
+    if name not in ("chunk_delta_rule", "fused_recurrent_delta_rule"):
+        args["g"] = given["g"][0].exp()
+    with pytest.raises(ValueError, match=f"^{name}: q: got 3 .*three in flashinfer.chunk_gated_delta_rule"):
+        getattr(delta_rule, name)(**args)

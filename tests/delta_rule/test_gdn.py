@@ -7,6 +7,7 @@ import torch
 
 import flashinfer
 from flashinfer import delta_rule
+from flashinfer.errors import UnsupportedError
 
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
@@ -34,6 +35,29 @@ def test_prefill(device):
     assert flashinfer.chunk_gated_delta_rule(**mine, **options).equal(out)
 
 
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16, None], ids=str)
+def test_prefill_as_vllm_calls_it_allocates_its_state(state_dtype, device):
+    lengths = [5, 0, 33]
+    given, mine = packed(device, lengths)
+    initial = mine.pop("initial_state").to(state_dtype or torch.float32)
+    given["initial_state"] = initial.mT if state_dtype else torch.zeros_like(initial.mT)
+    want, last = oracle(**{n: one.cpu().double() for n, one in given.items()}, scale=48**-0.5, lengths=lengths)
+    out, state = flashinfer.chunk_gated_delta_rule(
+        **mine, initial_state=initial if state_dtype else None, output_final_state=True, state_checkpoints=None,
+        checkpoint_cu_starts=None, checkpoint_every_n_tokens=0, use_cp="auto", state_indices=None, backend="flashinfer",
+        max_seqlen=33,
+    )  # fmt: skip
+    assert error(out[None], want) < 1e-5
+    assert state.dtype == (state_dtype or torch.float32) and state.shape == initial.shape
+    assert error(state.mT, last) < {torch.bfloat16: 3e-3, torch.float16: 4e-4}.get(state_dtype, 1e-5)
+    again = torch.full_like(initial, 77.0)
+    offsets = torch.zeros(4, 2, dtype=torch.int16, device=device)
+    offsets[:, 1] = mine["cu_seqlens"]
+    strided = mine | {"cu_seqlens": offsets[:, 1], "initial_state": initial if state_dtype else None}
+    flashinfer.chunk_gated_delta_rule(**strided, output_final_state=True, output_state=again)
+    assert again.equal(state)
+
+
 def test_more_heads_of_queries_than_of_values(device):
     _, mine = packed(device, [7])
     mine["q"] = torch.randn(7, 12, 48, device=device)
@@ -49,7 +73,16 @@ def test_prefill_refuses(device):
     for change, text in (
         (dict(q=mine["q"][None]), "q: got 4 dimensions, wanted 3, or four in flashinfer.delta_rule"),
         (dict(cu_seqlens=None), "cu_seqlens: got None"),
-        (dict(output_final_state=True), "output_state: got None"),
+        (dict(g=mine["g"][None]), "g: got 3 dimensions, wanted 2, or three in flashinfer.delta_rule"),
+        (
+            dict(checkpoint_every_n_tokens=32),
+            "checkpoint_every_n_tokens: got 32, wanted 0 or a positive multiple of 64",
+        ),
+        (dict(checkpoint_every_n_tokens=-64), "checkpoint_every_n_tokens: got -64"),
+        (dict(checkpoint_every_n_tokens=64), "state_checkpoints: got NoneType, wanted a tensor for every 64 tokens"),
+        (dict(state_checkpoints=mine["v"]), "state_checkpoints: got Tensor, wanted None"),
+        (dict(checkpoint_cu_starts=mine["v"]), "checkpoint_cu_starts: got Tensor, wanted None"),
+        (dict(use_cp="always"), "use_cp: got 'always', wanted 'auto', True or False"),
         (dict(backend="cutlass"), "backend: got 'cutlass'"),
         (dict(v=mine["v"][:, :5]), "q: got 2 heads|k: got 2 heads"),
         (dict(g=mine["g"][None]), "g: got 3 dimensions, wanted 2"),
@@ -71,8 +104,20 @@ def test_prefill_refuses(device):
                 **(mine | dict(output=out, output_state=state, output_final_state=True) | change)
             )
     assert bool((out == 77).all() and (state == 77).all())
+    starts = torch.zeros(2, dtype=torch.int32, device=device)
+    checkpoints = dict(checkpoint_every_n_tokens=64, state_checkpoints=state, checkpoint_cu_starts=starts)
+    for change, name in (
+        (checkpoints, "checkpoint_every_n_tokens"),
+        (dict(use_cp=True), "use_cp"),
+        (dict(state_indices=starts[:1], output_state=state), "state_indices"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"^chunk_gated_delta_rule: {name}: has no kernel"):
+            flashinfer.chunk_gated_delta_rule(**(mine | dict(output=out) | change))
+    assert bool((out == 77).all() and (state == 77).all())
     if device == "cpu":
-        with pytest.raises(ValueError, match="g: got numbers outside"):
+        with pytest.raises(
+            ValueError, match="g: got numbers outside .*flashinfer.delta_rule.chunk_gated_delta_rule takes"
+        ):
             flashinfer.chunk_gated_delta_rule(**(mine | {"g": mine["g"].log() - 1}))
 
 
@@ -153,6 +198,14 @@ def test_several_tokens(device):
         assert error(o[row : row + 1], steps[-1][0][row : row + 1]) < 1e-5
         for t, (_, state) in enumerate(steps):
             assert error(pool[each[row, t]][None].mT, state[row : row + 1]) < 1e-5
+    # Other integers, with strides.
+    again, wide = before.clone(), torch.zeros(3, 4, 2, dtype=torch.int16, device=device)
+    wide[..., 1] = each
+    same, _ = flashinfer.gated_delta_rule_mtp(
+        **(call | dict(initial_state_indices=call["initial_state_indices"].to(torch.int8))), initial_state=again,
+        ssm_state_indices=wide[..., 1], disable_state_update=True,
+    )  # fmt: skip
+    assert same.equal(o) and again.equal(pool)
     # Behind a slot that the pool lacks a sequence has no state: the others' are what they were.
     pool.copy_(before)
     call["initial_state_indices"], each[2, 1] = torch.tensor([5, 20, 2], device=device), 20
@@ -198,3 +251,21 @@ def test_several_tokens_refuse(device):
 def test_no_name_is_in_two_modules():
     assert flashinfer.chunk_gated_delta_rule is not delta_rule.chunk_gated_delta_rule
     assert not hasattr(flashinfer, "fused_recurrent_delta_rule")
+
+
+@pytest.mark.parametrize(
+    "name", ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp", "recurrent_kda"]
+)
+def test_packed_calls_of_steps_name_the_other_function(name, device):
+    _, mine = packed(device, [5])
+    call = dict(q=mine["q"], k=mine["k"], v=mine["v"])
+    if name == "recurrent_kda":
+        call |= dict(g=mine["g"], beta=mine["beta"])
+    else:
+        call |= dict(A_log=mine["g"][0], a=mine["g"], dt_bias=mine["g"][0], b=mine["beta"])
+        pool = "initial_state" if name == "gated_delta_rule_mtp" else "state"
+        call[pool] = mine["initial_state"]
+        if name == "gated_delta_rule_mtp":
+            call |= dict(initial_state_indices=None, disable_state_update=True)
+    with pytest.raises(ValueError, match=f"^{name}: q: got 3 dimensions, wanted 4, or three in flashinfer.chunk_gated"):
+        getattr(flashinfer, name)(**call)

@@ -61,12 +61,15 @@ FLASHINFER_HD Sequence sequence_of(const DeltaRuleInputs& in, int64_t n) {
 
 struct DeltaRuleParams {
   DeltaRuleInputs in;
-  // Where a step computes its gates itself: g is -exp(A_log[h]) softplus(g + dt_bias[h]), and beta is sigmoid(beta),
-  // times 2 where eigenvalues may be negative. Null or 0: g and beta are what they are.
+  // A step may compute its gates from raw numbers: g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a lower bound
+  // bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). `raw_rows`: gk is raw, with dt_bias[h, d], and there is no g. beta
+  // is sigmoid(beta), times 2 where eigenvalues may be negative. Null or 0: g, gk and beta are final.
   const float* a_log;    // [HV]
-  const float* dt_bias;  // [HV], null: 0
-  int beta_sigmoid;      // the factor of the sigmoid, or 0
-  void* o;               // [B, T, HV, V], contiguous
+  const float* dt_bias;  // [HV], or [HV, K] of rows; null: 0
+  float lower_bound;     // below 0, or 0: none
+  bool raw_rows;
+  int beta_sigmoid;  // the factor of the sigmoid, or 0
+  void* o;           // [B, T, HV, V], contiguous
   const void* initial_state;
   void* final_state;      // may be initial_state's memory
   void* snapshots;        // [B, at least T, HV, ...], the state after each token, or null

@@ -252,15 +252,19 @@ class TokenRows {
   }
   // Number of the token and value head in contiguous tensors [B, T, HV, ...].
   int64_t number(int64_t b, int64_t t) const { return (b * in_.num_tokens + t) * in_.num_value_heads + value_head_; }
-  // exp(g + gk) of each row, with `g` in place of the token's own.
-  void decays(int64_t b, int64_t t, S g, S* to) const {
+  // exp(g + gk) of each row, with `g` in place of the token's own, and row_gate(gk, d) in that of gk.
+  template <typename RowGate>
+  void decays(int64_t b, int64_t t, S g, S* to, const RowGate& row_gate) const {
     const S* gk = static_cast<const S*>(in_.gk);
     if (!gk) {
       std::fill_n(to, in_.key_dim, std::exp(g));
     } else {
       gk += number(b, t) * in_.key_dim;
-      for (int64_t d = 0; d < in_.key_dim; ++d) to[d] = std::exp(g + gk[d]);
+      for (int64_t d = 0; d < in_.key_dim; ++d) to[d] = std::exp(g + row_gate(gk[d], d));
     }
+  }
+  void decays(int64_t b, int64_t t, S g, S* to) const {
+    decays(b, t, g, to, [](S gk, int64_t) { return gk; });
   }
   S gate(int64_t b, int64_t t) const { return in_.g ? static_cast<const S*>(in_.g)[number(b, t)] : S(0); }
   // Whether a token's gate leaves less of a state than the state's rounding: the gate's gradient <dS, e^g S> is 0 then,

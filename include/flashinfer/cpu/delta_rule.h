@@ -6,16 +6,19 @@
 
 namespace flashinfer::cpu {
 
-// g and beta of a token as its sequence's step computes them of raw numbers.
+// g, gk and beta of a token as its sequence's step computes them from raw numbers.
 template <typename S>
 struct StepGate {
   const DeltaRuleParams& p;
   int64_t value_head;
 
-  S gate(S g) const {
-    if (!p.a_log) return g;
+  S gate(S g) const { return p.a_log && !p.raw_rows ? logarithm(g, value_head) : g; }
+  S row_gate(S g, int64_t d) const { return p.raw_rows ? logarithm(g, value_head * p.in.key_dim + d) : g; }
+  // The decay's logarithm; `bias` is the place of its bias.
+  S logarithm(S g, int64_t bias) const {
     const S rate = std::exp(static_cast<S>(p.a_log[value_head]));
-    const S x = g + (p.dt_bias ? static_cast<S>(p.dt_bias[value_head]) : S(0));
+    const S x = g + (p.dt_bias ? static_cast<S>(p.dt_bias[bias]) : S(0));
+    if (p.lower_bound < 0) return static_cast<S>(p.lower_bound) / (1 + std::exp(-rate * x));
     return -rate * (x > 20 ? x : std::log1p(std::exp(x)));
   }
   S beta(S beta) const { return p.beta_sigmoid ? p.beta_sigmoid / (1 + std::exp(-beta)) : beta; }
@@ -51,7 +54,8 @@ class DeltaRuleChain {
     // A token's key and decays: what is read of the state before it.
     const auto enter = [&](int64_t t, S* key, S* decay) {
       rows.key(tokens.batch, t, key);
-      rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay);
+      rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay,
+                  [&](S g, int64_t d) { return step.row_gate(g, d); });
     };
     if (tokens.begin < tokens.end) {
       enter(tokens.begin, k, decay);

@@ -73,9 +73,10 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// A gate as it is: what a step does instead is in delta_step.cuh.
+// Gates that are final. A step's, which may be raw, are in delta_step.cuh.
 struct GivenGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
+  __device__ __forceinline__ float row_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
 };
 
@@ -128,7 +129,7 @@ struct DeltaTokens {
     }
     if constexpr (kRowGate) {
       const Lines<float> of_gates{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
-      of_gates.copy(decay, [&](float g, int row) { return __expf(g + gate_of(row)); });
+      of_gates.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
     } else if (threadIdx.x < kTokens) {
       decay[threadIdx.x][0] = __expf(of_all_rows);
     }
@@ -186,7 +187,7 @@ struct DeltaTokens {
     }
     __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
 
-    // To shared memory as floats, element by element; change(x, row) is what is written.
+    // To shared memory as floats, element by element; change(x, row, d) is what is written.
     template <int kSize, typename Change>
     __device__ __forceinline__ void copy(float (&to)[kTokens][kSize], const Change& change) const {
       constexpr int kAll = kTokens * kSize, kCount = kAll < 8 * kThreads ? (kAll + kThreads - 1) / kThreads : 8;
@@ -199,13 +200,13 @@ struct DeltaTokens {
 #pragma unroll
         for (int n = 0; n < kCount; ++n) {
           const int i = start + n * kThreads, row = i / kSize;
-          if (row < kTokens) to[row][i % kSize] = change(each[n], row);
+          if (row < kTokens) to[row][i % kSize] = change(each[n], row, i % kSize);
         }
       }
     }
     template <int kSize>
     __device__ __forceinline__ void copy(float (&to)[kTokens][kSize]) const {
-      copy(to, [](float x, int) { return x; });
+      copy(to, [](float x, int, int) { return x; });
     }
   };
 

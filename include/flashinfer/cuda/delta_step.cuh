@@ -16,24 +16,31 @@ namespace flashinfer::cuda {
 constexpr int kStepColumns = 64, kStepThreads = 4 * kStepColumns, kStepWarps = kStepThreads / 32;
 constexpr int64_t kStepTokens = 8;  // of a sequence, at most
 
-// g and beta of a token as a step computes them of raw numbers.
+// g, gk and beta of a token as a step computes them from raw numbers.
 struct StepGate {
-  float a_log, dt_bias, beta_factor;
-  bool raw_gate;
+  const DeltaRuleParams& p;  // of the kernel: numbers that all blocks share stay in constant memory
+  int value_head;
+  float a_log, dt_bias;
 
-  __device__ __forceinline__ StepGate(const DeltaRuleParams& p, int64_t value_head)
-      : a_log(p.a_log ? p.a_log[value_head] : 0.f),
-        dt_bias(p.dt_bias ? p.dt_bias[value_head] : 0.f),
-        beta_factor(static_cast<float>(p.beta_sigmoid)),
-        raw_gate(p.a_log != nullptr) {}
+  __device__ __forceinline__ StepGate(const DeltaRuleParams& params, int64_t head)
+      : p(params),
+        value_head(static_cast<int>(head)),
+        a_log(params.a_log ? params.a_log[head] : 0.f),
+        dt_bias(params.dt_bias && !params.raw_rows ? params.dt_bias[head] : 0.f) {}
 
-  __device__ __forceinline__ float gate(float g) const {
-    if (!raw_gate) return g;
-    const float x = g + dt_bias;
-    return -__expf(a_log) * (x > 20.f ? x : log1pf(__expf(x)));
+  __device__ __forceinline__ float gate(float g) const { return p.a_log && !p.raw_rows ? logarithm(g + dt_bias) : g; }
+  __device__ __forceinline__ float row_gate(float g, int d) const {
+    if (!p.raw_rows) return g;
+    return logarithm(g + (p.dt_bias && d < p.in.key_dim ? p.dt_bias[value_head * p.in.key_dim + d] : 0.f));
+  }
+  // The decay's logarithm.
+  __device__ __forceinline__ float logarithm(float x) const {
+    const float rate = __expf(a_log);
+    if (p.lower_bound < 0.f) return p.lower_bound / (1.f + __expf(-rate * x));
+    return -rate * (x > 20.f ? x : log1pf(__expf(x)));
   }
   __device__ __forceinline__ float beta(float beta) const {
-    return beta_factor > 0.f ? beta_factor / (1.f + __expf(-beta)) : beta;
+    return p.beta_sigmoid ? static_cast<float>(p.beta_sigmoid) / (1.f + __expf(-beta)) : beta;
   }
 };
 
@@ -92,7 +99,7 @@ struct StepToken {
       to.beta[c] = in.beta ? raw.beta(value) : value;
     }
     const float of_all = __expf(in.g ? raw.gate(gate) : 0.f);
-    if (kRowGate && thread() < kKeys) to.decay[d] = of_all * __expf(row_gate);
+    if (kRowGate && thread() < kKeys) to.decay[d] = of_all * __expf(raw.row_gate(row_gate, d));
     return of_all;
   }
 };
