@@ -114,9 +114,12 @@ from .gemm import gemm_fp8_nt_blockscaled as gemm_fp8_nt_blockscaled
 from .gemm import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise
 from .gemm import gen_gemm_module as gen_gemm_module
 from .gemm import gen_gemm_sm90_module as gen_gemm_sm90_module
+from .gemm import gen_gemm_sm100_module as gen_gemm_sm100_module
 from .gemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise
 from .gemm import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
+from .gemm import group_gemm_fp8_nt_groupwise_contiguous as group_gemm_fp8_nt_groupwise_contiguous
 from .gemm import mm_bf16 as mm_bf16
+from .gemm import pad_indptr_to_multiple_of_4 as pad_indptr_to_multiple_of_4
 from .grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
 from .kda import recurrent_kda as recurrent_kda
 from .logits_processor import CompileError as CompileError

@@ -30,7 +30,9 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module
+from ._ops.indices import index_table
+from .jit.capture import refuse_capture
+from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module, gen_gemm_sm100_module
 
 __all__ = [
     "SegmentGEMMWrapper",
@@ -42,9 +44,12 @@ __all__ = [
     "gemm_fp8_nt_groupwise",
     "gen_gemm_module",
     "gen_gemm_sm90_module",
+    "gen_gemm_sm100_module",
     "group_deepgemm_fp8_nt_groupwise",
     "group_gemm_fp8_nt_groupwise",
+    "group_gemm_fp8_nt_groupwise_contiguous",
     "mm_bf16",
+    "pad_indptr_to_multiple_of_4",
 ]
 
 _UPPER_CASE = {"a": "A", "b": "B", "a_scale": "A_scale", "b_scale": "B_scale"}
@@ -304,6 +309,31 @@ def group_deepgemm_fp8_nt_groupwise(
         ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
     """
     name = "group_deepgemm_fp8_nt_groupwise"
+    return _of_named_groups(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+
+
+def group_gemm_fp8_nt_groupwise_contiguous(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    scale_granularity_mnk: Granularity | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply each row with the matrix that ``m_indices`` names: :func:`group_deepgemm_fp8_nt_groupwise` by a newer name.
+
+    Arguments, results and errors are those of :func:`group_deepgemm_fp8_nt_groupwise`.
+    """
+    name = "group_gemm_fp8_nt_groupwise_contiguous"
+    return _of_named_groups(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+
+
+def _of_named_groups(
+    name: str, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, m_indices: torch.Tensor,
+    scale_granularity_mnk: Granularity | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
     check_dims(name, 2, a=a, a_scale=a_scale)
     check_dims(name, 3, b=b, b_scale=b_scale)
     check_dims(name, 1, m_indices=m_indices)
@@ -313,6 +343,38 @@ def group_deepgemm_fp8_nt_groupwise(
     granularity = checked_granularity(name, scale_granularity_mnk)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(*runs_of(name, m_indices, b.shape[0])))
     return result
+
+
+def pad_indptr_to_multiple_of_4(m_indptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round the number of rows of each group up to a multiple of 4, for callers whose other kernels want that.
+
+    :func:`group_gemm_fp8_nt_groupwise` takes any numbers of rows and needs no padding.
+
+    Args:
+        m_indptr: ``[e + 1]`` integers, rising from 0: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+
+    Returns:
+        ``(padded_m_indptr, padded_m_rank)``, int32 ``[e + 1]`` and ``[m_indptr[-1]]`` on m_indptr's device: the padded
+        groups, and the row of a padded matrix that row i has: ``padded[padded_m_rank] = a``, ``out = padded_out[padded_m_rank]``.
+
+    Raises:
+        ValueError: no vector, or on the CPU offsets that do not rise from 0.
+        TypeError: no integers.
+        CaptureError: a CUDA graph is captured: the last offset is read on the host.
+    """
+    name = "pad_indptr_to_multiple_of_4"
+    bounds = index_table(name, "m_indptr", m_indptr)
+    if bounds.shape[0] < 1:
+        raise ValueError(f"{name}: m_indptr: got no elements, wanted at least one")
+    if bounds.is_cuda:
+        refuse_capture(f"{name}: the host would wait for m_indptr", "call it, or with m_indptr on the CPU")
+    counts = bounds.diff()
+    if not bounds.is_cuda and (int(bounds[0]) != 0 or bool((counts < 0).any())):
+        raise ValueError(f"{name}: m_indptr: got {bounds.tolist()}, wanted offsets that rise from 0")
+    padded = torch.zeros_like(bounds)
+    padded[1:] = ((counts + 3) // 4 * 4).cumsum(0)
+    shifts = (padded - bounds)[:-1].repeat_interleave(counts)
+    return padded, torch.arange(shifts.shape[0], dtype=torch.int32, device=bounds.device) + shifts
 
 
 def batch_deepgemm_fp8_nt_groupwise(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer import deep_gemm
+from flashinfer import deep_gemm, gemm
 from flashinfer.errors import GradientError
 from flashinfer.gemm import (
     batch_deepgemm_fp8_nt_groupwise,
@@ -15,6 +15,8 @@ from flashinfer.gemm import (
     gemm_fp8_nt_groupwise,
     group_deepgemm_fp8_nt_groupwise,
     group_gemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise_contiguous,
+    pad_indptr_to_multiple_of_4,
 )
 from flashinfer.grouped_mm import grouped_mm_bf16
 
@@ -90,6 +92,9 @@ def test_groups(mode, device):
     out = torch.full((len(numbers), n), SENTINEL, device=device)
     group_deepgemm_fp8_nt_groupwise(wide, b, wide_scale, b_scale, numbers, out=out)
     assert torch.equal(out[here], got) and bool((out[~here] == SENTINEL).all())
+    out.fill_(SENTINEL)
+    same = group_gemm_fp8_nt_groupwise_contiguous(wide, b, wide_scale, b_scale, numbers, out=out)
+    assert same is out and torch.equal(out[here], got) and bool((out[~here] == SENTINEL).all())
     half = torch.full((len(numbers), n), SENTINEL, dtype=torch.bfloat16, device=device)
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous((wide, wide_scale), (b, b_scale), half, numbers)
     assert torch.equal(half[here], got.bfloat16()) and bool((half[~here] == SENTINEL).all())
@@ -129,6 +134,8 @@ def test_tables_are_looked_at_on_the_cpu():
     ):
         with pytest.raises(ValueError, match=f"^group_deepgemm_fp8_nt_groupwise: {message}"):
             group_deepgemm_fp8_nt_groupwise(a, b, a_scale, b_scale, torch.tensor(indices), out=out)
+        with pytest.raises(ValueError, match=f"^group_gemm_fp8_nt_groupwise_contiguous: {message}"):
+            group_gemm_fp8_nt_groupwise_contiguous(a, b, a_scale, b_scale, torch.tensor(indices), out=out)
     batch = a[:18].view(3, 6, k), b, a_scale[:18].view(3, 6, 1), b_scale
     for count in (-1, 7):
         message = f"masked_m: got count {count} of group 1, wanted 0 to 6"
@@ -242,3 +249,30 @@ def test_mistakes(device):
             fp8_blockscale_gemm_sm90(*args)
     with pytest.raises(GradientError):
         fp8_blockscale_gemm_sm90(a.bfloat16().requires_grad_(), b.bfloat16())
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64, torch.int16], ids=str)
+@pytest.mark.parametrize("counts", [[5, 0, 33, 4, 1], [0], [], [3, 2]], ids=str)
+def test_numbers_of_rows_rounded_up_to_multiples_of_four(counts, index_dtype, device):
+    bounds = torch.tensor([0, *counts], device=device).cumsum(0).to(index_dtype)
+    apart = torch.stack([bounds, bounds], 1)[:, 0]  # with strides
+    padded, ranks = pad_indptr_to_multiple_of_4(apart)
+    rounded = [(count + 3) // 4 * 4 for count in counts]
+    want = torch.tensor([0, *rounded]).cumsum(0)
+    assert padded.dtype == ranks.dtype == torch.int32 and padded.device.type == ranks.device.type == device
+    assert padded.tolist() == want.tolist()
+    places = [int(start) + i for start, count in zip(want, counts, strict=False) for i in range(count)]
+    assert ranks.tolist() == places
+    for kind, text, mistake in (
+        (TypeError, "got torch.float32", torch.zeros(3, device=device)),
+        (ValueError, r"got shape \[2, 2\], wanted a vector", torch.zeros(2, 2, dtype=torch.int32, device=device)),
+        (ValueError, "got no elements", torch.zeros(0, dtype=torch.int32, device=device)),
+        (ValueError, r"got \[1, 2\], wanted offsets that rise from 0", torch.tensor([1, 2])),
+        (ValueError, r"got \[0, 5, 3\], wanted offsets", torch.tensor([0, 5, 3])),
+    ):
+        with pytest.raises(kind, match=f"pad_indptr_to_multiple_of_4: m_indptr: {text}"):
+            pad_indptr_to_multiple_of_4(mistake)
+
+
+def test_the_module_of_sm100_is_that_of_all_gpus():
+    assert gemm.gen_gemm_sm100_module() == gemm.gen_gemm_module("cuda") == gemm.gen_gemm_sm90_module()

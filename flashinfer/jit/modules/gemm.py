@@ -30,6 +30,11 @@ def gen_gemm_sm90_module() -> JitSpec:
     return gen_gemm_module("cuda")
 
 
+def gen_gemm_sm100_module() -> JitSpec:
+    """Return the module that serves SM100: that of all GPUs, under FlashInfer's name."""
+    return gen_gemm_module("cuda")
+
+
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:
     for backend in matrix["backends"]:
         yield gen_gemm_module(backend)
