@@ -105,7 +105,7 @@ def test_the_wheel_is_for_any_machine_and_carries_the_sources(wheel, tree):
     for name, content in files_below(tree, "csrc", "include").items():
         assert inside.pop(f"flashinfer/data/{name}") == content
     left = {name.partition(".dist-info/")[2] for name in inside}
-    assert left == {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
+    assert left == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
 
 
 def test_the_sdist_gives_the_same_wheel(sdist, wheel, place):
