@@ -7,7 +7,8 @@ import warnings
 
 import torch
 
-from ._delta_rule.arguments import check_rank, check_tokens, indices, mistake
+from ._delta_rule.arguments import check_rank, check_tokens, mistake
+from ._ops.indices import kernel_indices
 from ._ops.sizes import differs
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
@@ -177,8 +178,8 @@ def gated_delta_rule_mtp(
         )  # fmt: skip
     if intermediate_states_buffer is not None:
         raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
-    each = indices(name, "ssm_state_indices", ssm_state_indices)
-    first = indices(name, "initial_state_indices", initial_state_indices)
+    each = kernel_indices(name, "ssm_state_indices", ssm_state_indices)
+    first = kernel_indices(name, "initial_state_indices", initial_state_indices)
     for what, given_slots, table, shape in (
         ("ssm_state_indices", ssm_state_indices, each, q.shape[:2]),
         ("initial_state_indices", initial_state_indices, first, q.shape[:1]),
