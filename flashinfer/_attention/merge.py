@@ -15,6 +15,9 @@ def _like_a(v_a: torch.Tensor, s_a: torch.Tensor, *_: Any) -> tuple[torch.Tensor
     return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
 
 
+_OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
+
+
 def _nothing(*_: Any) -> None:
     return None
 
@@ -44,6 +47,13 @@ _merge_states = define(
 )
 
 
+def as_lse(s: torch.Tensor) -> torch.Tensor:
+    """Return lse as the kernels read it, in float32; the operator refuses everything else than floating-point numbers."""
+    if isinstance(s, torch.Tensor) and s.dtype != torch.float32 and s.dtype in _OTHER_FLOATS:
+        return s.float()
+    return s
+
+
 def merge_state(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,10 +62,12 @@ def merge_state(
     Args:
         v_a, v_b: ``[seq_len, num_heads, head_dim]`` (float32, float16, bfloat16, both the same); strides are free but for
             the last dimension, which is contiguous.
-        s_a, s_b: ``[seq_len, num_heads]`` float32, lse in base 2, any strides.
+        s_a, s_b: ``[seq_len, num_heads]``, lse in base 2 (float32; float16, bfloat16 and float64 are converted), any
+            strides.
 
     Returns:
-        ``(v, s)`` with the shapes and dtypes of ``v_a`` and ``s_a``. Where both states are empty, 0 and -inf.
+        ``(v, s)`` with the shapes of ``v_a`` and ``s_a``, ``v`` of the dtype of ``v_a``, ``s`` float32. Where both
+        states are empty, 0 and -inf.
 
     Raises:
         ValueError: shapes, strides or devices that do not fit.
@@ -63,7 +75,7 @@ def merge_state(
 
     Weights and sums are in float32.
     """
-    return _merge_state(v_a, s_a, v_b, s_b)  # type: ignore[no-any-return]
+    return _merge_state(v_a, as_lse(s_a), v_b, as_lse(s_b))  # type: ignore[no-any-return]
 
 
 def merge_state_in_place(
@@ -76,14 +88,22 @@ def merge_state_in_place(
     """Merge another state into ``(v, s)``, which is overwritten.
 
     Args:
-        v, v_other, s, s_other: as for :func:`merge_state`.
+        v, v_other, s, s_other: as for :func:`merge_state`. An ``s`` of another dtype than float32 is rounded to it.
         mask: ``[seq_len]`` bool or uint8; rows where it is 0 stay as they are. By default all rows are merged.
 
     Raises:
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
         TypeError: dtypes that do not fit.
     """
-    _merge_state_in_place(v, s, v_other, s_other, mask)
+    lse = as_lse(s)
+    if lse is s:
+        _merge_state_in_place(v, s, v_other, as_lse(s_other), mask)
+        return
+    for size, stride in zip(s.shape, s.stride(), strict=True):
+        if size > 1 and stride == 0:  # the copy back would fail, after v was written
+            raise ValueError("merge_state_in_place: s: has elements that share memory (stride 0)")
+    _merge_state_in_place(v, lse, v_other, as_lse(s_other), mask)
+    s.copy_(lse)
 
 
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +112,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     Args:
         v: ``[seq_len, num_states, num_heads, head_dim]`` (float32, float16, bfloat16); strides are free but for the last
             dimension, which is contiguous.
-        s: ``[seq_len, num_states, num_heads]`` float32, lse in base 2, any strides.
+        s: ``[seq_len, num_states, num_heads]``, lse in base 2, any strides and dtypes as for :func:`merge_state`.
 
     Returns:
         ``(v, s)``, ``[seq_len, num_heads, head_dim]`` of ``v``'s dtype and ``[seq_len, num_heads]`` float32. Where all states
@@ -101,4 +121,4 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     Raises:
         ValueError, TypeError: as :func:`merge_state`.
     """
-    return _merge_states(v, s)  # type: ignore[no-any-return]
+    return _merge_states(v, as_lse(s))  # type: ignore[no-any-return]

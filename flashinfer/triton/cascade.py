@@ -6,9 +6,14 @@ import math
 
 import torch
 
+from .._attention.tables import check_indptr
+from .._ops.indices import index_table
+from .._ops.tensors import can_be_looked_at, check_dims, check_form
 from ..cascade import merge_state, merge_state_in_place, merge_states
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states"]
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def variable_length_merge_states(
@@ -18,22 +23,30 @@ def variable_length_merge_states(
 
     Args:
         v: partial outputs, ``[states, num_heads, head_dim]``.
-        s: log2 of their sums of weights, ``[states, num_heads]`` float32.
+        s: lse in base 2, ``[states, num_heads]`` of any floating-point dtype; sums are in float32.
         indptr: ``[segments + 1]`` integers: segment ``i`` is ``v[indptr[i]:indptr[i + 1]]``. The last is ``states``.
 
     Returns:
-        ``(v_merged, s_merged)``, ``[segments, num_heads, head_dim]`` and ``[segments, num_heads]``; 0 and ``-inf`` where
-        a segment is empty.
+        ``(v_merged, s_merged)``, ``[segments, num_heads, head_dim]`` of ``v``'s dtype and ``[segments, num_heads]``
+        float32; 0 and ``-inf`` where a segment is empty.
 
     Raises:
-        ValueError: shapes that do not fit each other.
+        ValueError: shapes or devices that do not fit each other.
+        TypeError: dtypes that do not fit.
 
     Source: Ye et al.: Cascade Inference, 2024.
     """
-    if v.ndim != 3 or s.shape != v.shape[:2]:
-        raise ValueError(f"variable_length_merge_states: s: got shape {list(s.shape)}, wanted {list(v.shape[:2])}")
-    if indptr.ndim != 1 or indptr.numel() < 1:
-        raise ValueError(f"variable_length_merge_states: indptr: got shape {list(indptr.shape)}, wanted [segments + 1]")
+    op = "variable_length_merge_states"
+    check_dims(op, "v", v, 3)
+    check_form(op, "v", v, v.shape, v.device, *_FLOATS)
+    check_form(op, "s", s, v.shape[:2], v.device, *_FLOATS)
+    indptr, s = index_table(op, "indptr", indptr), s.float()
+    if indptr.numel() < 1:
+        raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
+    if can_be_looked_at(indptr):
+        first, end = check_indptr(op, "indptr", indptr)
+        if (first, end) != (0, v.shape[0]):
+            raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {v.shape[0]}, all states of v")
     segments, lengths = indptr.numel() - 1, indptr.diff().to(torch.int64)
     numbers = torch.arange(segments, device=v.device)
     segment = numbers.repeat_interleave(lengths.to(v.device), output_size=v.shape[0])

@@ -91,6 +91,33 @@ def test_merge_state_in_place(shape, padded, mask_dtype, dtype, device):
         assert torch.equal(now[~merged].nan_to_num(nan=77.0), then[~merged].nan_to_num(nan=77.0))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_lse_of_other_dtypes(kind, dtype, device):
+    """They are converted to float32; in place, the result is rounded to theirs."""
+    v, s = states((9, 2, 5, 40), dtype, device, False)
+    s = s.to(kind)
+    exact = s.float()
+    for got in (
+        flashinfer.merge_states(v, s),
+        flashinfer.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1]),
+        flashinfer.merge_state(v[:, 0], exact[:, 0], v[:, 1], s[:, 1]),
+    ):
+        assert_merged(got, v, exact)
+    mask = torch.arange(9, device=device) % 3 != 0
+    mine, lse = v[:, 0].clone(), s[:, 0].t().contiguous().t()
+    flashinfer.merge_state_in_place(mine, lse, v[:, 1], s[:, 1], mask)
+    want, want_lse = flashinfer.merge_states(v, exact)
+    assert lse.dtype == kind and torch.equal(lse[~mask], s[~mask, 0])
+    rtol = max(torch.finfo(kind).eps, 1e-6)
+    torch.testing.assert_close(lse[mask], want_lse[mask].to(kind), rtol=rtol, atol=1e-5)
+    torch.testing.assert_close(mine[mask], want[mask])
+    assert torch.equal(mine[~mask].nan_to_num(nan=77.0), v[~mask, 0].nan_to_num(nan=77.0))
+    before = mine.clone()
+    with pytest.raises(ValueError, match=r"merge_state_in_place: s: has elements that share memory \(stride 0\)"):
+        flashinfer.merge_state_in_place(mine, s[:1, 0].expand(9, 5), v[:, 1], s[:, 1])
+    assert torch.equal(mine.nan_to_num(nan=77.0), before.nan_to_num(nan=77.0))
+
+
 def test_two_states_of_one_tensor_merge_in_place(dtype, device):
     v, s = states((9, 2, 4, 64), dtype, device, False)
     both, s_both = v.clone(), s.clone()
@@ -181,7 +208,7 @@ def with_strides(tensor: torch.Tensor, device: str) -> torch.Tensor:
         (dict(v_b=torch.ones(4, 2, 8).half()), TypeError, "v_b: got float16, wanted float32"),
         (dict(s_a=torch.ones(4, 3)), ValueError, r"s_a: got shape \[4, 3\], wanted \[4, 2\]"),
         (dict(s_b=torch.ones(4)), ValueError, r"s_b: got shape \[4\], wanted \[4, 2\]"),
-        (dict(s_b=torch.ones(4, 2).half()), TypeError, "s_b: got float16, wanted float32"),
+        (dict(s_b=torch.ones(4, 2).int()), TypeError, "s_b: got int32, wanted float32"),
         (dict(s_b=None), TypeError, "s_b: got None, wanted Tensor"),
         (dict(s_b=[1.0]), TypeError, "s_b: got list, wanted Tensor"),
     ],
@@ -241,7 +268,7 @@ def test_bad_states(device):
     for call, error, message in [
         ((v[0], s), ValueError, "v: got 3 dimensions, wanted 4"),
         ((v, s[:, :2]), ValueError, r"s: got shape \[4, 2, 2\], wanted \[4, 3, 2\]"),
-        ((v, s.double()), TypeError, "s: got float64, wanted float32"),
+        ((v, s.int()), TypeError, "s: got int32, wanted float32"),
         ((v.int(), s), TypeError, "v: got int32"),
     ]:
         with pytest.raises(error, match=message):

@@ -16,11 +16,13 @@ def test_the_address_holds_the_librarys_functions():
         assert getattr(flashinfer.triton.cascade, name) is getattr(flashinfer.cascade, name)
 
 
-def test_segments_of_differing_lengths(dtype, device):
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_segments_of_differing_lengths(kind, dtype, device):
     lengths = [3, 0, 1, 17, 2]
     indptr = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
     v, s = torch.randn(sum(lengths), 5, 24, device=device).to(dtype), torch.randn(sum(lengths), 5, device=device) * 9
     s[0], s[3] = -math.inf, -math.inf  # one state of a segment, and a segment's only one
+    s = s.to(kind)
     got_v, got_s = flashinfer.triton.cascade.variable_length_merge_states(v, s, indptr)
     assert got_v.dtype == dtype and got_s.dtype == torch.float32
     start = 0
@@ -40,12 +42,23 @@ def test_segments_of_differing_lengths(dtype, device):
 
 
 @pytest.mark.parametrize(
-    "v, s, indptr, message",
+    "change, error, message",
     [
-        ((4, 2, 8), (4, 3), [0, 4], r"s: got shape \[4, 3\], wanted \[4, 2\]"),
-        ((4, 2, 8), (4, 2), [[0, 4]], r"indptr: got shape \[1, 2\], wanted \[segments \+ 1\]"),
+        (dict(v=torch.ones(4, 16)), ValueError, "v: got 2 dimensions, wanted 3"),
+        (dict(v=torch.ones(4, 2, 8).int()), TypeError, "v: got torch.int32, wanted torch.float32"),
+        (dict(v=None), TypeError, "v: got NoneType, wanted Tensor"),
+        (dict(s=torch.ones(4, 3)), ValueError, r"s: got shape \[4, 3\], wanted \[4, 2\]"),
+        (dict(s=torch.ones(4, 2).int()), TypeError, "s: got torch.int32, wanted torch.float32"),
+        (dict(s=torch.ones(4, 2, device="meta")), ValueError, "s: got a tensor on meta, wanted one on"),
+        (dict(indptr=torch.tensor([[0, 4]])), ValueError, r"indptr: got shape \[1, 2\], wanted a vector"),
+        (dict(indptr=torch.tensor([0.0, 4.0])), TypeError, "indptr: got torch.float32, wanted torch.int32"),
+        (dict(indptr=torch.tensor([], dtype=torch.int32)), ValueError, "indptr: got no element, wanted"),
+        (dict(indptr=torch.tensor([0, 3])), ValueError, "indptr: got 0 to 3, wanted 0 to 4, all states of v"),
+        (dict(indptr=torch.tensor([1, 4])), ValueError, "indptr: got 1 to 4, wanted 0 to 4"),
+        (dict(indptr=torch.tensor([0, 3, 2, 4])), ValueError, "indptr: got 2 at 2 after 3, wanted numbers that"),
     ],
 )
-def test_bad_shapes(v, s, indptr, message):
-    with pytest.raises(ValueError, match=message):
-        flashinfer.triton.cascade.variable_length_merge_states(torch.ones(v), torch.ones(s), torch.tensor(indptr))
+def test_bad_input(change, error, message, device):
+    given = dict(v=torch.ones(4, 2, 8, device=device), s=torch.ones(4, 2, device=device), indptr=torch.tensor([0, 4]))
+    with pytest.raises(error, match=f"^variable_length_merge_states: {message}"):
+        flashinfer.triton.cascade.variable_length_merge_states(**given | change)
