@@ -13,6 +13,7 @@ from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import Shape
 from .masks import MaskRequest, multi_item
 from .prefill_wrapper import BatchPrefill
+from .scales import Scale
 from .tables import Tables
 
 
@@ -123,6 +124,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         k: torch.Tensor,
         v: torch.Tensor,
         *args: Any,
+        q_scale: Scale = None,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
@@ -135,12 +139,14 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             k, v: ``[kv_indptr[-1], num_kv_heads, head_dim_qk]`` and ``[kv_indptr[-1], num_kv_heads, head_dim_vo]`` (NHD), or
                 with the first two dimensions exchanged (HND); they may be longer. Strides are free; what kernels cannot
                 read in place is copied.
-            args, out, lse, return_lse, enable_pdl: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+            args, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl: as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
 
         Raises:
             ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
+            GradientError: a gradient is wanted with scales.
         """
-        return self._run_ragged(q, k, v, args, out, lse, return_lse)
+        return self._run_ragged(q, k, v, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
 
     run_return_lse = partialmethod(run, return_lse=True)
 

@@ -19,7 +19,7 @@ from .bound import Result
 from .lists import Shape
 from .masks import MaskRequest, masks_of
 from .plan import check_inputs
-from .scales import NO_SCALES
+from .scales import NO_SCALES, Scale
 from .tables import Batch, Tables, check_batch_size, check_indptr, on_host, paged_batch
 from .traced import from_shape
 from .wrapper import BatchWrapper
@@ -129,12 +129,13 @@ class BatchPrefill(BatchWrapper):
         k: torch.Tensor,
         v: torch.Tensor,
         args: tuple[Any, ...],
+        scales: tuple[Scale, Scale, Scale],
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> Result:
         if not is_compiling() and not args and (bound := self._bound) is not None:
-            result = bound.call(q, k, v, NO_SCALES, out, lse, return_lse)
+            result = bound.call(q, k, v, scales, out, lse, return_lse)
             if result is not None:
                 return result
         op = f"{self._name}.run"
@@ -143,10 +144,12 @@ class BatchPrefill(BatchWrapper):
         check_dims(op, "v", v, 3)
         k, v = rows_of(k), rows_of(v)
         if not wanted(q, k, v):
-            return self._run(q, k, v, args, NO_SCALES, out, lse, return_lse)
+            return self._run(q, k, v, args, scales, out, lse, return_lse)
         planned = self._planned_or_fail("run")
         if planned.operators.custom:
             refuse(op, "with jit_args: wanted tensors that require none")
+        if scales != NO_SCALES:
+            refuse(op, "with scales: wanted tensors that require none")
         if args:
             raise TypeError(f"{op}: got {len(args)} more arguments, wanted none without jit_args")
         logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)

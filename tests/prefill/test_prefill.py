@@ -10,6 +10,7 @@ import torch
 
 import flashinfer
 from flashinfer._attention.signature import Parameters, Setting
+from flashinfer.errors import GradientError
 from tests.conftest import DEVICES
 from tests.support.attention_oracle import (
     Paged,
@@ -196,6 +197,38 @@ def test_fp8(dtype, kv_dtype, head_dim, device):
     want, _ = batch_attention(q, [9, 1, 20], requests, causal=True)
     for of in (float, lambda x: torch.tensor(x, device=device)):
         assert_near(wrapper.run(q, paged.cache, k_scale=of(0.5), v_scale=of(3.0)), want)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=str)
+def test_scales_of_ragged_keys(kv_dtype, device):
+    """Numbers and tensors, one and one for each head; eager calls and calls that the bound operator does not take."""
+    q = drawn((30, 8, 64), torch.float16, device)
+    kv_dtype = kv_dtype or q.dtype
+    k, v = (drawn((123, 2, 64), kv_dtype) for _ in range(2))
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr_of([9, 1, 20]), indptr_of([90, 0, 33]), 8, 2, 64, causal=True, kv_data_type=kv_dtype)
+    by_head = torch.tensor([0.25, 0.5]), torch.tensor([2.0, 5.0])
+    for k_scale, v_scale in ((0.5, 3.0), (torch.tensor(0.5), torch.tensor(3.0)), by_head):
+        scaled = (
+            x.float() * (s[:, None] if isinstance(s, torch.Tensor) and s.dim() else s)
+            for x, s in ((k, k_scale), (v, v_scale))
+        )
+        requests = list(zip(*(x.split([90, 0, 33]) for x in scaled), strict=True))
+        want, want_lse = batch_attention(q * 2, [9, 1, 20], requests, causal=True)
+        scales = dict(q_scale=2.0, k_scale=k_scale, v_scale=v_scale)
+        scales = {name: s.to(device) if isinstance(s, torch.Tensor) else s for name, s in scales.items()}
+        for keys, values in ((k.to(device), v.to(device)), (k.to(device).mT.contiguous().mT, v.to(device))):
+            out, lse = torch.full((30, 8, 64), 77.0, device=device).half(), torch.full((30, 8), 77.0, device=device)
+            assert_near(wrapper.run(q, keys, values, **scales), want)
+            wrapper.run(q, keys, values, **scales, out=out, lse=lse, return_lse=True)
+            assert_near(out, want, lse, want_lse)
+    if kv_dtype == q.dtype:
+        with pytest.raises(
+            GradientError, match=r"BatchPrefillWithRaggedKVCacheWrapper\.run: has no gradient with scales"
+        ):
+            wrapper.run(q.clone().requires_grad_(), k.to(device), v.to(device), k_scale=0.5)
+    with pytest.raises(ValueError, match=r"k_scale: got shape \[3\], wanted one number or \[2\]"):
+        wrapper.run(q, k.to(device), v.to(device), k_scale=torch.ones(3, device=device))
 
 
 def test_single_custom_mask(place):
