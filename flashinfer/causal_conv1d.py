@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
-from ._ops.indices import kernel_indices
 from ._ops.route import General, without_gradient, write
 from ._ops.tensors import check_tensor
 from .causal_conv1d_backward import INPUTS, causal_conv1d_gradient, new_conv_states
@@ -85,7 +84,7 @@ def causal_conv1d_fn(
         return_final_states: whether the last ``width - 1`` times of each sequence are returned too.
         final_states_out: written with them, and returned in their place.
         activation: ``None``, ``"silu"`` or ``"swish"``, which is the same.
-        cu_seqlens: ``[N + 1]`` integers, offsets of sequences that are packed in one batch; lengths of 0 are
+        cu_seqlens: ``[N + 1]``, int32 or int64, offsets of sequences that are packed in one batch; lengths of 0 are
             allowed. Without it each batch is a sequence. On CUDA its values are not looked at on the host.
 
     Returns:
@@ -103,7 +102,6 @@ def causal_conv1d_fn(
     name = "causal_conv1d_fn"
     silu = _checked(name, activation, (3,), x=x, weight=weight)
     wanted = return_final_states or final_states_out is not None
-    cu_seqlens = kernel_indices(name, "cu_seqlens", cu_seqlens)
     out, states = _forward(x.transpose(1, 2), weight.contiguous(), bias, initial_states, cu_seqlens, wanted, silu)
     if final_states_out is not None:
         write(name, "final_states_out", final_states_out, states)
@@ -129,8 +127,8 @@ def causal_conv1d_update(
         conv_state: ``[slots, channels, length]`` of x's dtype and of any strides, length at least ``width - 1``: the last
             times of each sequence, which x is appended to.
         weight, bias, activation: as in :func:`causal_conv1d_fn`.
-        cache_seqlens: ``[B]`` integers: a state is a ring, and x is written from this time modulo length on.
-        conv_state_indices: ``[B]`` integers, the slot of each sequence; ``None``: slot b.
+        cache_seqlens: ``[B]``, int32 or int64: a state is a ring, and x is written from this time modulo length on.
+        conv_state_indices: ``[B]``, int32 or int64, the slot of each sequence; ``None``: slot b.
         pad_slot_id: of a sequence whose slot this is, or none of the pool's, the result is 0 and no state is touched.
 
     Returns:
@@ -145,7 +143,6 @@ def causal_conv1d_update(
     silu = _checked(name, activation, (2, 3), x=x, conv_state=conv_state, weight=weight)
     tokens = x if x.dim() == 3 else x.unsqueeze(-1)
     out = _update(
-        tokens, conv_state, weight.contiguous(), bias, kernel_indices(name, "cache_seqlens", cache_seqlens),
-        kernel_indices(name, "conv_state_indices", conv_state_indices), pad_slot_id, silu,
+        tokens, conv_state, weight.contiguous(), bias, cache_seqlens, conv_state_indices, pad_slot_id, silu
     )  # fmt: skip
     return out if x.dim() == 3 else out.squeeze(-1)  # type: ignore[no-any-return]

@@ -32,6 +32,7 @@ from ._delta_rule.arguments import (
     checked_scale,
     dense,
     gate,
+    indices,
     mistake,
     numbers,
     promoted,
@@ -40,7 +41,6 @@ from ._delta_rule.arguments import (
 )
 from ._delta_rule.operators import delta_rule as delta_rule_operator
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
-from ._ops.indices import kernel_indices
 from ._ops.scalars import scalar
 from ._ops.tensors import check_form
 from .delta_rule_backward import state_dtype
@@ -74,9 +74,9 @@ def _run(
     check_logarithms(function, "g", g)
     check_logarithms(function, "gk", gk)
     state = numbers(function, "initial_state", initial_state, state_dtype(q))
-    offsets = kernel_indices(function, "cu_seqlens", cu_seqlens)
     o, final = delta_rule_operator(
-        dense(q), dense(k), dense(v), g, gk, beta, state, offsets, number, output_final_state, l2norm, v_first, chunked,
+        dense(q), dense(k), dense(v), g, gk, beta, state, indices(function, "cu_seqlens", cu_seqlens), number, output_final_state, l2norm, v_first,
+        chunked,
     )  # fmt: skip
     return o.to(dtype_of_v), final if output_final_state else None
 
@@ -406,8 +406,8 @@ def delta_rule_step(
         check_logarithms(name, "gk", gates[1])
     result = delta_rule_step_operator(
         dense(q), dense(k), dense(v), state, *gates, numbers(name, "beta", beta, dtype),
-        numbers(name, "A_log", A_log, torch.float32), bias, kernel_indices(name, "state_indices", state_indices),
-        kernel_indices(name, "output_indices", output_indices), snapshots, *scalar(number, q.device), lower_bound or 0.0,
+        numbers(name, "A_log", A_log, torch.float32), bias, indices(name, "state_indices", state_indices),
+        indices(name, "output_indices", output_indices), snapshots, *scalar(number, q.device), lower_bound or 0.0,
         (2 if allow_neg_eigval else 1) if beta_is_logit else 0, use_qk_l2norm_in_kernel, state_v_first, update_state,
     )  # fmt: skip
     return result if out is None else out.copy_(result)

@@ -7,8 +7,8 @@ import warnings
 
 import torch
 
-from ._delta_rule.arguments import check_rank, check_tokens, mistake
-from ._ops.indices import kernel_indices
+from ._delta_rule.arguments import check_rank, check_tokens, indices, mistake
+from ._ops.errors import renamed
 from ._ops.sizes import differs
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
@@ -16,22 +16,34 @@ from .delta_rule import delta_rule_step
 __all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
 
 
+# An argument of delta_rule_step -> its name here; `state` has the one of ``pool``, where that is given.
+_NAMES = {
+    "g": "a", "beta": "b", "out": "output", "state_indices": "initial_state_indices",
+    "output_indices": "output_state_indices", "snapshots": "intermediate_states_buffer",
+    "use_qk_l2norm_in_kernel": "use_qk_l2norm",
+}  # fmt: skip
+
+
 def _step(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log: torch.Tensor,
     a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, scale: float | None, output: torch.Tensor | None,
     use_qk_l2norm: bool, v_first: bool, backend: str, indices: torch.Tensor | None = None,
     output_indices: torch.Tensor | None = None, snapshots: torch.Tensor | None = None, update: bool = True,
+    pool: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     check_tokens(name, q, k, v)
     if backend not in ("auto", "flashinfer"):
         raise ValueError(f"{name}: backend: got {backend!r}, wanted 'auto' or 'flashinfer'")
     if state is None:
         raise TypeError(f"{name}: state: got None, wanted Tensor")
-    o = delta_rule_step(
-        q, k, v, state, a, b, A_log=A_log, dt_bias=dt_bias, beta_is_logit=True, scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm, state_v_first=v_first, state_indices=indices,
-        output_indices=output_indices, snapshots=snapshots, update_state=update, out=output,
-    )  # fmt: skip
+    try:
+        o = delta_rule_step(
+            q, k, v, state, a, b, A_log=A_log, dt_bias=dt_bias, beta_is_logit=True, scale=scale,
+            use_qk_l2norm_in_kernel=use_qk_l2norm, state_v_first=v_first, state_indices=indices,
+            output_indices=output_indices, snapshots=snapshots, update_state=update, out=output,
+        )  # fmt: skip
+    except (ValueError, TypeError) as err:
+        raise renamed(err, _NAMES | ({"state": pool} if pool else {})) from None
     return o, state
 
 
@@ -117,6 +129,7 @@ def gated_delta_rule_decode_pretranspose(
     return _step(
         name, q, k, v, initial_state if state is None else state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         True, backend, initial_state_indices, output_state_indices, intermediate_states_buffer, not disable_state_update,
+        "initial_state" if state is None else "",
     )  # fmt: skip
 
 
@@ -174,12 +187,12 @@ def gated_delta_rule_mtp(
         buffer = None if intermediate_states_buffer is None else intermediate_states_buffer[: q.shape[0]]
         return _step(
             name, q, k, v, initial_state, *given, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
-            None, buffer, not disable_state_update,
+            None, buffer, not disable_state_update, "initial_state",
         )  # fmt: skip
     if intermediate_states_buffer is not None:
         raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
-    each = kernel_indices(name, "ssm_state_indices", ssm_state_indices)
-    first = kernel_indices(name, "initial_state_indices", initial_state_indices)
+    each = indices(name, "ssm_state_indices", ssm_state_indices)
+    first = indices(name, "initial_state_indices", initial_state_indices)
     for what, given_slots, table, shape in (
         ("ssm_state_indices", ssm_state_indices, each, q.shape[:2]),
         ("initial_state_indices", initial_state_indices, first, q.shape[:1]),
@@ -199,7 +212,7 @@ def gated_delta_rule_mtp(
         one = slice(t, t + 1)
         o, _ = _step(
             name, q[:, one], k[:, one], v[:, one], initial_state, A_log, a[:, one], dt_bias, b[:, one], scale, None,
-            use_qk_l2norm, True, backend, slots[t], slots[t + 1],
+            use_qk_l2norm, True, backend, slots[t], slots[t + 1], pool="initial_state",
         )  # fmt: skip
         parts.append(o)
     result = torch.cat(parts, 1) if parts else v.new_empty(v.shape)

@@ -52,6 +52,7 @@ __all__ = [
     "pad_indptr_to_multiple_of_4",
 ]
 
+_OF_LAYERS = {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
 _UPPER_CASE = {"a": "A", "b": "B", "a_scale": "A_scale", "b_scale": "B_scale"}
 
 
@@ -94,7 +95,7 @@ def bmm_fp8(
     result = output(name, out, A, (*A.shape[:2], b.shape[1]), dtype)
     grouped_gemm(
         result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0,
-        caller=name, names=_UPPER_CASE,
+        names=_UPPER_CASE,
     )  # fmt: skip
     return result
 
@@ -134,7 +135,6 @@ def mm_bf16(
     result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
     grouped_gemm(
         result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
-        caller="mm_bf16",
     )  # fmt: skip
     return result if bias is None else result.add_(bias)
 
@@ -167,7 +167,7 @@ def bmm_bf16(
     result = output("bmm_bf16", out, A, (*A.shape[:2], b.shape[1]), out_dtype)
     grouped_gemm(
         result, rows(A), matrices(b), None, None, None, None, None, None, None, 0, 0, 0,
-        caller="bmm_bf16", names=_UPPER_CASE,
+        names=_UPPER_CASE,
     )  # fmt: skip
     return result
 
@@ -341,7 +341,8 @@ def _of_named_groups(
     check_shape(name, "m_indices", m_indices, (a.shape[0],))
     result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
     granularity = checked_granularity(name, scale_granularity_mnk)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(*runs_of(name, m_indices, b.shape[0])))
+    groups, names = Groups(*runs_of(name, m_indices, b.shape[0])), {"m_indptr": "m_indices", "m_counts": "m_indices"}
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, groups, names=names)
     return result
 
 
@@ -457,5 +458,5 @@ def fp8_blockscale_gemm_sm90(
     by_row = b_scale.shape[0] == weight.shape[0]
     result = output(name, out, input, (input.shape[0], weight.shape[0]), out_dtype)
     granularity = (1, 1 if by_row else BLOCK, BLOCK)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, names={"a": "input", "b": "weight"})
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, names=_OF_LAYERS)
     return result

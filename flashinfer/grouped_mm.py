@@ -45,5 +45,5 @@ def grouped_mm_bf16(
     check_same_depth(name, a, b, ("a", "b"))
     check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
     result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
-    grouped_gemm(result, rows(a), matrices(b), None, None, m_indptr, None, None, None, None, 0, 0, 0, caller=name)
+    grouped_gemm(result, rows(a), matrices(b), None, None, m_indptr, None, None, None, None, 0, 0, 0)
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._delta_rule.arguments import check_logarithms, check_tokens, mistake, row_gate
+from ._ops.errors import renamed
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
 
@@ -92,8 +93,14 @@ def recurrent_kda(
     else:
         rows = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
         check_logarithms(_NAME, "g", rows)
-        o = delta_rule_step(
-            q, k, v, state, None, beta, gk=rows, beta_is_logit=beta_is_logit, scale=scale,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, state_v_first=True, state_indices=slots, out=output,
-        )  # fmt: skip
+        try:
+            o = delta_rule_step(
+                q, k, v, state, None, beta, gk=rows, beta_is_logit=beta_is_logit, scale=scale,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, state_v_first=True, state_indices=slots, out=output,
+            )  # fmt: skip
+        except (ValueError, TypeError) as err:
+            pool = "initial_state" if initial_state_source is None else "initial_state_source"
+            indices = "ssm_state_indices" if initial_state_indices is None else "initial_state_indices"
+            names = {"gk": "g", "state": pool, "state_indices": indices, "out": "output"}
+            raise renamed(err, names) from None
     return o, state if output_final_state else None

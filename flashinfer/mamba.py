@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from ._ops.declare import define
-from ._ops.indices import kernel_indices
 from ._ops.route import without_gradient
 from ._ops.tensors import check_tensor
 from .errors import UnsupportedError
@@ -46,13 +45,6 @@ def _rank(name: str, tensor: torch.Tensor, wanted: int, heads: bool) -> torch.Te
     if heads:
         return tensor
     return tensor.unsqueeze(0) if name in ("A", "D", "dt_bias") else tensor.unsqueeze(-2)
-
-
-def _table(name: str, table: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a table as the kernel reads it, int32 or int64; its rows may lie apart."""
-    if isinstance(table, torch.Tensor) and table.dtype in (torch.int32, torch.int64) and table.stride()[-1:] == (1,):
-        return table
-    return kernel_indices(_NAME, name, table)
 
 
 def selective_state_update(
@@ -96,7 +88,7 @@ def selective_state_update(
         D, dt_bias: ``[heads, dim]``, or ``None``.
         z: as x, a gate, or ``None``.
         dt_softplus: whether the step is ``softplus(dt + dt_bias)``.
-        state_batch_indices: ``[sequences]`` integers, the slot of each sequence's state; ``None``: its number.
+        state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its number.
             ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the last accepted.
         pad_slot_id: of a sequence in this slot, or in one that the pool does not have, nothing is read or written but
             out, which is 0.
@@ -111,7 +103,7 @@ def selective_state_update(
         cache_steps: columns of the indices or steps of the buffer; their shapes say it.
         algorithm: ``"auto"``, ``"simple"``, ``"vertical"`` or ``"horizontal"``: accepted, one kernel serves all.
         dst_state_batch_indices: the slots that last states go to; ``None``: as ``state_batch_indices``.
-        cu_seqlens: ``[sequences + 1]`` integers, offsets of sequences that lie behind each other. On CUDA its
+        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of sequences that lie behind each other. On CUDA its
             values are never read on the host.
         num_accepted_tokens: ``[sequences]``, of the step before: the state is taken from column
             ``num_accepted_tokens - 1`` of ``state_batch_indices``, and the state after token t goes to column t.
@@ -151,18 +143,11 @@ def selective_state_update(
     def of_heads(name: str, tensor: torch.Tensor | None, wanted: int) -> torch.Tensor | None:
         return None if tensor is None else _rank(name, tensor, wanted - (not heads), heads)
 
-    slots, to_slots, buffers, offsets, accepted = (
-        _table(name, table)
-        for name, table in (
-            ("state_batch_indices", state_batch_indices), ("dst_state_batch_indices", dst_state_batch_indices),
-            ("intermediate_state_indices", intermediate_state_indices), ("cu_seqlens", cu_seqlens),
-            ("num_accepted_tokens", num_accepted_tokens),
-        )
-    )  # fmt: skip
     _update(
         state if heads else state.unsqueeze(1), tokens("x", x), tokens("dt", dt), of_heads("A", A, 3), tokens("B", B),
         tokens("C", C), of_heads("D", D, 2), None if z is None else tokens("z", z), of_heads("dt_bias", dt_bias, 2),
-        dt_softplus, slots, to_slots, pad_slot_id, tokens("out", result), not disable_state_update,
-        intermediate_states_buffer, buffers, rand_seed, philox_rounds, offsets, accepted,
+        dt_softplus, state_batch_indices, dst_state_batch_indices, pad_slot_id, tokens("out", result),
+        not disable_state_update, intermediate_states_buffer, intermediate_state_indices, rand_seed, philox_rounds,
+        cu_seqlens, num_accepted_tokens,
     )  # fmt: skip
     return result

@@ -81,7 +81,7 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"segment_packbits: x: got {type(x).__name__}, wanted Tensor")
     if isinstance(indptr, torch.Tensor) and indptr.is_meta:
-        check_one_device("segment_packbits", (x, indptr))
+        check_one_device("segment_packbits", ("x", "indptr"), (x, indptr))
     indptr = index_table("segment_packbits", "indptr", indptr)
     if indptr.device == x.device:
         if x.is_cuda and not is_dynamo_compiling():

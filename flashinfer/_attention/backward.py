@@ -15,6 +15,7 @@ import torch
 from torch import is_grad_enabled
 
 from .._ops.declare import define, define_in_python
+from .._ops.errors import check_one_device
 from .._ops.route import Gradient, no_second_derivative, write
 from .._ops.scalars import numbers_of
 from ..errors import GradientError
@@ -208,8 +209,7 @@ def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
         raise ValueError(f"{op}: k: got head_dim {k.shape[2]}, wanted {q.shape[2]} as q has")
     if (v.shape[1 - layout], v.shape[layout]) != (heads, tokens):
         raise ValueError(f"{op}: v: got shape {list(v.shape)}, wanted that of k but for head_dim")
-    if not (k.is_cpu and v.is_cpu):
-        raise ValueError(f"{op}: got tensors on {q.device}, {k.device} and {v.device}, wanted one device for all")
+    check_one_device(op, ("q", "k", "v"), (q, k, v))
 
 
 def differentiable(

@@ -93,7 +93,11 @@ class Bound:
                 if not type(q_scale) is type(k_scale) is type(o_scale) is float:
                     return None
                 sm_scale = (self._sm_scale if sm_scale is None else sm_scale) * q_scale * k_scale
-            result: Result
+        except AttributeError:  # no tensor, which the full operator refuses
+            self._refusals += 1
+            return None
+        result: Result
+        try:
             if out is not None:
                 if return_lse and lse is None:
                     lse = torch.empty(out.shape[:-1], dtype=torch.float32, device=out.device)
@@ -105,9 +109,6 @@ class Bound:
                 result = call_handle(self._run_lse, q, k, v, self._handle, sm_scale, o_scale)
             else:
                 result = call_handle(self._run, q, k, v, self._handle, sm_scale, o_scale)
-        except (AttributeError, TypeError, ValueError):
-            self._refusals += 1
-            return None
         except RuntimeError as err:
             if not is_refusal(err):
                 raise_as_callers_mistake(err)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._ops.configured import load_configured, with_fakes
-from .._ops.errors import raise_from_module
+from .._ops.errors import called, check_one_device, raise_from_module
 from ..errors import FlashInferError
 from ..jit.module import JitSpec
 from ..jit.modules._attention import POS_ENCODINGS as POS_ENCODING_MODES
@@ -23,6 +23,7 @@ from ..jit.modules._attention import (
     variant_value,
 )
 from ..jit.spec import BACKENDS
+from .signature import Parameters, Setting
 
 _VARIANTS = {variant_bits(name): name for name in VARIANTS}
 _NUMBERS = {
@@ -101,17 +102,18 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     return Operators(run, plan, namespace, variant, custom, namespace.name)
 
 
+_RUN = ("q", "k", "v", "out", "lse", *Setting._fields, *Parameters._fields)  # arguments of the library's own variants
+
+
 def _fake_run(*args: Any) -> None:
-    """Writes to arguments and returns nothing; what torch.compile needs to know."""
-    devices = {str(arg.device) for arg in args if isinstance(arg, torch.Tensor)}
-    if devices != {"meta"}:
-        raise ValueError(f"attention: got tensors on {', '.join(sorted(devices))}, wanted one device for all")
+    """Write to arguments and return nothing, as torch.compile has to know."""
+    check_one_device("attention", _RUN, args)
 
 
 def _refuse_meta(q: torch.Tensor) -> None:
     """What is bound lies on a device, and on meta is only what stands for a tensor of one, which is of another class."""
     if type(q) is torch.Tensor:
-        raise ValueError("attention: q: got one on meta, wanted one where the plan's tables are")
+        raise ValueError(f"{called('attention')}: q: got a tensor on meta, wanted one where the plan's tables are")
 
 
 def _fake_run_bound(q: torch.Tensor, *args: Any) -> None:
@@ -149,7 +151,9 @@ def call(op: str, run: Callable[..., None], *args: Any) -> None:
         if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
             text = str(err).split(" Declaration:")[0]
             raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
-        raise_from_module(op, args, err)
+        schema = getattr(run, "_schema", None)  # a plan's operator, of which no graph knows, has none
+        names = [argument.name for argument in schema.arguments] if schema else [""] * len(args)
+        raise_from_module(op, names, args, err)
 
 
 def operators_of_module(op: str, jit_module: Any) -> Operators:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .._ops.numbers import real
+from .._ops.numbers import check_real, real
 from .._ops.scalars import as_tensor, is_symbolic
 
 Scale = float | torch.Tensor | None
@@ -84,6 +84,7 @@ def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) 
         number = scale if type(scale) is float else real(op, _argument(op, name), scale)
         # A product of numbers would be compiled into the graph by torch 2.11, and so would an operator's argument.
         return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
+    check_real(op, _argument(op, name), scale)
     if scale.numel() == 1:
         return float(scale) if scale.device.type == "cpu" and not is_dynamo_compiling() else scale.reshape(())
     if tuple(scale.shape) != (heads,):

@@ -6,13 +6,15 @@ import math
 
 import torch
 
+from .._ops.errors import called
+from .._ops.indices import INTEGERS, narrowed
 from .._ops.tensors import can_be_looked_at, check_tensor
 
 CHUNK_SIZES = (16, 32, 64)
 
 
 def mistake(function: str, argument: str, text: str) -> ValueError:
-    return ValueError(f"{function}: {argument}: {text}")
+    return ValueError(f"{called(function)}: {argument}: {text}")
 
 
 PACKED = "flashinfer.chunk_gated_delta_rule, whose layout is packed"
@@ -69,6 +71,25 @@ def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.
         return None
     check_floats(function, name, tensor)
     return tensor.to(dtype).contiguous()
+
+
+def indices(function: str, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return integers of any dtype and strides as kernels read them: contiguous int32 or int64.
+
+    Raises:
+        TypeError: no integers.
+    """
+    if tensor is None:
+        return None
+    check_tensor(function, name, tensor)
+    if tensor.dtype not in INTEGERS:
+        raise TypeError(f"{function}: {name}: got {tensor.dtype}, wanted torch.int32, torch.int64 or other integers")
+    if tensor.dtype not in (torch.int32, torch.int64):
+        tensor = narrowed(function, name, tensor, torch.int64 if tensor.dtype in WIDE else torch.int32)
+    return tensor.contiguous()
+
+
+WIDE = (torch.uint32, torch.uint64)  # with numbers that int32 lacks
 
 
 def gate(

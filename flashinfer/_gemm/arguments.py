@@ -6,6 +6,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops import tensors
+from .._ops.errors import called
 from .._ops.sizes import differs
 from .._ops.tensors import can_be_looked_at, check_form, check_tensor
 from ..errors import GradientError
@@ -22,29 +23,31 @@ def check_dims(function: str, rank: int, **given: torch.Tensor) -> None:
 
 def check_dtype(function: str, name: str, dtype: object, wanted: tuple[torch.dtype, ...]) -> None:
     if dtype not in wanted:
-        raise TypeError(f"{function}: {name}: got {dtype}, wanted {' or '.join(map(str, wanted))}")
+        raise TypeError(f"{called(function)}: {name}: got {dtype}, wanted {' or '.join(map(str, wanted))}")
 
 
 def check_same_depth(function: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, str]) -> None:
     """Operands ``[..., k]``, as the operator takes them."""
     if a.shape[-1] != b.shape[-1]:
         raise ValueError(
-            f"{function}: {names[1]}: got a depth of {b.shape[-1]}, wanted {a.shape[-1]} as {names[0]} has"
+            f"{called(function)}: {names[1]}: got a depth of {b.shape[-1]}, wanted {a.shape[-1]} as {names[0]} has"
         )
 
 
 def check_shape(function: str, name: str, x: torch.Tensor, *wanted: tuple[int, ...]) -> None:
     """One of the shapes. Sizes of which a graph may know nothing yet are compared when it runs, by the operator."""
     if x.dim() != len(wanted[0]):
-        raise ValueError(f"{function}: {name}: got {x.dim()} dimensions, wanted {len(wanted[0])}")
+        raise ValueError(f"{called(function)}: {name}: got {x.dim()} dimensions, wanted {len(wanted[0])}")
     if not is_dynamo_compiling() and tuple(x.shape) not in wanted:
         shapes = " or ".join(str(list(shape)) for shape in wanted)
-        raise ValueError(f"{function}: {name}: got shape {list(x.shape)}, wanted {shapes}")
+        raise ValueError(f"{called(function)}: {name}: got shape {list(x.shape)}, wanted {shapes}")
 
 
 def check_same_batch(function: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, str]) -> None:
     if differs(b.shape[0], a.shape[0]):
-        raise ValueError(f"{function}: {names[1]}: got a batch of {b.shape[0]}, wanted {a.shape[0]} as {names[0]} has")
+        raise ValueError(
+            f"{called(function)}: {names[1]}: got a batch of {b.shape[0]}, wanted {a.shape[0]} as {names[0]} has"
+        )
 
 
 def output(
@@ -98,12 +101,12 @@ def in_eight_bits(
     """``[m, k]`` in float8_e4m3fn with its scales, which have one of the shapes where they are given."""
     if x.dtype == torch.bfloat16:
         if scale is not None:
-            raise ValueError(f"{function}: {name}_scale: got one beside bfloat16, wanted None")
+            raise ValueError(f"{called(function)}: {name}_scale: got one beside bfloat16, wanted None")
         return quantized(x)
     if x.dtype != torch.float8_e4m3fn:
-        raise TypeError(f"{function}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
+        raise TypeError(f"{called(function)}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
     if scale is None:
-        raise ValueError(f"{function}: {name}_scale: got None, wanted scales of float8_e4m3fn")
+        raise ValueError(f"{called(function)}: {name}_scale: got None, wanted scales of float8_e4m3fn")
     check_dims(function, 2, **{f"{name}_scale": scale})
     check_dtype(function, f"{name}_scale", scale.dtype, (torch.float32,))
     check_shape(function, f"{name}_scale", scale, *shapes)
@@ -115,14 +118,16 @@ def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
     check_tensor(function, name, scale)
     check_dtype(function, name, scale.dtype, (torch.float32,))
     if scale.numel() != 1:
-        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
+        raise ValueError(f"{called(function)}: {name}: got {scale.numel()} elements, wanted 1")
     return scale.reshape(1, 1, 1)
 
 
 def check_bias(function: str, bias: torch.Tensor, a: torch.Tensor, columns: int) -> None:
     check_form(function, "bias", bias, (columns,), a.device, *OUTPUTS)
     if torch.is_grad_enabled() and bias.requires_grad:
-        raise GradientError(f"{function}: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
+        raise GradientError(
+            f"{called(function)}: bias: has no gradient, wanted one that requires none, or torch.no_grad()"
+        )
 
 
 def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,9 +143,11 @@ def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[to
     counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(place))
     if can_be_looked_at(m_indices) and size:
         if int(m_indices.max()) >= num_groups:
-            raise ValueError(f"{function}: m_indices: got {int(m_indices.max())}, wanted less than {num_groups}")
+            raise ValueError(
+                f"{called(function)}: m_indices: got {int(m_indices.max())}, wanted less than {num_groups}"
+            )
         apart = groups[known & (place >= (begins + counts)[groups])]
         if apart.numel():
             text = f"got rows of {int(apart[0])} that lie apart, wanted those of a group beside each other"
-            raise ValueError(f"{function}: m_indices: {text}")
+            raise ValueError(f"{called(function)}: m_indices: {text}")
     return begins, counts[:-1]

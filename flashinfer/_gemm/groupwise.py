@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._ops.errors import called
 from .._ops.tensors import check_tensor
 from .arguments import BLOCK, FP8, blocks, check_dtype, check_same_depth, check_shape, matrices, rows
 from .operators import SAME_NAMES, grouped_gemm
@@ -29,14 +30,14 @@ def checked_granularity(function: str, granularity: Granularity | None) -> Granu
             return m, n, k
     except (TypeError, ValueError):
         pass
-    raise ValueError(f"{function}: scale_granularity_mnk: got {granularity!r}, wanted three positive numbers")
+    raise ValueError(f"{called(function)}: scale_granularity_mnk: got {granularity!r}, wanted three positive numbers")
 
 
 def check_mode(function: str, scale_major_mode: str, mma_sm: int = 1) -> None:
     if scale_major_mode not in ("MN", "K"):
-        raise ValueError(f"{function}: scale_major_mode: got {scale_major_mode!r}, wanted 'MN' or 'K'")
+        raise ValueError(f"{called(function)}: scale_major_mode: got {scale_major_mode!r}, wanted 'MN' or 'K'")
     if mma_sm not in (1, 2):
-        raise ValueError(f"{function}: mma_sm: got {mma_sm}, wanted 1 or 2")
+        raise ValueError(f"{called(function)}: mma_sm: got {mma_sm}, wanted 1 or 2")
 
 
 def groupwise(
@@ -73,5 +74,5 @@ def groupwise(
         b, b_scale = b.unsqueeze(0), b_scale.unsqueeze(0)
     grouped_gemm(
         out, rows(a), matrices(b), a_scale, b_scale, groups.m_indptr, groups.m_counts, None, None, None, m, n, k,
-        caller=function, names=names,
+        names=names,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .._ops.declare import define
+from .._ops.errors import renamed
 from .._ops.route import without_gradient
 from ..jit.modules.gemm import gen_gemm_module
 
@@ -36,20 +37,13 @@ LINEAR_FIRST, GATE_FIRST = 1, 2
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def grouped_gemm(
-    *args: Any, sm90: bool = False, gate: int = 0, caller: str = "grouped_gemm", names: Mapping[str, str] = SAME_NAMES
-) -> None:
-    """Call the operator; its last arguments are seldom other ones.
+def grouped_gemm(*args: Any, sm90: bool = False, gate: int = 0, names: Mapping[str, str] = SAME_NAMES) -> None:
+    """Call the operator; most calls need no other last arguments.
 
     Args:
-        caller: the function that a mistake is one of.
-        names: what it calls arguments that it has by other names.
+        names: an argument of the operator -> the name that the public function has for it.
     """
     try:
         _grouped_gemm(*args, sm90, gate)
     except (ValueError, TypeError) as err:
-        operator, _, text = str(err).partition(": ")
-        if operator != "grouped_gemm":
-            raise
-        argument, _, rest = text.partition(": ")
-        raise type(err)(f"{caller}: {names.get(argument, argument)}: {rest}" if rest else f"{caller}: {text}") from None
+        raise renamed(err, names) from None

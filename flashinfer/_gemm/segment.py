@@ -102,7 +102,7 @@ class SegmentGEMMWrapper:
         check_dtype(name, "out", result.dtype, halves)
         grouped_gemm(
             result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, sm90=self._sm90,
-            caller=name, names=NAMES_OF_LENS if seg_indptr is None else NAMES,
+            names=NAMES_OF_LENS if seg_indptr is None else NAMES,
         )  # fmt: skip
         return result
 

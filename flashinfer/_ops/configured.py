@@ -19,6 +19,7 @@ from ..jit import store
 from ..jit.events import emit
 from ..jit.load import load
 from ..jit.module import JitSpec
+from .errors import on_copies
 
 Fakes = Mapping[str, Callable[..., Any]]  # name of an operator -> its fake implementation
 
@@ -52,6 +53,8 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
             # The stable interface by which modules register themselves has tags from torch 2.12 on.
             operator = getattr(namespace, name).default
             operator._tags = [*operator.tags, torch.Tag.pt2_compliant_tag]
+            if operator._schema.is_mutable:
+                library.impl(name, on_copies(operator), "Negative")
         _fakes[namespace.name] = library
     return namespace
 

@@ -19,7 +19,7 @@ from ..jit.load import load
 from ..jit.module import JitSpec
 from ..jit.spec import BACKENDS
 from ..jit.store import Needs
-from .errors import check_dense, check_one_device, on_one_device
+from .errors import called, check_dense, check_one_device, on_copies, on_one_device
 from .route import General, Gradient, routed
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
@@ -47,8 +47,11 @@ def define_in_python(
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, function, "CompositeExplicitAutograd")
     operator = getattr(getattr(torch.ops, namespace), name).default
-    host = frozenset(n for n, argument in enumerate(operator._schema.arguments) if argument.name in on_host)
-    fake = on_one_device(name, fake, host)
+    names = [argument.name for argument in operator._schema.arguments]
+    host = frozenset(n for n, argument in enumerate(names) if argument in on_host)
+    fake = on_one_device(name, names, fake, host)
+    if operator._schema.is_mutable:
+        library.impl(name, on_copies(operator), "Negative")
     if on_host:
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
     else:
@@ -116,17 +119,20 @@ def define(
 
 
 def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:
-    """The backend of a call's tensors: what no module has a kernel for would be called again for ever."""
+    """Return the backend of a call's tensors. Reject other devices: `define`'s fallback would recurse."""
     arguments = operator._schema.arguments
+    names = [argument.name for argument in arguments]
     tensors = [arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor) and position not in on_host]
     if not tensors:
         argument = next(arg.name for arg in arguments if str(arg.type) == "Tensor")
-        raise TypeError(f"{name}: {argument}: got None, wanted Tensor")
+        raise TypeError(f"{called(name)}: {argument}: got None, wanted Tensor")
     backend = tensors[0].device.type
     if backend not in BACKENDS:
-        raise ValueError(f"{name}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
-    check_one_device(name, args, on_host)
-    check_dense(name, [argument.name for argument in arguments], args)
+        position = next(n for n, arg in enumerate(args) if arg is tensors[0])
+        wanted = ", ".join(BACKENDS)
+        raise ValueError(f"{called(name)}: {names[position]}: got a tensor on {backend}, wanted one on {wanted}")
+    check_one_device(name, names, args, on_host)
+    check_dense(name, names, args)
     return str(backend)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .tensors import check_tensor
-
 INTEGERS = frozenset({
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 })  # fmt: skip
@@ -38,25 +36,6 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
 def index_tables(op: str, **tables: torch.Tensor) -> dict[str, torch.Tensor]:
     """:func:`index_table` of each, by its name."""
     return {name: index_table(op, name, table) for name, table in tables.items()}
-
-
-def kernel_indices(op: str, name: str, x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return integers of any dtype and strides as kernels of both widths read them: contiguous int32 or int64.
-
-    Raises:
-        TypeError: no integers.
-        ValueError: no dense tensor.
-    """
-    if x is None:
-        return None
-    check_tensor(op, name, x)
-    if x.dtype in (torch.int32, torch.int64):
-        return x.contiguous()
-    if x.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted torch.int32, torch.int64 or other integers")
-    # int32 lacks numbers of these.
-    wide = x.dtype in (torch.uint32, torch.uint64)
-    return narrowed(op, name, x, torch.int64 if wide else torch.int32).contiguous()
 
 
 def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -100,5 +79,7 @@ def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]
 
 
 def _is_other(x: object) -> bool:
-    """Whether these are indices that kernels cannot read in position."""
-    return isinstance(x, torch.Tensor) and x.dtype in INTEGERS and (x.dtype != torch.int32 or not x.is_contiguous())
+    """Return whether these are dense indices that kernels cannot read in place."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in INTEGERS or x.layout != torch.strided:
+        return False
+    return x.dtype != torch.int32 or not x.is_contiguous()

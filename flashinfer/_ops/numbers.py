@@ -6,6 +6,8 @@ import operator
 
 import torch
 
+from .errors import called
+
 
 def real(op: str, name: str, given: object) -> float:
     """A number of any kind, or a tensor of one element.
@@ -13,12 +15,24 @@ def real(op: str, name: str, given: object) -> float:
     Raises:
         TypeError: neither.
     """
+    if isinstance(given, torch.Tensor):
+        check_real(op, name, given)
     if not isinstance(given, str) and (not isinstance(given, torch.Tensor) or given.numel() == 1):
         try:
             return float(given)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             pass
     raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted a number")
+
+
+def check_real(op: str, name: str, x: torch.Tensor) -> None:
+    """Check that a tensor holds real numbers: a conversion would drop imaginary parts in silence.
+
+    Raises:
+        TypeError: complex numbers or booleans.
+    """
+    if x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted real numbers")
 
 
 def whole(op: str, name: str, given: object) -> int:

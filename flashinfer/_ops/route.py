@@ -83,7 +83,7 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
 
     def call(*args: Any) -> Any:
         try:
-            if (
+            gradients = (
                 general
                 and is_grad_enabled()
                 and (
@@ -92,8 +92,12 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
                     or (third and args[third].requires_grad)
                     or (others and any(args[other].requires_grad for other in others))
                 )
-            ):
-                return general.call(*args)
+            )
+        except AttributeError:  # None, which may stand for an optional tensor; the operator refuses everything else
+            gradients = any(getattr(args[one], "requires_grad", False) for one in differentiable)
+        try:
+            if gradients:
+                return general.call(*args)  # type: ignore[union-attr]
             if is_dynamo_compiling():
                 for position in scalars:
                     if general and is_symbolic(args[position]):
@@ -102,23 +106,8 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
             if has_torch_function(args):
                 return operator(*args)
             return direct(*args)
-        except AttributeError:
-            return without_attributes(*args)
         except RuntimeError as err:
-            raise_as_callers_mistake(err)
-
-    def without_attributes(*args: Any) -> Any:
-        """None has no ``requires_grad``, and may be given for an optional tensor; the operator refuses what else has none."""
-        wanted = general and is_grad_enabled() and len(args) == len(names)
-        try:
-            if general and wanted and any(getattr(args[one], "requires_grad", False) for one in differentiable):
-                return general.call(*args)
-            symbolic = is_dynamo_compiling() and len(args) == len(names)
-            if general and symbolic and any(is_symbolic(args[one]) for one in scalars):
-                return general.call(*args)
-            return operator(*args)
-        except RuntimeError as err:
-            raise_as_callers_mistake(err)
+            raise_as_callers_mistake(err, names=names, args=args)
 
     call.__name__ = call.__qualname__ = name
     return call

@@ -1,22 +1,24 @@
-"""What functions of every family say of arguments that are no tensors, or no dense ones, before an operator sees them."""
+"""Checks of arguments before an operator sees them: dense tensors, their dimensions, shapes, dtypes and devices."""
 
 from __future__ import annotations
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .errors import called
+
 
 def check_tensor(op: str, name: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+        raise TypeError(f"{called(op)}: {name}: got {type(x).__name__}, wanted Tensor")
     if x.layout != torch.strided:
-        raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
+        raise ValueError(f"{called(op)}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
 
 
 def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
     check_tensor(op, name, x)
     if x.dim() != wanted:
-        raise ValueError(f"{op}: {name}: got {x.dim()} dimensions, wanted {wanted}")
+        raise ValueError(f"{called(op)}: {name}: got {x.dim()} dimensions, wanted {wanted}")
 
 
 def check_form(
@@ -28,11 +30,11 @@ def check_form(
         for got, wanted in zip(x.shape, shape, strict=True):
             torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
     elif x.shape != shape:
-        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
+        raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
     if x.dtype not in dtypes:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
+        raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
     if x.device != device:
-        raise ValueError(f"{op}: {name}: got tensors on {x.device}, {device}, wanted one device for all")
+        raise ValueError(f"{called(op)}: {name}: got a tensor on {x.device}, wanted one on {device}")
 
 
 def can_be_looked_at(tensor: torch.Tensor) -> bool:

@@ -40,11 +40,10 @@ def draw(
     """Check the arguments of ``op`` and draw; ``name`` says what the rows are, ``logits`` or ``probs``."""
     check_rows(op, name, rows)
     count = rows.shape[0]
-    try:
-        outputs = count if draws.indices is None else draws.indices.shape[0]
-    except (AttributeError, IndexError):
+    outputs = count
+    if draws.indices is not None:
         check_rows(op, "indices", draws.indices, 1)
-        raise
+        outputs = draws.indices.shape[0]
     if draws.check_nan:
         refuse_nan(name, rows)
     samples, valid = operators.sample_from_rows(

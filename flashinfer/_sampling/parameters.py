@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.numbers import check_real
 from .._ops.scalars import as_tensor, is_symbolic
+from .._ops.tensors import check_dims, check_tensor
 from ..jit.capture import refuse_capture
 
 Real = float | torch.Tensor
@@ -13,19 +15,14 @@ Integer = int | torch.Tensor
 
 
 def check_rows(op: str, name: str, given: object, dims: int = 2) -> None:
-    """What is checked before sizes are read: a dense tensor of so many dimensions."""
-    if not isinstance(given, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted Tensor")
-    if given.layout != torch.strided:
-        raise ValueError(f"{op}: {name}: got a tensor of {given.layout} and {given.dtype}, wanted a dense one")
-    if given.dim() != dims:
-        raise ValueError(f"{op}: {name}: got {given.dim()} dimensions, wanted {dims}")
+    """Check that sizes can be read: a dense tensor of so many dimensions."""
+    check_dims(op, name, given, dims)  # type: ignore[arg-type]
 
 
 def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
     """The tensor (float32 or float64), or the number."""
     if isinstance(given, torch.Tensor):
-        _check_list(given, rows, outputs)
+        _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.float32, torch.float64) else given.float()), 0.0
     if isinstance(given, bool) or not isinstance(given, int | float | torch.SymFloat | torch.SymInt):
         raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted float or Tensor")
@@ -43,7 +40,7 @@ def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> t
 def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
     """The tensor (int32 or int64), or the number."""
     if isinstance(given, torch.Tensor):
-        _check_list(given, rows, outputs)
+        _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.int32, torch.int64) else given.long()), -1
     if type(given) is int:
         return None, given
@@ -54,17 +51,23 @@ def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> t
     return None, int(given)
 
 
-def _check_list(given: torch.Tensor, rows: int, outputs: int) -> None:
+def _check_list(op: str, name: str, given: torch.Tensor, rows: int, outputs: int) -> None:
+    """Check a tensor of numbers. Callers match the second half of these texts, which are FlashInfer's."""
+    check_tensor(op, name, given)
+    check_real(op, name, given)
     if given.dim() == 0:
         raise ValueError(
-            "Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
+            f"{op}: {name}: Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
             "but got a 0-dimensional tensor."
         )
     if given.dim() != 1:
-        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter, but got a {given.dim()}D tensor.")
+        raise ValueError(
+            f"{op}: {name}: Expected a 1D tensor or scalar for the sampling parameter, but got a {given.dim()}D tensor."
+        )
     if given.shape[0] not in (rows, outputs):
         raise ValueError(
-            f"Sampling parameter tensor batch size mismatch: expected length {outputs}, got {given.shape[0]}."
+            f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {outputs}, got"
+            f" {given.shape[0]}."
         )
 
 

@@ -52,7 +52,8 @@ def random_of(
     if isinstance(seed, torch.Tensor) and isinstance(offset, torch.Tensor):
         return Random(_list(op, "seed", seed, outputs), 0, _list(op, "offset", offset, outputs), 0, slots, slot_value)
     if isinstance(seed, torch.Tensor) or isinstance(offset, torch.Tensor):
-        raise ValueError("seed and offset must both be tensors or both be scalars")
+        text = "seed and offset must both be tensors or both be scalars"
+        raise ValueError(f"{op}: offset: got {type(offset).__name__} with a seed of {type(seed).__name__}: {text}")
     return Random(None, _signed(op, "seed", seed), None, _signed(op, "offset", offset), slots, slot_value)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops.errors import check_one_device
+from .._ops.tensors import check_tensor
 from .parameters import check_rows
 from .top_k import takes_last, top_k
 
@@ -57,7 +58,11 @@ def top_k_page_table_transform(
     """
     op = "top_k_page_table_transform"
     tensors = (input, src_page_table, lengths, row_to_batch, row_starts, page_table_row_starts, out, out_raw_indices)
-    check_one_device(op, tensors)
+    names = (
+        "input", "src_page_table", "lengths", "row_to_batch", "row_starts", "page_table_row_starts", "out",
+        "out_raw_indices",
+    )  # fmt: skip
+    check_one_device(op, names, tensors)
     check_rows(op, "input", input)
     check_rows(op, "src_page_table", src_page_table)
     if src_page_table.dtype != torch.int32:
@@ -116,7 +121,8 @@ def top_k_ragged_transform(
         ValueError: shapes, ``k`` or ``tie_break`` that do not fit.
         TypeError: dtypes that do not fit.
     """
-    check_one_device("top_k_ragged_transform", (input, offsets, lengths, row_starts))
+    names = ("input", "offsets", "lengths", "row_starts")
+    check_one_device("top_k_ragged_transform", names, (input, offsets, lengths, row_starts))
     check_rows("top_k_ragged_transform", "input", input)
     _check_list("top_k_ragged_transform", "offsets", offsets, input)
     places, inside = _places("top_k_ragged_transform", input, lengths, k, row_starts, tie_break)
@@ -124,6 +130,7 @@ def top_k_ragged_transform(
 
 
 def _check_list(op: str, name: str, given: torch.Tensor, rows: torch.Tensor) -> None:
+    check_tensor(op, name, given)
     if given.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{op}: {name}: got {given.dtype}, wanted torch.int32 or torch.int64")
     if given.dim() != 1:

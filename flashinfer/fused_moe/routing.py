@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .._ops.errors import renamed
+from .._ops.numbers import check_real
 from .._ops.sizes import exceeds
 from .._ops.tensors import check_dims, check_form, check_tensor
 from ..tllm_enums import RoutingMethodType
@@ -50,11 +52,17 @@ def route(
         raise ValueError(f"route: top_k: got {top_k}, wanted 1 to {MAX_TOP_K}")
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
-    numbers = None if bias is None else bias.to(torch.float32).contiguous()
+    numbers = None if bias is None else _numbers("route", bias)
     if method == RoutingMethodType.TopKSigmoid:
         method = RoutingMethodType.Llama4
     operators.route(weights, ids, logits, numbers, int(method), n_group, topk_group, routed_scaling_factor)
     return weights, ids
+
+
+def _numbers(op: str, bias: torch.Tensor) -> torch.Tensor:
+    check_tensor(op, "bias", bias)
+    check_real(op, "bias", bias)
+    return bias.to(torch.float32).contiguous()
 
 
 def fused_topk_deepseek(
@@ -94,11 +102,13 @@ def fused_topk_deepseek(
     check_form(name, "topk_indices", topk_indices, shape, scores.device, torch.int32, torch.int64)
     if routing_replay_out is not None:
         _check_replay(name, routing_replay_out, scores, topk)
-    numbers = bias.to(torch.float32).contiguous()
+    numbers = _numbers(name, bias)
     method = int(RoutingMethodType.DeepSeekV3)
-    operators.route(
-        topk_values, topk_indices, scores, numbers, method, n_group, topk_group, routed_scaling_factor
-    )  # fmt: skip
+    try:
+        operators.route(topk_values, topk_indices, scores, numbers, method, n_group, topk_group, routed_scaling_factor)
+    except (ValueError, TypeError) as err:
+        names = {"logits": "scores", "weights": "topk_values", "ids": "topk_indices"}
+        raise renamed(err, names) from None
     if routing_replay_out is not None:
         routing_replay_out[: scores.shape[0]].copy_(topk_indices)
 

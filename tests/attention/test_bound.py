@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
 from flashinfer import decode, prefill
@@ -205,9 +206,9 @@ def test_what_does_not_fit_a_plan_any_more(device):
         (ValueError, "dimension 1, wanted 2", (q, cache[:, :1]), {}),
         (ValueError, "v: got shape", (q, (cache[:, 0], cache[:1, 1])), {}),
         (ValueError, "k: got stride 2 of the last dimension", (q, cache.repeat_interleave(2, -1)[..., ::2]), {}),
-        (ValueError, f"k: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q, cache.to("meta")), {}),
-        (ValueError, f"q: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q.to("meta"), cache), {}),
-        (ValueError, f"q: got one on meta, wanted {q.device}|got tensors on {q.device}, meta", (q.to("meta"), cache.to("meta")), {}),
+        (ValueError, f"k: got one on meta, wanted {q.device}|got a tensor on meta, wanted one on {q.device}", (q, cache.to("meta")), {}),
+        (ValueError, f"q: got one on meta, wanted {q.device}|k: got a tensor on {q.device}, wanted one on meta as q is", (q.to("meta"), cache), {}),
+        (ValueError, "q: got (one|a tensor) on meta, wanted", (q.to("meta"), cache.to("meta")), {}),
         (ValueError, "out: overlaps the memory of q", (q, cache), dict(out=q)),
         (ValueError, "out: overlaps the memory of k", (q, cache), dict(out=cache.view(-1)[: q.numel()].view_as(q))),
         (ValueError, "out: has elements that share memory", (q, cache), dict(out=q.new_empty(1, 1, DIM).expand_as(q))),
@@ -271,7 +272,11 @@ def test_inputs_that_are_copied(device, monkeypatch):
     [
         (RuntimeError("CUDA error: an illegal memory access"), RuntimeError, "CUDA error: an illegal memory access"),
         (torch.OutOfMemoryError("full"), torch.OutOfMemoryError, "full"),
-        (RuntimeError("OutOfMemoryError: no memory for an output"), torch.OutOfMemoryError, "^no memory for an output"),
+        (
+            RuntimeError("OutOfMemoryError: no memory for an output"),
+            torch.OutOfMemoryError,
+            r"^BatchDecodeWithPagedKVCacheWrapper\.run: no memory for an output",
+        ),
     ],
 )
 def test_errors_of_a_device_are_nobody_elses(device, monkeypatch, error, kind, text):
@@ -286,6 +291,26 @@ def test_errors_of_a_device_are_nobody_elses(device, monkeypatch, error, kind, t
     with monkeypatch.context() as broken, pytest.raises(kind, match=text):
         broken.setattr(_bound, "call_handle", fail)
         wrapper.run(q, cache)
+
+
+@pytest.mark.parametrize("kind", [AttributeError, TypeError, ValueError])
+def test_an_error_from_inside_a_bound_call_runs_nothing_twice(kind, device, monkeypatch):
+    """A mode that watches operators may fail, too; the full operator is for calls that do not fit."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    wrapper.run(q, cache)
+    seen = []
+
+    class Failing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "run" in str(function):
+                seen.append(function)
+                raise kind("from inside")
+            return function(*args, **kwargs or {})
+
+    with Failing(), pytest.raises(kind, match="^from inside$"):
+        wrapper.run(q, cache)
+    assert len(seen) == 1
 
 
 def test_mistakes_after_a_function_is_bound(device):

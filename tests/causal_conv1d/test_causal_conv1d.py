@@ -173,11 +173,7 @@ X, WEIGHT = torch.ones(2, 8, 5), torch.ones(8, 4)
         (dict(activation="relu"), ValueError, "activation: got 'relu', wanted None, 'silu' or 'swish'"),
         (dict(cu_seqlens=torch.tensor([0, 5])), ValueError, "x: got a batch of 2, wanted 1 beside cu_seqlens"),
         (dict(x=X[:1], cu_seqlens=torch.tensor([0])), ValueError, "cu_seqlens: got 1 elements, wanted at least two"),
-        (
-            dict(x=X[:1], cu_seqlens=torch.tensor([0.0, 5])),
-            TypeError,
-            "cu_seqlens: got torch.float32, wanted torch.int32, torch.int64",
-        ),
+        (dict(x=X[:1], cu_seqlens=torch.tensor([0.0, 5])), TypeError, "cu_seqlens: got float32, wanted int32 or int64"),
     ],
 )
 def test_bad_input(change, error, message, device):
@@ -205,11 +201,7 @@ def test_wrong_offsets_on_the_cpu(offsets):
             ValueError,
             r"conv_state_indices: got shape \[3\], wanted \[2\]",
         ),
-        (
-            dict(cache_seqlens=torch.ones(2)),
-            TypeError,
-            "cache_seqlens: got torch.float32, wanted torch.int32, torch.int64",
-        ),
+        (dict(cache_seqlens=torch.ones(2)), TypeError, "cache_seqlens: got float32, wanted int32 or int64"),
         (dict(x=torch.ones(2, 8, 4), cache_seqlens=torch.ones(2).int()), ValueError, "x: got 4 tokens, wanted at most"),
     ],
 )
@@ -225,32 +217,3 @@ def test_states_that_share_memory(device):
     with pytest.raises(ValueError, match="conv_state: has elements that share memory"):
         flashinfer.causal_conv1d_update(x, state.expand(2, 8, 3), weight)
     assert (state == 1).all()
-
-
-def strided(values: list[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Integers two places apart, with others between them."""
-    wide_table = torch.full((len(values), 2), 99, device=device).to(dtype)
-    wide_table[:, 1] = torch.tensor(values, device=device).to(dtype)
-    return wide_table[:, 1]
-
-
-@pytest.mark.parametrize("index_dtype", [torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint32], ids=str)
-def test_indices_of_any_integers_and_strides(index_dtype, device):
-    x, weight = torch.randn(1, 5, 12, device=device), torch.randn(5, 4, device=device)
-    offsets = [0, 7, 7, 12]
-    want = flashinfer.causal_conv1d_fn(x, weight, cu_seqlens=torch.tensor(offsets, device=device))
-    assert flashinfer.causal_conv1d_fn(x, weight, cu_seqlens=strided(offsets, index_dtype, device)).equal(want)
-    tokens, pool = torch.randn(3, 5, device=device), torch.randn(9, 5, 6, device=device)
-    slots, times, mine, other = [8, 0, 3], [5, 1, 2], pool.clone(), pool.clone()
-    want = flashinfer.causal_conv1d_update(
-        tokens, mine, weight, cache_seqlens=torch.tensor(times, device=device),
-        conv_state_indices=torch.tensor(slots, device=device),
-    )  # fmt: skip
-    got = flashinfer.causal_conv1d_update(
-        tokens, other, weight, cache_seqlens=strided(times, index_dtype, device),
-        conv_state_indices=strided(slots, index_dtype, device),
-    )  # fmt: skip
-    assert got.equal(want) and other.equal(mine) and not mine.equal(pool)
-    with pytest.raises(TypeError, match="^causal_conv1d_update: conv_state_indices: got torch.float32"):
-        flashinfer.causal_conv1d_update(tokens, other, weight, conv_state_indices=torch.zeros(3, device=device))
-    assert other.equal(mine)

@@ -351,7 +351,7 @@ def test_a_step_has_no_gradient(device):
         (dict(beta=1.0), "beta: got float, wanted Tensor"),
         (dict(out=given["v"][:1]), "out: got shape"),
         (dict(out=given["v"].half()), "out: got torch.float16, wanted torch.float32"),
-        (dict(out=given["v"].to("meta")), "out: got tensors on meta"),
+        (dict(out=given["v"].to("meta")), "out: got a tensor on meta"),
         (dict(state=state[:1]), "state: got shape"),
         (dict(state=state.mT), "state: got shape"),
         (dict(state=state.int()), "state: got torch.int32"),

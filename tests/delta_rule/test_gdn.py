@@ -87,8 +87,11 @@ def test_prefill_refuses(device):
         (dict(v=mine["v"][:, :5]), "q: got 2 heads|k: got 2 heads"),
         (dict(g=mine["g"][None]), "g: got 3 dimensions, wanted 2"),
         (dict(output=mine["v"][:2]), "output: got shape"),
-        (dict(output=mine["v"].to("meta")), "output: got tensors on meta"),
-        (dict(output_state=mine["initial_state"].to("meta"), output_final_state=True), "output_state: got tensors on"),
+        (dict(output=mine["v"].to("meta")), "output: got a tensor on meta"),
+        (
+            dict(output_state=mine["initial_state"].to("meta"), output_final_state=True),
+            "output_state: got a tensor on meta",
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             flashinfer.chunk_gated_delta_rule(**(mine | change))
@@ -227,13 +230,13 @@ def test_several_tokens_refuse(device):
         (dict(ssm_state_indices=each, disable_state_update=False), "disable_state_update: got False"),
         (dict(ssm_state_indices=each, intermediate_states_buffer=pool), "ssm_state_indices: got both"),
         (dict(ssm_state_indices=each, output=given["v"][:, :1]), "output: got"),
-        (dict(ssm_state_indices=each, output=given["v"].to("meta")), "output: got tensors on meta"),
+        (dict(ssm_state_indices=each, output=given["v"].to("meta")), "output: got a tensor on meta"),
         (dict(ssm_state_indices=each, initial_state_indices=slots[:1]), "initial_state_indices: got shape"),
         (dict(initial_state_indices=None, initial_state=pool[:1]), "initial_state_indices: got None for a pool of 1"),
-        (dict(intermediate_states_buffer=pool[:, None]), "snapshots: got"),
+        (dict(intermediate_states_buffer=pool[:, None]), "intermediate_states_buffer: got"),
         (dict(backend="x"), "backend: got 'x'"),
     ):
-        with pytest.raises(ValueError, match=f"(gated_delta_rule_mtp|delta_rule_step): {text}"):
+        with pytest.raises(ValueError, match=f"^gated_delta_rule_mtp: {text}"):
             flashinfer.gated_delta_rule_mtp(**(call | change))
     before = pool.clone()
     for change, text in (

@@ -123,8 +123,8 @@ def test_refused(device):
         (dict(ssm_state_indices=slots, initial_state_indices=slots), "initial_state_indices: got both"),
         (dict(initial_state=None, ssm_state_indices=slots), "initial_state: got None"),
         (dict(ssm_state_indices=slots, cu_seqlens=slots), "ssm_state_indices: got them beside cu_seqlens"),
-        (dict(output=given["v"][:1]), "out: got"),
-        (dict(initial_state=state.mT), "state: got shape"),
+        (dict(output=given["v"][:1]), "output: got"),
+        (dict(initial_state=state.mT), "initial_state: got shape"),
     ):
         with pytest.raises(ValueError, match=text):
             flashinfer.recurrent_kda(**(given | change))
@@ -134,10 +134,10 @@ def test_refused(device):
         (TypeError, dict(initial_state=state.int()), "initial_state: got torch.int32, wanted torch.float32"),
         (TypeError, dict(initial_state=1.0), "initial_state: got float, wanted Tensor"),
         (ValueError, dict(initial_state=state[:1]), "initial_state: got shape"),
-        (ValueError, dict(initial_state=state.to("meta")), "initial_state: got tensors on meta"),
+        (ValueError, dict(initial_state=state.to("meta")), "initial_state: got a tensor on meta"),
         (ValueError, dict(output=given["v"]), "output: got shape"),
         (TypeError, dict(output=one["v"].half()), "output: got torch.float16"),
-        (ValueError, dict(output=one["v"].to("meta")), "output: got tensors on meta"),
+        (ValueError, dict(output=one["v"].to("meta")), "output: got a tensor on meta"),
     ):
         with pytest.raises(kind, match=f"^recurrent_kda: {text}"):
             flashinfer.recurrent_kda(**(one | change))

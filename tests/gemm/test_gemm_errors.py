@@ -116,7 +116,7 @@ def of_mm(device: str) -> dict[str, Any]:
         (TypeError, "bias: got torch.int64", lambda bias: bias.long()),
         (ValueError, r"bias: got shape \[3, 5\], wanted \[5\]", lambda bias: bias.expand(3, 5)),
         (ValueError, r"bias: got shape \[2\], wanted \[5\]", lambda bias: bias[:2]),
-        (ValueError, "bias: got tensors on meta, (cpu|cuda:0), wanted one device", lambda bias: bias.to("meta")),
+        (ValueError, "bias: got a tensor on meta, wanted one on (cpu|cuda:0)", lambda bias: bias.to("meta")),
         (GradientError, "bias: has no gradient", lambda bias: bias.requires_grad_()),
     ],
 )

@@ -75,13 +75,13 @@ def test_a_module_for_each_configuration(spec_of):
     assert torch.equal(compiled(x), torch.full((2, 3), 8.0))
 
     for bad, kind, message in (
-        (x.double(), TypeError, "filled: input: got float64, wanted float32"),
-        (x.to_sparse(), ValueError, "fill: got a tensor of torch.sparse_coo, wanted dense ones"),
+        (x.double(), TypeError, "fill: input: got float64, wanted float32"),
+        (x.to_sparse(), ValueError, "fill: input: got a tensor of torch.sparse_coo, wanted a dense one"),
     ):
         with pytest.raises(RuntimeError) as refused:
             filled(bad)
         with pytest.raises(kind, match=message):
-            raise_from_module("fill", (bad,), refused.value)
+            raise_from_module("fill", ("input",), (bad,), refused.value)
 
 
 def test_a_module_of_several_stands_in_where_it_was_built_ahead_of_time(spec_of, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_mistakes():
         (
             ValueError,
             lambda: paged(scores, table.to("meta"), lengths, 3),
-            "got tensors on cpu, meta|got tensors on cuda:0, meta",
+            "src_page_table: got a tensor on meta, wanted one on cpu as input is",
         ),
         (ValueError, lambda: paged(scores, table, lengths, 3, tie_break=3), "tie_break: got 3, wanted a TopKTieBreak"),
         (ValueError, lambda: paged(scores, table, lengths, 3, page_size=6), "page_size: got 6, wanted a power of two"),

@@ -43,6 +43,28 @@ def test_what_is_no_tensor_is_refused():
         call(torch.randn(3), "zero", None)
 
 
+def test_an_error_from_inside_runs_nothing_twice():
+    """An AttributeError of the operator, or of what gradients go through, is that of the call, not of its arguments."""
+    calls = []
+
+    def fail(*args: Any) -> None:
+        calls.append(args)
+        raise AttributeError("from inside")
+
+    name = "fails_inside"
+    library = torch.library.Library("flashinfer_tests_of_routes", "FRAGMENT")
+    library.define(f"{name}(Tensor x) -> ()")
+    library.impl(name, fail, "CompositeExplicitAutograd")
+    operator = torch.ops.flashinfer_tests_of_routes.fails_inside.default
+    x = torch.randn(3)
+    for call in (routed(name, operator, None), routed(name, operator, General(fail, ("x",)))):
+        for given in (x, x.clone().requires_grad_()):
+            calls.clear()
+            with pytest.raises(AttributeError, match="from inside"):
+                call(given)
+            assert len(calls) == 1
+
+
 def misplaced(case: Case, name: str) -> dict[str, Any]:
     arguments = case.arguments(9)
     return arguments | {name: arguments[name].to("meta")}
@@ -69,7 +91,10 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, 
     if gradients:
         for one in case.differentiable:
             arguments[one] = arguments[one].requires_grad_() * 1  # no leaf, which could not be written
-    with pytest.raises(ValueError, match=r"got tensors on .*(meta.*(cpu|cuda)|(cpu|cuda).*meta).*, wanted one device"):
+    # Of two devices the first argument's is the right one.
+    with pytest.raises(
+        ValueError, match=r": \w+: got a tensor on (meta, wanted .*(cpu|cuda)|(cpu|cuda).*, wanted .* meta)"
+    ):
         case.function(**arguments)
 
 

@@ -1,0 +1,139 @@
+"""Errors of every public function name the function that was called, and the argument by the caller's name of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import flashinfer
+
+from ..support.attention_oracle import workspace
+from ..support.attention_samples import samples
+from ..support.cases import Case
+from ..support.samples import public_cases
+
+SPOILED: dict[str, Callable[[torch.Tensor], object]] = {
+    "complex": lambda x: x.to(torch.complex64),
+    "dimensions": lambda x: x[(None,) * 4],
+    "rows": lambda x: torch.cat([x, x[:1]]),
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.float().to_sparse(),
+    "str": lambda x: "zero",
+    "None": lambda x: None,
+}
+CASES = [
+    (name, argument)
+    for name, case in public_cases("cpu").items()
+    for argument, value in case.arguments(9).items()
+    if isinstance(value, torch.Tensor) and inspect.isfunction(case.function)
+]
+
+
+def is_public(case: Case) -> bool:
+    """Some cases call a function through one of the tests."""
+    return case.function.__module__.startswith("flashinfer.")
+
+
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_arguments(name, argument, how, device):
+    case = public_cases(device)[name]
+    if not is_public(case):
+        pytest.skip("a function of the tests")
+    arguments = case.arguments(9)
+    arguments[argument] = SPOILED[how](arguments[argument])
+    function = name.split()[0]
+    try:
+        case.function(**arguments)
+    except (ValueError, TypeError) as err:
+        assert str(err).startswith(f"{function}: "), err
+        parameters = inspect.signature(case.function).parameters
+        named = str(err).removeprefix(f"{function}: ").split(":")[0].split("[")[0]
+        # The operator of rope has names of its own for what is no tensor.
+        assert named in parameters or (how == "None" and argument in ("query", "key")), err
+        # Of arguments that do not fit each other an error may name the other one.
+        assert named == argument or how in ("rows", "meta", "dimensions") or argument in ("seed", "query", "key"), err
+    else:
+        assert how in ("rows", "meta", "dimensions") or arguments[argument] is None, "it was taken"
+
+
+@pytest.mark.parametrize("function", ["top_p_sampling_from_probs", "top_p_renorm_probs", "min_p_sampling_from_probs"])
+def test_numbers_of_rows_are_real(function, device):
+    probs = torch.rand(5, 40, device=device)
+    for kind in (torch.complex64, torch.bool):
+        numbers = torch.ones(5, device=device).to(kind)
+        with pytest.raises(TypeError, match=rf"^{function}: (top_p|min_p): got {kind}, wanted real numbers"):
+            getattr(flashinfer, function)(probs, numbers)
+
+
+def test_scales_are_real(device):
+    q, k, v = (torch.randn(9, 2, 64, device=device).half() for _ in range(3))
+    for shape in ((), (2,)):
+        scale = torch.ones(shape, dtype=torch.complex64, device=device)
+        for name in ("scale_q", "scale_k", "scale_v"):
+            with pytest.raises(TypeError, match=f"^single_prefill_with_kv_cache: {name}: got torch.complex64"):
+                flashinfer.single_prefill_with_kv_cache(q, k, v, **{name: scale})
+
+
+def test_wrappers_name_their_method(device):
+    x = torch.randn(9, 2, 64, device=device).half()
+    indptr = torch.tensor([0, 9], dtype=torch.int32)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr, indptr, 2, 2, 64)
+    for call in (wrapper.run, wrapper.run_return_lse):
+        with pytest.raises(ValueError, match=r"^BatchPrefillWithRaggedKVCacheWrapper\.run: k: got"):
+            call(x, x.to("meta"), x)
+        with pytest.raises(
+            TypeError, match=r"^BatchPrefillWithRaggedKVCacheWrapper\.run: v: got float32, wanted float16"
+        ):
+            call(x, x, x.float())
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """Return a view with the negative bit that stands for ``x``, as the imaginary part of a conjugate is."""
+    return torch._neg_view(x.neg())
+
+
+def results(result: object) -> list[torch.Tensor]:
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    return [part.resolve_neg() for part in parts if isinstance(part, torch.Tensor)]
+
+
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_views_with_the_negative_bit(name, argument, device):
+    case = public_cases(device)[name]
+    plain = case.arguments(9)
+    if plain[argument].dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64):
+        pytest.skip("torch has no negative view of it")
+    given = {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in plain.items()}
+    given[argument] = negated(given[argument])
+    want = [*results(case.function(**plain)), *results(list(plain.values()))]
+    got = [*results(case.function(**given)), *results(list(given.values()))]
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", list(samples("cpu")))
+def test_views_with_the_negative_bit_in_attention(name, device):
+    sample = samples(device)[name]
+    sample.plan(9)
+    inputs = sample.inputs(9)
+    want = results(sample.function(**inputs))
+    for argument, x in inputs.items():
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            for one, other in zip(results(sample.function(**inputs | {argument: negated(x)})), want, strict=True):
+                torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_outputs_of_attention_with_the_negative_bit(device):
+    q, k, v = (torch.randn(9, 2, 64, device=device).half() for _ in range(3))
+    indptr = torch.tensor([0, 9], dtype=torch.int32)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+    wrapper.plan(indptr, indptr, 2, 2, 64)
+    want, want_lse = wrapper.run(q, k, v, return_lse=True)
+    out, lse = negated(torch.full_like(want, 77)), torch.full_like(want_lse, 77)
+    wrapper.run(q, k, v, out=out, lse=lse, return_lse=True)
+    assert out.is_neg() and torch.equal(out.resolve_neg(), want) and torch.equal(lse, want_lse)
