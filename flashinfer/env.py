@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from .errors import EnvironmentValueError
+from .errors import EnvironmentValueError, FlashInferError
 
 T = TypeVar("T")
 
@@ -334,7 +334,16 @@ def _one_of(text: str, values: tuple[str, ...]) -> str:
 
 @cache
 def data_root() -> str:
-    """The directory that holds ``csrc`` and ``include``: in the package when installed, else the checkout."""
+    """Return the directory that holds ``csrc`` and ``include``: in the package when installed, else the checkout.
+
+    Raises:
+        FlashInferError: the package is in an archive, in which no compiler finds a file.
+    """
+    if not _PACKAGE.is_dir():
+        raise FlashInferError(
+            f"flashinfer is imported from the archive {_PACKAGE.parent}, and compilers and loaders need files:"
+            " unpack it, or install it with pip"
+        )
     installed = _PACKAGE / "data"
     return str(installed if (installed / "csrc").is_dir() else _PACKAGE.parent)
 

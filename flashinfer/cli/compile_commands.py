@@ -20,6 +20,7 @@ from typing import Any
 from .. import env
 from ..errors import ToolchainError
 from ..jit.closure import closure
+from ..jit.machine.environment import compiler_environment
 from ..jit.machine.target import Target, native_level, wanted_target
 from ..jit.machine.toolchain import Toolchain, find_toolchain
 from ..jit.machine.workspace import workspace, write_atomically
@@ -79,11 +80,11 @@ def _target(backend: str) -> Target:
 def _commands(folder: Path, specs: list[JitSpec], target: Target, toolchain: Toolchain) -> list[dict[str, Any]]:
     for spec in specs:
         one = Target(spec.backend, spec.archs[-1:], True) if spec.archs else target
-        write_atomically(folder / spec.name / "build.ninja", render_spec(spec, one, spec.name).encode())
+        write_atomically(folder / spec.name / "build.ninja", os.fsencode(render_spec(spec, one, spec.name)))
         if spec.template:
             write_atomically(folder / spec.name / spec.config_header, render_config(spec).encode())
     graph = f"{target.backend}.ninja"
-    write_atomically(folder / graph, render_graph({spec.name: spec for spec in specs}, toolchain).encode())
+    write_atomically(folder / graph, os.fsencode(render_graph({spec.name: spec for spec in specs}, toolchain)))
     rules = ["cxx", *(["nvcc"] if toolchain.nvcc else [])]
     command = [toolchain.ninja, "-C", str(folder), "-f", graph, "-t", "compdb", *rules]
     text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -104,7 +105,7 @@ def _commands(folder: Path, specs: list[JitSpec], target: Target, toolchain: Too
 def _toolkit(nvcc: str) -> str:
     """The directory of the toolkit as nvcc itself names it: the program on ``PATH`` may be a script."""
     command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", "none.o"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=compiler_environment()).stderr
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     return os.path.normpath(top[1]) if top else str(Path(nvcc).resolve().parent.parent)
 
@@ -131,7 +132,7 @@ def in_clangs_words(words: list[str], cuda: str) -> list[str]:
             result += [f"--cuda-gpu-arch={arch[1]}"] if arch else []
         elif word.startswith("-Xcompiler="):
             result += word.removeprefix("-Xcompiler=").split(",")
-        elif word != "-G":
+        elif word != "-G" and not word.startswith("-Xcudafe="):
             result.append(word)
     return result
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
 from ..jit.artifact import MANIFEST
+from ..jit.machine.environment import compiler_environment
 from ..jit.machine.identity import version_of
 from ..jit.machine.target import Target, native_level, visible_gpus
 from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
@@ -118,7 +119,9 @@ def _compile(command: list[str], source: str) -> str:
         file.write_text(source)
         try:
             full = [*command, str(file), "-o", f"{folder}/out"]
-            run = subprocess.run(full, capture_output=True, text=True, timeout=120, check=False)
+            run = subprocess.run(
+                full, capture_output=True, text=True, timeout=120, check=False, env=compiler_environment(folder)
+            )
         except (OSError, subprocess.SubprocessError) as err:
             return str(err)
     lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from types import ModuleType
 
@@ -53,6 +54,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command(options.command).run(options)

@@ -6,7 +6,7 @@ Paths are relative to where ninja runs, or absolute. Facts of ninja that shape t
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
@@ -34,29 +34,62 @@ def objects(spec: Spec, directory: str) -> dict[str, str]:
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
-def render_spec(spec: Spec, target: Target, directory: str) -> str:
-    """The ninja file of a spec, in a ``directory`` whose name needs no escape: an edge per unit, and one that links them."""
-    includes = [f"-I{directory}", *(f"-I{path}" for path in spec.include_dirs)]
+def is_plain(path: str) -> bool:
+    """Return whether every tool takes a path as it is: nvcc splits at commas, its shell reads dollars."""
+    return re.fullmatch(r"[\w./+@%~^-]+", path, re.ASCII) is not None
+
+
+def links(spec: Spec) -> dict[str, str]:
+    """Map the folders that are not plain to names of links to them, in the directory of the build."""
+    folders = enumerate(spec.folders())
+    return {folder: f"folder.{number}/" for number, folder in folders if not is_plain(folder)}
+
+
+def render_spec(
+    spec: Spec, target: Target, directory: str, linked: Mapping[str, str] | None = None, folder: str = ""
+) -> str:
+    """Return the ninja file of a spec: an edge for each unit, and one that links them.
+
+    Args:
+        directory: where it is built, below the folder in which ninja runs: a name that needs no escape.
+        linked: folders to reach through links in ``directory``, see :func:`links`.
+        folder: in which ninja runs, where debug information shall not tell of it.
+    """
+    through = {old: f"{directory}/{new}" for old, new in (linked or {}).items()}
+
+    def reached(path: str) -> str:
+        root = next((root for root in spec.folders() if f"{path}/".startswith(root)), "")
+        return f"{through[root]}{path[len(root) :]}".rstrip("/") if root in through else path
+
+    includes = [f"-I{directory}", *(f"-I{reached(path)}" for path in spec.include_dirs)]
     names = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_NAMESPACE={spec.namespace}"]
     defines = [*names, f"-DFLASHINFER_{spec.backend.upper()}=1"]
-    # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information.
-    roots = dict.fromkeys([*(os.path.dirname(path) for path in spec.include_dirs), directory])
+    # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information. Of two
+    # prefixes a compiler takes the last; of two folders the first one names a file.
+    shown = {root: f"./{name.replace('<', 'user/').replace('>', '')}" for root, name in spec.folders().items()}
+    prefixes = {**({folder: "."} if folder and is_plain(folder) else {}), f"{directory}/": "./"}
+    prefixes |= {through.get(root, root): name for root, name in reversed(shown.items())}
+    maps = [f"-ffile-prefix-map={old}={new}" for old, new in prefixes.items()]
     cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]
     lines = [
         f"# {spec.name}: {spec.backend}, {' '.join(target.archs)}",
         f"module = {spec.name}",
-        f"cflags = {words([*cxx_flags, *defines, *includes, *(f'-ffile-prefix-map={root}=.' for root in roots)])}",
+        f"cflags = {words([*cxx_flags, *defines, *includes, *maps])}",
     ]
     made, order = objects(spec, directory), ""
     if spec.backend == "cuda":
-        stub = f"{directory}/libtorch_cuda.so"
-        lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes])}")
+        stub, host = f"{directory}/libtorch_cuda.so", [f"-Xcompiler={flag}" for flag in maps]
+        lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes, *host])}")
         lines.append(f"build {stub}: stub")
         order = f" || {stub}"
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
     for file, (source, *more) in zip(made, spec.units().values(), strict=True):
         rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
-        lines.append(f"build {escape(file)}: {rule} {escape(source)}")
+        if rule == "nvcc":
+            # nvcc puts a hash of the source's path into names of kernels without linkage: of this one instead.
+            unit = re.sub(r"[^\w.+-]", "_", PurePath(file).stem, flags=re.ASCII)
+            more = [*more, f"-Xcudafe=--orig_src_path_name={unit}.cu"]
+        lines.append(f"build {escape(file)}: {rule} {escape(reached(source))}")
         if more:
             lines.append(f"  {flags} = ${flags} {words(more)}")
     lines.append(f"build {directory}/{spec.name}.so: link_{spec.backend} {' '.join(map(escape, made))}{order}")
@@ -86,7 +119,7 @@ def _rules(toolchain: Toolchain) -> Iterator[tuple[str, str]]:
     """Yields the name and the command of every rule."""
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
     torch = toolchain.torch_dir  # of which __FILE__ in its headers must not tell
-    flags = [*_ABI_FLAGS, "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}=torch"]
+    flags = [*_ABI_FLAGS, "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}/=torch/"]
     link = [toolchain.cxx, "-shared", f"-L{torch}/lib", "-Wl,--no-as-needed"]
     yield "cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out"
     yield "link_cpu", f"{words(link)} -o $out $in -ltorch_cpu $ldflags"

@@ -25,18 +25,18 @@ from .host import history
 from .host.lock import Hold, runtime_directory
 from .host.progress import Progress, Watch
 from .host.timeline import Timeline, Unit
+from .machine.environment import compiler_environment
 from .machine.target import Target
 from .machine.toolchain import Toolchain, find_python
+from .machine.trust import make_directories
 from .machine.workspace import write_atomically
-from .ninja import objects, render_graph, render_spec
+from .ninja import is_plain, links, objects, render_graph, render_spec
 from .publish import elf_requirements, publish
 from .spec import Spec, digest
 from .template import render_config
 from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_note_at
 from .worker.slots import is_shared
 
-# Variables that would make a compiler read or do what no key knows of; FLASHINFER_EXTRA_* is the way to say so.
-_UNKEYED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "MAKEFLAGS")
 TICK = 1000  # milliseconds without output after which a display may say something all the same
 SETTLE = 1.0  # seconds for which what a killed builder left may take to end, until this one builds elsewhere
 
@@ -99,6 +99,7 @@ class Run:
         self.holds, self.folder, self.timeline = holds, root / "build", timeline
         self.outcomes = dict[Request, Outcome]()
         self.said: list[str] = []  # what ninja printed itself
+        self.linked = dict[str, str]()  # links in the build directory -> the folders, as messages name them
         self.units: dict[Request, dict[str, _Told]] = {request: {} for request in holds}  # by the file that each makes
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
         self.started = time.time()
@@ -147,8 +148,7 @@ class Run:
                 self._finish(request, None, self._error(request, command, process.returncode))
 
     def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _UNKEYED}
-        environment |= {"NINJA_STATUS": "", "LC_ALL": "C"}
+        environment = {**compiler_environment(self.folder), "NINJA_STATUS": ""}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # What is compiled now is loaded later: it is nobody else's to write.
         return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)  # type: ignore[call-overload,no-any-return]
@@ -164,7 +164,11 @@ class Run:
             spec, directory = request.spec, self.directory(request)
             place = self.folder / directory
             (place / f"{spec.name}.so").unlink(missing_ok=True)
-            write_atomically(place / "build.ninja", render_spec(spec, request.target, directory).encode())
+            for folder, link in links(spec).items():
+                _link(folder, place / link)
+                self.linked[f"{directory}/{link}"] = folder
+            text = render_spec(spec, request.target, directory, links(spec), os.path.realpath(self.folder))
+            write_atomically(place / "build.ninja", os.fsencode(text))
             if spec.template:
                 write_atomically(place / spec.config_header, render_config(spec).encode())
             past = history.read(spec.name)
@@ -173,9 +177,24 @@ class Run:
             run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.timeline.jobs, "expected": expected}
             write_atomically(place / RUN, json.dumps(run).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
+        toolchain = replace(
+            toolchain,
+            cxx=self._reached(toolchain.cxx, log, "cxx"),
+            nvcc=toolchain.nvcc and self._reached(toolchain.nvcc, log, "nvcc"),
+            torch_dir=Path(self._reached(f"{toolchain.torch_dir}/", log, "torch")),
+        )
         text = render_graph(modules, toolchain, self.worker, log)
-        write_atomically(self.folder / log / "graph.ninja", text.encode())
+        write_atomically(self.folder / log / "graph.ninja", os.fsencode(text))
         return f"{log}/graph.ninja"
+
+    def _reached(self, path: str, log: str, name: str) -> str:
+        """Return a path that every tool takes: through a link to its folder, where it is not plain itself."""
+        if is_plain(path):
+            return path
+        folder, file = os.path.split(path)
+        _link(folder, self.folder / log / f"{name}.folder")
+        self.linked[f"{log}/{name}.folder"] = folder
+        return f"{log}/{name}.folder/{file}"
 
     def _follow(self, process: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
         # Without what stands before every command: a person can run the rest in the build directory.
@@ -194,6 +213,8 @@ class Run:
                 else:
                     unit.command = shlex.join(told["command"])
             elif line:
+                for link, folder in self.linked.items():
+                    line = line.replace(link, folder)
                 said.append(prefix.sub("", line))
                 if verbose:
                     say(said[-1])
@@ -274,7 +295,7 @@ class Run:
         units = [unit for unit in self.units[request].values() if unit.command]
         with suppress(OSError):
             everything = [line for unit in units for line in (unit.command, *unit.said)] or self.said
-            write_atomically(log, "\n".join(everything).encode() + b"\n")
+            write_atomically(log, os.fsencode("\n".join(everything)) + b"\n")
         failed = next((unit for unit in units if unit.code), _Told(" ".join(command), self.said))
         words = _from_first_error(failed.said)
         reason = words[0] if words else "it says nothing"
@@ -282,6 +303,13 @@ class Run:
             ended = words[0] if words else f"ninja ended with {status}"
             reason = f"ninja was killed by signal {-status}" if status < 0 else ended
         return BuildError(name, reason, failed.command, "\n".join(words), log)
+
+
+def _link(folder: str, link: Path) -> None:
+    """Make a link to a folder, in place of another one that an interrupted build may have left."""
+    make_directories(link.parent)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -314,7 +342,7 @@ def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
         BuildError: one is not, for example because its name in the ``#include`` is a macro.
     """
     known = [*closure(spec.roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
-    texts = [(folder / f"{made}.d").read_text() for made in objects(spec, directory)]
+    texts = [os.fsdecode((folder / f"{made}.d").read_bytes()) for made in objects(spec, directory)]
     read = {os.path.realpath(folder / name) for text in texts for name in read_depfile(text)}
     roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
     for path in sorted(read - {os.path.realpath(path) for path in known}):

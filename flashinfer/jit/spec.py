@@ -106,13 +106,20 @@ class Spec:
                 units[str(name)] = (*unit, f"-DFLASHINFER_PART={part}")
         return units
 
+    def folders(self) -> dict[str, str]:
+        """Map the folders of the module's files, with a slash at the end, to names that are the same on every machine.
+
+        The name of the project's folder is empty. A file is named by the first folder that it is in.
+        """
+        folders = {f"{env.data_root()}/": ""}
+        of_sources = map(os.path.dirname, self.source_paths())
+        for number, folder in enumerate((*of_sources, *self.include_paths)):
+            folders.setdefault(f"{folder}/", f"<{number}>/")
+        return folders
+
     def files(self) -> dict[str, str]:
-        """Every file the module is made of -> SHA-256, named relative to the data root or to the user's root."""
-        # Absolute paths differ between machines; the same tree elsewhere must have the same names.
-        sources = self.source_paths()
-        roots = {f"{env.data_root()}/": ""}
-        for number, root in enumerate((*(os.path.dirname(source) for source in sources), *self.include_paths)):
-            roots.setdefault(f"{root}/", f"<{number}>/")
+        """Map every file that the module is made of, by its name on every machine, to its SHA-256."""
+        sources, roots = self.source_paths(), self.folders()
         named = {}
         for path, content in closure(self.roots(), self.include_dirs).items():
             inside = next((root for root in roots if path.startswith(root)), None)

@@ -38,7 +38,7 @@ def test_spec_file_cpu():
         "module = norm_cpu\n"
         "cflags = -std=c++17 -fPIC -fvisibility=hidden -Wall -Wextra -Werror=return-type -O3 -march=x86-64-v3"
         f" -DFLASHINFER_MODULE=norm_cpu -DFLASHINFER_NAMESPACE=flashinfer -DFLASHINFER_CPU=1 -Inorm_cpu -I{root}/include -I{root}/csrc"
-        f" -ffile-prefix-map={root}=. -ffile-prefix-map=norm_cpu=.\n"
+        f" -ffile-prefix-map=norm_cpu/=./ -ffile-prefix-map={root}/csrc/=./user/0/ -ffile-prefix-map={root}/=./\n"
         "ldflags = -Lnorm_cpu\n"
         "\n"
         f"build norm_cpu/norm.o: cxx {root}/csrc/norm.cc\n"
@@ -69,7 +69,7 @@ def test_spec_file_of_parts():
     for part in range(2):
         assert (
             f"build norm_cuda/norm_cuda.{part}.o: nvcc {env.data_root()}/csrc/norm_cuda.cu\n"
-            f"  cuda_cflags = $cuda_cflags -DFLASHINFER_PART={part}\n"
+            f"  cuda_cflags = $cuda_cflags -DFLASHINFER_PART={part} -Xcudafe=--orig_src_path_name=norm_cuda.{part}.cu\n"
         ) in text
     assert "norm_cuda/norm_cuda.so: link_cuda norm_cuda/norm.o norm_cuda/norm_cuda.0.o norm_cuda/norm_cuda.1.o" in text
 
@@ -80,7 +80,7 @@ def test_graph_file(torch):
         "ninja_required_version = 1.5\n"
         "rule cxx\n"
         "  command = ccache /usr/bin/g++ -MMD -MF $out.d -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_TARGET_VERSION=0x020a000000000000"
-        f" -isystem {torch}/include -ffile-prefix-map={torch}=torch $cflags -c $in -o $out\n"
+        f" -isystem {torch}/include -ffile-prefix-map={torch}/=torch/ $cflags -c $in -o $out\n"
         "  description = $module $command\n"
         "  depfile = $out.d\n"
         "rule link_cpu\n"

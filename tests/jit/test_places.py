@@ -150,6 +150,7 @@ def test_without_a_temporary_directory_a_workspace_is_enough(make_spec, tmp_path
                  FLASHINFER_CXX_LAUNCHER=str(launcher))  # fmt: skip
     path, number = built(result)
     assert path.startswith(str(workspace)) and number == "32"
+    assert Path(seen.read_text().strip()).is_relative_to(workspace / "build")
 
 
 def test_without_a_temporary_directory_the_session_directory_is_the_fallback(make_spec, tmp_path):

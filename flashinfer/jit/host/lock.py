@@ -133,7 +133,7 @@ def _try_lock(path: Path, patience: float) -> FileLock | None:
 def _path(name: str, generation: int) -> Path:
     if (folder := runtime_directory()) is None:
         raise OSError("there is no directory for locks")
-    return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{generation}.lock"
+    return folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.{generation}.lock"
 
 
 def _beside(path: str | Path) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ToolchainError
+from .environment import compiler_environment
 from .workspace import workspace_root, write_atomically
 
 Identity = dict[str, str | bool | None]
@@ -31,7 +32,7 @@ def version_of(program: str, writes: bool = True) -> str:
     except OSError:
         return _ask_version(program)
     if key not in _answers:
-        file = workspace_root() / "answers" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        file = workspace_root() / "answers" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
         try:
             (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer
         except (OSError, ValueError, TypeError):
@@ -43,7 +44,7 @@ def version_of(program: str, writes: bool = True) -> str:
 
 
 def _ask_version(program: str) -> str:
-    command, variables = [program, "--version"], {**os.environ, "LC_ALL": "C"}
+    command, variables = [program, "--version"], compiler_environment()
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables)
     except (OSError, subprocess.SubprocessError) as err:
