@@ -144,6 +144,29 @@ def parse_cuda_archs(text: str) -> tuple[str, ...]:
     return tuple(sorted(archs, key=lambda arch: [int(part) for part in re.findall(r"\d+", arch)] + [arch]))
 
 
+# Names in torch's list, and what they stand for there.
+_GENERATIONS = {
+    "kepler+tesla": "3.7", "kepler": "3.5+PTX", "maxwell+tegra": "5.3", "maxwell": "5.0 5.2+PTX",
+    "pascal": "6.0 6.1+PTX", "volta+tegra": "7.2", "volta": "7.0+PTX", "turing": "7.5+PTX",
+    "ampere+tegra": "8.7", "ampere": "8.0 8.6+PTX", "ada": "8.9+PTX", "hopper": "9.0+PTX",
+    "blackwell+tegra": "11.0", "blackwell": "10.0 10.3 12.0 12.1+PTX",
+}  # fmt: skip
+_LEFT_TO_TORCH = {"native", "auto", "common", "all"}
+
+
+def parse_torch_archs(text: str) -> tuple[str, ...]:
+    """Return the archs of a list in torch's grammar: also names of generations; none where torch is to choose them."""
+    words = list[str]()
+    for word in filter(None, re.split(r"[;,\s]+", text)):
+        name = word.lower()
+        if name not in _GENERATIONS:
+            name = name.removesuffix("+ptx")
+        if name in _LEFT_TO_TORCH:
+            return ()
+        words += _GENERATIONS.get(name, word).split()
+    return parse_cuda_archs(" ".join(words))
+
+
 def parse_size(text: str) -> int:
     """``"2G"`` -> bytes, in powers of 1024; ``K``, ``M``, ``G``, ``T`` and nothing are units."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
@@ -211,9 +234,9 @@ CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
 )
 TORCH_CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
     "TORCH_CUDA_ARCH_LIST",
-    "Read where `FLASHINFER_CUDA_ARCH_LIST` is not set.",
-    _ARCH_WANTED,
-    parse_cuda_archs,
+    "What to compile for where `FLASHINFER_CUDA_ARCH_LIST` is not set, in torch's words; refuses no module that is there.",
+    _ARCH_WANTED + ", or names of generations such as Hopper",
+    parse_torch_archs,
     lambda: (),
     "the visible GPUs",
 )

@@ -54,17 +54,22 @@ def arguments(add: Add) -> None:
 
 def run(options: argparse.Namespace) -> int:
     findings: list[Finding] = []
+    notes: list[Finding] = []
     for variable in env.VARIABLES:
         try:
             variable.get()
         except EnvironmentValueError as err:
-            findings.append(Finding("environment", "missing", str(err), f"unset {variable.name}"))
+            if err.name != variable.name:  # the one that is read where this one is not set
+                continue
+            # Torch's list is torch's: with it nothing can be compiled for GPUs, and everything else goes on.
+            state, found = ("note", notes) if variable is env.TORCH_CUDA_ARCH_LIST else ("missing", findings)
+            found.append(Finding("environment", state, str(err), f"unset {variable.name}"))
     if findings:  # nothing below can be answered
         show([asdict(finding) for finding in findings], options.json)
         return 1
     torch = _torch()
     cpu_tools = [_compiler(), _ninja(), _packages()]
-    findings = [torch, *cpu_tools, *_cuda_tools(), _gpus(), *_directories()]
+    findings = [*notes, torch, *cpu_tools, *_cuda_tools(), _gpus(), *_directories()]
     usable, modules = _cpu_modules([finding for finding in cpu_tools if finding.state == "missing"])
     findings.append(modules)
     show([asdict(finding) for finding in findings], options.json)

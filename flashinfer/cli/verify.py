@@ -44,7 +44,7 @@ class There(store.Here):
 
     @cached_property
     def asked(self) -> Target | None:
-        asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else bool(env.CUDA_ARCH_LIST.get())
+        asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else env.CUDA_ARCH_LIST.is_set
         if asked:
             return wanted_target(self.backend)
         if self.backend == "cpu":

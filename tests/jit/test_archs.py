@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flashinfer import env
+from flashinfer.cli.main import main
 from flashinfer.errors import ToolchainError
 from flashinfer.jit import JitSpec, store
 from flashinfer.jit.artifact import Artifact
@@ -111,3 +112,41 @@ def test_a_build_for_others_says_why_not(hopper, monkeypatch):
     with pytest.raises(ToolchainError, match=r"kernels for 9\.0a alone, asked for 8\.0"):
         make_request(hopper)
     assert hopper.probe().state == "impossible" and "9.0a alone" in hopper.probe().reason
+
+
+@pytest.mark.parametrize("text", ["8.0", "Ampere;Ada", "8.0 9.0+PTX", "Common", "of a later torch"])
+def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
+    """It is another library's variable: an artifact that runs here is taken, whatever stands in it."""
+    monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
+    portable = replace(hopper, archs=())
+    assert store.Here(portable, writes=False).refuses(made(portable, "9.0a")) is None
+
+
+@needs_nvcc
+def test_a_list_that_nobody_can_read_keeps_from_building_for_gpus_only(hopper, make_spec, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "of a later torch")
+    with pytest.raises(
+        ToolchainError, match=r"'hopper' cannot be built: TORCH_CUDA_ARCH_LIST='of a later torch': wanted"
+    ):
+        make_request(hopper)
+    assert hopper.probe().state == "impossible" and "TORCH_CUDA_ARCH_LIST" in hopper.probe().reason
+    assert make_spec("tiny").build().path.exists()
+    main(["doctor", "--json"])
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["check"] == "environment"]
+    assert row["state"] == "note" and "TORCH_CUDA_ARCH_LIST" in row["detail"]
+
+
+@pytest.mark.parametrize(
+    "arch, runs",
+    [
+        ("9.0", [(9, 0)]), ("9.0a", [(9, 0)]), ("9.0a+PTX", [(9, 0)]), ("8.0", [(8, 0), (8, 6), (8, 9)]),
+        ("8.6+PTX", [(8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]), ("10.0f", [(10, 0), (10, 3)]),
+        ("10.0f+PTX", [(10, 0), (10, 3)]), ("12.0f+PTX", [(12, 0), (12, 1)]), ("10.3f", [(10, 3)]),
+        ("10.0+PTX", [(10, 0), (10, 3), (12, 0), (12, 1)]), ("12.0a+PTX", [(12, 0)]),
+    ],
+)  # fmt: skip
+def test_what_runs_where(arch, runs):
+    gpus = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+    assert [gpu for gpu in gpus if target.runs_on(arch, gpu)] == runs

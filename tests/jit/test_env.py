@@ -8,11 +8,13 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError, FlashInferError
+from flashinfer.jit.machine.target import Target
 
 BAD = [
     ("FLASHINFER_CUDA_ARCH_LIST", "sm_90", "not an arch such as"),
     ("FLASHINFER_CUDA_ARCH_LIST", "9.0;;x", "not an arch"),
-    ("TORCH_CUDA_ARCH_LIST", "Hopper", "not an arch"),
+    ("FLASHINFER_CUDA_ARCH_LIST", "Hopper", "not an arch"),
+    ("TORCH_CUDA_ARCH_LIST", "Hooper", "'Hooper' is not an arch"),
     ("FLASHINFER_CPU_ARCH", "x86-64-v9", "wanted one of native"),
     ("FLASHINFER_DISABLE_JIT", "perhaps", "wanted one of 0, 1"),
     ("FLASHINFER_JIT_VERBOSE", "2", "wanted one of 0, 1"),
@@ -67,3 +69,24 @@ def test_read_when_needed(monkeypatch):
     assert env.aot_dirs()[:2] == (Path("/one"), Path("/two"))
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-DA='x y' -O2")
     assert env.EXTRA_CFLAGS.get() == ("-DA=x y", "-O2")
+
+
+TORCH_LISTS = [
+    "Hopper", "Ampere;Ada", "8.0 9.0+PTX", "Turing", "Blackwell", "Volta;7.5", "Ampere+Tegra", "Kepler+Tesla Maxwell",
+    "Pascal", "Maxwell+Tegra", "Volta+Tegra", "8.0;8.6+PTX", "9.0a", "10.0a;12.0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TORCH_LISTS)
+def test_torchs_list_means_what_torch_makes_of_it(text, monkeypatch):
+    """Compared with the flags of torch's own extensions."""
+    from torch.utils.cpp_extension import _get_cuda_arch_flags
+
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    assert sorted(set(Target("cuda", env.TORCH_CUDA_ARCH_LIST.get(), False).flags())) == _get_cuda_arch_flags()
+
+
+@pytest.mark.parametrize("text", ["native", "Common", "All", "Auto"])
+def test_where_torch_is_to_choose_the_visible_gpus_are_meant(text, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    assert env.CUDA_ARCH_LIST.get() == ()

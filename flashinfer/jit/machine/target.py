@@ -15,7 +15,7 @@ from functools import cache
 from itertools import takewhile
 
 from ... import env
-from ...errors import ToolchainError
+from ...errors import EnvironmentValueError, ToolchainError
 
 # What each x86-64 psABI level, and one that no compiler names, has beyond the one before, in /proc/cpuinfo's spelling.
 _LEVEL_FEATURES = {
@@ -109,8 +109,14 @@ def wanted_target(backend: str) -> Target:
     if backend == "cpu":
         level = env.CPU_ARCH.get()
         return Target("cpu", (native_level() if level in (None, "native") else str(level),), level is not None)
-    if archs := env.CUDA_ARCH_LIST.get():
-        return Target("cuda", archs, True)
+    try:
+        archs = env.CUDA_ARCH_LIST.get()
+    except EnvironmentValueError as err:
+        if env.CUDA_ARCH_LIST.is_set:
+            raise
+        raise ToolchainError(f"{err}, or FLASHINFER_CUDA_ARCH_LIST, which comes first") from None
+    if archs:  # torch's list says what to compile for, and is nobody's word about modules that are there
+        return Target("cuda", archs, env.CUDA_ARCH_LIST.is_set)
     if not visible_gpus():
         raise ToolchainError(
             "no GPU is visible and no arch is named: to compile CUDA modules here, name the archs to compile for,"
@@ -123,7 +129,8 @@ def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
     """Narrows ``target`` to the ``archs`` that the module ``name`` has kernels for; a ``ToolchainError`` if none is."""
     left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
     if not left:
-        has = f"asked for {' '.join(target.archs)}" if target.explicit else f"this machine has {' '.join(target.archs)}"
+        of_list = target.explicit or env.TORCH_CUDA_ARCH_LIST.is_set
+        has = f"{'asked for' if of_list else 'this machine has'} {' '.join(target.archs)}"
         raise ToolchainError(f"module {name!r} has kernels for {' '.join(archs)} alone, {has}")
     return Target(target.backend, left, target.explicit)
 
@@ -201,8 +208,9 @@ def _defines(soname: str, version: str) -> bool:
 
 
 def runs_on(arch: str, gpu: tuple[int, int]) -> bool:
-    """Whether code compiled for ``arch`` runs on a GPU of that compute capability."""
-    oldest = capability(arch)
-    if arch.removesuffix("+PTX").endswith("a"):
+    """Return whether code compiled for ``arch`` runs on a GPU of that compute capability."""
+    oldest, name = capability(arch), arch.removesuffix("+PTX")
+    if name.endswith("a"):  # of this GPU only, and its PTX too
         return oldest == gpu
-    return oldest <= gpu and (arch.endswith("+PTX") or oldest[0] == gpu[0])
+    is_portable = name != arch and not name.endswith("f")  # PTX of a family stays in the family
+    return oldest <= gpu and (is_portable or oldest[0] == gpu[0])
