@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ import flashinfer
 from flashinfer import _unsupported
 from flashinfer.errors import FlashInferError, UnsupportedError
 
-ROOT = Path(__file__).resolve().parents[2]
 # Engine -> "module: names", as its sources import them at the top of a file without a guard, or with none but a look for
 # the package itself.
 IMPORTS = {
@@ -169,16 +167,3 @@ def test_levels_of_the_log(caplog):
             flashinfer.utils.set_log_level(lvl_str="loud")
     finally:
         logger.setLevel(before)
-
-
-def test_the_page_says_what_the_code_does():
-    """Of every name that engines use; ``python scripts/engines_table.py`` writes it anew."""
-    spec = importlib.util.spec_from_file_location("engines_table", ROOT / "scripts" / "engines_table.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.main(["--check"]) == 0, "run python scripts/engines_table.py and commit docs/engines.md"
-    assert (
-        script.state("norm", "rmsnorm(weight, eps)") == "computes" and script.state("norm", "rmsnorm(x)") == "missing"
-    )
-    assert script.state("comm", "vllm_meta_size") == "raises" and script.state("norm", "no_such_norm") == "missing"
