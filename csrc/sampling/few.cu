@@ -112,12 +112,12 @@ bool launch_few_samples(const SampleParams& p, const Launch& where) {
   if (p.has_top_k && !few) return false;
   const int64_t grid = stream_blocks(p.num_outputs, where.device);
   if (p.is_logits) {
-    if (!p.filters()) return launch_clusters<logits_kernel>(shape, grid, where, p), true;
+    if (!p.filters()) return launch_rows<logits_kernel>(shape, grid, where, p), true;
     if (!few || !p.top_k_first || p.has_min_p) return false;
-    launch_clusters<few_kernel<true>>(shape, grid, where, p);
+    launch_rows<few_kernel<true>>(shape, grid, where, p);
   } else {
     if (!few && p.has_top_p) return false;
-    launch_clusters<few_kernel<false>>(shape, grid, where, p);
+    launch_rows<few_kernel<false>>(shape, grid, where, p);
   }
   return true;
 }

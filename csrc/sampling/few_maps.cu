@@ -102,8 +102,8 @@ bool launch_few_maps(const MapRowsParams& p, const Launch& where) {
   const Shape shape = stream_shape(p.num_rows, p.vocab_size, where.device);
   if (shape.bytes == 0) return false;
   const int64_t grid = stream_blocks(p.num_rows, where.device);
-  p.map == RowMap::kTopKMask ? launch_clusters<few_map_kernel<true>>(shape, grid, where, p)
-                             : launch_clusters<few_map_kernel<false>>(shape, grid, where, p);
+  p.map == RowMap::kTopKMask ? launch_rows<few_map_kernel<true>>(shape, grid, where, p)
+                             : launch_rows<few_map_kernel<false>>(shape, grid, where, p);
   return true;
 }
 

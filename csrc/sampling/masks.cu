@@ -9,7 +9,7 @@ void launch_masks(const MapRowsParams& p, const Launch& where) {
   if (is_held(p.num_rows, p.vocab_size, where.device)) return launch_held_maps(p, where);
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
   if (!shape.resident) return launch_streamed_maps(p, shape, where);
-  launch_clusters<mask_kernel<true>>(shape, p.num_rows, where, p);
+  launch_rows<mask_kernel<true>>(shape, p.num_rows, where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -70,11 +70,11 @@ bool launch_nucleus(const Params& p, int64_t rows, int64_t least, const Launch& 
   if (shape.bytes == 0) return false;
   const int64_t blocks = std::min(rows, int64_t{device_info(where.device).num_sms});
   if (p.input.dtype == DType::kFloat32) {
-    launch_clusters<kFloat>(shape, blocks, where, p);
+    launch_rows<kFloat>(shape, blocks, where, p);
   } else if (p.input.dtype == DType::kFloat16) {
-    launch_clusters<kHalf>(shape, blocks, where, p);
+    launch_rows<kHalf>(shape, blocks, where, p);
   } else {
-    launch_clusters<kBFloat16>(shape, blocks, where, p);
+    launch_rows<kBFloat16>(shape, blocks, where, p);
   }
   return true;
 }

@@ -6,8 +6,8 @@ namespace flashinfer::cuda {
 
 void launch_top_k(const TopKParams& p, const Launch& where) {
   const Shape shape = resident_shape(p.num_rows, p.vocab_size, where.device);
-  shape.resident ? launch_clusters<top_k_kernel<true>>(shape, p.num_rows, where, p)
-                 : launch_clusters<top_k_kernel<false>>(shape, p.num_rows, where, p);
+  shape.resident ? launch_rows<top_k_kernel<true>>(shape, p.num_rows, where, p)
+                 : launch_rows<top_k_kernel<false>>(shape, p.num_rows, where, p);
 }
 
 }  // namespace flashinfer::cuda

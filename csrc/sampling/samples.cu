@@ -9,7 +9,7 @@ void launch_samples(const SampleParams& p, const Launch& where) {
   const Shape shape = resident_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 2, where.device);
   if (!shape.resident) return launch_streamed_samples(p, shape, groups, where);
-  launch_clusters<sample_kernel<true>>(shape, groups.count, where, p, groups.outputs);
+  launch_rows<sample_kernel<true>>(shape, groups.count, where, p, groups.outputs);
 }
 
 }  // namespace flashinfer::cuda

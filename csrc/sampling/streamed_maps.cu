@@ -5,8 +5,8 @@
 namespace flashinfer::cuda {
 
 void launch_streamed_maps(const MapRowsParams& p, const Shape& shape, const Launch& where) {
-  p.map == RowMap::kTopKMask ? launch_clusters<mask_kernel<false>>(shape, p.num_rows, where, p)
-                             : launch_clusters<map_kernel<false>>(shape, p.num_rows, where, p);
+  p.map == RowMap::kTopKMask ? launch_rows<mask_kernel<false>>(shape, p.num_rows, where, p)
+                             : launch_rows<map_kernel<false>>(shape, p.num_rows, where, p);
 }
 
 }  // namespace flashinfer::cuda

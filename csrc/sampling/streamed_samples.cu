@@ -5,7 +5,7 @@
 namespace flashinfer::cuda {
 
 void launch_streamed_samples(const SampleParams& p, const Shape& shape, const Groups& groups, const Launch& where) {
-  launch_clusters<sample_kernel<false>>(shape, groups.count, where, p, groups.outputs);
+  launch_rows<sample_kernel<false>>(shape, groups.count, where, p, groups.outputs);
 }
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,4 @@
-// Where and how a kernel is launched. CPU kernels ignore it; CUDA kernels read it in cuda/launch.cuh.
+// Stream, device and mode of a launch. CPU kernels ignore them; CUDA kernels read them in cuda/host/launch.cuh.
 #pragma once
 
 namespace flashinfer {

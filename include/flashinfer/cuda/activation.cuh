@@ -90,7 +90,7 @@ void act_and_mul(const ActAndMulParams& p, const Launch& where) {
   const int64_t tiles = (steps + threads * kPairsPerThread - 1) / (threads * kPairsPerThread);
   constexpr int64_t kMaxTiles = 65535;  // the limit of gridDim.y
   const dim3 grid((p.num_rows + block.y - 1) / block.y, tiles < kMaxTiles ? tiles : kMaxTiles);
-  launch(aligned ? act_and_mul_kernel<T, kN, Act> : act_and_mul_kernel<T, 1, Act>, grid, block, 0, where, p);
+  launch(aligned ? act_and_mul_kernel<T, kN, Act> : act_and_mul_kernel<T, 1, Act>, grid, block, where, p);
 }
 
 }  // namespace flashinfer::cuda

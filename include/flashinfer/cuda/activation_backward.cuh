@@ -50,8 +50,8 @@ void act_and_mul_backward(const ActAndMulBackwardParams& p, const Launch& where)
   const int64_t tiles = (steps + threads - 1) / threads;
   constexpr int64_t kMaxTiles = 65535;  // the limit of gridDim.y
   const dim3 grid((p.num_rows + block.y - 1) / block.y, tiles < kMaxTiles ? tiles : kMaxTiles);
-  launch(aligned ? act_and_mul_backward_kernel<T, kN, Act> : act_and_mul_backward_kernel<T, 1, Act>, grid, block, 0,
-         where, p);
+  launch(aligned ? act_and_mul_backward_kernel<T, kN, Act> : act_and_mul_backward_kernel<T, 1, Act>, grid, block, where,
+         p);
 }
 
 }  // namespace flashinfer::cuda

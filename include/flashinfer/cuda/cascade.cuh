@@ -184,7 +184,7 @@ inline dim3 merge_block(int64_t num_vecs, int vecs) {
 template <int kN, int kVecs, typename Params>
 void launch_merge(void (*kernel)(Params), const Params& p, const Launch& where) {
   const dim3 block = merge_block(p.head_dim / kN, kVecs);
-  launch(kernel, dim3((p.seq_len * p.num_heads + block.y - 1) / block.y), block, 0, where, p);
+  launch(kernel, dim3((p.seq_len * p.num_heads + block.y - 1) / block.y), block, where, p);
 }
 
 template <typename T>

@@ -138,8 +138,8 @@ void causal_conv1d_of(const CausalConv1dParams& p, const Launch& where) {
   const int64_t blocks = pieces + (p.final_states ? p.in.num_sequences : 0);
   const bool fits = conv_fits<T, kN>(p.in);
   launch(fits ? causal_conv1d_kernel<T, kWidth, kN> : causal_conv1d_kernel<T, kWidth, 1>,
-         dim3(static_cast<unsigned>(blocks), conv_blocks(p.in.num_channels, fits ? kN : 1)), dim3(kConvThreads), 0,
-         where, p, pieces);
+         dim3(static_cast<unsigned>(blocks), conv_blocks(p.in.num_channels, fits ? kN : 1)), dim3(kConvThreads), where,
+         p, pieces);
 }
 
 // A thread has a channel of a row: neighbours read and write states that lie beside each other, whichever way.
@@ -218,7 +218,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const Launch& where
   if (p.num_tokens == 0) return;
   with_conv_width(p.width, [&](auto width) {
     launch(causal_conv1d_update_kernel<T, width>,
-           dim3(static_cast<unsigned>(p.batch_size), conv_blocks(p.num_channels, 1)), dim3(kConvThreads), 0, where, p);
+           dim3(static_cast<unsigned>(p.batch_size), conv_blocks(p.num_channels, 1)), dim3(kConvThreads), where, p);
   });
 }
 

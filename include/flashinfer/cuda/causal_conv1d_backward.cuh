@@ -205,10 +205,10 @@ void causal_conv1d_backward(const CausalConv1dBackwardParams& p, const Launch& w
   const dim3 grid(static_cast<unsigned>(blocks), conv_blocks(in.num_channels, fits ? kN : 1));
   with_conv_width(in.width, [&](auto width) {
     launch(fits ? causal_conv1d_backward_kernel<T, width, kN> : causal_conv1d_backward_kernel<T, width, 1>, grid,
-           dim3(kConvThreads), 0, where, p);
+           dim3(kConvThreads), where, p);
   });
   launch(causal_conv1d_sums_kernel<T>, dim3(static_cast<unsigned>((in.num_channels + 31) / 32), in.width + 1),
-         dim3(32, kConvThreads / 32), 0, where, p);
+         dim3(32, kConvThreads / 32), where, p);
 }
 
 }  // namespace flashinfer::cuda

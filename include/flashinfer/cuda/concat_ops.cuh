@@ -72,7 +72,7 @@ inline void concat_mla_k(const ConcatMlaParams& p, const Launch& where) {
   const int64_t a_block = int64_t{kConcatThreads} * kConcatPieces;
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(p.tokens, 1 << 20)),
                   static_cast<unsigned>(std::min<int64_t>((pieces + a_block - 1) / a_block, 65535)));
-  launch(kernel, grid, kConcatThreads, 0, where, p);
+  launch(kernel, grid, kConcatThreads, where, p);
 }
 
 }  // namespace flashinfer::cuda

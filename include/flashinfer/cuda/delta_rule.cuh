@@ -115,7 +115,7 @@ void delta_rule(const DeltaRuleParams& p, const Launch& where) {
   with_delta_shape(p.in, [&](auto rows, auto row_gate) {
     using Shape = DeltaRuleShape<rows() / 2>;
     const auto blocks = static_cast<unsigned>(delta_blocks(p.in, Shape::kColumns));
-    launch(delta_rule_kernel<T, rows() / 2, row_gate()>, blocks, Shape::kThreads, 0, where, p);
+    launch(delta_rule_kernel<T, rows() / 2, row_gate()>, blocks, Shape::kThreads, where, p);
   });
 }
 

@@ -297,13 +297,13 @@ void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& stream)
   const int columns = delta_backward_columns(in);
   with_delta_shape(in, [&](auto rows, auto row_gate) {
     launch(delta_rule_backward_kernel<T, rows(), row_gate()>, static_cast<unsigned>(delta_blocks(in, columns)),
-           4 * columns, 0, where, p);
+           4 * columns, where, p);
   });
   const int64_t num_rows = in.batch_size * in.num_tokens * in.num_heads;
-  launch(delta_rule_rows_kernel<T>, static_cast<unsigned>((num_rows + 7) / 8), 256, 0, where, p, columns);
+  launch(delta_rule_rows_kernel<T>, static_cast<unsigned>((num_rows + 7) / 8), 256, where, p, columns);
   const auto heads = static_cast<unsigned>(in.num_sequences * in.num_value_heads);
-  if (p.grad_g) launch(delta_rule_gates_kernel<false>, heads, 32, 0, where, p, columns);
-  if (p.grad_gk) launch(delta_rule_gates_kernel<true>, heads, 128, 0, where, p, columns);
+  if (p.grad_g) launch(delta_rule_gates_kernel<false>, heads, 32, where, p, columns);
+  if (p.grad_gk) launch(delta_rule_gates_kernel<true>, heads, 128, where, p, columns);
 }
 
 }  // namespace flashinfer::cuda

@@ -5,6 +5,7 @@
 #include <flashinfer/cuda/delta_chunk_prepare.cuh>
 #include <flashinfer/cuda/delta_chunk_split.cuh>
 #include <flashinfer/cuda/delta_chunk_split_groups.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 
 namespace flashinfer::cuda {
 
@@ -34,37 +35,14 @@ inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
   return delta_terms_bytes(in) + count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(uint32_t));
 }
 
-// Launches a kernel that wants more shared memory than any has without asking.
 template <auto kKernel, typename... Args>
-void launch_wide(int64_t blocks, int threads, int shared_bytes, const Launch& where, const Args&... args) {
-  static PerDevice<bool> allowed;
-  allowed.get(where.device, [shared_bytes](int) {
-    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-          "cudaFuncSetAttribute");
-    return true;
-  });
-  launch(kKernel, static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
+void launch_chunks(int64_t blocks, int threads, int64_t shared_bytes, const Launch& where, const Args&... args) {
+  Kernel<kKernel>::launch(static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
 }
 template <auto kKernel, typename Shape, typename Stage, typename... Args>
 void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
   static_assert(Shape::kHopper || kWalkBytes<Shape, Stage> <= kChunkSharedBytes);
-  launch_wide<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
-}
-
-// Whether this binary has warpgroups for the device: their kernels are empty where they are not compiled.
-template <auto kKernel>
-bool is_there(const Launch& where) {
-  static PerDevice<bool> found;
-  return found.get(where.device, [](int device) {
-    if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return false;
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
-    return attributes.sharedSizeBytes > 0;
-  });
-}
-template <typename T, int kKeys, bool kChannels = false>
-bool has_delta_groups(const Launch& where) {
-  return is_there<delta_split_groups_kernel<DeltaSplitGroupShape<T, kKeys, kChannels>>>(where);
+  launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
 }
 
 // Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
@@ -80,7 +58,7 @@ void with_warps_shape(const DeltaRuleInputs& in, const Launch& where, const Body
 template <typename T, int kKeys, typename Body>
 void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
-  if (has_delta_groups<T, kKeys>(where)) {
+  if (serves_sm90a(where.device)) {
     if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWalkShape<T, kKeys, 2, 2>{});
     if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaGroupShape<T, kKeys, 1>{});
     return body(DeltaGroupShape<T, kKeys, 2>{});
@@ -91,8 +69,8 @@ void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
 template <typename T, int kKeys>
 void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const Launch& where) {
   const auto blocks = static_cast<unsigned>(count_chunks(in) * in.num_value_heads);
-  launch_wide<delta_prepare_kernel<T, kKeys>>(blocks, DeltaPrepare<T, kKeys>::kThreads,
-                                              sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
+  launch_chunks<delta_prepare_kernel<T, kKeys>>(blocks, DeltaPrepare<T, kKeys>::kThreads,
+                                                sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
 }
 
 // Whether there is the memory for it.
@@ -100,7 +78,7 @@ template <typename Shape>
 bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
   if (kBytes > device_info(where.device).shared_bytes) return false;
-  launch_wide<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
+  launch_chunks<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
   return true;
 }
 
@@ -120,9 +98,9 @@ void launch_delta_split_groups(const DeltaRuleParams& p, int64_t preparing, cons
     const auto bytes = static_cast<size_t>(count_chunks(p.in) * p.in.num_value_heads) * sizeof(uint32_t);
     check(cudaMemsetAsync(flags, 0, bytes, static_cast<cudaStream_t>(where.stream)), "cudaMemsetAsync");
   }
-  launch_wide<delta_split_groups_kernel<Shape>>(preparing + delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                                sizeof(DeltaSplitGroupShared<Shape>), where, p,
-                                                DeltaReady{static_cast<uint32_t>(preparing), flags});
+  launch_chunks<delta_split_groups_kernel<Shape>>(preparing + delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                  sizeof(DeltaSplitGroupShared<Shape>), where, p,
+                                                  DeltaReady{static_cast<uint32_t>(preparing), flags});
 }
 
 template <typename T, int kKeys>
@@ -132,7 +110,7 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
     using Shape = decltype(shape);
     using Groups = DeltaSplitGroupShape<T, kKeys>;
     // Of few columns and few keys, a warp's products take less time than a warpgroup's.
-    const bool on_groups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && has_delta_groups<T, kKeys>(where));
+    const bool on_groups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
     const int64_t preparing = on_groups ? delta_preparing_blocks<Groups>(p.in, where) : 0;
     if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
     if (on_groups) {
@@ -153,7 +131,7 @@ void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
   using Groups = DeltaGroupShape<T, 256, 2>;
   using Warps = DeltaWalkShape<T, 256, 4, 0>;
   launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
-  if (is_there<delta_chain_kernel<Groups>>(where)) {
+  if (serves_sm90a(where.device)) {
     launch_walk<delta_chain_kernel<Groups>, Groups, DeltaChainStage<Groups>>(p.in, where, p);
   } else {
     launch_walk<delta_chain_kernel<Warps>, Warps, DeltaChainStage<Warps>>(p.in, where, p);
@@ -162,7 +140,7 @@ void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
 
 template <typename T, int kKeys>
 void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const Launch& where) {
-  launch_wide<delta_prepare_channels_kernel<T, kKeys>>(
+  launch_chunks<delta_prepare_channels_kernel<T, kKeys>>(
       count_chunks(in) * in.num_value_heads, DeltaPrepareChannels<T, kKeys>::kThreads,
       sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
 }
@@ -172,8 +150,7 @@ template <typename T, int kKeys>
 void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
   launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
-  if (has_delta_groups<T, kKeys, true>(where))
-    return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
+  if (serves_sm90a(where.device)) return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
   with_warps_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
     launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);

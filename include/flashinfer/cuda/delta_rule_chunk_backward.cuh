@@ -25,8 +25,8 @@ inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
 template <typename Walks>
 bool launch_delta_split_walks(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
   if (Walks::kBytes > device_info(where.device).shared_bytes) return false;
-  launch_wide<delta_split_walks_kernel<Walks>>(2 * delta_blocks(p.in, Walks::kColumns), Walks::kThreads, Walks::kBytes,
-                                               where, p, chunks);
+  launch_chunks<delta_split_walks_kernel<Walks>>(2 * delta_blocks(p.in, Walks::kColumns), Walks::kThreads,
+                                                 Walks::kBytes, where, p, chunks);
   return true;
 }
 
@@ -41,17 +41,17 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
       if (launch_delta_split_walks<DeltaSplitWalks<T, kKeys>>(p, chunks, where)) return;
     }
     static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           kBothWalksBytes<Shape>, where, p, chunks);
+    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                             kBothWalksBytes<Shape>, where, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
     using Shape = decltype(shape);
     static_assert(Shape::kHopper || sizeof(DeltaGradientsShared<Shape>) <= kChunkSharedBytes);
-    launch_wide<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
-                                               chunks);
+    launch_chunks<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
+                                                 chunks);
   };
-  if (has_delta_groups<T, kKeys>(where)) {
+  if (serves_sm90a(where.device)) {
     launch_shape(DeltaGradientShape<T, kKeys, true>{}, std::min<int64_t>(items, device_info(where.device).num_sms));
   } else {
     launch_shape(DeltaGradientShape<T, kKeys, false>{}, items);
@@ -72,13 +72,13 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
     using Shape = decltype(shape);
     using Gradients = decltype(gradients);
     static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           kBothWalksBytes<Shape>, where, p, chunks);
+    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                             kBothWalksBytes<Shape>, where, p, chunks);
     static_assert(Gradients::kHopper || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
-    launch_wide<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads, sizeof(DeltaGradientsShared<Gradients>),
-                                                   where, p, chunks);
+    launch_chunks<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads,
+                                                     sizeof(DeltaGradientsShared<Gradients>), where, p, chunks);
   };
-  if (is_there<delta_walks_kernel<DeltaWideWalkShape<T>>>(where)) {
+  if (serves_sm90a(where.device)) {
     run(DeltaWideWalkShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
         std::min<int64_t>(items, device_info(where.device).num_sms));
   } else {
@@ -95,11 +95,11 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   const auto walk = [&](auto shape) {
     using Shape = decltype(shape);
     static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_wide<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                           kBothWalksBytes<Shape>, where, p, chunks);
+    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                             kBothWalksBytes<Shape>, where, p, chunks);
   };
   using Group = DeltaGroupShape<T, kKeys, 1, true>;
-  if (!is_there<delta_walks_kernel<Group>>(where)) {
+  if (!serves_sm90a(where.device)) {
     with_warps_shape<T, kKeys, true>(p.in, where, walk);
   } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
     walk(Group{});
@@ -108,7 +108,7 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   }
   using Gradients = DeltaChannelGradientShape<T, kKeys>;
   static_assert(sizeof(DeltaChannelGradientsShared<Gradients>) <= kChunkSharedBytes);
-  launch_wide<delta_channel_gradients_kernel<Gradients>>(
+  launch_chunks<delta_channel_gradients_kernel<Gradients>>(
       chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), where, p, chunks);
 }
 template <typename T>

@@ -327,7 +327,7 @@ template <typename T>
 void delta_step(const DeltaRuleParams& p, const Launch& where) {
   const auto blocks = static_cast<unsigned>(delta_blocks(p.in, kStepColumns));
   const auto run = [&](auto keys, auto row_gate, auto v_first) {
-    launch(delta_step_kernel<T, keys(), row_gate(), v_first()>, blocks, kStepThreads, 0, where, p);
+    launch(delta_step_kernel<T, keys(), row_gate(), v_first()>, blocks, kStepThreads, where, p);
   };
   const auto with_gate = [&](auto keys, auto v_first) {
     p.in.gk ? run(keys, std::true_type{}, v_first) : run(keys, std::false_type{}, v_first);

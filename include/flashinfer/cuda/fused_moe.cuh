@@ -45,7 +45,7 @@ void finalize(const FinalizeParams& p, const Launch& where) {
       fits_vectors<T>({p.input}, p.input_stride, p.size) && fits_vectors<Out>({p.out}, p.out_stride, p.size);
   const int64_t step = int64_t{kMoeThreads} * (fits ? kN : 1), columns = (p.size + step - 1) / step;
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(columns < 65535 ? columns : 65535));
-  launch(fits ? finalize_kernel<T, Out, kN> : finalize_kernel<T, Out, 1>, grid, kMoeThreads, 0, where, p);
+  launch(fits ? finalize_kernel<T, Out, kN> : finalize_kernel<T, Out, 1>, grid, kMoeThreads, where, p);
 }
 
 template <typename T>

@@ -76,53 +76,54 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
   wait_for_inputs();
   let_next_start();
   const int64_t count = p.count(), blocks = (p.size + kQuantBlock - 1) / kQuantBlock;
-  const int64_t block = int64_t{blockIdx.y} * (kMoeThreads / 32) + threadIdx.x / 32;
-  if (block >= blocks) return;
-  const int64_t first = block * kQuantBlock + threadIdx.x % 32 * kQuantLanes;
-  for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
-    const int expert = p.indptr ? p.expert(row) : 0;
-    const GateNumbers numbers(p, expert);
-    float values[kQuantLanes] = {}, most = 0.f;
+  constexpr int kWarps = kMoeThreads / 32;
+  for (int64_t block = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32; block < blocks; block += gridDim.y * kWarps) {
+    const int64_t first = block * kQuantBlock + threadIdx.x % 32 * kQuantLanes;
+    for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
+      const int expert = p.indptr ? p.expert(row) : 0;
+      const GateNumbers numbers(p, expert);
+      float values[kQuantLanes] = {}, most = 0.f;
 #pragma unroll
-    for (int i = 0; i < kQuantLanes; i += kN) {
-      if (first + i >= p.size) continue;
-      float some[kN];
-      activated<T, kN>(p, row, expert, first + i, numbers, some);
+      for (int i = 0; i < kQuantLanes; i += kN) {
+        if (first + i >= p.size) continue;
+        float some[kN];
+        activated<T, kN>(p, row, expert, first + i, numbers, some);
 #pragma unroll
-      for (int j = 0; j < kN; ++j) {
-        values[i + j] = some[j];
-        most = fmaxf(most, fabsf(some[j]));
+        for (int j = 0; j < kN; ++j) {
+          values[i + j] = some[j];
+          most = fmaxf(most, fabsf(some[j]));
+        }
       }
-    }
-    // Bits of floats that are not negative are in their order.
-    most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-    const float scale = block_scale(most);
-    if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;
-    const float factor = 1.f / scale;
-    auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;
+      // Bits of floats that are not negative are in their order.
+      most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+      const float scale = block_scale(most);
+      if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;
+      const float factor = 1.f / scale;
+      auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;
 #pragma unroll
-    for (int i = 0; i < kQuantLanes; ++i)
-      if (first + i < p.size) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+      for (int i = 0; i < kQuantLanes; ++i)
+        if (first + i < p.size) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+    }
   }
 }
 
 template <typename T>
 void activate_rows(const ActivateParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / static_cast<int>(sizeof(T));
-  constexpr unsigned kMostRows = 1u << 16, kMostColumns = 65535;
+  constexpr unsigned kMostRows = 1u << 16;
   const auto rows = static_cast<unsigned>(p.rows < kMostRows ? p.rows : kMostRows);
-  const auto grid = [&](int64_t columns) { return dim3(rows, columns < kMostColumns ? columns : kMostColumns); };
+  const auto grid = [&](int64_t columns) { return dim3(rows, columns < kMostGridY ? columns : kMostGridY); };
   if (p.block_scales) {
     const bool fits = reinterpret_cast<uintptr_t>(p.input) % (4 * sizeof(T)) == 0 && p.input_stride % 4 == 0 &&
                       p.size % kQuantLanes == 0;
     const int64_t blocks = (p.size + kQuantBlock - 1) / kQuantBlock, warps = kMoeThreads / 32;
     const auto kernel = fits ? quantize_rows_kernel<T, kQuantLanes> : quantize_rows_kernel<T, 1>;
-    return launch(kernel, dim3(rows, (blocks + warps - 1) / warps), kMoeThreads, 0, where, p);
+    return launch(kernel, grid((blocks + warps - 1) / warps), kMoeThreads, where, p);
   }
   const bool fits = fits_vectors<T>({p.input, p.output}, p.input_stride, p.size);
   const int64_t step = int64_t{kMoeThreads} * (fits ? kN : 1);
   const auto kernel = fits ? activate_rows_kernel<T, kN> : activate_rows_kernel<T, 1>;
-  launch(kernel, grid((p.size + step - 1) / step), kMoeThreads, 0, where, p);
+  launch(kernel, grid((p.size + step - 1) / step), kMoeThreads, where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -174,7 +174,7 @@ void route(const RouteParams& p, const Launch& where) {
                       : p.experts <= 256 ? route_kernel<T, 8>
                       : p.experts <= 512 ? route_kernel<T, 16>
                                          : route_kernel<T, 0>;
-  launch(kernel, blocks, 32 * kRouteWarps, 0, where, p);
+  launch(kernel, blocks, 32 * kRouteWarps, where, p);
 }
 
 }  // namespace flashinfer::cuda

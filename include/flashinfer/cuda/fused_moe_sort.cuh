@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/fused_moe.h>
-#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 
 namespace flashinfer::cuda {
@@ -151,13 +151,13 @@ inline int64_t sort_ranges(int64_t slots) { return (slots + kSlotsOfWarp - 1) / 
 
 inline void sort_slots(const SortParams& p, const Launch& where) {
   const int warps = sort_warps(p.experts);
-  const size_t bytes = size_t{4} * warps * (p.experts + 1);
-  if (p.slots <= kSmallSort) return launch(sort_small_kernel, 1, kSortThreads, bytes, where, p, warps);
+  const int64_t bytes = int64_t{4} * warps * (p.experts + 1);
+  if (p.slots <= kSmallSort) return Kernel<sort_small_kernel>::launch(1, kSortThreads, bytes, where, p, warps);
   const int64_t ranges = sort_ranges(p.slots);
   const auto blocks = static_cast<unsigned>((ranges + warps - 1) / warps);
-  launch(count_slots_kernel, blocks, 32 * warps, bytes, where, p);
-  launch(scan_slots_kernel, 1, kSortThreads, 0, where, p, ranges);
-  launch(place_slots_kernel, blocks, 32 * warps, bytes, where, p);
+  Kernel<count_slots_kernel>::launch(blocks, 32 * warps, bytes, where, p);
+  launch(scan_slots_kernel, 1, kSortThreads, where, p, ranges);
+  Kernel<place_slots_kernel>::launch(blocks, 32 * warps, bytes, where, p);
 }
 
 }  // namespace flashinfer::cuda

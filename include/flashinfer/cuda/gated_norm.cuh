@@ -106,7 +106,7 @@ void gated_rms_norm_of(const GatedRmsNormParams& p, const Launch& where) {
                 items = p.num_rows * p.num_groups;
   if (!fits_vectors<T>({p.input, p.gate, p.weight, p.output}, p.group_size, p.input_rows, p.gate_rows, p.output_rows) ||
       num_vecs > kMaxThreads * kVecsPerThread) {
-    launch(gated_rms_norm_any_kernel<T, Act>, dim3(items), dim3(p.group_size >= 512 ? 512 : 128), 0, where, p);
+    launch(gated_rms_norm_any_kernel<T, Act>, dim3(items), dim3(p.group_size >= 512 ? 512 : 128), where, p);
     return;
   }
   const bool few = num_vecs <= kMaxThreads * kFewVecs;  // two of each tensor are loads enough, and registers few
@@ -115,7 +115,7 @@ void gated_rms_norm_of(const GatedRmsNormParams& p, const Launch& where) {
                                                : gated_rms_norm_kernel<T, Act, true, kVecsPerThread>
                       : few              ? gated_rms_norm_kernel<T, Act, false, kFewVecs>
                                          : gated_rms_norm_kernel<T, Act, false, kVecsPerThread>;
-  launch(kernel, dim3((items + block.y - 1) / block.y), block, 0, where, p);
+  launch(kernel, dim3((items + block.y - 1) / block.y), block, where, p);
 }
 
 template <typename T>

@@ -2,10 +2,12 @@
 // one group, and each thread its own columns of each row, whose sums for the weight it keeps.
 #pragma once
 
+#include <algorithm>
+
 #include <flashinfer/common/gated_norm.h>
 #include <flashinfer/common/gated_norm_backward.h>
 #include <flashinfer/cuda/gated_norm.cuh>
-#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/norm_backward.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
@@ -23,17 +25,17 @@ struct GroupOfPart {
   void* parts;
 };
 
-// blockIdx.x: parts of the rows; blockIdx.y: groups.
+// blockIdx.x: parts of the rows; blockIdx.y: groups, from first_group on.
 template <typename T, template <typename> class Act, int kN>
 __global__ void __launch_bounds__(kBackwardThreads)
-    gated_rms_norm_backward_kernel(const GatedRmsNormBackwardParams p, bool sums_fit) {
+    gated_rms_norm_backward_kernel(const GatedRmsNormBackwardParams p, int64_t first_group, bool sums_fit) {
   using S = ScaleOf<T>;
   using Function = GateFunction<T, Act>;
   extern __shared__ __align__(kVecBytes) unsigned char memory[];
   __shared__ __align__(16) float partial[kBackwardThreads];
   Part<S, 1> part(GroupOfPart{p.group_size, p.num_rows, p.num_parts, p.parts},
                   sums_fit ? reinterpret_cast<S*>(memory) : nullptr);
-  const int64_t hidden = p.num_groups * p.group_size, start = blockIdx.y * p.group_size;
+  const int64_t hidden = p.num_groups * p.group_size, start = (first_group + blockIdx.y) * p.group_size;
   part.result = static_cast<S*>(p.parts) + blockIdx.x * hidden + start;
   const T* weight = static_cast<const T*>(p.weight) + start;
   S* sums = part.mine();
@@ -100,8 +102,13 @@ void gated_rms_norm_backward_of(const GatedRmsNormBackwardParams& p, const Launc
   const dim3 block(threads, kBackwardThreads / threads);
   const int64_t bytes = p.group_size * block.y * static_cast<int64_t>(sizeof(S));
   const bool fit = bytes <= kMostSumBytes;
-  launch(aligned ? gated_rms_norm_backward_kernel<T, Act, kWide> : gated_rms_norm_backward_kernel<T, Act, 1>,
-         dim3(p.num_parts, p.num_groups), block, fit ? bytes : 0, where, p, fit);
+  for (int64_t first = 0; first < p.num_groups; first += kMostGridY) {
+    const dim3 grid(p.num_parts, std::min<int64_t>(p.num_groups - first, kMostGridY));
+    aligned
+        ? Kernel<gated_rms_norm_backward_kernel<T, Act, kWide>>::launch(grid, block, fit ? bytes : 0, where, p, first,
+                                                                        fit)
+        : Kernel<gated_rms_norm_backward_kernel<T, Act, 1>>::launch(grid, block, fit ? bytes : 0, where, p, first, fit);
+  }
   sum_parts<S, T>(p.parts, p.num_parts, hidden, hidden, p.grad_weight, where);
 }
 

@@ -218,8 +218,7 @@ template <typename T, typename S, typename Rows, bool kOneDecay, bool kRandom = 
 void launch_state_update(const StateUpdateParams& p, const Launch& where) {
   const int64_t tiles = (p.dim + Rows::kTile - 1) / Rows::kTile;
   const auto blocks = static_cast<unsigned>(tiles * p.num_heads * p.num_sequences);
-  launch(state_update_kernel<T, S, Rows, kOneDecay, kRandom>, blocks, kStateThreads, 0, where, p,
-         static_cast<int>(tiles));
+  launch(state_update_kernel<T, S, Rows, kOneDecay, kRandom>, blocks, kStateThreads, where, p, static_cast<int>(tiles));
 }
 
 // Whether vectors of `n` elements of T start at multiples of their size, or of 16 bytes, in B and C.

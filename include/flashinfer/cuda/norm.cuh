@@ -254,12 +254,12 @@ void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Para
                  const Strides&... strides) {
   const int64_t num_vecs = p.hidden_size * static_cast<int64_t>(sizeof(T)) / kVecBytes;
   if (!fits_vectors<T>(pointers, p.hidden_size, strides...) || num_vecs > kMaxThreads * kVecsPerThread) {
-    launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), 0, where, p);
+    launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), where, p);
     return;
   }
   const bool are_few = few && num_vecs <= kMaxThreads * kFewVecs && p.num_rows <= device_info(where.device).num_sms;
   const dim3 block = row_block(num_vecs, are_few ? kFewVecs : kVecsPerThread);
-  launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, 0, where, p);
+  launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, where, p);
 }
 
 // A vector of inputs is one of outputs, of elements that may be smaller: strides that keep the one aligned keep both.

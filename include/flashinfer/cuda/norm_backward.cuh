@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include <flashinfer/common/norm_backward.h>
-#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/norm.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
@@ -201,21 +201,21 @@ __global__ void __launch_bounds__(kBackwardThreads)
 
 template <typename S, typename W>
 void sum_parts(const void* parts, int64_t num_parts, int64_t stride, int64_t n, void* out, const Launch& where) {
-  launch(sum_parts_kernel<S, W>, dim3((n + 31) / 32), dim3(32, kBackwardThreads / 32), 0, where,
+  launch(sum_parts_kernel<S, W>, dim3((n + 31) / 32), dim3(32, kBackwardThreads / 32), where,
          static_cast<const S*>(parts), num_parts, stride, n, static_cast<W*>(out));
 }
 
 // Threads of a row (x, a power of two) and rows of a block; and the sums of `arrays` weights, in shared memory where
 // they fit, as they always do where a block has more than one row at a time.
-template <typename S, typename Params>
-void launch_parts(void (*kernel)(Params, bool), const Params& p, int vec, int arrays, const Launch& where) {
+template <auto kKernel, typename S, typename Params>
+void launch_parts(const Params& p, int vec, int arrays, const Launch& where) {
   const int64_t steps = p.hidden_size / vec;
   unsigned threads = 1;
   while (threads < kBackwardThreads && 2 * threads < steps) threads *= 2;
   const dim3 block(threads, kBackwardThreads / threads);
   const int64_t bytes = arrays * p.hidden_size * block.y * static_cast<int64_t>(sizeof(S));
   const bool fit = bytes <= kMostSumBytes;
-  launch(kernel, dim3(p.num_parts), block, fit ? bytes : 0, where, p, fit);
+  Kernel<kKernel>::launch(dim3(p.num_parts), block, fit ? bytes : 0, where, p, fit);
 }
 
 template <typename T>
@@ -224,8 +224,8 @@ void rms_norm_backward(const RmsNormBackwardParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / sizeof(T);
   const bool aligned = fits_vectors<T>({p.grad, p.input, p.weight, p.grad_sum, p.grad_input}, p.hidden_size,
                                        p.grad_rows, p.input_rows, p.grad_sum_rows);
-  launch_parts<S>(aligned ? rms_norm_backward_kernel<T, kN> : rms_norm_backward_kernel<T, 1>, p, aligned ? kN : 1, 1,
-                  where);
+  aligned ? launch_parts<rms_norm_backward_kernel<T, kN>, S>(p, kN, 1, where)
+          : launch_parts<rms_norm_backward_kernel<T, 1>, S>(p, 1, 1, where);
   sum_parts<S, T>(p.parts, p.num_parts, p.hidden_size, p.hidden_size, p.grad_weight, where);
 }
 
@@ -235,8 +235,8 @@ void layer_norm_backward(const LayerNormBackwardParams& p, const Launch& where) 
   constexpr int kN = kVecBytes / sizeof(T);
   const bool aligned =
       fits_vectors<T>({p.grad, p.input, p.gamma, p.grad_input}, p.hidden_size, p.grad_rows, p.input_rows);
-  launch_parts<S>(aligned ? layer_norm_backward_kernel<T, kN> : layer_norm_backward_kernel<T, 1>, p, aligned ? kN : 1,
-                  2, where);
+  aligned ? launch_parts<layer_norm_backward_kernel<T, kN>, S>(p, kN, 2, where)
+          : launch_parts<layer_norm_backward_kernel<T, 1>, S>(p, 1, 2, where);
   const S* parts = static_cast<const S*>(p.parts);
   sum_parts<S, W>(parts, p.num_parts, 2 * p.hidden_size, p.hidden_size, p.grad_gamma, where);
   sum_parts<S, W>(parts + p.hidden_size, p.num_parts, 2 * p.hidden_size, p.hidden_size, p.grad_beta, where);

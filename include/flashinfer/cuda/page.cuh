@@ -72,7 +72,7 @@ void append_paged_as(const AppendParams& p, const Launch& where) {
   unsigned threads = 1;
   while (threads < kAppendThreads && threads * kWordsPerThread < num_words) threads *= 2;
   const dim3 block(threads, kAppendThreads / threads);
-  launch(append_paged_kernel<Word>, dim3((p.num_tokens + block.y - 1) / block.y, 2), block, 0, where, p);
+  launch(append_paged_kernel<Word>, dim3((p.num_tokens + block.y - 1) / block.y, 2), block, where, p);
 }
 
 inline void append_paged(const AppendParams& p, const Launch& where) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kIndexThreads) batch_indices_positions_kernel(
 }
 
 inline void batch_indices_positions(const PositionsParams& p, const Launch& where) {
-  launch(batch_indices_positions_kernel, index_grid(p.num_tokens), dim3(kIndexThreads), 0, where, p);
+  launch(batch_indices_positions_kernel, index_grid(p.num_tokens), dim3(kIndexThreads), where, p);
 }
 
 __global__ void __launch_bounds__(kIndexThreads) seq_lens_kernel(const SeqLensParams p) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kIndexThreads) seq_lens_kernel(const SeqLensPa
 }
 
 inline void seq_lens(const SeqLensParams& p, const Launch& where) {
-  launch(seq_lens_kernel, index_grid(p.batch_size), dim3(kIndexThreads), 0, where, p);
+  launch(seq_lens_kernel, index_grid(p.batch_size), dim3(kIndexThreads), where, p);
 }
 
 // blockIdx.x counts requests; the blocks of a column share a request's entries.
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kIndexThreads) block_offsets_kernel(const Bloc
 
 inline void block_offsets(const BlockOffsetsParams& p, const Launch& where) {
   const int64_t mean = p.batch_size ? p.num_offsets / p.batch_size : 0, columns = mean / (4 * kIndexThreads) + 1;
-  launch(block_offsets_kernel, dim3(p.batch_size, columns < 64 ? columns : 64), dim3(kIndexThreads), 0, where, p);
+  launch(block_offsets_kernel, dim3(p.batch_size, columns < 64 ? columns : 64), dim3(kIndexThreads), where, p);
 }
 
 }  // namespace flashinfer::cuda

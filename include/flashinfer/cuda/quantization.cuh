@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_bits_any_kernel(const PackP
 inline void pack_bits(const PackParams& p, const Launch& where) {
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.packed) % 2 == 0;
   const int64_t pieces = aligned ? (p.n + 15) / 16 : p.room, each = kPackThreads * kLoads;
-  launch(aligned ? pack_bits_kernel : pack_bits_any_kernel, dim3((pieces + each - 1) / each), dim3(kPackThreads), 0,
-         where, p);
+  launch(aligned ? pack_bits_kernel : pack_bits_any_kernel, dim3((pieces + each - 1) / each), dim3(kPackThreads), where,
+         p);
 }
 
 // packed_indptr[i + 1] = sum of ceil(length / 8) up to segment i: one block, a segment per thread and round.
@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(kPackThreads) segment_pack_bits_kernel(const S
 }
 
 inline void segment_pack_bits(const SegmentPackParams& p, const Launch& where) {
-  launch(packed_indptr_kernel, dim3(1), dim3(kScanThreads), 0, where, p);
+  launch(packed_indptr_kernel, dim3(1), dim3(kScanThreads), where, p);
   const int64_t each = kPackThreads * kLoads;
-  launch(segment_pack_bits_kernel, dim3((p.pack.room + each - 1) / each), dim3(kPackThreads), 0, where, p);
+  launch(segment_pack_bits_kernel, dim3((p.pack.room + each - 1) / each), dim3(kPackThreads), where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -7,7 +7,7 @@
 #include <initializer_list>
 
 #include <flashinfer/common/rope.h>
-#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
@@ -165,8 +165,8 @@ void launch_rope(const RopeParams& p, const Launch& where) {
   const int64_t rows = ceil_div(ceil_div(tokens * heads, parts), kRowsPerThread);
   const int64_t blocks = ceil_div(p.num_tokens, tokens);
   const dim3 grid(blocks, blocks < enough_blocks && parts <= 65535 ? parts : 1), block(along, rows);
-  const size_t smem = tokens * p.rotary_dim * sizeof(float);
-  launch(rope_kernel<T, kN>, grid, block, smem, where, p, tokens, steps);
+  const int64_t smem = tokens * p.rotary_dim * static_cast<int64_t>(sizeof(float));
+  Kernel<rope_kernel<T, kN>>::launch(grid, block, smem, where, p, tokens, steps);
 }
 
 template <typename T>

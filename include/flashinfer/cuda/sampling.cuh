@@ -12,7 +12,7 @@ inline void sample_rows(const SampleParams& p, const Launch& where) {
   if (p.filters()) return launch_samples(p, where);
   const Shape shape = plain_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 4, where.device);
-  launch_clusters<plain_kernel>(shape, groups.count, where, p, groups.outputs);
+  launch_rows<plain_kernel>(shape, groups.count, where, p, groups.outputs);
 }
 
 inline void map_rows(const MapRowsParams& p, const Launch& where) {
@@ -20,7 +20,7 @@ inline void map_rows(const MapRowsParams& p, const Launch& where) {
 }
 
 inline void chain_sample(const ChainParams& p, const Launch& where) {
-  launch_clusters<chain_kernel>(plain_shape(p.batch_size, p.vocab_size, where.device), p.batch_size, where, p);
+  launch_rows<chain_kernel>(plain_shape(p.batch_size, p.vocab_size, where.device), p.batch_size, where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -158,7 +158,7 @@ void launch_merges(const P& params, const Launch& where) {
   const int64_t rows = merges * params.num_kv_heads * params.slot_rows;
   if (rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 rows of partial results");
   const int64_t blocks = std::min(rows, int64_t{device_info(where.device).num_sms} * kPartBlocks);
-  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(blocks)), dim3(kPartThreads), 0, where,
+  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(blocks)), dim3(kPartThreads), where,
          params);
 }
 

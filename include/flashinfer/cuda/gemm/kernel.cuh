@@ -8,7 +8,7 @@
 #include <flashinfer/common/dispatch.h>
 #include <flashinfer/cuda/gemm/load.cuh>
 #include <flashinfer/cuda/gemm/sums.cuh>
-#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 
 namespace flashinfer::cuda {
 
@@ -104,14 +104,9 @@ template <typename Shape>
 void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
   static PerDevice<int> found;
   const int blocks = found.get(where.device, [](int device) {
-    check(cudaFuncSetAttribute(grouped_gemm_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               Shape::kSharedBytes),
-          "cudaFuncSetAttribute");
-    int resident = 0;
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, grouped_gemm_kernel<Shape>, Shape::kThreads,
-                                                        Shape::kSharedBytes),
-          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    return device_info(device).num_sms * std::max(resident, 1);
+    const int resident =
+        Kernel<grouped_gemm_kernel<Shape>>::resident_ctas(device, Shape::kThreads, Shape::kSharedBytes);
+    return std::max(resident, device_info(device).num_sms);
   });
   const Rows &a = p.a_places, &out = p.out_places;
   constexpr int64_t kA = sizeof(typename Shape::A), kB = sizeof(typename Shape::B);
@@ -126,8 +121,8 @@ void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
                2 * size_of(p.out_dtype))};
   // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
   const int64_t most = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
-  launch(grouped_gemm_kernel<Shape>, dim3(static_cast<unsigned>(std::min<int64_t>(blocks, most))),
-         dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
+  Kernel<grouped_gemm_kernel<Shape>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(blocks, most))),
+                                             dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
 }
 
 // Tiles of as many rows as a group has, if its share is the usual one.

@@ -1,8 +1,11 @@
-// Launching a kernel: on the given stream, checked, with programmatic dependent launch where it is wanted.
+// Launches of kernels: on the given stream, checked, with programmatic dependent launch where the caller asks for it.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <flashinfer/common/launch.h>
@@ -11,6 +14,8 @@
 
 namespace flashinfer::cuda {
 
+constexpr unsigned kMostGridY = 65535;  // and z
+
 inline int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
@@ -18,25 +23,29 @@ inline int attribute(cudaDeviceAttr name, int device) {
 }
 
 struct DeviceInfo {
-  int major, num_sms, shared_bytes;  // that a block may ask for
+  int major, minor, num_sms, shared_bytes;  // shared_bytes: static and dynamic, the most that a CTA may have
 };
 
-// Found once: an attribute call costs as much as a launch.
+// Asks once for each device: a query costs as much as a launch.
 inline const DeviceInfo& device_info(int device) {
   static PerDevice<DeviceInfo> infos;
   return infos.get(device, [](int index) {
-    return DeviceInfo{attribute(cudaDevAttrComputeCapabilityMajor, index),
-                      attribute(cudaDevAttrMultiProcessorCount, index),
-                      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+    return DeviceInfo{
+        attribute(cudaDevAttrComputeCapabilityMajor, index), attribute(cudaDevAttrComputeCapabilityMinor, index),
+        attribute(cudaDevAttrMultiProcessorCount, index), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
   });
 }
 
-// Launches kernel(args...) in clusters of `cluster` blocks. With PDL the kernel may start while the one before it ends;
-// it must call wait_for_inputs() before it touches memory.
+// Launches kernel(args...) on the given stream, in clusters of `cluster` CTAs along x. An empty grid launches nothing.
+// With PDL the kernel may start while the kernel before it ends, and must call wait_for_inputs() before it reads
+// memory. Kernels with dynamic shared memory go through Kernel (kernel.cuh), which asks for it first.
 template <typename... Params, typename... Args>
-void launch_clusters(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block, size_t smem_bytes,
-                     const Launch& where, Args&&... args) {
+void launch_with(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_bytes, unsigned cluster,
+                 const Launch& where, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (grid.x > 0x7fffffffu || grid.y > kMostGridY || grid.z > kMostGridY)
+    throw std::runtime_error("kernel launch: got a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
+                             " x " + std::to_string(grid.z) + ", wanted at most 2147483647 x 65535 x 65535");
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (where.pdl != 0 && device_info(where.device).major >= 9) {
@@ -50,17 +59,17 @@ void launch_clusters(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
-  config.dynamicSmemBytes = smem_bytes;
+  config.dynamicSmemBytes = static_cast<size_t>(dynamic_bytes);
   config.stream = static_cast<cudaStream_t>(where.stream);
   config.attrs = attributes;
   config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
 }
 
-// The same of blocks that know nothing of each other.
+// Launches a kernel that has no dynamic shared memory.
 template <typename... Params, typename... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, const Launch& where, Args&&... args) {
-  launch_clusters(kernel, 1, grid, block, smem_bytes, where, std::forward<Args>(args)...);
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Launch& where, Args&&... args) {
+  launch_with(kernel, grid, block, 0, 1, where, std::forward<Args>(args)...);
 }
 
 // Waits until the memory written by the kernel before this one can be read (nothing to do without PDL).

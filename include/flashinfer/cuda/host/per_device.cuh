@@ -1,8 +1,9 @@
-// What is found out once for each device: its properties, attributes of kernels, how many blocks it holds.
+// Values that the host finds once for each device: properties, limits of kernels, numbers of resident CTAs.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -13,47 +14,73 @@
 
 namespace flashinfer::cuda {
 
+// Runs work() with the device current: attributes of a kernel belong to the current device.
+template <typename Work>
+void on_device(int device, const Work& work) {
+  int current;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device) return work();
+  // A thread of its own leaves nothing to restore: cudaSetDevice(current) would make a context on a GPU that the
+  // process may never use.
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      check(cudaSetDevice(device), "cudaSetDevice");
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+}
+
+// One T for each device of any number, value-initialised. References stay valid. Any thread may call at().
 template <typename T>
-class PerDevice {
+class DeviceTable {
  public:
-  // Returns what find(device) returned the first time, and runs it with the device current: attributes of a kernel are
-  // set for the current device alone. A call that throws does not count.
-  template <typename Find>
-  const T& get(int device, const Find& find) {
-    if (device < 0 || device >= kMaxDevices)
-      throw std::runtime_error("device: got " + std::to_string(device) + ", wanted 0 to " +
-                               std::to_string(kMaxDevices - 1));
-    std::call_once(once_[device], [&] { look(device, find); });
-    return found_[device];
+  T& at(int device) {
+    if (device < 0) throw std::runtime_error("device: got " + std::to_string(device) + ", wanted 0 or more");
+    Block* block = &first_;
+    for (; device >= kDevices; device -= kDevices) block = next_of(block);
+    return block->values[device];
   }
 
  private:
-  static constexpr int kMaxDevices = 64;
+  static constexpr int kDevices = 16;
+  struct Block {
+    T values[kDevices]{};
+    std::atomic<Block*> next{nullptr};
+  };
 
-  template <typename Find>
-  void look(int device, const Find& find) {
-    int current;
-    check(cudaGetDevice(&current), "cudaGetDevice");
-    if (current == device) {
-      found_[device] = find(device);
-      return;
-    }
-    // On a thread of its own nothing is to be put back: cudaSetDevice(current) would make a context on a GPU that the
-    // process may never use.
-    std::exception_ptr error;
-    std::thread([&] {
-      try {
-        check(cudaSetDevice(device), "cudaSetDevice");
-        found_[device] = find(device);
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }).join();
-    if (error) std::rethrow_exception(error);
+  static Block* next_of(Block* block) {
+    Block* found = block->next.load(std::memory_order_acquire);
+    if (found != nullptr) return found;
+    auto* fresh = new Block;
+    if (block->next.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) return fresh;
+    delete fresh;
+    return found;
   }
 
-  T found_[kMaxDevices] = {};
-  std::once_flag once_[kMaxDevices];
+  Block first_;
+};
+
+template <typename T>
+class PerDevice {
+ public:
+  // Returns the result of the first find(device) that did not throw. The device is current while find runs.
+  template <typename Find>
+  const T& get(int device, const Find& find) {
+    Once& once = table_.at(device);
+    std::call_once(once.flag, [&] { on_device(device, [&] { once.value = find(device); }); });
+    return once.value;
+  }
+
+ private:
+  struct Once {
+    std::once_flag flag;
+    T value{};
+  };
+  DeviceTable<Once> table_;
 };
 
 }  // namespace flashinfer::cuda

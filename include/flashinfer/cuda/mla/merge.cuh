@@ -126,7 +126,7 @@ void launch_mla_merges(const MlaParams& params, const Launch& where) {
   const int64_t blocks =
       few ? rows * kMlaQuarters : std::min((2 * rows + kMlaMergeWarps - 1) / kMlaMergeWarps, kBlocks * sms);
   launch(few ? mla_merge_kernel<T> : mla_merge_halves_kernel<T>, dim3(static_cast<unsigned>(blocks)),
-         dim3(32 * kMlaMergeWarps), 0, where, params);
+         dim3(32 * kMlaMergeWarps), where, params);
 }
 
 }  // namespace flashinfer::cuda

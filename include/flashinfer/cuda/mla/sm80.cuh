@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <flashinfer/attention/mla.h>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/mla/merge.cuh>
 #include <flashinfer/cuda/mla/sm80_tile.cuh>
@@ -56,14 +57,8 @@ inline WorkLimits mla_limits(int device) {
 
 template <typename T, typename S, typename P>
 void launch_mla(const P& params, const Launch& where) {
-  static PerDevice<bool> prepared;
-  prepared.get(where.device, [](int) {
-    check(cudaFuncSetAttribute(mla_kernel<T, S, P>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
-          "cudaFuncSetAttribute");
-    return true;
-  });
-  launch(mla_kernel<T, S, P>, dim3(static_cast<unsigned>(params.max_items)), dim3(S::kThreads), S::kSharedBytes, where,
-         with_tracks(params, params.max_items, S::kThreads));
+  Kernel<mla_kernel<T, S, P>>::launch(dim3(static_cast<unsigned>(params.max_items)), dim3(S::kThreads), S::kSharedBytes,
+                                      where, with_tracks(params, params.max_items, S::kThreads));
   launch_mla_merges<T>(params, where);
 }
 

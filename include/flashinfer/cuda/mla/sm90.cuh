@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <flashinfer/cuda/host/tensor_map.h>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/mla/merge.cuh>
 #include <flashinfer/cuda/mla/sm90_early.cuh>
@@ -112,15 +113,9 @@ MlaMaps mla_maps(const MlaParams& params) {
 
 template <typename T, bool kGather, typename P>
 void launch_mla(const P& params, const Launch& where) {
-  static PerDevice<bool> prepared;
-  prepared.get(where.device, [](int) {
-    check(
-        cudaFuncSetAttribute(mla_kernel<T, kGather, P>, cudaFuncAttributeMaxDynamicSharedMemorySize, MlaShared::kBytes),
-        "cudaFuncSetAttribute");
-    return true;
-  });
-  launch(mla_kernel<T, kGather, P>, dim3(static_cast<unsigned>(params.max_items)), dim3(kMlaThreads), MlaShared::kBytes,
-         where, with_tracks(params, params.max_items, kMlaThreads), mla_maps<T>(params), 0);
+  Kernel<mla_kernel<T, kGather, P>>::launch(dim3(static_cast<unsigned>(params.max_items)), dim3(kMlaThreads),
+                                            MlaShared::kBytes, where,
+                                            with_tracks(params, params.max_items, kMlaThreads), mla_maps<T>(params), 0);
   launch_mla_merges<T>(params, where);
 }
 

@@ -1,8 +1,7 @@
 // How the kernels of this family are launched: a cluster of blocks to a row, in as many blocks as there is memory for.
 #pragma once
 
-#include <atomic>
-
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/sampling/stream.cuh>
 
@@ -72,36 +71,10 @@ inline int64_t stream_blocks(int64_t rows, int device) {
 }
 
 template <auto kKernel, typename... Args>
-void launch_clusters(const Shape& shape, int64_t clusters, const Launch& where, const Args&... args) {
-  static std::atomic<int64_t> allowed[64];
-  std::atomic<int64_t>& most = allowed[where.device & 63];
-  if (shape.bytes > shared_memory(where.device))
-    throw std::runtime_error("ValueError: rows need more shared memory than a block of this device has");
-  if (shape.bytes > 48 * 1024 && shape.bytes > most) {
-    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)),
-          "cudaFuncSetAttribute");
-    most = shape.bytes;
-  }
-  cudaLaunchAttribute attributes[2];
-  int count = 0;
-  if (shape.size > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim = {static_cast<unsigned>(shape.size), 1, 1};
-    ++count;
-  }
-  if (where.pdl != 0 && device_info(where.device).major >= 9) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count].val.programmaticStreamSerializationAllowed = 1;
-    ++count;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * shape.size));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shape.bytes);
-  config.stream = static_cast<cudaStream_t>(where.stream);
-  config.attrs = attributes;
-  config.numAttrs = static_cast<unsigned>(count);
-  check(cudaLaunchKernelEx(&config, kKernel, args...), "kernel launch");
+void launch_rows(const Shape& shape, int64_t clusters, const Launch& where, const Args&... args) {
+  Kernel<kKernel>::launch(dim3(static_cast<unsigned>(clusters * shape.size)),
+                          dim3(static_cast<unsigned>(shape.threads)), shape.bytes, static_cast<unsigned>(shape.size),
+                          where, args...);
 }
 
 // Where outputs name their rows, a cluster takes several outputs: those of one row may share it.

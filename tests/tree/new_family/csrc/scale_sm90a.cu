@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kTileThreads) scale_tiles(ScaleParams p) {
 template <typename T, int kPower>
 void scale_by_tiles(const ScaleParams& p, const Launch& where) {
   constexpr int64_t kTile = kTileBytes / sizeof(T);
-  launch(scale_tiles<T, kPower>, dim3(static_cast<unsigned>((p.count + kTile - 1) / kTile)), dim3(kTileThreads), 0,
-         where, p);
+  launch(scale_tiles<T, kPower>, dim3(static_cast<unsigned>((p.count + kTile - 1) / kTile)), dim3(kTileThreads), where,
+         p);
 }
 
 }  // namespace flashinfer::cuda

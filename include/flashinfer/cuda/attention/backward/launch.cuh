@@ -16,7 +16,7 @@
 #include <flashinfer/cuda/attention/backward/kernel.cuh>
 #include <flashinfer/cuda/attention/backward/rows.cuh>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
-#include <flashinfer/cuda/host/check.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/host/per_device.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
@@ -65,17 +65,13 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// How many stages fit, one or two; 0: not even one. Sets the kernel's attributes.
+// Returns how many stages fit, one or two, or 0. Sets the kernel's carveout.
 template <typename S>
 int find_backward_stages(int device) {
   const int most = device_info(device).shared_bytes;
   const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
   if (S::shared_bytes(stages) > most) return 0;
-  const auto kernel = prefill_backward_kernel<S>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes(stages)),
-        "cudaFuncSetAttribute");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-        "cudaFuncSetAttribute");
+  Kernel<prefill_backward_kernel<S>>::prefer_shared_memory();
   return stages;
 }
 
@@ -107,8 +103,8 @@ void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardE
     if (tiles == 0) continue;
     if (tiles * each > INT32_MAX) throw std::runtime_error("prefill_backward: more than 2147483647 blocks");
     const Launch how{where.stream, where.device, first ? 0 : where.pdl};
-    launch(prefill_backward_kernel<S>, dim3(static_cast<unsigned>(tiles * each)), dim3(S::kThreads),
-           S::shared_bytes(stages), how, p, table, stages);
+    Kernel<prefill_backward_kernel<S>>::launch(dim3(static_cast<unsigned>(tiles * each)), dim3(S::kThreads),
+                                               S::shared_bytes(stages), how, p, table, stages);
     first = false;
   }
 }
@@ -120,7 +116,7 @@ void prefill_backward(PrefillBackwardParams p, const Launch& where) {
   const std::vector<BackwardEntry> entries = backward_entries(p);
   constexpr int kEach = kRowThreads / kRowLanes;
   const int64_t blocks = (p.tokens * p.num_qo_heads + kEach - 1) / kEach;
-  launch(prefill_backward_rows_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kRowThreads), 0,
+  launch(prefill_backward_rows_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kRowThreads),
          Launch{where.stream, where.device, 0}, p);
   bool first = true;
   launch_backward<typename Shapes::Keys>(p, entries, where, first);

@@ -76,7 +76,7 @@ void launch_sums(const PrefillBackwardParams& p, const std::vector<BackwardEntry
   int64_t tokens = 0;
   for (const BackwardEntry& one : entries) tokens += one.kv_len;
   const int64_t threads = tokens * p.num_kv_heads * ((p.head_dim_qk + p.head_dim_vo) / 8);
-  launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256), 0,
+  launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256),
          Launch{where.stream, where.device, 0}, p, tokens);
 }
 

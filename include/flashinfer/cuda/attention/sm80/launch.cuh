@@ -9,7 +9,7 @@
 #include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/sm80/tile.cuh>
-#include <flashinfer/cuda/host/check.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/host/per_device.cuh>
 
@@ -30,12 +30,8 @@ Residency find_residency(int device) {
   while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
   const int bytes = S::shared_bytes(stages);
   if (bytes > most) return {};
-  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-        "cudaFuncSetAttribute");
-  int blocks = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kKernel, S::kThreads, bytes), "occupancy");
-  return {stages, blocks * device_info(device).num_sms};
+  Kernel<kKernel>::prefer_shared_memory();
+  return {stages, Kernel<kKernel>::resident_ctas(device, S::kThreads, bytes)};
 }
 
 // Found once: attributes and occupancy cost more than a launch.
@@ -78,8 +74,9 @@ template <typename Variant, typename S, typename P, bool kTickets = false>
 void launch_attention(const P& params, const Launch& where) {
   const Residency& how = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
   const unsigned blocks = blocks_of(params, how);
-  launch(attention_kernel<Variant, S, P, kTickets>, dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where,
-         with_tracks(params, blocks, S::kThreads), how.stages, heads_together<S>(params));
+  Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(
+      dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where, with_tracks(params, blocks, S::kThreads),
+      how.stages, heads_together<S>(params));
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 

@@ -10,8 +10,8 @@
 #include <flashinfer/cuda/host/tensor_map.h>
 #include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/attention/sm90/kernel.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
-#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
@@ -83,18 +83,6 @@ int heads_together(const P& params) {
   return heads;
 }
 
-// Blocks of the kernel that a device holds: one on each multiprocessor.
-template <typename Variant, typename S, typename P>
-int32_t resident_blocks(int device) {
-  static PerDevice<int32_t> found;
-  return found.get(device, [](int which) {
-    check(cudaFuncSetAttribute(attention_kernel<Variant, S, P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               S::kSharedBytes),
-          "cudaFuncSetAttribute");
-    return device_info(which).num_sms;
-  });
-}
-
 // What the kernel does not look at would be silently left out.
 inline void require_served(const AttentionParams& params) {
   if (params.mask_mode == MaskMode::kCustom)
@@ -106,9 +94,10 @@ void launch_attention(const P& params, const Launch& where) {
   require_served(params);
   const int64_t items = params.items ? params.max_items : params.num_items(), all = items * params.num_kv_heads;
   if (all > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 tiles");
-  const int64_t blocks = std::min<int64_t>(all, resident_blocks<Variant, S, P>(where.device));
-  launch(attention_kernel<Variant, S, P>, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), S::kSharedBytes,
-         where, with_tracks(params, blocks, S::kThreads), maps_of<S>(params), heads_together<S>(params));
+  const int64_t blocks = std::min<int64_t>(all, device_info(where.device).num_sms);  // a multiprocessor holds one
+  Kernel<attention_kernel<Variant, S, P>>::launch(dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
+                                                  S::kSharedBytes, where, with_tracks(params, blocks, S::kThreads),
+                                                  maps_of<S>(params), heads_together<S>(params));
   launch_merges<Variant, typename S::Types>(params, where);
 }
 

@@ -8,6 +8,7 @@
 #include <flashinfer/cuda/gemm/sm90/serves.h>
 #include <flashinfer/cuda/host/tensor_map.h>
 #include <flashinfer/cuda/gemm/sm90/kernel.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda::sm90 {
@@ -85,22 +86,11 @@ int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
   return best;
 }
 
-// False where this binary has no kernel for the device, which is none of compute capability 9.0 or has no code
-// for 9.0a.
+// Returns false where the module has no code of 9.0a for the device.
 template <typename S>
 bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
-  static PerDevice<int> found;  // clusters; 0: no kernel
-  const int clusters = found.get(where.device, [](int device) {
-    cudaFuncAttributes attributes{};
-    if (attribute(cudaDevAttrComputeCapabilityMajor, device) != 9) return 0;
-    if (attribute(cudaDevAttrComputeCapabilityMinor, device) != 0) return 0;
-    check(cudaFuncGetAttributes(&attributes, hopper_gemm_kernel<S>), "cudaFuncGetAttributes");
-    if (attributes.sharedSizeBytes == 0) return 0;
-    check(cudaFuncSetAttribute(hopper_gemm_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
-          "cudaFuncSetAttribute");
-    return device_info(device).num_sms / S::kCluster;
-  });
-  if (clusters == 0) return false;
+  if (!serves_sm90a(where.device)) return false;
+  const int clusters = device_info(where.device).num_sms / S::kCluster;
   const int64_t strips = (p.n + kGemmStrip * S::kCluster - 1) / (kGemmStrip * S::kCluster);
   const int64_t stride = stride_of(p.out_places, p.m), bytes = size_of(p.out_dtype);
   const bool same = S::kFp8 ? p.out_dtype == DType::kBFloat16 : p.out_dtype == p.a_dtype;
@@ -113,9 +103,9 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
       p.gate};
   // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
   const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
-  launch_clusters(hopper_gemm_kernel<S>, S::kCluster,
-                  dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)), dim3(kGemmThreads),
-                  S::kSharedBytes, where, p, hopper_maps<S>(p, settings), settings);
+  Kernel<hopper_gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)),
+                                        dim3(kGemmThreads), S::kSharedBytes, S::kCluster, where, p,
+                                        hopper_maps<S>(p, settings), settings);
   return true;
 }
 

@@ -11,9 +11,8 @@
 #include <flashinfer/cuda/attention/backward/rows.cuh>
 #include <flashinfer/cuda/attention/backward/sm90/kernel.cuh>
 #include <flashinfer/cuda/attention/backward/sm90/rows.cuh>
-#include <flashinfer/cuda/host/check.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
-#include <flashinfer/cuda/host/per_device.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
@@ -70,7 +69,8 @@ int64_t plan_hopper_shape(PrefillBackwardParams& p, const Launch& where) {
   return (sizes.counters + sizes.rows + sizes.queries + sizes.keys) * static_cast<int64_t>(sizeof(float));
 }
 
-// Rows of a tile of one head. A stride of 0, which the driver refuses, may be that of the only token or head.
+// Rows of a tile of one head. Expanded tensors have strides of 0, which the driver takes; a single token's or head's
+// stride may be any number.
 template <typename S>
 CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box) {
   return tensor_map<128, 3>(map_type<typename S::T>(), 2,
@@ -78,22 +78,6 @@ CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box)
                              {S::kDim, static_cast<uint64_t>(tokens), static_cast<uint64_t>(heads)},
                              {1, tokens > 1 ? rows.row : S::kDim, heads > 1 ? rows.head : S::kDim},
                              {64, static_cast<uint32_t>(box), 1}});
-}
-
-// Blocks of the kernel that a device holds; 0: it has no code for the device.
-template <typename S>
-int32_t resident_blocks(int device) {
-  static PerDevice<int32_t> found;
-  return found.get(device, [](int which) {
-    cudaFuncAttributes attributes{};
-    if (attribute(cudaDevAttrComputeCapabilityMajor, which) != 9) return 0;
-    if (attribute(cudaDevAttrComputeCapabilityMinor, which) != 0) return 0;
-    check(cudaFuncGetAttributes(&attributes, backward_kernel<S>), "cudaFuncGetAttributes");
-    if (attributes.sharedSizeBytes == 0) return 0;
-    check(cudaFuncSetAttribute(backward_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes),
-          "cudaFuncSetAttribute");
-    return device_info(which).num_sms;
-  });
 }
 
 template <typename S>
@@ -123,12 +107,12 @@ void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
     }
     memory.key_tiles = static_cast<int32_t>(keys);
     const auto tiles = static_cast<int32_t>(queries);
-    launch(backward_rows_kernel<S>, dim3(std::max(tiles, 1), p.num_qo_heads), threads, 0, how, p, table, memory, first,
+    launch(backward_rows_kernel<S>, dim3(std::max(tiles, 1), p.num_qo_heads), threads, how, p, table, memory, first,
            tiles);
-    const int64_t pieces = std::min<int64_t>(keys * p.num_kv_heads * p.splits, resident_blocks<S>(where.device));
-    launch(backward_kernel<S>, dim3(static_cast<unsigned>(pieces)), dim3(S::kThreads), S::kSharedBytes, how, p, table,
-           maps, memory);
-    launch(backward_queries_kernel<S>, dim3(tiles, p.num_qo_heads), threads, 0, how, p, table, memory, first);
+    const int64_t pieces = std::min<int64_t>(keys * p.num_kv_heads * p.splits, device_info(where.device).num_sms);
+    Kernel<backward_kernel<S>>::launch(dim3(static_cast<unsigned>(pieces)), dim3(S::kThreads), S::kSharedBytes, how, p,
+                                       table, maps, memory);
+    launch(backward_queries_kernel<S>, dim3(tiles, p.num_qo_heads), threads, how, p, table, memory, first);
   }
   if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
 }
@@ -139,11 +123,11 @@ template <typename S>
 bool serves_hopper_shape(const PrefillBackwardParams& p, const Launch& where) {
   if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;
   if (p.mask_mode == MaskMode::kCustom || p.window_left >= 0 || p.alibi_slopes || p.logits_soft_cap > 0) return false;
-  if (p.tokens == 0 || p.kv_tokens == 0 || resident_blocks<S>(where.device) == 0) return false;
-  for (const HeadRows* rows : {&p.q, &p.grad})  // maps have no strides of 0
-    if ((p.tokens > 1 && rows->row <= 0) || (p.num_qo_heads > 1 && rows->head <= 0)) return false;
+  if (p.tokens == 0 || p.kv_tokens == 0 || !serves_sm90a(where.device)) return false;
+  for (const HeadRows* rows : {&p.q, &p.grad})  // maps have no negative strides
+    if ((p.tokens > 1 && rows->row < 0) || (p.num_qo_heads > 1 && rows->head < 0)) return false;
   for (const HeadRows* rows : {&p.k, &p.v})
-    if ((p.kv_tokens > 1 && rows->row <= 0) || (p.num_kv_heads > 1 && rows->head <= 0)) return false;
+    if ((p.kv_tokens > 1 && rows->row < 0) || (p.num_kv_heads > 1 && rows->head < 0)) return false;
   std::vector<BackwardEntry> entries = backward_entries(p);
   const int64_t tiles = number_tiles<S>(entries);
   return tiles > 0 && tiles * S::kQueries <= 2 * p.tokens + S::kQueries &&

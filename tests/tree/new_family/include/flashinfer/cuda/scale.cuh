@@ -31,7 +31,7 @@ template <typename T, int kPower>
 void scale(const ScaleParams& p, const Launch& where) {
   constexpr int kThreads = 256;
   const int64_t blocks = std::min<int64_t>((p.count + kThreads - 1) / kThreads, 65536);
-  launch(scale_kernel<T, kPower>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, where, p);
+  launch(scale_kernel<T, kPower>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -1,0 +1,79 @@
+// Launches kernels with the shapes of the sampling family for rows of every length, each where no other launch has
+// asked for shared memory before.
+//
+// argv: compute capability, SMs and bytes of shared memory of the devices.
+#include <flashinfer/cuda/sampling/launch.cuh>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+
+using namespace flashinfer;
+using cuda::Shape;
+
+// As much static shared memory as the family's kernels: what all share, and the sums of a held row's warps.
+__global__ void search(int* out) {
+  cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
+  *out = static_cast<int>(cuda::scratch().counter);
+}
+__global__ void hold(int* out) {
+  volatile __shared__ uint64_t parts[cuda::kHeldWarps];
+  cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
+  parts[threadIdx.x % cuda::kHeldWarps] = threadIdx.x;
+  *out = static_cast<int>(cuda::scratch().counter + parts[0]);
+}
+
+int main(int count, char** words) {
+  if (count != 5) return 2;
+  driver::model = {std::atoi(words[1]), std::atoi(words[2]), std::atoi(words[3]), std::atoi(words[4])};
+  driver::read_statics();
+  std::vector<int64_t> lengths;  // the last of each number of chunks, and the first
+  for (int64_t chunks = 1; chunks <= 32768; chunks += chunks < 1400 ? 1 : 61)
+    lengths.push_back(chunks * kSumChunk), lengths.push_back(chunks * kSumChunk - kSumChunk + 1);
+  lengths.push_back(int64_t{1} << 24);
+  int fresh = 1, near = 0, failures = 0;
+  int64_t longest[2] = {0, 0};
+  static int out;
+  for (const int64_t rows : {1, 4, 16, 40, 70, 140, 280}) {
+    for (const int64_t vocab : lengths) {
+      const auto run = [&](const Shape& shape, auto launch, int64_t* served) {
+        if (shape.bytes == 0) return;
+        for (const bool alone : {false, true}) {
+          // Launches on device 0 may have asked for more before; one near the limit gets a device of its own, too.
+          const int64_t all = driver::last.dynamic_bytes + driver::last.static_bytes;
+          if (alone && (all < 46 * 1024 || all > 50 * 1024)) return;
+          near += alone;
+          const int device = driver::current = alone ? fresh++ : 0;
+          try {
+            launch(shape, Launch{nullptr, device, 0});
+            if (served && *served < vocab) *served = vocab;
+          } catch (const std::exception& error) {
+            const std::string said = error.what();
+            if (served && said.find("wanted at most") != std::string::npos) return;
+            if (++failures < 20)
+              std::printf("%lld rows of %lld: %s\n", static_cast<long long>(rows), static_cast<long long>(vocab),
+                          said.c_str());
+            return;
+          }
+        }
+      };
+      const auto search_rows = [&](const Shape& shape, const Launch& where) {
+        cuda::launch_rows<search>(shape, rows, where, &out);
+      };
+      const auto hold_rows = [&](const Shape& shape, const Launch& where) {
+        cuda::launch_rows<hold>(shape, rows, where, &out);
+      };
+      run(cuda::resident_shape(rows, vocab, 0), search_rows, &longest[0]);
+      run(cuda::plain_shape(rows, vocab, 0), search_rows, &longest[1]);
+      run(cuda::stream_shape(rows, vocab, 0), hold_rows, nullptr);
+      if (cuda::is_held(rows, vocab, 0)) run(cuda::held_shape(vocab), hold_rows, nullptr);
+    }
+  }
+  std::printf("%d near the limit, %d failures, longest rows %lld filtered %lld plain\n", near, failures,
+              static_cast<long long>(longest[0]), static_cast<long long>(longest[1]));
+  return failures != 0;
+}
