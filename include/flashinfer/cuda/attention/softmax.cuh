@@ -125,24 +125,39 @@ __device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRo
   }
 }
 
-// Hides element by element. Which ones is found in a loop that is not unrolled: masks are much code.
+// Sets the bits from number `bit` on of the visible ones among this lane's elements of a row: number `part` of its
+// rows. The loop is not unrolled, because masks are much code.
+template <typename Variant, typename S, typename P>
+__device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
+                                             const WarpRows<S>& warp, int32_t tile_start) {
+  int32_t qo_idx, qo_head;
+  warp.locate(warp.row(part / 2, part % 2), qo_idx, qo_head);
+#pragma unroll 1
+  for (int e = 0; e < 2 * S::kNKeys; ++e) {
+    const int32_t key = warp.key(tile_start, e / 2, e);
+    bool sees = key < warp.kv_end && warp.mask.sees(qo_idx, key);
+    if constexpr (Variant::masks_logits)
+      sees = sees && variant.LogitsMask(params, warp.batch, qo_idx, key, qo_head, warp.head);
+    seen |= static_cast<uint64_t>(sees) << (bit + e);
+  }
+}
+
+// Hides element by element, from one word with a bit for each element, or from a word for each row where one word is
+// too short: e4m3 tiles of 160 keys have 80 elements a lane.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, const Variant& variant,
                                               const WarpRows<S>& warp, int32_t tile_start, float hidden) {
-  static_assert(S::kM * S::kNKeys * 4 <= 64, "a bit for each element");
-  uint64_t seen = 0;
+  constexpr int kRowBits = 2 * S::kNKeys, kRows = 2 * S::kM;
+  constexpr bool kOneWord = kRows * kRowBits <= 64;
+  static_assert(kRowBits <= 64, "a word has a bit for each element of a row");
+  uint64_t seen[kOneWord ? 1 : kRows] = {};
+  if constexpr (kOneWord) {
 #pragma unroll 1
-  for (int part = 0; part < 2 * S::kM; ++part) {
-    int32_t qo_idx, qo_head;
-    warp.locate(warp.row(part / 2, part % 2), qo_idx, qo_head);
-#pragma unroll 1
-    for (int e = 0; e < 2 * S::kNKeys; ++e) {
-      const int32_t key = warp.key(tile_start, e / 2, e);
-      bool sees = key < warp.kv_end && warp.mask.sees(qo_idx, key);
-      if constexpr (Variant::masks_logits)
-        sees = sees && variant.LogitsMask(params, warp.batch, qo_idx, key, qo_head, warp.head);
-      seen |= static_cast<uint64_t>(sees) << (part * 2 * S::kNKeys + e);
-    }
+    for (int part = 0; part < kRows; ++part)
+      find_visible(seen[0], part * kRowBits, part, params, variant, warp, tile_start);
+  } else {
+#pragma unroll
+    for (int part = 0; part < kRows; ++part) find_visible(seen[part], 0, part, params, variant, warp, tile_start);
   }
 #pragma unroll
   for (int m = 0; m < S::kM; ++m) {
@@ -150,8 +165,9 @@ __device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, c
     for (int n = 0; n < S::kNKeys; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int bit = (2 * m + i / 2) * 2 * S::kNKeys + 2 * n + i % 2;
-        s[m][n][i] = seen >> bit & 1 ? s[m][n][i] : hidden;
+        const int part = 2 * m + i / 2, bit = 2 * n + i % 2;
+        const bool visible = kOneWord ? seen[0] >> (part * kRowBits + bit) & 1 : seen[kOneWord ? 0 : part] >> bit & 1;
+        s[m][n][i] = visible ? s[m][n][i] : hidden;
       }
     }
   }
