@@ -71,7 +71,8 @@ __device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
   low = to_float(both[0]), high = to_float(both[1]);
 }
 
-// Four floats as a register of four e4m3, the first in the low byte; what is too large becomes 448.
+// Four floats as a register of four e4m3, the first in the low byte. Larger ones become 448. GPUs before 8.9 have no
+// such instruction: a kernel that reaches this there stops with an error.
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint32_t result;
@@ -81,7 +82,8 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return result;
 #else
-  return 0;  // no kernel for other GPUs makes them
+  __trap();
+  return 0;
 #endif
 }
 
