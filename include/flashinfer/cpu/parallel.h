@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <stdexcept>
 
 extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
@@ -14,15 +16,40 @@ namespace flashinfer::cpu {
 // A thread is worth starting for about this many bytes.
 constexpr int64_t kGrainBytes = 32 * 1024;
 
-// Calls body(first, last) on disjoint ranges that make up [0, count), `grain` items at least in each but one.
+// A loop's body and the first exception that a worker threw. Exceptions cannot pass torch's C functions.
+template <typename Body>
+class GuardedBody {
+ public:
+  explicit GuardedBody(const Body& body) : body_(body) {}
+
+  static void call(int64_t begin, int64_t end, void* context) {
+    auto& guarded = *static_cast<GuardedBody*>(context);
+    try {
+      guarded.body_(begin, end);
+    } catch (...) {
+      const std::lock_guard<std::mutex> guard(guarded.mutex_);
+      if (!guarded.error_) guarded.error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const Body& body_;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+// Calls body(first, last) on disjoint ranges that make up [0, count), `grain` items at least in each but one. Throws
+// the first exception of a body, after all have ended.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;
-  auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const Body*>(context))(begin, end); };
-  void* context = const_cast<void*>(static_cast<const void*>(&body));
-  if (torch_parallel_for(0, count, grain < 1 ? 1 : grain, call, context) != 0) {
+  GuardedBody<Body> guarded(body);
+  if (torch_parallel_for(0, count, grain < 1 ? 1 : grain, GuardedBody<Body>::call, &guarded) != 0)
     throw std::runtime_error("torch_parallel_for failed");
-  }
+  guarded.rethrow();
 }
 
 // The same over rows of which each touches `bytes` bytes.
