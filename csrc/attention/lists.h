@@ -124,7 +124,7 @@ struct Partials {
 };
 
 inline int64_t bytes_of_partials(const AttentionParams& params, int64_t max_slots, int64_t dim) {
-  return 4 * max_slots * params.num_kv_heads * params.slot_rows * (dim + 1);
+  return 4 * max_slots * params.num_kv_heads * params.slot_rows * (dim + 2);
 }
 
 inline void use_partials(const Check& check, AttentionParams& params, const Partials& workspace, int64_t max_slots,
@@ -134,7 +134,8 @@ inline void use_partials(const Check& check, AttentionParams& params, const Part
   if (workspace.bytes < needed)
     check.fail("float_workspace",
                "got " + std::to_string(workspace.bytes) + " bytes, wanted " + std::to_string(needed));
-  params.partial_o = static_cast<float*>(workspace.data), params.partial_lse = params.partial_o + rows * dim;
+  params.partial_o = static_cast<float*>(workspace.data);
+  params.partial_ml = reinterpret_cast<PartialSoftmax*>(params.partial_o + rows * dim);
 }
 
 }  // namespace flashinfer::binding

@@ -101,8 +101,8 @@ class Problem(NamedTuple):
         return self[2:9]
 
     def bytes_of(self, max_slots: int, slot_rows: int) -> int:
-        """Of partial results: the output's columns and the lse, float32."""
-        return max_slots * self.num_kv_heads * slot_rows * (self.head_dim_vo + 1) * 4
+        """Return the bytes of partial results: the output's columns, m and l, each float32."""
+        return max_slots * self.num_kv_heads * slot_rows * (self.head_dim_vo + 2) * 4
 
 
 class Expected(NamedTuple):

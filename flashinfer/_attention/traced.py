@@ -50,7 +50,7 @@ def _attend_planned(
         )
     heads = k.shape[k.dim() - 2 - setting.kv_layout]
     if setting.max_slots:
-        size = setting.max_slots * heads * setting.slot_rows * (v.shape[-1] + 1)
+        size = setting.max_slots * heads * setting.slot_rows * (v.shape[-1] + 2)
         setting = setting._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[-1])
     operators = builtin_operators(

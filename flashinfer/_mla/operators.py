@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
     def bytes_of(self, max_slots: int, slot_rows: int) -> int:
         """Of partial results: the output's columns and the lse, float32."""
-        return max_slots * slot_rows * (self.head_dim_ckv + 1) * 4
+        return max_slots * slot_rows * (self.head_dim_ckv + 2) * 4
 
 
 class Operators(NamedTuple):

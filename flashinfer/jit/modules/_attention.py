@@ -81,7 +81,7 @@ RESERVED_NAMES = frozenset({
     "token_pos_in_items_len",
     "o_scale", "rope_rcp_scale", "rope_rcp_theta", "rope_scale", "rope_theta", "items", "merges", "counts",
     "max_items", "max_merges", "max_slots", "qo_lens", "kv_lens", "single", "tile_rows", "slot_rows", "partial_o",
-    "partial_lse", "tickets", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size",
+    "partial_ml", "tickets", "kv_indptr", "kv_indices", "kv_layout", "plan", "float_workspace", "batch_size",
     "variant", "get_qo_len", "get_kv_len", "num_items", "num_merges", "item", "merge", "maybe_sinks", "profiler", "profiler_buffer", "kProfiler",
 })  # fmt: skip
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")

@@ -68,6 +68,12 @@ struct SingleRequest {
   int32_t num_tiles, num_chunks, kv_chunk;  // kv_chunk tokens in each piece but the last
 };
 
+// Softmax over a part of a row's keys, for a merge: the reference m, in units of log2, and l = sum 2^(logit - m). No
+// key was seen where l is 0. One float32 lse = m + log2(l) would lose what l says where m is large.
+struct alignas(8) PartialSoftmax {
+  float m, l;
+};
+
 struct AttentionParams {
   static constexpr bool kProfiler{false};  // see common/profiler.h
 
@@ -102,10 +108,10 @@ struct AttentionParams {
   int32_t max_items, max_merges;
   const int32_t *qo_lens, *kv_lens;  // [batch]
   SingleRequest single;
-  int32_t tile_rows;   // rows of a tile
-  int32_t slot_rows;   // rows kept of each slot
-  float* partial_o;    // [slots, num_kv_heads, slot_rows, head_dim_vo], normalised where there is softmax
-  float* partial_lse;  // [slots, num_kv_heads, slot_rows]
+  int32_t tile_rows;           // rows of a tile
+  int32_t slot_rows;           // rows kept of each slot
+  float* partial_o;            // [slots, num_kv_heads, slot_rows, head_dim_vo], sums of 2^(logit - m) v
+  PartialSoftmax* partial_ml;  // [slots, num_kv_heads, slot_rows]
   // [max_merges, num_kv_heads] of a plan: how many parts of a tile are there, where kernels count them; 0 between two
   // launches. Null: there is no plan.
   uint32_t* tickets;

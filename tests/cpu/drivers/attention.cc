@@ -62,12 +62,13 @@ class Case {
     const Plan made = plan(request);
     const int32_t counts[] = {static_cast<int32_t>(made.items.size()), static_cast<int32_t>(made.merges.size())};
     const int64_t partial_rows = int64_t{made.num_slots} * kKvHeads * made.slot_rows;
-    auto partial_o = unwritten<float>(partial_rows * kDV), partial_lse = unwritten<float>(partial_rows);
+    auto partial_o = unwritten<float>(partial_rows * kDV);
+    std::vector<PartialSoftmax> partial_ml(partial_rows, {NAN, NAN});
     auto o = unwritten<O>(q_.size() / kDQ * kDV);
     auto lse = unwritten<float>(q_.size() / kDQ);
     params_.items = made.items.data(), params_.merges = made.merges.data(), params_.counts = counts;
     params_.tile_rows = request.tile_rows, params_.slot_rows = made.slot_rows;
-    params_.partial_o = partial_o.data(), params_.partial_lse = partial_lse.data();
+    params_.partial_o = partial_o.data(), params_.partial_ml = partial_ml.data();
     params_.o = o.data(), params_.lse = lse.data();
     kernel(params_);
     for (size_t b = 0; b < qo_lens_.size(); ++b)

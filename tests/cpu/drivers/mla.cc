@@ -35,7 +35,8 @@ class Case {
     const Plan made = plan(request);
     const int32_t counts[] = {static_cast<int32_t>(made.items.size()), static_cast<int32_t>(made.merges.size())};
     const int64_t rows = int64_t{qo_indptr_.back()} * heads_, partial_rows = int64_t{made.num_slots} * made.slot_rows;
-    auto partial_o = unwritten<float>(partial_rows * kMlaCkv), partial_lse = unwritten<float>(partial_rows);
+    auto partial_o = unwritten<float>(partial_rows * kMlaCkv);
+    std::vector<PartialSoftmax> partial_ml(partial_rows, {NAN, NAN});
     auto o = unwritten<T>(rows * kMlaCkv);
     auto lse = unwritten<float>(rows);
 
@@ -54,7 +55,7 @@ class Case {
     p.max_items = counts[0], p.max_merges = counts[1];
     p.qo_lens = qo_lens_.data(), p.kv_lens = kv_lens_.data();
     p.tile_rows = limits.tile_rows, p.slot_rows = made.slot_rows;
-    p.partial_o = partial_o.data(), p.partial_lse = partial_lse.data();
+    p.partial_o = partial_o.data(), p.partial_ml = partial_ml.data();
     cpu::mla<T, KV>(p);
     for (size_t b = 0; b < qo_lens_.size(); ++b)
       for (int32_t query = 0; query < qo_lens_[b]; ++query)

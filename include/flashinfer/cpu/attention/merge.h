@@ -19,14 +19,16 @@ void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
     const int64_t first = (int64_t{item.first_slot} * common.num_kv_heads + kv_head) * common.slot_rows + row;
     const int64_t step = int64_t{common.num_kv_heads} * common.slot_rows;
     float m = -math::inf, l = 0;
-    for (int64_t i = 0, at = first; i < item.num_slots; ++i, at += step)
-      m = common.partial_lse[at] > m ? common.partial_lse[at] : m;
+    for (int64_t i = 0, at = first; i < item.num_slots; ++i, at += step) {
+      const PartialSoftmax part = common.partial_ml[at];
+      if (part.l != 0 && part.m > m) m = part.m;
+    }
     alignas(64) float sums[Types::kSumStride] = {};
     for (int64_t i = 0, at = first; i < item.num_slots; ++i, at += step) {
-      const float lse = common.partial_lse[at];
-      const float weight = !Variant::use_softmax ? 1.0f : lse == -math::inf ? 0.0f : math::ptx_exp2(lse - m);
+      const PartialSoftmax part = common.partial_ml[at];
+      const float weight = !Variant::use_softmax ? 1.0f : part.l == 0 ? 0.0f : math::ptx_exp2(part.m - m);
       if (weight == 0) continue;
-      l += weight;
+      l += weight * part.l;
       for_lanes<kDV>([&](int d, int count) {
         store(sums + d, load(sums + d) + load(common.partial_o + at * kDV + d, count) * weight);
       });

@@ -163,18 +163,18 @@ struct Tile {
     for (int t = range.end > from ? range.end : from; t < to; ++t) logits[t] = kMasked;
   }
 
-  // Writes a finished row: to the output, or where pieces wait to be merged.
+  // Writes a finished row to the output, or its sums with m and l to the slot of a piece, to be merged.
   void finish(int row, float* sums, float m, float l) const {
-    const float rescale = item.slot < 0 ? add_sink<Variant>(params, head(row), m, l) : 1.0f;
-    const float lse = l == 0 ? -math::inf : m + math::ptx_log2(l);
-    const float scale = !Variant::use_softmax ? 1.0f : l == 0 ? 0.0f : rescale / l;
     if (item.slot < 0) {
+      const float rescale = add_sink<Variant>(params, head(row), m, l);
+      const float lse = l == 0 ? -math::inf : m + math::ptx_log2(l);
+      const float scale = !Variant::use_softmax ? 1.0f : l == 0 ? 0.0f : rescale / l;
       write_row(params, variant, item.batch, item.qo_start, query(row), head(row), sums, scale * common.o_scale, lse);
       return;
     }
     const int64_t at = (static_cast<int64_t>(item.slot) * common.num_kv_heads + kv_head) * common.slot_rows + row;
-    for_lanes<kDV>([&](int d, int count) { store(common.partial_o + at * kDV + d, load(sums + d) * scale, count); });
-    common.partial_lse[at] = lse;
+    for_lanes<kDV>([&](int d, int count) { store(common.partial_o + at * kDV + d, load(sums + d), count); });
+    common.partial_ml[at] = {m, l};
   }
 
   static void write_row(const Params& params, const Variant& variant, int32_t batch, int32_t qo_start, int32_t query,

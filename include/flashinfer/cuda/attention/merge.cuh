@@ -16,13 +16,13 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kPartThreads = 256, kPartBlocks = 8;  // of a multiprocessor at one time
+constexpr int kPartThreads = 256, kPartBlocks = 8;  // of a multiprocessor, launched
 
 // A row of a merge: where its parts are and where it goes.
 struct MergeRow {
-  int64_t first, step;  // of partial_lse: the first part, from one part to the next
-  int32_t parts, batch, qo_idx, qo_head;
-  int64_t token;
+  int64_t first;  // of partial_ml: the first part
+  int32_t step;   // from one part to the next
+  int32_t parts, batch, qo_idx, qo_head, token;
 
   // Which merge the row with a number belongs to.
   __device__ __forceinline__ static int32_t merge_of(const AttentionParams& params, uint32_t number) {
@@ -38,14 +38,14 @@ struct MergeRow {
     params.group.divmod(item.row_start + row, qo, in_group);
     qo_idx = static_cast<int32_t>(qo), batch = item.batch, parts = item.num_slots;
     qo_head = head * static_cast<int32_t>(params.group.divisor) + static_cast<int32_t>(in_group);
-    token = int64_t{item.qo_start} + qo_idx;
-    step = static_cast<int64_t>(params.num_kv_heads) * params.slot_rows;
-    first = item.first_slot * step + static_cast<int64_t>(head) * params.slot_rows + row;
+    token = item.qo_start + qo_idx;
+    step = params.num_kv_heads * params.slot_rows;
+    first = int64_t{item.first_slot} * step + int64_t{head} * params.slot_rows + row;
     return true;
   }
 };
 
-// Sums of four columns of some parts, weighted by 2^(lse - top).
+// Sums of four columns of some parts, relative to their largest reference: m, l and four numbers of O.
 template <bool kSoftmax>
 struct PartSum {
   float4 sum{0, 0, 0, 0};
@@ -54,7 +54,7 @@ struct PartSum {
   __device__ __forceinline__ void add(float4 part, float part_top, float part_total) {
     float old = 1, weight = 1;
     if constexpr (kSoftmax) {
-      if (part_total == 0 || part_top == -math::inf) return;  // no key was seen
+      if (part_total == 0) return;  // no key was seen
       const float now = fmaxf(top, part_top);
       old = math::ptx_exp2(top - now), weight = math::ptx_exp2(part_top - now);
       total = total * old + part_total * weight, top = now;
@@ -72,17 +72,17 @@ __device__ __forceinline__ void add_parts(const AttentionParams& params, const M
                                           int column, PartSum<kSoftmax>& all) {
   for (; start < row.parts; start += kAtOnce * stride) {
     float4 parts[kAtOnce];
-    float lse[kAtOnce];
+    float2 softmax[kAtOnce];  // m and l
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (start + i * stride >= row.parts) continue;
-      const int64_t at = row.first + (start + i * stride) * row.step;
-      lse[i] = __ldcg(params.partial_lse + at);
+      const int64_t at = row.first + int64_t{start + i * stride} * row.step;
+      softmax[i] = __ldcg(reinterpret_cast<const float2*>(params.partial_ml + at));
       parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * stride < row.parts) all.add(parts[i], lse[i], 1.0f);
+      if (start + i * stride < row.parts) all.add(parts[i], softmax[i].x, softmax[i].y);
   }
 }
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void put_merged(const P& params, const MergeRow& row,
   auto* o = static_cast<typename Types::DTypeO*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head;
   store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));
   if (params.lse && column == 0)
-    params.lse[row.token * params.num_qo_heads + row.qo_head] =
+    params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
         !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
 }
 

@@ -17,19 +17,20 @@ namespace flashinfer::cuda {
 // Where a row's result goes.
 template <typename S>
 struct RowOutput {
-  typename S::DTypeO* o;  // null: there is no such row, or it is a part
-  float *partial, *lse;
+  typename S::DTypeO* o;    // null: there is no such row, or it is a part
+  float *partial, *lse;     // null: not written
+  PartialSoftmax* softmax;  // of a part
   int32_t qo_idx, qo_head;
 
   __device__ __forceinline__ RowOutput(const AttentionParams& params, const WorkItem& item, const WarpRows<S>& warp,
                                        int32_t row)
-      : o(nullptr), partial(nullptr), lse(nullptr) {
+      : o(nullptr), partial(nullptr), lse(nullptr), softmax(nullptr) {
     if (row >= warp.rows) return;
     warp.locate(row, qo_idx, qo_head);
     if (item.slot >= 0) {
       const int64_t at =
           (int64_t{item.slot} * params.num_kv_heads + warp.head) * params.slot_rows + row - item.row_start;
-      partial = params.partial_o + at * S::kDV, lse = params.partial_lse + at;
+      partial = params.partial_o + at * S::kDV, softmax = params.partial_ml + at;
       return;
     }
     const int64_t token = int64_t{item.qo_start} + qo_idx;
@@ -37,7 +38,16 @@ struct RowOutput {
     if (params.lse) lse = params.lse + token * params.num_qo_heads + qo_head;
   }
 
-  // Columns from `column` on; `share` makes sums a mean.
+  // Writes `base` and `sum` of the row's softmax: m and l of a part, else log2 of the sum of all weights.
+  __device__ __forceinline__ void put_softmax(float base, float sum) const {
+    if (softmax) {
+      *reinterpret_cast<float2*>(softmax) = {base, sum};
+    } else if (lse) {
+      *lse = sum == 0 ? -math::inf : base + math::ptx_log2(sum);
+    }
+  }
+
+  // Columns from `column` on; `share` makes sums a mean. Sums of a part stay sums.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void put(const P& params, const Variant& variant, int32_t batch, int column,
                                       float (&values)[kN], float share) const {
@@ -57,11 +67,6 @@ struct RowOutput {
   }
 };
 
-// `base` and `sum` of a row's softmax: log2 of the sum of all weights.
-__device__ __forceinline__ float log2_sum(float base, float sum) {
-  return sum == 0 ? -math::inf : base + math::ptx_log2(sum);
-}
-
 // From a warp's registers.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_rows(const P& params, const Variant& variant, const WorkItem& item,
@@ -74,7 +79,7 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
       const RowOutput<S> row(params, item, warp, warp.row(m, half));
       float base = softmax.base(m, half), sum = Variant::use_softmax ? quad_sum(softmax.sum[m][half]) : 0;
       const float rescale = row.o ? add_sink<Variant>(params, row.qo_head, base, sum) : 1.0f;
-      const float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : rescale / sum;
+      const float share = !Variant::use_softmax || row.partial ? 1.0f : sum == 0 ? 0.0f : rescale / sum;
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
 #pragma unroll
@@ -84,7 +89,7 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
           row.template put<Variant>(params, variant, item.batch, column, values, share);
         }
       }
-      if (row.lse && threadIdx.x % 4 == 0) *row.lse = log2_sum(base, sum);
+      if (threadIdx.x % 4 == 0) row.put_softmax(base, sum);
     }
   }
 }
@@ -146,9 +151,9 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
           values[3] += share * part.w;
     }
     const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, top, total) : 1.0f;
-    const float mean = !Variant::use_softmax ? 1.0f : total == 0 ? 0.0f : rescale / total;
+    const float mean = !Variant::use_softmax || to.partial ? 1.0f : total == 0 ? 0.0f : rescale / total;
     to.template put<Variant>(params, variant, item.batch, column, values, mean);
-    if (to.lse && column == 0) *to.lse = log2_sum(top, total);
+    if (column == 0) to.put_softmax(top, total);
   }
 }
 

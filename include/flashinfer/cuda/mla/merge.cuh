@@ -16,6 +16,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kMlaMergeWarps = 8, kMlaMergeColumns = 128, kMlaQuarters = kMlaCkv / kMlaMergeColumns;
+constexpr int kMlaMergeResident = 3;  // blocks that a multiprocessor holds at one time: 80 registers a thread
 
 struct MlaMergeMemory {
   float4 sums[kMlaMergeWarps][32];
@@ -31,7 +32,7 @@ __device__ __forceinline__ void mla_put_merged(const MlaParams& params, const Me
   store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
             Vec<T, 4>::from_floats(values));
   if (params.lse && column == 0)
-    params.lse[row.token * params.num_qo_heads + row.qo_head] =
+    params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
         all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
 }
 
@@ -52,7 +53,8 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
 }
 
 template <typename T>
-__global__ void __launch_bounds__(32 * kMlaMergeWarps) mla_merge_kernel(const __grid_constant__ MlaParams params) {
+__global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
+    mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
   // The kernel before wrote the parts. What a plan says was there before it: its blocks let this one start behind their
   // own wait for that.
@@ -80,12 +82,12 @@ __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const Me
   PartSum<true> all[kGroups];
   for (int start = 0; start < row.parts; start += kAtOnce) {
     float4 parts[kAtOnce][kGroups];
-    float lse[kAtOnce];
+    float2 softmax[kAtOnce];  // m and l
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (start + i >= row.parts) continue;
-      const int64_t at = row.first + (start + i) * row.step;
-      lse[i] = params.partial_lse[at];
+      const int64_t at = row.first + int64_t{start + i} * row.step;
+      softmax[i] = *reinterpret_cast<const float2*>(params.partial_ml + at);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group)
         parts[i][group] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column + group * 128);
@@ -94,7 +96,7 @@ __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const Me
     for (int i = 0; i < kAtOnce; ++i) {
       if (start + i >= row.parts) continue;
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) all[group].add(parts[i][group], lse[i], 1.0f);
+      for (int group = 0; group < kGroups; ++group) all[group].add(parts[i][group], softmax[i].x, softmax[i].y);
     }
   }
 #pragma unroll
@@ -102,7 +104,7 @@ __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const Me
 }
 
 template <typename T>
-__global__ void __launch_bounds__(32 * kMlaMergeWarps)
+__global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_halves_kernel(const __grid_constant__ MlaParams params) {
   uint32_t number = blockIdx.x * kMlaMergeWarps + threadIdx.x / 32;
   const auto most = static_cast<uint32_t>(params.max_merges) * params.slot_rows * 2;

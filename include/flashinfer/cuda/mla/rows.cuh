@@ -55,15 +55,16 @@ struct MlaRows {
     return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
   }
 
-  // `m` times the scale is the reference of the weights, `l` their sum.
-  __device__ __forceinline__ void write_lse(int row, float m, float l) const {
-    const float lse = l == 0 ? -math::inf : m * params.sm_scale_log2 + math::ptx_log2(l);
+  // Writes m and l of a part, or the lse. `m` times the scale is the reference of the weights, `l` their sum.
+  __device__ __forceinline__ void write_softmax(int row, float m, float l) const {
+    const float base = l == 0 ? 0.0f : m * params.sm_scale_log2;  // the product that weights were computed with
     if (item.slot >= 0) {
-      params.partial_lse[int64_t{item.slot} * params.slot_rows + row] = lse;
+      *reinterpret_cast<float2*>(params.partial_ml + int64_t{item.slot} * params.slot_rows + row) = {base, l};
     } else if (params.lse) {
       int32_t query, head;
       locate(row, query, head);
-      params.lse[(item.qo_start + int64_t{query}) * params.num_qo_heads + head] = lse;
+      params.lse[(item.qo_start + int64_t{query}) * params.num_qo_heads + head] =
+          l == 0 ? -math::inf : base + math::ptx_log2(l);
     }
   }
 };

@@ -276,13 +276,13 @@ struct MlaTile {
         const int row = row0 + 16 * m + lane / 4 + 8 * x;
         if (row >= all.count) continue;
         const float l = state.half[0][row] + state.half[1][row];
-        const float share = l == 0 ? 0.0f : math::ptx_rcp(l) * (all.item.slot >= 0 ? 1.0f : params.o_scale);
+        const float share = all.item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : math::ptx_rcp(l) * params.o_scale;
         const int at = column + lane % 4 * 2;
         if (all.item.slot >= 0) {
           float* to = all.partial(row) + at;
 #pragma unroll
           for (int n = 0; n < S::kColumns / 8; ++n)
-            *reinterpret_cast<float2*>(to + 8 * n) = {o[m][n][2 * x] * share, o[m][n][2 * x + 1] * share};
+            *reinterpret_cast<float2*>(to + 8 * n) = {o[m][n][2 * x], o[m][n][2 * x + 1]};
         } else {
           T* to = all.out<T>(row) + at;
 #pragma unroll
@@ -347,7 +347,7 @@ struct MlaTile {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int row = first + 8 * x;
-        if (row < all.count) all.write_lse(row, m[x], state.half[0][row] + state.half[1][row]);
+        if (row < all.count) all.write_softmax(row, m[x], state.half[0][row] + state.half[1][row]);
       }
     }
     profiler.turn(Event::kWriteOutput);

@@ -333,8 +333,8 @@ struct MlaGroup {
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const float l = shared.factors(0)[row + 8 * x] + shared.factors(1)[row + 8 * x];
-      share[x] = l == 0 ? 0.0f : math::ptx_rcp(l) * (item.slot >= 0 ? 1.0f : params.o_scale);
-      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_lse(row + 8 * x, reference[x], l);
+      share[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : math::ptx_rcp(l) * params.o_scale;
+      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, reference[x], l);
     }
     rescale(share);
     if (item.slot >= 0) {

@@ -32,7 +32,7 @@ struct GroupOutput {
     return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
   }
 
-  // Sums become outputs; writes the lse.
+  // Turns sums into outputs, but those of a part. Writes the lse, or m and l.
   __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
@@ -40,8 +40,8 @@ struct GroupOutput {
       float base = softmax.base(half), sum = Variant::use_softmax ? quad_sum(softmax.sum[half]) : 0;
       const RowOutput<S> to(params, work, rows, rows.row(0, half));
       const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, base, sum) : 1.0f;
-      float share = !Variant::use_softmax ? 1.0f : sum == 0 ? 0.0f : rescale * math::ptx_rcp(sum);
-      if (to.lse && threadIdx.x % 4 == 0) *to.lse = log2_sum(base, sum);
+      float share = !Variant::use_softmax || work.slot >= 0 ? 1.0f : sum == 0 ? 0.0f : rescale * math::ptx_rcp(sum);
+      if (threadIdx.x % 4 == 0) to.put_softmax(base, sum);
       if (work.slot < 0) share *= params.o_scale;
       if constexpr (S::kFp8) share *= head_scale<S>(params, rows, half, params.num_qo_heads);
 #pragma unroll
