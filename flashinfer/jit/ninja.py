@@ -67,7 +67,9 @@ def render_spec(
     # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information. Of two
     # prefixes a compiler takes the last; of two folders the first one names a file.
     shown = {root: f"./{name.replace('<', 'user/').replace('>', '')}" for root, name in spec.folders().items()}
-    prefixes = {**({folder: "."} if folder and is_plain(folder) else {}), f"{directory}/": "./"}
+    has_debug = any(flag.startswith("-g") for flag in (*spec.cflags, *spec.cuda_cflags))
+    prefixes = {folder: "."} if folder and has_debug and is_plain(folder) else {}
+    prefixes[f"{directory}/"] = "./"
     prefixes |= {through.get(root, root): name for root, name in reversed(shown.items())}
     maps = [f"-ffile-prefix-map={old}={new}" for old, new in prefixes.items()]
     cxx_flags = [*spec.cflags, *(target.flags() if spec.backend == "cpu" else ())]

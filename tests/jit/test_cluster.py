@@ -116,6 +116,18 @@ def test_as_a_local_build(cluster, modules, tmp_path, workspace):
     assert other.returncode == 0 and len(cluster.compiled()) <= 6, "a worker that has it sends it again"
 
 
+def test_neither_the_scheduler_nor_every_worker_needs_this_package(cluster, modules, tmp_path):
+    """Any scheduler will do; a worker without the package is named at once, and the others build."""
+    _, file = modules(2)
+    cluster.worker(has_package=False)
+    cluster.joined(1)
+    cluster.worker()
+    done = aot(cluster, file, tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {row["how"] for row in json.loads(done.stdout)} == {"built"}
+    assert re.search(r"worker tcp://\S+ is not used: .*flashinfer", done.stderr), done.stderr
+
+
 def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cluster, tmp_path, python):
     """A client whose tree differs from the package that is installed on the workers."""
     tree = tmp_path / "tree"

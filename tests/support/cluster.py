@@ -24,6 +24,10 @@ exec gcc -nostdlib "$@"
 """
 
 
+# Runs a program of Dask's in an environment that lacks this package.
+WITHOUT_PACKAGE = "import sys; sys.modules['flashinfer'] = None; from distributed.cli.dask_{} import main; main()"
+
+
 def free_port() -> int:
     """Below those that the kernel gives to whoever asks for any: between now and its use nobody else is given it."""
     while True:
@@ -43,12 +47,17 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.processes = folder, free_port(), list[subprocess.Popen[bytes]]()
         self.address = f"tcp://127.0.0.1:{self.port}"
-        self.scheduler = self._start("scheduler", ["--host", "127.0.0.1", "--port", str(self.port), "--no-show"])
+        # No scheduler needs this package.
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--no-show"]
+        self.scheduler = self._start("scheduler", options, has_package=False)
         self.log = folder / "compilers"
         self.count = 0
 
-    def _start(self, what: str, arguments: list[str], **variables: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *arguments]
+    def _start(
+        self, what: str, arguments: list[str], has_package: bool = True, **variables: str
+    ) -> subprocess.Popen[bytes]:
+        program = ["-m", f"distributed.cli.dask_{what}"] if has_package else ["-c", WITHOUT_PACKAGE.format(what)]
+        command = [sys.executable, *program, "--no-dashboard", *arguments]
         with (self.folder / f"{what}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment(**variables), cwd=self.folder, start_new_session=True
@@ -57,7 +66,12 @@ class Cluster:
         return process
 
     def worker(
-        self, version: str = "", seconds: float = 0, compiles: str = 'exec g++ "$@"', **variables: str
+        self,
+        version: str = "",
+        seconds: float = 0,
+        compiles: str = 'exec g++ "$@"',
+        has_package: bool = True,
+        **variables: str,
     ) -> subprocess.Popen[bytes]:
         """Start a worker whose compiler says another ``version`` than g++, takes ``seconds`` more, or is a fake."""
         self.count += 1
@@ -73,7 +87,7 @@ class Cluster:
         own = {"CXX": str(compiler), "FLASHINFER_WORKSPACE_DIR": str(place / "workspace"), "MAX_JOBS": "1"}
         own |= {"FLASHINFER_RUNTIME_DIR": str(place / "runtime")}
         options = ["--no-nanny", "--nthreads", "1", "--local-directory", str(place / "dask")]
-        return self._start("worker", [self.address, *options], **own | variables)
+        return self._start("worker", [self.address, *options], has_package, **own | variables)
 
     def joined(self, count: int) -> None:
         """Wait until the scheduler knows that many workers."""

@@ -36,7 +36,7 @@ from ..publish import publish
 from ..run import Outcome, Request
 from ..spec import Spec, digest
 from . import tasks
-from .job import PROTOCOL, Job, Tools, described, tools_of, unmarked
+from .job import PROTOCOL, Job, Tools, described, packed, tools_of, unmarked
 
 TICK = 0.25  # seconds between two looks at who is there
 ATTEMPTS = 4  # times that a module may be given to a worker, as often as Dask gives a task
@@ -120,7 +120,9 @@ class Fleet:
     def _of_most(self, backend: str, mine: str) -> Tools:
         deadline, offers = time.monotonic() + self.wait, dict[str, Any]()
         while not offers and time.monotonic() < deadline:
-            asked = {one: self.client.submit(tasks.offer, [], workers=[one], pure=False) for one in self.present()}
+            asked = {
+                one: self.client.submit(*packed(tasks.offer, []), workers=[one], pure=False) for one in self.present()
+            }
             for address, future in asked.items():
                 with suppress(Exception):  # it says nothing, or is gone
                     offers[address] = future.result(timeout=max(deadline - time.monotonic(), 1))["tools"][backend]
@@ -222,7 +224,7 @@ class _Building:
 
     def _send(self, address: str, then: Callable[[Any], None], request: Request | None, *call: Any) -> None:
         name = f"flashinfer-{request.spec.name if request else call[0].__name__}-{uuid.uuid4().hex[:12]}"
-        future = self.fleet.client.submit(*call, workers=[address], key=name, pure=False)
+        future = self.fleet.client.submit(*packed(*call), workers=[address], key=name, pure=False)
         self.workers[address].free -= 1
         self.tasks[future] = _Task(address, then, request)
         future.add_done_callback(self.ended.put)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,6 +23,21 @@ from ..specjson import to_json
 
 PROTOCOL = 1  # raise it when what travels changes its meaning
 Tools = dict[str, str | bool | None]
+
+
+class _Call:
+    """A call that is made by unpickling it."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.function, self.arguments
+
+
+def packed(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[[bytes], Any], bytes]:
+    """Return a task of Dask's that makes a call: a scheduler unpickles tasks, and need not have this package for it."""
+    return pickle.loads, pickle.dumps(_Call(function, arguments))
 
 
 class Job:
