@@ -11,7 +11,6 @@ import torch
 
 from ._gemm.arguments import (
     BLOCK,
-    FP8,
     OUTPUTS,
     blocks,
     check_bias,
@@ -30,6 +29,7 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
+from ._ops.dtypes import FP8
 from ._ops.indices import index_table
 from .jit.capture import refuse_capture
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module, gen_gemm_sm100_module

@@ -26,6 +26,7 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+from ._ops.dtypes import is_fp8
 from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 
@@ -113,7 +114,7 @@ def single_prefill_with_kv_cache(
     """
     op, scales = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v)
     options: tuple[Any, ...] | None = None
-    if o_dtype is None and isinstance(q, torch.Tensor) and q.dtype.itemsize == 1:
+    if o_dtype is None and isinstance(q, torch.Tensor) and is_fp8(q.dtype):
         o_dtype = torch.float16
     if custom_mask is None and packed_custom_mask is None and o_dtype is None:
         options = (causal, kv_layout, pos_encoding_mode, window_left, logits_soft_cap, rope_scale, rope_theta, backend)

@@ -12,6 +12,7 @@ import torch
 from packaging.version import Version
 
 from . import _unsupported
+from ._ops.dtypes import FP8, HALVES, is_fp8
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,8 +84,8 @@ def canonicalize_torch_dtype(dtype: torch.dtype | str, argument: str = "dtype") 
 
 
 def is_float8(x: torch.Tensor) -> bool:
-    """Whether the elements of ``x`` are of one byte: e4m3 or e5m2."""
-    return x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    """Return whether the elements of ``x`` are float8_e4m3fn or float8_e5m2."""
+    return is_fp8(x.dtype)
 
 
 def get_alibi_slopes(n_heads: int) -> torch.Tensor:
@@ -182,7 +183,7 @@ def is_fa3_backend_supported(
 ) -> bool:
     """Whether prefill's kernels for Hopper compute this; ``use_fp16_qk_reductions`` changes nothing, as everywhere."""
     rotates = int(pos_encoding_mode) == PosEncodingMode.ROPE_LLAMA.value
-    served = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    served = (*HALVES, *FP8)
     return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in served
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import is_grad_enabled
 
 from .._ops.declare import define, define_in_python
+from .._ops.dtypes import is_fp8
 from .._ops.errors import check_one_device
 from .._ops.route import Gradient, no_second_derivative, write
 from .._ops.scalars import numbers_of
@@ -196,7 +197,7 @@ def refuse(op: str, why: str) -> NoReturn:
 def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int) -> None:
     """Checks that there are gradients for these dtypes; of float64, which no operator of inference sees, everything."""
     for name, x in (("k", k), ("v", v)):
-        if x.dtype.itemsize == 1:
+        if is_fp8(x.dtype):
             refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
         if torch.float64 in (q.dtype, x.dtype) and x.dtype != q.dtype:
             raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {q.dtype} as q has")

@@ -19,11 +19,12 @@ from torch import is_grad_enabled
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
+from .._ops.dtypes import NUMBERS
 from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of
 from .kernels import kernels_of_one
-from .lists import DTYPES, Shape
+from .lists import Shape
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
 from .signature import Expected, Parameters, Setting
@@ -138,7 +139,7 @@ def bind_plan(
         return None
     expected = Expected(
         0, 3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
-        DTYPES[shape.dtype_q], DTYPES[shape.dtype_kv], page_size or 0, kv_rows,
+        NUMBERS[shape.dtype_q], NUMBERS[shape.dtype_kv], page_size or 0, kv_rows,
     )  # fmt: skip
     return Bound(operators, expected, setting, parameters)
 
@@ -194,7 +195,7 @@ class BoundCalls:
             return  # the full operator has the words
         logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)
         expected = Expected(
-            0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], DTYPES[q.dtype], DTYPES[k.dtype], ANY, 0
+            0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], NUMBERS[q.dtype], NUMBERS[k.dtype], ANY, 0
         )
         setting = Setting(
             kv_layout=layout, mask_mode=mask_mode, window_left=logits.window_left, rope_scale=logits.rope_scale,

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_compiling
 
 from .._ops.configured import covered
+from .._ops.dtypes import is_fp8
 from ..jit.modules._attention import HOPPER, attention_spec, dtypes_value, head_dims_value, variant_value
 from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
@@ -38,7 +39,7 @@ class Wanted:
     @property
     def eight_bits(self) -> bool:
         """Whether queries have 8 bits, which no portable kernel has."""
-        return self.dtypes[0].itemsize == 1
+        return is_fp8(self.dtypes[0])
 
     def why_not_hopper(self) -> str | None:
         """Why the kernels for Hopper cannot serve, or ``None`` where they can."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._ops.dtypes import NUMBERS
 from .._ops.numbers import positive
 from ..utils import canonicalize_torch_dtype
 from .operators import call
@@ -26,14 +27,6 @@ from .tables import refuse_graph
 INT_WORKSPACE = 8 << 20  # bytes
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
-# DType of include/flashinfer/common/dtype.h
-DTYPES = {
-    torch.float32: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.float8_e4m3fn: 8,
-    torch.float8_e5m2: 9,
-}
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class Shape:
         """Returns the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
         return Problem(
             qo_indptr, kv_lens, self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo,
-            DTYPES[self.dtype_q], DTYPES[self.dtype_kv], DTYPES[self.dtype_o],
+            NUMBERS[self.dtype_q], NUMBERS[self.dtype_kv], NUMBERS[self.dtype_o],
         )  # fmt: skip
 
 

@@ -7,15 +7,13 @@ from typing import Any
 import torch
 
 from .._ops.declare import define
+from .._ops.dtypes import WIDE_FLOATS
 from .._ops.route import without_gradient
 from ..jit.modules.cascade import gen_cascade_module
 
 
 def _like_a(v_a: torch.Tensor, s_a: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
-
-
-_OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 
 def _nothing(*_: Any) -> None:
@@ -49,7 +47,7 @@ _merge_states = define(
 
 def as_lse(s: torch.Tensor) -> torch.Tensor:
     """Return lse as the kernels read it, in float32; the operator refuses everything else than floating-point numbers."""
-    if isinstance(s, torch.Tensor) and s.dtype != torch.float32 and s.dtype in _OTHER_FLOATS:
+    if isinstance(s, torch.Tensor) and s.dtype != torch.float32 and s.dtype in WIDE_FLOATS:
         return s.float()
     return s
 

@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.declare import define_in_python
+from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
 from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of
 from .kernels import kernels_of_one
@@ -36,7 +37,7 @@ def attend_one(
     no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
     factor, o_scale, by_head, finish = 1.0, 1.0, None, None
-    if scales != NO_SCALES and q.dtype.itemsize == 1:
+    if scales != NO_SCALES and is_fp8(q.dtype):
         factor, o_scale, by_head = head_scales(op, scales, q.shape[1], k.shape[1 - layout], q.device)
     elif scales != NO_SCALES:
         num_kv_heads = k.shape[1 - layout]

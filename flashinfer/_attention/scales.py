@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.dtypes import is_fp8
 from .._ops.numbers import check_real, real
 from .._ops.scalars import as_tensor, is_symbolic
 
@@ -17,7 +18,7 @@ NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 
 def output_dtype(query: torch.dtype) -> torch.dtype:
     """Of an output for which none was asked for: the query's, float16 where that has 8 bits."""
-    return torch.float16 if query.itemsize == 1 else query
+    return torch.float16 if is_fp8(query) else query
 
 
 def scaled_query(

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
 from .._ops.tensors import check_tensor
 from ..jit.capture import refuse_capture
@@ -353,7 +354,7 @@ class BatchWrapper(EngineContract):
         shape, logits, setting = planned.shape, planned.logits, planned.setting
         out, lse = results_of(op, shape, q, out, lse, return_lse)
         q, by_head, finish = rows_of(q), None, None
-        if shape.dtype_q.itemsize == 1:
+        if is_fp8(shape.dtype_q):
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
         else:
             q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
@@ -389,7 +390,7 @@ class BatchWrapper(EngineContract):
                 f"{self._name}.run: q_scale, k_scale: got one with jit_args, wanted none: a variant of your own has the"
                 " scale of its logits as a parameter"
             )
-        eight_bits = shape.dtype_q.itemsize == 1
+        eight_bits = is_fp8(shape.dtype_q)
         if eight_bits and len(args) == 3 and scales == NO_SCALES:
             scales, args = args, ()
         if args and not operators.custom:

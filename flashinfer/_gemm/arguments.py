@@ -6,13 +6,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops import tensors
+from .._ops.dtypes import FLOATS
 from .._ops.errors import called
 from .._ops.sizes import differs
 from .._ops.tensors import can_be_looked_at, check_form, check_tensor
 from ..errors import GradientError
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+OUTPUTS = FLOATS
 BLOCK = 128
 
 

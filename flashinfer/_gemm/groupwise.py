@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from .._ops.dtypes import FP8
 from .._ops.errors import called
 from .._ops.tensors import check_tensor
-from .arguments import BLOCK, FP8, blocks, check_dtype, check_same_depth, check_shape, matrices, rows
+from .arguments import BLOCK, blocks, check_dtype, check_same_depth, check_shape, matrices, rows
 from .operators import SAME_NAMES, grouped_gemm
 
 Granularity = tuple[int, int, int]

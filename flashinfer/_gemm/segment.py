@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import FP8, OUTPUTS, check_dims, check_dtype, check_same_depth, check_shape, matrices, output, rows
+from .._ops.dtypes import FP8
+from .arguments import OUTPUTS, check_dims, check_dtype, check_same_depth, check_shape, matrices, output, rows
 from .operators import grouped_gemm
 
 BACKENDS = ("auto", "sm90", "sm80", "cpu")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-_CLAMPED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16)
+from .._ops.dtypes import FP8
+
+_CLAMPED = (*FP8, torch.float16)
 
 
 def check_scale(function: str, name: str, scale: torch.Tensor | None) -> None:

@@ -7,13 +7,12 @@ import math
 import torch
 
 from .._attention.tables import check_indptr
+from .._ops.dtypes import WIDE_FLOATS
 from .._ops.indices import index_table
 from .._ops.tensors import can_be_looked_at, check_dims, check_form
 from ..cascade import merge_state, merge_state_in_place, merge_states
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states"]
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def variable_length_merge_states(
@@ -38,8 +37,8 @@ def variable_length_merge_states(
     """
     op = "variable_length_merge_states"
     check_dims(op, "v", v, 3)
-    check_form(op, "v", v, v.shape, v.device, *_FLOATS)
-    check_form(op, "s", s, v.shape[:2], v.device, *_FLOATS)
+    check_form(op, "v", v, v.shape, v.device, *WIDE_FLOATS)
+    check_form(op, "s", s, v.shape[:2], v.device, *WIDE_FLOATS)
     indptr, s = index_table(op, "indptr", indptr), s.float()
     if indptr.numel() < 1:
         raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
