@@ -10,17 +10,22 @@ namespace {
 
 using Maybe = std::optional<Tensor>;
 
-// One row of 2^24 elements has 2^15 chunks: more would not fit into the integers that their sums are added in.
-constexpr int64_t kMaxVocab = int64_t{1} << 24;
-
 RowsOf rows_of(const Check& check, const View& x, int64_t rank) {
   check.rank(x, rank, rank);
   check.floating(x);
   check.last_contiguous(x);
   check.aligned(x);
-  if (x.size(-1) < 1 || x.size(-1) > kMaxVocab)
+  if (x.size(-1) < 1 || x.size(-1) > kLongestRow)
     check.fail(x, "got " + std::to_string(x.size(-1)) + " elements in a row, wanted 1 to 16777216");
   return {x.data, x.stride(-2), x.dtype};
+}
+
+// On a GPU numbers of all chunks of a row must fit into shared memory.
+void check_length(const Check& check, const View& x, bool keeps_maxima, const Launch& where) {
+  const int64_t most = longest_row(keeps_maxima, where);
+  if (x.size(-1) > most)
+    check.fail(x, "got " + std::to_string(x.size(-1)) + " elements in a row, wanted at most " + std::to_string(most) +
+                      " on this device");
 }
 
 // A list: of one number, of one for each output, or else of one for each row.
@@ -107,11 +112,13 @@ std::tuple<Tensor, Tensor> sample_from_rows(const Tensor& input, bool is_logits,
   p.has_top_k = top_k || top_k_value >= 0, p.has_top_p = top_p || !(top_p_value >= 1);
   p.has_min_p = min_p || !(min_p_value <= 0), p.top_k_first = top_k_first;
   p.random = random_of(check, x, p.num_outputs, seed, seed_value, offset, offset_value, slot, slot_value);
+  const OnDevice where(x);
+  check_length(check, x, !p.filters(), where);
   Tensor samples =
       empty(&p.num_outputs, 1, input, p.wide_samples ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32());
   Tensor valid = empty(&p.num_outputs, 1, input, aoti_torch_dtype_bool());
   p.samples = View(samples, "samples").data, p.valid = static_cast<bool*>(View(valid, "valid").data);
-  if (p.num_outputs > 0) sample_rows(p, OnDevice(x));
+  if (p.num_outputs > 0) sample_rows(p, where);
   return {std::move(samples), std::move(valid)};
 }
 
@@ -123,9 +130,11 @@ Tensor mapped(const Check& check, const Tensor& input, const char* name, RowMap 
   p.number = map == RowMap::kTopKRenorm || map == RowMap::kTopKMask
                  ? integers(check, list, integer, number, x, p.num_rows, p.num_rows)
                  : reals(check, list, real, number, x, p.num_rows, p.num_rows);
+  const OnDevice where(x, enable_pdl);
+  check_length(check, x, false, where);
   Tensor output = map == RowMap::kSoftmax ? empty(x.sizes, 2, input, aoti_torch_dtype_float32()) : empty_like(x, input);
   p.output = View(output, "output").data;
-  if (p.num_rows > 0) map_rows(p, OnDevice(x, enable_pdl));
+  if (p.num_rows > 0) map_rows(p, where);
   return output;
 }
 
@@ -175,10 +184,12 @@ Tensor chain_speculative_sampling(const Tensor& draft_probs, const Tensor& draft
   p.random = random_of(check, draft, p.batch_size, seed, seed_value, offset, offset_value, slot, slot_value);
   p.accepted = a.data, p.emitted = e.data;
   p.wide_accepted = a.dtype == DType::kInt64, p.wide_emitted = e.dtype == DType::kInt64;
+  const OnDevice where(draft);
+  check_length(check, draft, true, where);
   const int64_t shape[2] = {p.batch_size, p.num_draft + 1};
   Tensor tokens = empty(shape, 2, draft_probs, aoti_torch_dtype_int32());
   p.tokens = static_cast<int32_t*>(View(tokens, "tokens").data);
-  if (p.batch_size > 0) chain_sample(p, OnDevice(draft));
+  if (p.batch_size > 0) chain_sample(p, where);
   return tokens;
 }
 
@@ -189,10 +200,12 @@ std::tuple<Tensor, Tensor> top_k(const Tensor& input, int64_t k) {
   p.input = rows_of(check, x, 2), p.num_rows = x.size(0), p.vocab_size = x.size(1), p.k = k;
   if (k < 1 || k > p.vocab_size)
     check.fail("k", "got " + std::to_string(k) + ", wanted 1 to " + std::to_string(p.vocab_size));
+  const OnDevice where(x);
+  check_length(check, x, false, where);
   const int64_t shape[2] = {p.num_rows, k};
   Tensor values = empty(shape, 2, input), indices = empty(shape, 2, input, aoti_torch_dtype_int64());
   p.values = View(values, "values").data, p.indices = static_cast<int64_t*>(View(indices, "indices").data);
-  if (p.num_rows > 0) top_k_rows(p, OnDevice(x));
+  if (p.num_rows > 0) top_k_rows(p, where);
   return {std::move(values), std::move(indices)};
 }
 

@@ -8,6 +8,8 @@
 
 namespace flashinfer {
 
+int64_t longest_row(bool, const Launch&) { return kLongestRow; }
+
 void sample_rows(const SampleParams& params, const Launch&) {
   DISPATCH_dtype(params.input.dtype, T, cpu::sample_rows(params, cpu::Format::of<T>()))
 }

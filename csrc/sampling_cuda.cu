@@ -11,6 +11,8 @@ void require_covered(DType dtype) { DISPATCH_dtype(dtype, T, static_cast<void>(s
 
 }  // namespace
 
+int64_t longest_row(bool keeps_maxima, const Launch& where) { return cuda::longest_row(keeps_maxima, where.device); }
+
 void sample_rows(const SampleParams& params, const Launch& where) {
   require_covered(params.input.dtype);
   cuda::sample_rows(params, where);

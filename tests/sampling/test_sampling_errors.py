@@ -75,3 +75,11 @@ def test_gradients_are_refused():
         with pytest.raises(GradientError):
             call(logits)
     assert sampling.sampling_from_logits(logits).shape == (2,)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wanted a GPU")
+def test_rows_that_no_gpu_takes():
+    rows = torch.rand(1, 2**24, device="cuda")
+    for call in (sampling.sampling_from_probs, sampling.softmax, lambda x: sampling.top_k_renorm_probs(x, 5000)):
+        with pytest.raises(ValueError, match=r"got 16777216 elements in a row, wanted at most \d+ on this device"):
+            call(rows)

@@ -119,7 +119,15 @@ FLASHINFER_HD float exponent_scale(double temperature) {
   return scale < 3.4028234663852886e38 ? static_cast<float>(scale) : 3.4028234663852886e38f;
 }
 
+// A row has at most 2^24 elements: the sums of more chunks would not fit into the integers that they are added in.
+constexpr int64_t kLongestRow = int64_t{1} << 24;
+
 struct Launch;
+
+// Returns how many elements a row may have on the device of a launch. `keeps_maxima`: draws without filters, and
+// chains, keep twice as many numbers of a row's chunks.
+int64_t longest_row(bool keeps_maxima, const Launch& launch);
+
 void sample_rows(const SampleParams& params, const Launch& launch);
 void map_rows(const MapRowsParams& params, const Launch& launch);
 void chain_sample(const ChainParams& params, const Launch& launch);

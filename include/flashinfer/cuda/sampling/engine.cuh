@@ -75,8 +75,10 @@ struct Engine {
 
   // Bytes of shared memory of a block that keeps `room` chunks.
   static int64_t bytes(int64_t chunks, int64_t room, bool maxima) {
-    return (room * kSumChunk + kSearchWords) * 4 + chunks * (maxima ? 16 : 8);
+    return (room * kSumChunk + kSearchWords) * 4 + chunks * chunk_bytes(maxima);
   }
+  // Two sums of each chunk, and two maxima.
+  static int64_t chunk_bytes(bool maxima) { return maxima ? 16 : 8; }
 
   __device__ static Engine of(int64_t n) {
     Engine e;

@@ -18,6 +18,14 @@ inline int64_t shared_memory(int device) {
   return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
+// Rows that are not resident have numbers of every chunk in the shared memory of each block.
+inline int64_t longest_row(bool keeps_maxima, int device) {
+  constexpr int kOthers = 64;  // static bytes of a kernel beside Scratch
+  const int64_t memory = shared_memory(device) - kOthers - Engine<false>::bytes(0, 0, keeps_maxima);
+  const int64_t elements = memory / Engine<false>::chunk_bytes(keeps_maxima) * kSumChunk;
+  return elements < kLongestRow ? elements : kLongestRow;
+}
+
 // A block to an SM where rows are long: those in flight, but for what is kept in shared memory, fit into the L2 cache.
 // Rows are parted as far as there are SMs for all of them at once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
