@@ -135,9 +135,10 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
   }
 };
 
-// Chunks whose terms are there, if they are made by `blocks` of the same launch. Those wait for nobody, and are the
-// first: blocks are taken to start in the order of their numbers, so that none waits for one that has no processor.
-// Sequences go through their chunks at the same time. Without blocks: all are.
+// Flags of the chunks whose terms are ready, where the first `blocks` CTAs of the same launch make them. Those wait for
+// no other. CUDA promises no order of starts: the launch has at most one CTA for each multiprocessor
+// (delta_preparing_blocks), so that all are resident at once and none waits for one that cannot start. Sequences go
+// through their chunks at the same time. With blocks = 0 all terms are ready.
 struct DeltaReady {
   uint32_t blocks;
   uint32_t* flags;  // of each chunk and value head, 0 at first

@@ -48,8 +48,9 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// The same for reads alone: they are done before any thread goes on. It does not wait for writes, which takes longer:
-// bins written by atomics were seen to be read by another block before they were complete.
+// The same for reads only: they are done before any thread goes on. The arrival is relaxed, so that nothing orders a
+// load whose value is not used yet: each thread must consume what it has read before it arrives. It does not wait for
+// writes, which takes longer: bins written by atomics were seen to be read by another CTA before they were complete.
 __device__ __forceinline__ void cluster_sync_reads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -58,7 +59,7 @@ __device__ __forceinline__ void cluster_sync_reads() {
 #endif
 }
 
-// Of the launch.
+// Returns the bytes of dynamic shared memory of this launch.
 __device__ __forceinline__ int dynamic_shared_bytes() {
   int bytes;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));

@@ -1,4 +1,9 @@
-// Shared memory by its 32-bit address, which is what copies and matrix instructions take.
+// Shared memory by its 32-bit address, which copies and matrix instructions take.
+//
+// One rule for order in this folder: what writes memory clobbers "memory", and so do barriers and waits. Loads of
+// operands in mainloops (ldmatrix, load_shared_float) do not, so that the compiler keeps values in registers across
+// them. They stay in order with all other volatile assembly, but not with plain C++ accesses: a barrier or a wait must
+// stand between a plain store and such a load of the same address.
 #pragma once
 
 #include <cstdint>

@@ -71,8 +71,9 @@ Maps maps_of(const AttentionParams& params) {
           map_of_rows<typename S::DTypeO, 128>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
 }
 
-// Work goes through the heads together whose keys and values half of an L2 cache's half holds: each half keeps what its
-// multiprocessors read.
+// Returns how many key heads work goes through together: those whose keys and values fit into 16 MiB. An H100 has an L2
+// cache of 50 MB in two halves, each of which keeps what its multiprocessors read; the rest is for queries and outputs.
+// Lengths of a plan are on the device, so that the size of a paged cache stands for them: a large one gives one head.
 template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 16 << 20;
