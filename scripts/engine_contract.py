@@ -7,8 +7,8 @@ An engine's Python is read and never run. A use is an import, a question (``hasa
 parameter in ``inspect.signature``), an attribute, or a call with its number of positional arguments and its keywords.
 Names are followed through assignments, functions that wrap an import, and modules of the engine that pass them on.
 
-A line is printed for each use that tests/integrations/contract/facts.py does not know, and for each use of a name that
-the facts call served whose arguments this tree refuses. The exit code is 1 where there is a line.
+A line is printed for each use that tests/integrations/contract does not know, for each name that it calls served and
+this tree lacks, and for each call that this tree refuses. The exit code is 1 where there is a line.
 """
 
 from __future__ import annotations
@@ -354,29 +354,41 @@ def complaint(use: Use) -> str | None:
         wrappers, _, method = name.rpartition(".")
         names = [f"{own(wrapper)}.{method}" for wrapper in wrappers.split("|")]
         known = [fact for one in names if (fact := facts.known(one))]
-        if any(is_known_form(one, use) for one in names) or (known and all(one.state == "absent" for one in known)):
+        if known and all(one.state == "absent" for one in known):
             return None
-        return "unknown" if any(facts.refusal(one, *use.detail, method=True) is None for one in names) else "refused"
+        forms = [form for one in names if (form := known_form(one, use))]
+        if not any(form.elsewhere for form in forms) and all(facts.refusal(one, *use.detail, True) for one in names):
+            return "refused"
+        return None if forms else "unknown"
     if use.name == PACKAGE or (not use.detail and any(one.startswith(f"{name}.") for one in facts.NAMES)):
         return None  # a module that has known names
     fact = facts.known(name)
     if fact is None:
         return "unknown"
+    if fact.state == "serves" and facts.state_of(name) != "serves":
+        return "missing"
     if fact.state == "serves" and use.kind == "question" and use.detail:
         parameter = use.detail[0].removeprefix("parameter ")
         asked = {one for question in facts.QUESTIONS for one in question.asked}
         return None if asked & {f"{name}({parameter})", f"{name}(*{parameter})"} else "unknown"
-    if fact.state == "serves" and use.kind == "call" and not is_known_form(name, use):
-        return "refused" if facts.refusal(name, *use.detail, facts.is_method(name)) is not None else "unknown"
+    if fact.state == "serves" and use.kind == "call":
+        form = known_form(name, use)
+        if not (form and form.elsewhere) and facts.refusal(name, *use.detail, facts.is_method(name)):
+            return "refused"
+        return None if form else "unknown"
     return None
 
 
-def is_known_form(name: str, use: Use) -> bool:
-    """Return whether a form of the facts has all keywords of a call, and at least as many positional arguments."""
+def known_form(name: str, use: Use) -> facts.Form | None:
+    """Return a form of the facts that has all keywords of a call, and at least as many positional arguments."""
     positional, keywords = use.detail
-    return any(
-        form.name == name and positional <= form.positional and {*keywords} <= {*form.keywords, "**"}
-        for form in facts.CALLS
+    return next(
+        (
+            form
+            for form in facts.CALLS
+            if form.name == name and positional <= form.positional and {*keywords} <= {*form.keywords, "**"}
+        ),
+        None,
     )
 
 

@@ -165,6 +165,22 @@ def test_an_engine_that_asks_for_nothing_new_is_silent(program, tmp_path, capsys
     assert "call flashinfer.top_k(_, _, sorted=, deterministic=)" in capsys.readouterr().out
 
 
+def test_what_this_tree_lost_is_reported(program, tmp_path, capsys, monkeypatch):
+    """A name that the facts call served, and a known call whose keyword is gone."""
+    (tmp_path / "layer.py").write_text(
+        "from flashinfer import top_k\nfrom flashinfer.topk import TopKTieBreak, top_k_ragged_transform\n"
+        "top_k(x, 3, sorted=True, deterministic=True)\n"
+    )
+    monkeypatch.setattr(flashinfer, "top_k", lambda input, k, sorted=False: None, raising=False)
+    monkeypatch.delattr(flashinfer.topk, "top_k_ragged_transform")
+    assert program.main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("refused: call flashinfer.top_k(_, _, sorted=, deterministic=)")
+    assert [line.split("  ")[0] for line in lines[1:]] == [
+        "unknown: import flashinfer.topk.TopKTieBreak", "missing: import flashinfer.topk.top_k_ragged_transform"
+    ]  # fmt: skip
+
+
 def test_the_page_says_what_the_facts_say(monkeypatch):
     """``python scripts/engines_table.py`` writes it anew."""
     table = script("engines_table", monkeypatch)
