@@ -1,6 +1,7 @@
-"""Made by scripts/init_stub.py: names that flashinfer/__init__.py finds when they are used."""
+"""List every public name with its module: ``flashinfer.<name>`` imports that module on its first use.
 
-from typing import Any
+``python scripts/init_stub.py`` writes this file from the modules' ``__all__``.
+"""
 
 from . import activation as activation
 from . import activation_backward as activation_backward
@@ -80,6 +81,31 @@ from .causal_conv1d import causal_conv1d_fn as causal_conv1d_fn
 from .causal_conv1d import causal_conv1d_update as causal_conv1d_update
 from .causal_conv1d import gen_causal_conv1d_module as gen_causal_conv1d_module
 from .causal_conv1d_backward import gen_causal_conv1d_backward_module as gen_causal_conv1d_backward_module
+from .comm import AllReduceFusionOp as AllReduceFusionOp  # type: ignore[attr-defined]
+from .comm import AllReduceFusionPattern as AllReduceFusionPattern  # type: ignore[attr-defined]
+from .comm import AllReduceStrategyConfig as AllReduceStrategyConfig  # type: ignore[attr-defined]
+from .comm import AllReduceStrategyType as AllReduceStrategyType  # type: ignore[attr-defined]
+from .comm import CommBackend as CommBackend  # type: ignore[attr-defined]
+from .comm import FP4QuantizationSFLayout as FP4QuantizationSFLayout  # type: ignore[attr-defined]
+from .comm import QuantizationSFLayout as QuantizationSFLayout  # type: ignore[attr-defined]
+from .comm import is_mnnvl_fabric_supported as is_mnnvl_fabric_supported  # type: ignore[attr-defined]
+from .comm import trtllm_allreduce_fusion as trtllm_allreduce_fusion  # type: ignore[attr-defined]
+from .comm import trtllm_create_ipc_workspace_for_all_reduce as trtllm_create_ipc_workspace_for_all_reduce  # type: ignore[attr-defined]
+from .comm import trtllm_create_ipc_workspace_for_all_reduce_fusion as trtllm_create_ipc_workspace_for_all_reduce_fusion  # type: ignore[attr-defined]
+from .comm import trtllm_custom_all_reduce as trtllm_custom_all_reduce  # type: ignore[attr-defined]
+from .comm import trtllm_destroy_ipc_workspace_for_all_reduce as trtllm_destroy_ipc_workspace_for_all_reduce  # type: ignore[attr-defined]
+from .comm import trtllm_destroy_ipc_workspace_for_all_reduce_fusion as trtllm_destroy_ipc_workspace_for_all_reduce_fusion  # type: ignore[attr-defined]
+from .comm import trtllm_lamport_initialize as trtllm_lamport_initialize  # type: ignore[attr-defined]
+from .comm import trtllm_lamport_initialize_all as trtllm_lamport_initialize_all  # type: ignore[attr-defined]
+from .comm import trtllm_moe_allreduce_fusion as trtllm_moe_allreduce_fusion  # type: ignore[attr-defined]
+from .comm import trtllm_moe_finalize_allreduce_fusion as trtllm_moe_finalize_allreduce_fusion  # type: ignore[attr-defined]
+from .comm import vllm_all_reduce as vllm_all_reduce  # type: ignore[attr-defined]
+from .comm import vllm_dispose as vllm_dispose  # type: ignore[attr-defined]
+from .comm import vllm_get_graph_buffer_ipc_meta as vllm_get_graph_buffer_ipc_meta  # type: ignore[attr-defined]
+from .comm import vllm_init_custom_ar as vllm_init_custom_ar  # type: ignore[attr-defined]
+from .comm import vllm_meta_size as vllm_meta_size  # type: ignore[attr-defined]
+from .comm import vllm_register_buffer as vllm_register_buffer  # type: ignore[attr-defined]
+from .comm import vllm_register_graph_buffers as vllm_register_graph_buffers  # type: ignore[attr-defined]
 from .concat_ops import concat_mla_k as concat_mla_k
 from .concat_ops import gen_concat_ops_module as gen_concat_ops_module
 from .decode import BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper
@@ -93,11 +119,33 @@ from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
 from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rule_backward_module
 from .fp4_quantization import SfLayout as SfLayout
+from .fp4_quantization import block_scale_interleave as block_scale_interleave  # type: ignore[attr-defined]
+from .fp4_quantization import fp4_quantize as fp4_quantize  # type: ignore[attr-defined]
+from .fp4_quantization import fp4_swizzle_blockscale as fp4_swizzle_blockscale  # type: ignore[attr-defined]
+from .fp4_quantization import mm_mxfp8 as mm_mxfp8  # type: ignore[attr-defined]
+from .fp4_quantization import mxfp8_quantize as mxfp8_quantize  # type: ignore[attr-defined]
+from .fp4_quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave  # type: ignore[attr-defined]
+from .fp4_quantization import nvfp4_quantize as nvfp4_quantize  # type: ignore[attr-defined]
+from .fp4_quantization import nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping  # type: ignore[attr-defined]
+from .fp4_quantization import scaled_fp4_grouped_quantize as scaled_fp4_grouped_quantize  # type: ignore[attr-defined]
+from .fp4_quantization import shuffle_matrix_a as shuffle_matrix_a  # type: ignore[attr-defined]
+from .fp4_quantization import shuffle_matrix_sf_a as shuffle_matrix_sf_a  # type: ignore[attr-defined]
+from .fp4_quantization import silu_and_mul_scaled_nvfp4_experts_quantize as silu_and_mul_scaled_nvfp4_experts_quantize  # type: ignore[attr-defined]
+from .fused_moe import ActivationType as ActivationType  # type: ignore[attr-defined]
+from .fused_moe import RoutingMethodType as RoutingMethodType  # type: ignore[attr-defined]
+from .fused_moe import convert_to_block_layout as convert_to_block_layout  # type: ignore[attr-defined]
+from .fused_moe import cutlass_fused_moe as cutlass_fused_moe  # type: ignore[attr-defined]
+from .fused_moe import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size  # type: ignore[attr-defined]
 from .fused_moe import fused_topk_deepseek as fused_topk_deepseek
 from .fused_moe import gen_cutlass_fused_moe_sm90_module as gen_cutlass_fused_moe_sm90_module
 from .fused_moe import gen_fused_moe_module as gen_fused_moe_module
 from .fused_moe import gen_fused_moe_sm100_module as gen_fused_moe_sm100_module
+from .fused_moe import get_w2_permute_indices_with_cache as get_w2_permute_indices_with_cache  # type: ignore[attr-defined]
+from .fused_moe import is_gated_activation as is_gated_activation  # type: ignore[attr-defined]
 from .fused_moe import route as route
+from .fused_moe import trtllm_fp4_block_scale_moe as trtllm_fp4_block_scale_moe  # type: ignore[attr-defined]
+from .fused_moe import trtllm_fp4_block_scale_routed_moe as trtllm_fp4_block_scale_routed_moe  # type: ignore[attr-defined]
+from .fused_moe import trtllm_mxint4_block_scale_moe as trtllm_mxint4_block_scale_moe  # type: ignore[attr-defined]
 from .gated_norm import gated_rmsnorm as gated_rmsnorm
 from .gated_norm import gen_gated_norm_module as gen_gated_norm_module
 from .gated_norm_backward import gen_gated_norm_backward_module as gen_gated_norm_backward_module
@@ -214,53 +262,6 @@ from .sparse import BlockSparseAttentionWrapper as BlockSparseAttentionWrapper
 from .sparse import VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper
 from .sparse import convert_bsr_mask_layout as convert_bsr_mask_layout
 
-AllReduceFusionOp: Any
-AllReduceFusionPattern: Any
-AllReduceStrategyConfig: Any
-AllReduceStrategyType: Any
-CommBackend: Any
-FP4QuantizationSFLayout: Any
-QuantizationSFLayout: Any
-is_mnnvl_fabric_supported: Any
-trtllm_allreduce_fusion: Any
-trtllm_create_ipc_workspace_for_all_reduce: Any
-trtllm_create_ipc_workspace_for_all_reduce_fusion: Any
-trtllm_custom_all_reduce: Any
-trtllm_destroy_ipc_workspace_for_all_reduce: Any
-trtllm_destroy_ipc_workspace_for_all_reduce_fusion: Any
-trtllm_lamport_initialize: Any
-trtllm_lamport_initialize_all: Any
-trtllm_moe_allreduce_fusion: Any
-trtllm_moe_finalize_allreduce_fusion: Any
-vllm_all_reduce: Any
-vllm_dispose: Any
-vllm_get_graph_buffer_ipc_meta: Any
-vllm_init_custom_ar: Any
-vllm_meta_size: Any
-vllm_register_buffer: Any
-vllm_register_graph_buffers: Any
-block_scale_interleave: Any
-fp4_quantize: Any
-fp4_swizzle_blockscale: Any
-mm_mxfp8: Any
-mxfp8_quantize: Any
-nvfp4_block_scale_interleave: Any
-nvfp4_quantize: Any
-nvfp4_quantize_append_paged_kv_cache_with_slot_mapping: Any
-scaled_fp4_grouped_quantize: Any
-shuffle_matrix_a: Any
-shuffle_matrix_sf_a: Any
-silu_and_mul_scaled_nvfp4_experts_quantize: Any
-ActivationType: Any
-RoutingMethodType: Any
-convert_to_block_layout: Any
-cutlass_fused_moe: Any
-cutlass_fused_moe_workspace_size: Any
-get_w2_permute_indices_with_cache: Any
-is_gated_activation: Any
-trtllm_fp4_block_scale_moe: Any
-trtllm_fp4_block_scale_routed_moe: Any
-trtllm_mxint4_block_scale_moe: Any
 __version__: str
 
 def __dir__() -> list[str]: ...

@@ -27,6 +27,7 @@ from ._attention.operators import operators_of_module
 from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
 from ._attention.wrapper import BatchWrapper
+from ._compat import elsewhere
 from ._ops.indices import index_tables
 from ._ops.numbers import whole
 from ._ops.tensors import check_dims
@@ -37,9 +38,7 @@ from .jit.modules.decode import (
     gen_single_decode_module,
 )
 
-# Engines find these beside the wrappers, as in FlashInfer.
-from .mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPagedKVCacheWrapper
-from .page import get_seq_lens as get_seq_lens
+# Engines import it from here.
 from .utils import _get_range_buf as _get_range_buf
 
 __all__ = [
@@ -53,6 +52,9 @@ __all__ = [
     "single_decode_with_kv_cache",
     "single_decode_with_kv_cache_with_jit_module",
 ]
+
+# FlashInfer has these here too. Other families are imported when they are used.
+__getattr__ = elsewhere(__name__, {"BatchDecodeMlaWithPagedKVCacheWrapper": "mla", "get_seq_lens": "page"})
 
 _CALLS = BoundCalls("decode", 2)
 

@@ -10,7 +10,6 @@ Operators whose module a configuration chooses are those of ``configured.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,15 +18,11 @@ from ..jit.load import load
 from ..jit.module import JitSpec
 from ..jit.spec import BACKENDS
 from ..jit.store import Needs
+from . import declared
 from .errors import called, check_dense, check_one_device, on_copies, on_one_device
 from .route import General, Gradient, routed
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
-
-
-@cache
-def _library(namespace: str) -> torch.library.Library:
-    return torch.library.Library(namespace, "FRAGMENT")
 
 
 def define_in_python(
@@ -43,9 +38,7 @@ def define_in_python(
 
     A graph does not look into it: that is what it is for. The arguments are those of :func:`define`.
     """
-    name, library = schema[: schema.index("(")], _library(namespace)
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, function, "CompositeExplicitAutograd")
+    name, library = declared.declare(namespace, schema, function), declared.library(namespace)
     operator = getattr(getattr(torch.ops, namespace), name).default
     names = [argument.name for argument in operator._schema.arguments]
     host = frozenset(n for n, argument in enumerate(names) if argument in on_host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import shutil
 import subprocess
 import sysconfig
@@ -25,6 +26,11 @@ _PARTS = (
     "LICENSE",
     ".gitignore",
 )
+
+
+def public_modules() -> list[str]:
+    """Return the names of the package's public modules, as its files have them."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(ROOT / "flashinfer")]) if module.name[0] != "_")
 
 
 def copy_tree(destination: Path) -> Path:

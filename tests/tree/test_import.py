@@ -1,12 +1,17 @@
-"""``import flashinfer`` writes nothing, starts nothing, connects to nothing and touches no GPU.
+"""``import flashinfer`` writes nothing, starts nothing, connects to nothing and touches no GPU; a name imports its family.
 
-How long it takes is measured in ``benchmarks/``.
+``benchmarks/bench_start.py`` measures how long it takes.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+
+import pytest
+
+import flashinfer
 
 from ..support.tree import ROOT, clean_environment
 
@@ -48,7 +53,7 @@ def traced(before: str, after: str = "") -> None:
 
 
 def test_import_after_torch_leaves_no_trace():
-    after = "assert not torch.cuda.is_initialized()\nassert 'flashinfer.norm' in sys.modules"
+    after = "assert not torch.cuda.is_initialized()\nassert 'flashinfer.norm' not in sys.modules"
     # Torch's compiler takes seconds, and makes a directory of its own where it is not there yet.
     traced("import torch", f"{after}\nassert 'torch._dynamo' not in sys.modules")
 
@@ -62,3 +67,75 @@ def test_the_trace_sees_what_it_must_see():
     for deed in ("open('/dev/null', 'w')", "__import__('subprocess').run(['true'])", "__import__('socket').socket()"):
         done = trace("", deed)
         assert done.returncode == 1 and "AssertionError" in done.stderr, deed
+
+
+# Forks once for each name, because torch takes seconds to import: what was imported by the package, then by the name.
+LOADED = """
+import json, os, sys, torch
+before = set(sys.modules)
+import flashinfer
+print(json.dumps(["", sorted(set(sys.modules) - before)]), flush=True)
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        getattr(flashinfer, name)
+        print(json.dumps([name, sorted(set(sys.modules) - before)]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+# Public modules that every family may import, and those that a family is made of.
+SHARED = {"env", "errors", "jit", "utils"}
+PARTS = {
+    "activation": {"activation_backward"},
+    "attention": {"quantization"},
+    "cascade": {"decode", "prefill", "quantization"},
+    "causal_conv1d": {"causal_conv1d_backward"},
+    "decode": {"quantization"},
+    "deep_gemm": {"gemm"},
+    "delta_rule": {"delta_rule_backward"},
+    "gated_norm": {"gated_norm_backward"},
+    "gdn_decode": {"delta_rule", "delta_rule_backward"},
+    "gdn_prefill": {"delta_rule", "delta_rule_backward"},
+    "kda": {"delta_rule", "delta_rule_backward"},
+    "logits_processor": {"sampling"},
+    "norm": {"norm_backward", "norm_quant"},
+    "pod": {"decode", "prefill", "quantization"},
+    "prefill": {"quantization"},
+    "sparse": {"quantization"},
+}
+# 766ff52, where one name imported every family of its time, had 60 modules for each of these.
+MOST = {"": 6, "norm": 42, "activation": 40, "rope": 38, "page": 40, "sampling": 48, "gemm": 48, "fused_moe": 54}
+MOST |= {"mla": 72, "decode": 84, "prefill": 88, "cascade": 96}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """Map ``""`` to the modules that the package's import loads, and public names, one a module, to those of their use."""
+    one_of_each = {module: name for name, module in flashinfer._names().items() if module != "."}
+    modules = [name for name, module in flashinfer._names().items() if module == "."]
+    command = [sys.executable, "-c", LOADED, *one_of_each.values(), *modules]
+    environment = clean_environment(PYTHONPATH=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert len(found) == 1 + len(one_of_each) + len(modules) > 60
+    return found | {module: found[name] for module, name in one_of_each.items()}
+
+
+def test_import_loads_four_modules(loaded):
+    wanted = ["flashinfer", "flashinfer._ops", "flashinfer._ops.declared", "flashinfer._ops.schemas"]
+    assert loaded[""] == wanted
+
+
+def test_a_name_imports_its_family_only(loaded):
+    for name, modules in loaded.items():
+        home = (
+            name.removeprefix(".") if name[:1] == "." else flashinfer._names().get(name, ".").removeprefix(".") or name
+        )
+        public = {one.split(".")[1] for one in modules if one.startswith("flashinfer.") and "._" not in one}
+        if home not in ("", "triton"):  # which has the addresses of several families
+            assert public <= SHARED | PARTS.get(home, set()) | {home}, (name, public)
+
+
+def test_a_name_imports_few_modules(loaded):
+    for name, most in MOST.items():
+        modules = loaded[f".{name}" if name else ""]
+        assert len(modules) <= most, (name, len(modules), modules)

@@ -57,6 +57,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not (tree / path).exists(), "a family has files of its own only"
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(FILES / path, tree / path)
+    run(sys.executable, "scripts/init_stub.py", cwd=tree, PYTHONPATH=tree)
     return tree
 
 

@@ -1,0 +1,84 @@
+"""Operators of families that are not imported yet, declared for programs that were saved with them.
+
+``schemas.py`` lists every operator with the module that defines it. Python that asks ``torch.ops`` for one imports that
+module first. C++, such as a package of AOTInductor, asks the dispatcher: it finds the schema, and a kernel that
+imports the module and calls the operator again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from .schemas import SCHEMAS
+
+LIBRARIES: dict[str, torch.library.Library] = {}  # namespace -> its library
+KERNELS: dict[str, Callable[..., Any]] = {}  # "namespace::name" -> the kernel, once its module is imported
+_schemas: dict[str, str] = {}  # "namespace::name" -> what was declared for it
+_modules: dict[str, str] = {}  # "namespace::name" -> the module that defines it
+
+
+def library(namespace: str) -> torch.library.Library:
+    """Return the library that declares the operators of a namespace."""
+    if namespace not in LIBRARIES:
+        LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    return LIBRARIES[namespace]
+
+
+def declare(namespace: str, schema: str, kernel: Callable[..., Any]) -> str:
+    """Declare an operator with its kernel for every device, and return its name.
+
+    Raises:
+        RuntimeError: ``schemas.py`` lists another schema.
+    """
+    name = schema[: schema.index("(")]
+    key = f"{namespace}::{name}"
+    known = _schemas.get(key)
+    if known is None:
+        library(namespace).define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        library(namespace).impl(name, kernel, "CompositeExplicitAutograd")
+    elif known != schema:
+        raise RuntimeError(f"{key}: got schema {schema}, listed is {known}: run python scripts/init_stub.py")
+    KERNELS[key] = kernel
+    return name
+
+
+def _call(key: str, *args: Any) -> Any:
+    """Call the kernel of an operator, or the operator again once its module is imported."""
+    if (kernel := KERNELS.get(key)) is not None:
+        return kernel(*args)
+    importlib.import_module(_modules[key])
+    if key not in KERNELS:
+        raise RuntimeError(f"{key}: {_modules[key]} does not define it: run python scripts/init_stub.py")
+    namespace, name = key.split("::")
+    return getattr(getattr(torch.ops, namespace), name).default(*args)
+
+
+def _find(namespace: str, name: str) -> Any:
+    """Import the module of an operator that Python asks for, and leave other names to torch."""
+    if (key := f"{namespace}::{name}") in _modules and key not in KERNELS:
+        importlib.import_module(_modules[key])
+        if (packet := vars(getattr(torch.ops, namespace)).get(name)) is not None:
+            return packet
+    raise AttributeError(name)
+
+
+def _declare_all() -> None:
+    for module, schemas in SCHEMAS.items():
+        for listed in schemas:
+            namespace, schema = listed.split("::", 1)
+            name = schema[: schema.index("(")]
+            key = f"{namespace}::{name}"
+            library(namespace).define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            library(namespace).impl(name, partial(_call, key), "CompositeExplicitAutograd")
+            _schemas[key], _modules[key] = schema, module
+    for namespace in LIBRARIES:
+        # A module's own __getattr__ (PEP 562) comes before that of torch's class of namespaces.
+        vars(getattr(torch.ops, namespace))["__getattr__"] = partial(_find, namespace)
+
+
+_declare_all()
