@@ -161,8 +161,8 @@ from .gemm import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
 from .gemm import gemm_fp8_nt_blockscaled as gemm_fp8_nt_blockscaled
 from .gemm import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise
 from .gemm import gen_gemm_module as gen_gemm_module
-from .gemm import gen_gemm_sm90_module as gen_gemm_sm90_module
 from .gemm import gen_gemm_sm100_module as gen_gemm_sm100_module
+from .gemm import gen_gemm_sm90_module as gen_gemm_sm90_module
 from .gemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise
 from .gemm import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
 from .gemm import group_gemm_fp8_nt_groupwise_contiguous as group_gemm_fp8_nt_groupwise_contiguous

@@ -35,7 +35,9 @@ PAUSE = 240  # calls go to the full operator before the next is tried
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
-_handles = itertools.count(1)  # no number is used twice: one of a plan that is gone stands for nothing
+# No number is used twice: one of a plan that is gone stands for nothing. Dynamo copies a count itself, which Python 3.12
+# deprecates; an iterator that it does not know ends a graph.
+_handles = iter(itertools.count(1).__next__, None)
 
 
 class Bound:

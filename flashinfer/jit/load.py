@@ -24,7 +24,9 @@ DAY = 86400.0  # seconds
 
 _loaded: dict[str, Artifact] = {}
 _per_module: dict[str, threading.Lock] = {}
-_names = itertools.count()
+_numbers = iter(
+    itertools.count().__next__, None
+)  # not a count itself, which Dynamo copies: Python 3.12 deprecates that
 os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
 
 
@@ -110,7 +112,7 @@ def _map(found: Artifact, descriptor: int) -> None:
 
     # glibc gives a library again to whoever asks by a name that it was opened by, even if the name has another meaning
     # now, as that of a descriptor has: so no name is used twice.
-    name = f"/proc/self/fd/{'./' * next(_names)}{descriptor}"
+    name = f"/proc/self/fd/{'./' * next(_numbers)}{descriptor}"
     try:
         library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
     except OSError as err:

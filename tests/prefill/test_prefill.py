@@ -23,6 +23,7 @@ from tests.support.attention_oracle import (
     token_positions,
     workspace,
 )
+from tests.support.opcheck import opcheck
 
 # float32 exists on the CPU only; one head_dim for each dtype keeps the modules few.
 PLACES = [
@@ -418,7 +419,7 @@ def test_the_operator_keeps_the_promises_of_its_schema(small):
     q, k, v = single(small, 9, 40, (4, 2))
     out, lse = torch.empty_like(q), torch.empty(9, 4, device=small[0])
     arguments = ("prefill", "op", "auto", q, k, v, out, lse, *Setting(mask_mode=1), *Parameters(sm_scale=0.125))
-    torch.library.opcheck(torch.ops.flashinfer.attend.default, arguments)
+    opcheck(torch.ops.flashinfer.attend.default, arguments)
 
 
 # Variants of one's own

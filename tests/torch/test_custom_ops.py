@@ -23,6 +23,7 @@ from ..support.attention_oracle import (
     visible,
     workspace,
 )
+from ..support.opcheck import opcheck
 
 # torch's own, where Inductor is imported.
 pytestmark = [
@@ -114,7 +115,7 @@ def test_the_seed_case(form, mode, device):
 def test_promises_of_the_users_operators(form, device):
     q, k, v = inputs(device, qo_len=5, kv_len=9)
     operator = getattr(torch.ops.flashinfer_user, "masked" if form == "custom_op" else "masked_defined").default
-    torch.library.opcheck(operator, (q, k, v, mask_of(device, 5, 9)[1]))
+    opcheck(operator, (q, k, v, mask_of(device, 5, 9)[1]))
 
 
 # Batches of requests of one length

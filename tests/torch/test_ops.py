@@ -17,6 +17,7 @@ from flashinfer._ops.declare import OPERATORS
 from flashinfer.errors import FlashInferError, GradientError
 from flashinfer.utils import is_sm90a_supported
 
+from ..support.opcheck import opcheck
 from ..support.samples import operator_calls
 
 # Modules whose functions take no tensors: names without kernels, a tuner of nothing, lists of steps.
@@ -104,7 +105,7 @@ def test_operators_keep_the_promises_of_their_schema(name, device):
             assert_changes_what_it_says(OPERATORS[name], arguments)  # torch's own check of it cannot compare eight bits
         else:
             checks.append("test_schema")
-        torch.library.opcheck(OPERATORS[name], arguments, test_utils=checks)
+        opcheck(OPERATORS[name], arguments, test_utils=checks)
 
 
 def assert_changes_what_it_says(operator, arguments) -> None:
