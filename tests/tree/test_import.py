@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import flashinfer
+from flashinfer.jit.modules import families
 
 from ..support.tree import ROOT, clean_environment
 
@@ -82,21 +83,18 @@ for name in sys.argv[1:]:
         os._exit(0)
     os.wait()
 """
-# Public modules that every family may import, and those that a family is made of.
-SHARED = {"env", "errors", "jit", "utils"}
+# Public modules that every family may import, and those that a family is made of. Addresses of engines import families.
+SHARED = {"env", "errors", "jit", "tllm_enums", "utils"}
 PARTS = {
     "activation": {"activation_backward"},
     "attention": {"quantization"},
     "cascade": {"decode", "prefill", "quantization"},
     "causal_conv1d": {"causal_conv1d_backward"},
     "decode": {"quantization"},
-    "deep_gemm": {"gemm"},
     "delta_rule": {"delta_rule_backward"},
     "gated_norm": {"gated_norm_backward"},
-    "gdn_decode": {"delta_rule", "delta_rule_backward"},
-    "gdn_prefill": {"delta_rule", "delta_rule_backward"},
-    "kda": {"delta_rule", "delta_rule_backward"},
     "logits_processor": {"sampling"},
+    "mla": {"quantization"},
     "norm": {"norm_backward", "norm_quant"},
     "pod": {"decode", "prefill", "quantization"},
     "prefill": {"quantization"},
@@ -125,14 +123,11 @@ def test_import_loads_four_modules(loaded):
     assert loaded[""] == wanted
 
 
-def test_a_name_imports_its_family_only(loaded):
-    for name, modules in loaded.items():
-        home = (
-            name.removeprefix(".") if name[:1] == "." else flashinfer._names().get(name, ".").removeprefix(".") or name
-        )
+@pytest.mark.parametrize("family", [*families(), "attention", "pod", "sparse"])
+def test_a_name_imports_its_family_only(family, loaded):
+    for modules in (loaded[key] for key in (family, f".{family}") if key in loaded):
         public = {one.split(".")[1] for one in modules if one.startswith("flashinfer.") and "._" not in one}
-        if home not in ("", "triton"):  # which has the addresses of several families
-            assert public <= SHARED | PARTS.get(home, set()) | {home}, (name, public)
+        assert family in public and public <= SHARED | PARTS.get(family, set()) | {family}
 
 
 def test_a_name_imports_few_modules(loaded):
