@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
-from functools import cache
 from typing import Any
 
 # Before the plus: the release of FlashInfer's interface that engines compare and pin. After it: flashinfer.env.VERSION.
 __version__ = "0.7.2.post1+1.0.0"
 
 
-@cache
+@functools.cache
 def _names() -> dict[str, str]:
     """Map each public name to its module, and each public module to ``"."``, as the stub lists them."""
     assert __loader__ is not None
