@@ -77,6 +77,7 @@ from .cascade import gen_cascade_module as gen_cascade_module
 from .cascade import merge_state as merge_state
 from .cascade import merge_state_in_place as merge_state_in_place
 from .cascade import merge_states as merge_states
+from .cascade import variable_length_merge_states as variable_length_merge_states
 from .causal_conv1d import causal_conv1d_fn as causal_conv1d_fn
 from .causal_conv1d import causal_conv1d_update as causal_conv1d_update
 from .causal_conv1d import gen_causal_conv1d_module as gen_causal_conv1d_module

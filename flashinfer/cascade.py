@@ -18,6 +18,7 @@ import torch
 
 from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
+from ._attention.segments import variable_length_merge_states
 from ._ops.indices import index_tables
 from ._ops.numbers import whole
 from ._ops.tensors import check_dims, check_tensor
@@ -33,6 +34,7 @@ __all__ = [
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "variable_length_merge_states",
 ]
 
 

@@ -12,7 +12,8 @@ import flashinfer.triton
 
 
 def test_the_address_holds_the_librarys_functions():
-    for name in ("merge_state", "merge_state_in_place", "merge_states"):
+    for name in ("merge_state", "merge_state_in_place", "merge_states", "variable_length_merge_states"):
+        assert name in flashinfer.cascade.__all__ and getattr(flashinfer, name) is getattr(flashinfer.cascade, name)
         assert getattr(flashinfer.triton.cascade, name) is getattr(flashinfer.cascade, name)
 
 
@@ -23,7 +24,7 @@ def test_segments_of_differing_lengths(kind, dtype, device):
     v, s = torch.randn(sum(lengths), 5, 24, device=device).to(dtype), torch.randn(sum(lengths), 5, device=device) * 9
     s[0], s[3] = -math.inf, -math.inf  # one state of a segment, and a segment's only one
     s = s.to(kind)
-    got_v, got_s = flashinfer.triton.cascade.variable_length_merge_states(v, s, indptr)
+    got_v, got_s = flashinfer.cascade.variable_length_merge_states(v, s, indptr)
     assert got_v.dtype == dtype and got_s.dtype == torch.float32
     start = 0
     for i, length in enumerate(lengths):

@@ -1,0 +1,57 @@
+"""Merging of attention states in segments of any lengths."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .._ops.dtypes import WIDE_FLOATS
+from .._ops.indices import index_table
+from .._ops.tensors import can_be_looked_at, check_dims, check_form
+from .tables import check_indptr
+
+
+def variable_length_merge_states(
+    v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge the states of each segment of ``v`` and ``s``: ``merge_states`` for numbers of states that differ.
+
+    Args:
+        v: partial outputs, ``[states, num_heads, head_dim]``.
+        s: lse in base 2, ``[states, num_heads]`` of any floating-point dtype; sums are in float32.
+        indptr: ``[segments + 1]`` integers: segment ``i`` is ``v[indptr[i]:indptr[i + 1]]``. The last is ``states``.
+
+    Returns:
+        ``(v_merged, s_merged)``, ``[segments, num_heads, head_dim]`` of ``v``'s dtype and ``[segments, num_heads]``
+        float32; 0 and ``-inf`` where a segment is empty.
+
+    Raises:
+        ValueError: shapes or devices that do not fit each other.
+        TypeError: dtypes that do not fit.
+
+    Source: Ye et al.: Cascade Inference, 2024.
+    """
+    op = "variable_length_merge_states"
+    check_dims(op, "v", v, 3)
+    check_form(op, "v", v, v.shape, v.device, *WIDE_FLOATS)
+    check_form(op, "s", s, v.shape[:2], v.device, *WIDE_FLOATS)
+    indptr, s = index_table(op, "indptr", indptr), s.float()
+    if indptr.numel() < 1:
+        raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
+    if can_be_looked_at(indptr):
+        first, end = check_indptr(op, "indptr", indptr)
+        if (first, end) != (0, v.shape[0]):
+            raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {v.shape[0]}, all states of v")
+    segments, lengths = indptr.numel() - 1, indptr.diff().to(torch.int64)
+    numbers = torch.arange(segments, device=v.device)
+    segment = numbers.repeat_interleave(lengths.to(v.device), output_size=v.shape[0])
+    rows = segment[:, None].expand_as(s)
+    highest = s.new_full((segments, s.shape[1]), -math.inf).scatter_reduce(0, rows, s, "amax")
+    reference = torch.where(highest.isinf(), 0.0, highest)
+    weights = torch.exp2(s - reference[segment])
+    total = torch.zeros_like(highest).index_add(0, segment, weights)
+    sums = v.new_zeros((segments, *v.shape[1:]), dtype=torch.float32)
+    sums = sums.index_add(0, segment, torch.where(weights[..., None] > 0, v.float(), 0.0) * weights[..., None])
+    merged = torch.where(total[..., None] > 0, sums / total[..., None], 0.0)
+    return merged.to(v.dtype), reference + total.log2()
