@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ._delta_rule.arguments import check_logarithms, check_tokens, mistake, row_gate
+from ._delta_rule.arguments import check_logarithms, check_rows, check_tokens, mistake, row_gate
 from ._ops.errors import renamed
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
@@ -91,11 +93,16 @@ def recurrent_kda(
         state.copy_(final)
         o = o if output is None else output.copy_(o)
     else:
-        rows = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
-        check_logarithms(_NAME, "g", rows)
+        gate: dict[str, Any] = {"gk": g}
+        if A_log is None or numbers == torch.float64:  # whose gates the kernel would read in float32
+            gate["gk"] = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
+            check_logarithms(_NAME, "g", gate["gk"])
+        else:
+            check_rows(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+            gate |= {"A_log": A_log.reshape(-1), "dt_bias": dt_bias, "lower_bound": lower_bound}
         try:
             o = delta_rule_step(
-                q, k, v, state, None, beta, gk=rows, beta_is_logit=beta_is_logit, scale=scale,
+                q, k, v, state, None, beta, **gate, beta_is_logit=beta_is_logit, scale=scale,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, state_v_first=True, state_indices=slots, out=output,
             )  # fmt: skip
         except (ValueError, TypeError) as err:

@@ -115,6 +115,22 @@ def row_gate(
     lower_bound: float | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
     """Return the logarithms ``[B, T, HV, K]`` in ``dtype``, from raw numbers with ``use_gate``; gradients pass through."""
+    check_rows(function, g, use_gate, A_log, dt_bias, lower_bound)
+    if A_log is None:
+        return g.to(dtype).contiguous()
+    heads, keys = g.shape[2:]
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads, keys)
+    rate = A_log.to(dtype).reshape(heads, 1).exp()
+    if lower_bound is not None:
+        return (lower_bound * (rate * raw).sigmoid()).contiguous()
+    return (-rate * torch.nn.functional.softplus(raw)).contiguous()
+
+
+def check_rows(
+    function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
+    lower_bound: float | None,
+) -> None:  # fmt: skip
+    """Check the gates of rows, and the tables that raw ones come with."""
     check_floats(function, "g", g)
     if g.dim() != 4:
         raise mistake(function, "g", f"got {g.dim()} dimensions, wanted 4: one number for each row of the state")
@@ -122,7 +138,7 @@ def row_gate(
     if not use_gate:
         if A_log is not None or dt_bias is not None:
             raise mistake(function, "use_gate_in_kernel", "got False, wanted True with A_log or dt_bias")
-        return g.to(dtype).contiguous()
+        return
     if A_log is None:
         raise mistake(function, "A_log", "got None, wanted it for use_gate_in_kernel")
     heads, keys = g.shape[2:]
@@ -131,11 +147,6 @@ def row_gate(
             continue
         check_floats(function, name, tensor)
         check_table(function, name, tensor, shape)
-    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads, keys)
-    rate = A_log.to(dtype).reshape(heads, 1).exp()
-    if lower_bound is not None:
-        return (lower_bound * (rate * raw).sigmoid()).contiguous()
-    return (-rate * torch.nn.functional.softplus(raw)).contiguous()
 
 
 def check_table(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

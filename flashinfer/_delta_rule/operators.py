@@ -52,5 +52,5 @@ delta_rule_step = define(
     " bool v_first, bool update_state) -> Tensor",
     gen_delta_rule_module,
     lambda q, k, v, *_: v.new_empty(v.shape),
-    general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta"),
+    general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta", "A_log", "dt_bias"),
 )
