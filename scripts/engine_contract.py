@@ -356,7 +356,7 @@ def complaint(use: Use) -> str | None:
         known = [fact for one in names if (fact := facts.known(one))]
         if known and all(one.state == "absent" for one in known):
             return None
-        forms = [form for one in names if (form := known_form(one, use))]
+        forms = [form for one in names for form in known_forms(one, use)]
         if not any(form.elsewhere for form in forms) and all(facts.refusal(one, *use.detail, True) for one in names):
             return "refused"
         return None if forms else "unknown"
@@ -372,24 +372,21 @@ def complaint(use: Use) -> str | None:
         asked = {one for question in facts.QUESTIONS for one in question.asked}
         return None if asked & {f"{name}({parameter})", f"{name}(*{parameter})"} else "unknown"
     if fact.state == "serves" and use.kind == "call":
-        form = known_form(name, use)
-        if not (form and form.elsewhere) and facts.refusal(name, *use.detail, facts.is_method(name)):
+        forms = known_forms(name, use)
+        if not any(form.elsewhere for form in forms) and facts.refusal(name, *use.detail, facts.is_method(name)):
             return "refused"
-        return None if form else "unknown"
+        return None if forms else "unknown"
     return None
 
 
-def known_form(name: str, use: Use) -> facts.Form | None:
-    """Return a form of the facts that has all keywords of a call, and at least as many positional arguments."""
+def known_forms(name: str, use: Use) -> list[facts.Form]:
+    """Return the forms of the facts that have all keywords of a call, and at least as many positional arguments."""
     positional, keywords = use.detail
-    return next(
-        (
-            form
-            for form in facts.CALLS
-            if form.name == name and positional <= form.positional and {*keywords} <= {*form.keywords, "**"}
-        ),
-        None,
-    )
+    return [
+        form
+        for form in facts.CALLS
+        if form.name == name and positional <= form.positional and {*keywords} <= {*form.keywords, "**"}
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
