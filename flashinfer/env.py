@@ -1,6 +1,6 @@
 """Every environment variable of the project: one typed place, read when needed and never at import.
 
-``flashinfer show-config --markdown`` prints :data:`VARIABLES` as the table of docs/environment.md.
+``flashinfer doctor --markdown`` prints :data:`VARIABLES` as the table of docs/environment.md.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ STORE_SIGNING_KEY: Variable[Path | None] = Variable(
 )
 WORKSPACE_MAX_SIZE: Variable[int | None] = Variable(
     "FLASHINFER_WORKSPACE_MAX_SIZE",
-    "Size that the workspace is brought down to in the background after a build, as by `flashinfer gc`.",
+    "Size that the workspace is brought down to in the background after a build, as by `flashinfer clean`.",
     "a size such as 500M or 2G",
     parse_size,
     lambda: None,

@@ -1,4 +1,4 @@
-"""Builds modules ahead of time into data/aot: ``python -m flashinfer aot`` of this tree, see ``flashinfer/cli/aot.py``."""
+"""Build modules ahead of time into data/aot: ``flashinfer build`` of this tree, see ``flashinfer/cli/aot.py``."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this tree is bui
 from flashinfer.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["aot", *sys.argv[1:]]))
+    sys.exit(main(["build", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""``aot``: builds modules ahead of time into data/aot, in one ninja run over the graph that the JIT uses too.
+"""Builds ahead of time: ``build`` without names, in one ninja run over the graph that the JIT uses too.
 
     python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible GPUs
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
@@ -44,10 +44,10 @@ CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
     ' python scripts/build_aot.py --cuda-arch "9.0a 8.0"'
 )
-HELP = "Build modules ahead of time, for this machine or another one."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options of builds ahead of time."""
     add(
         "--backend",
         type=of(some_of(*BACKENDS)),
@@ -137,8 +137,15 @@ def run(options: argparse.Namespace) -> int:
     return tell_failures(outcomes) or code
 
 
+def chosen(options: argparse.Namespace) -> bool:
+    """Return whether an option selects modules, targets or a place, which named modules do not take."""
+    parts = (options.backend, options.cuda_arch, options.cpu_arch, options.families, options.specs, options.shard)
+    rest = (options.report, options.cluster, options.dry_run, given(options), options.out_dir != env.default_aot_dir())
+    return any(parts) or any(rest)
+
+
 def check(options: argparse.Namespace) -> None:
-    """What one argument alone cannot tell."""
+    """Refuse options that contradict each other."""
     if options.specs is not None and (options.families or given(options)):
         words = " ".join(["--families", *(axis.option for axis in axes())])
         raise UsageError(f"--specs: the file says what to build: none of {words} can go with it")

@@ -1,25 +1,30 @@
-"""``build``: modules of the matrix, into the workspace."""
+"""``build``: named modules into the workspace, or without names every module ahead of time."""
 
 from __future__ import annotations
 
 import argparse
 
 from ..jit import build, frozen, store
+from . import aot
 from .display import Display, row, row_of, tell_failures
 from .table import show, size
-from .usage import Add, json_option, named
+from .usage import Add, UsageError, named
 
-HELP = "Build modules into the workspace, all in one run."
+HELP = "Build the named modules into the workspace; without names, build ahead of time, for this machine or others."
 
 
 def arguments(add: Add) -> None:
-    json_option(add)
-    add("names", nargs="+", metavar="NAME", help="a module, as `list` names it")
-    add("--verbose", action="store_true", help="show every command and its output")
+    """Declare the options."""
+    add("names", nargs="*", metavar="NAME", help="a module, as `list` names it, built into the workspace")
+    aot.arguments(add)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where a module did not build."""
+    """Return 1 if a module did not build."""
+    if not options.names:
+        return aot.run(options)
+    if options.json not in (None, "-") or aot.chosen(options):
+        raise UsageError("build NAME: wanted no other options than --verbose, --jobs and --json")
     rows, requests = [], []
     for spec in named(options.names):
         lookup = store.look_up(spec)
@@ -29,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             frozen.check(spec.name, lookup.reason)
             requests.append(build.make_request(spec, key=lookup.key))
     with Display() as display:
-        outcomes = build.run(requests, verbose=options.verbose, watch=display)
+        outcomes = build.run(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
     rows += map(row_of, outcomes)
-    show(sorted(rows, key=lambda one: str(one["name"])), options.json, {"size": size})
+    show(sorted(rows, key=lambda one: str(one["name"])), bool(options.json), {"size": size})
     return tell_failures(outcomes)

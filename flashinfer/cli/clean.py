@@ -1,26 +1,41 @@
-"""``clean``: removes what was built into the workspace."""
+"""``clean``: remove built modules from the workspace, the least recently used first, or all of them."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from .. import jit
+from .. import env, jit
+from ..jit.gc import Item, collect
 from ..jit.machine.workspace import PARTS, workspace_root
-from .table import show, size
-from .usage import Add, json_option
+from .table import age, show, size
+from .usage import Add, UsageError, json_option, size_limit
 
-HELP = "Remove everything that was built into the workspace."
+HELP = "Remove leftovers and the least recently used modules of the workspace, or all of them; --yes does it."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
-    add("--yes", action="store_true", help="do it; without this, only say what would be removed")
+    add("--max-size", type=size_limit, metavar="SIZE", help="by default FLASHINFER_WORKSPACE_MAX_SIZE, or no limit")
+    add("--all", action="store_true", help="remove everything that was built into the workspace")
+    add("--yes", action="store_true", help="remove; without this, only print what would be removed")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Return 1 if something that should go is still there."""
+    if options.all and options.max_size is not None:
+        raise UsageError("--all, --max-size: wanted one of them")
+    code = _all(options) if options.all else _least_recently_used(options)
+    if not options.yes:
+        print("nothing is removed yet: add --yes", file=sys.stderr)
+    return code
+
+
+def _all(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for part in (workspace_root() / name for name in PARTS):
         if part.is_dir():
@@ -30,6 +45,29 @@ def run(options: argparse.Namespace) -> int:
         jit.clear_cache_dir()
     rows = [row | {"removed": not row["what"].exists()} for row in rows]
     show(rows, options.json, {"size": size, "removed": lambda removed: "yes" if removed else "no"})
-    if rows and not options.yes:
-        print("nothing is removed yet: add --yes", file=sys.stderr)
-    return 1 if options.yes and any(not row["removed"] for row in rows) else 0
+    return int(options.yes and any(not row["removed"] for row in rows))
+
+
+def _least_recently_used(options: argparse.Namespace) -> int:
+    """Remove leftovers and old build directories, and artifacts beyond the size; without a size these stay."""
+    root, limit = workspace_root(), options.max_size
+    limit = env.WORKSPACE_MAX_SIZE.get() if limit is None else limit
+    items = collect(root, limit, dry_run=not options.yes)
+    show([_row(root, item, options.yes) for item in items], options.json, {"size": size, "used": age})
+    gone = sum(item.size for item in items if item.why and not item.kept)
+    left = sum(item.size for item in items) - gone
+    print(f"{root}: {size(gone)} {_removed(options.yes)}, {size(left)} left", file=sys.stderr)
+    if limit is not None and left > limit:
+        print(f"that is more than {size(limit)}: the rest is in use or cannot be removed", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _row(root: Path, item: Item, yes: bool) -> dict[str, Any]:
+    fate = "stays" if item.kept or not item.why else _removed(yes)
+    what, why = item.path.relative_to(root), item.kept or item.why
+    return {"what": what, "kind": item.kind, "size": item.size, "used": item.used, "fate": fate, "why": why}
+
+
+def _removed(yes: bool) -> str:
+    return "removed" if yes else "would be removed"

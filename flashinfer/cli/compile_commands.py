@@ -1,4 +1,4 @@
-"""``export-compile-commands``: the commands of a build, as clangd wants to read them.
+"""``compile-commands``: the commands of a build, as clangd wants to read them.
 
 They come from the files that a build would run, through ``ninja -t compdb``. Headers get the command of the first
 source that reaches them; nvcc's commands are said again in clang's words. Configuration headers are rendered into

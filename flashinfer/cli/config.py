@@ -1,8 +1,7 @@
-"""``show-config``: the environment as the library reads it."""
+"""``doctor --config``: the environment variables as the library reads them."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,10 @@ from typing import Any
 from .. import env
 from ..errors import EnvironmentValueError
 from .table import Row, show
-from .usage import Add, json_option
-
-HELP = "Every environment variable that is read, its value now and its default."
 
 
-def arguments(add: Add) -> None:
-    json_option(add)
-    add("--markdown", action="store_true", help="print the table of docs/environment.md")
-
-
-def run(options: argparse.Namespace) -> int:
-    if options.markdown:
-        print(markdown_table())
-        return 0
+def show_config(as_json: bool) -> int:
+    """Print every variable with its value and its default; return 2 if one is malformed."""
     rows, code = [], 0
     for variable in env.VARIABLES:
         try:
@@ -37,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
             "default": variable.default_doc.replace("`", ""),
         }
         rows.append(row)
-    show(rows, options.json, {"set": lambda is_set: "set" if is_set else ""})
+    show(rows, as_json, {"set": lambda is_set: "set" if is_set else ""})
     return code
 
 

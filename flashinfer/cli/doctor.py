@@ -27,6 +27,7 @@ from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
 from ..jit.machine.workspace import NOEXEC, is_noexec, scratch, workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
+from .config import markdown_table, show_config
 from .table import show, size
 from .usage import Add, json_option
 
@@ -45,14 +46,23 @@ class Finding:
     fix: str = ""
 
 
-HELP = "What building and using modules needs, whether this machine has it, and how to get it."
+HELP = "Check what building and using modules needs, and print the command that gets what is missing."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
+    add("--config", action="store_true", help="print every environment variable, its value now and its default")
+    add("--markdown", action="store_true", help="print the variables as the table of docs/environment.md")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the findings, or the environment variables."""
+    if options.markdown:
+        print(markdown_table())
+        return 0
+    if options.config:
+        return show_config(options.json)
     findings: list[Finding] = []
     notes: list[Finding] = []
     for variable in env.VARIABLES:
@@ -65,15 +75,26 @@ def run(options: argparse.Namespace) -> int:
             state, found = ("note", notes) if variable is env.TORCH_CUDA_ARCH_LIST else ("missing", findings)
             found.append(Finding("environment", state, str(err), f"unset {variable.name}"))
     if findings:  # nothing below can be answered
-        show([asdict(finding) for finding in findings], options.json)
+        _show(findings, options.json)
         return 1
     torch = _torch()
     cpu_tools = [_compiler(), _ninja(), _packages()]
     findings = [*notes, torch, *cpu_tools, *_cuda_tools(), _gpus(), *_directories()]
     usable, modules = _cpu_modules([finding for finding in cpu_tools if finding.state == "missing"])
     findings.append(modules)
-    show([asdict(finding) for finding in findings], options.json)
+    _show(findings, options.json)
     return 0 if usable and torch.state != "missing" else 1
+
+
+def _show(findings: list[Finding], as_json: bool) -> None:
+    """Print one line per finding, and the command that fixes it on the next."""
+    if as_json:
+        show([asdict(finding) for finding in findings], True)
+        return
+    for finding in findings:
+        print(f"{finding.check:<17} {finding.state:<8} {finding.detail}")
+        if finding.fix:
+            print(f"{'':<27}fix: {finding.fix}")
 
 
 def _torch() -> Finding:
@@ -228,7 +249,7 @@ def _directories() -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     if free < LEAST_DISK:
-        yield Finding("workspace", "note", f"{root}: {size(free)} free on its disk", "flashinfer clean --yes")
+        yield Finding("workspace", "note", f"{root}: {size(free)} free on its disk", "flashinfer clean --all --yes")
         return
     yield Finding("workspace", "ok", f"{root}: {size(free)} free")
 

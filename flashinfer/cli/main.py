@@ -1,8 +1,7 @@
 """Read the arguments of ``flashinfer`` (also ``python -m flashinfer``) and run one command.
 
-Exit codes: 0 done; 1 a build failed, a proof failed or this machine lacks something; 2 the command itself cannot
-be: an unknown name, a malformed environment variable, a cluster without a worker for it. ``trace`` ends with the code
-of the program it ran.
+Exit codes: 0, done; 1, a build or a proof failed, or this machine lacks something; 2, the command is invalid: an unknown
+name, a malformed environment variable, a cluster without a suitable worker. ``trace`` returns its program's code.
 """
 
 from __future__ import annotations
@@ -16,34 +15,30 @@ from types import ModuleType
 from ..errors import ClusterError, EnvironmentValueError, FlashInferError
 from .usage import UsageError
 
-# Command -> its file, which has HELP, arguments() and run(). Only that one is imported: most need neither a compiler
-# nor a template.
+# Command: its file, with HELP, arguments() and run(). Only that file is imported, because most need no compiler.
 COMMANDS = {
     "list": "list",
-    "status": "status",
     "build": "build",
-    "aot": "aot",
     "why": "why",
     "trace": "trace",
-    "profile": "profile",
     "verify": "verify",
+    "profile": "profile",
     "store": "store",
     "export": "export",
     "import": "import_",
-    "gc": "gc",
     "clean": "clean",
     "doctor": "doctor",
-    "show-config": "config",
-    "export-compile-commands": "compile_commands",
+    "compile-commands": "compile_commands",
 }
 
 
 def command(name: str) -> ModuleType:
-    """The file of a command."""
+    """Import the file of a command."""
     return importlib.import_module(f".{COMMANDS[name]}", __package__)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the command and its options."""
     parser = argparse.ArgumentParser(prog="flashinfer", description="Modules of flashinfer on this machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS:

@@ -74,9 +74,9 @@ def artifact_of(workspace: Path) -> Path:
     return manifest.parent
 
 
-@pytest.mark.parametrize("command", ["list", "status", "show-config"])
+@pytest.mark.parametrize("command", ["list", "doctor --config"])
 def test_commands_that_need_no_torch_do_not_import_it(command, place):
-    program = [sys.executable, "-X", "importtime", "-m", "flashinfer", command]
+    program = [sys.executable, "-X", "importtime", "-m", "flashinfer", *command.split()]
     done = subprocess.run(
         program, capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": python_path(ROOT)}
     )
@@ -84,44 +84,44 @@ def test_commands_that_need_no_torch_do_not_import_it(command, place):
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert "flashinfer.cli.main" in imported
     assert not imported & {"torch", "jinja2", "rich", "filelock", "elftools"}
-    assert not (place / "workspace").exists() or command == "status"
+    assert not (place / "workspace").exists()
 
 
 def test_list_names_every_module_of_the_matrix(run):
-    rows, specs = run("list"), matrix_specs(Matrix())
-    assert [row["name"] for row in rows] == [spec.name for spec in specs]
-    assert [row["key"] for row in rows] == [spec.key for spec in specs]
+    rows, specs = run("list"), sorted(matrix_specs(Matrix()), key=lambda spec: spec.name)
+    assert [(row["name"], row["key"]) for row in rows] == [(spec.name, spec.key) for spec in specs]
     assert all(any(spec.name.startswith(f"{name}_") for spec in specs) for name in families())
     text = run("list", text=True)
-    assert all(spec.name in text and spec.key[:16] in text for spec in specs)
+    assert all(spec.name in text for spec in specs)
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_terminal_gets_a_table_with_brackets_left_alone(run, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-DX=a[1]")
     monkeypatch.setenv("COLUMNS", "200")
-    text = run("show-config", text=True)
+    text = run("doctor", "--config", text=True)
     assert "-DX=a[1]" in text
 
 
-def test_status_without_artifacts_says_what_is_missing(run):
-    rows = run("status")
+def test_list_without_artifacts_says_what_is_missing(run):
+    rows = run("list")
     assert {row["name"]: row["state"] for row in rows} == {spec.name: "missing" for spec in matrix_specs(Matrix())}
 
 
 @needs_compiler
-def test_status_says_what_a_load_makes_of_each_artifact(run, place, built, monkeypatch):
+def test_list_says_what_a_load_makes_of_each_artifact(run, place, built, monkeypatch):
     workspace, aot = place / "workspace", place / "aot"
     shutil.copytree(built, workspace)
     name = "norm_cpu"
 
     def state() -> dict[str, tuple[str, str]]:
-        rows = [row for row in run("status") if row["name"] in (name, "mine")]
+        rows = [row for row in run("list") if row["name"] in (name, "mine")]
         return {"missing" if row["where"] is None else row["where"]: (row["state"], row["why"]) for row in rows}
 
     mine = artifact_of(workspace)
     assert state() == {str(mine): ("ready", "")}
-    assert "ready" in run("status", text=True)
+    assert "ready" in run("list", text=True)
 
     shutil.copytree(mine, aot / name)
     assert state() == {str(aot / name): ("ready", ""), str(mine): ("shadowed", "")}
@@ -181,21 +181,21 @@ def test_build_respects_disabled_jit(monkeypatch, capsys):
     assert "FLASHINFER_DISABLE_JIT" in capsys.readouterr().err
 
 
-def test_show_config(run, monkeypatch):
+def test_doctor_shows_the_configuration(run, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a;8.0")
     monkeypatch.setenv("MAX_JOBS", "3")
-    rows = {row["variable"]: row for row in run("show-config")}
+    rows = {row["variable"]: row for row in run("doctor", "--config")}
     assert list(rows) == [variable.name for variable in env.VARIABLES]
     assert rows["FLASHINFER_CUDA_ARCH_LIST"]["value"] == ["8.0", "9.0a"] and rows["FLASHINFER_CUDA_ARCH_LIST"]["set"]
     assert rows["MAX_JOBS"]["value"] == 3 and not rows["CXX"]["set"]
     monkeypatch.setenv("MAX_JOBS", "many")
-    text = run("show-config", code=2, text=True)
+    text = run("doctor", "--config", code=2, text=True)
     assert "MAX_JOBS='many'" in text and "FLASHINFER_WORKSPACE_DIR" in text
 
 
 def test_a_malformed_variable_ends_a_command_with_its_name(monkeypatch, capsys):
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", "relative/path")
-    assert main(["status"]) == 2
+    assert main(["list"]) == 2
     assert "FLASHINFER_WORKSPACE_DIR" in capsys.readouterr().err
 
 
@@ -225,27 +225,27 @@ def used(place):
     return place / "workspace" / "artifacts"
 
 
-def test_gc_says_what_it_would_remove_and_then_does(run, used, capsys):
-    rows = run("gc", "--max-size", "1500", "--dry-run")
+def test_clean_says_what_it_would_remove_and_then_does(run, used, capsys):
+    rows = run("clean", "--max-size", "1500")
     assert [(row["what"], row["fate"]) for row in rows] == [
         ("artifacts/old/key/build", "would be removed"), ("artifacts/new/key/build", "stays"),
     ]  # fmt: skip
     assert rows[0]["kind"] == "artifact" and rows[0]["size"] == 1000 and rows[0]["why"] == "beyond the size"
     assert (used / "old" / "key" / "build").exists()
-    text = run("gc", "--max-size", "1500", text=True)
+    text = run("clean", "--max-size", "1500", "--yes", text=True)
     assert "removed" in text and "20 d" in text
     assert not (used / "old" / "key" / "build").exists() and (used / "new" / "key" / "build").exists()
 
 
-def test_gc_takes_its_size_from_the_environment_and_says_what_it_cannot_do(run, used, monkeypatch, capsys):
-    assert {row["fate"] for row in run("gc")} == {"stays"}
+def test_clean_takes_its_size_from_the_environment_and_says_what_it_cannot_do(run, used, monkeypatch, capsys):
+    assert {row["fate"] for row in run("clean", "--yes")} == {"stays"}
     monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", "1500")
     os.utime(used / "old" / "key" / "build" / "manifest.json")
     os.utime(used / "new" / "key" / "build" / "manifest.json")
-    rows = run("gc", code=1)
+    rows = run("clean", "--yes", code=1)
     assert {(row["fate"], row["why"]) for row in rows} == {("stays", "just built or used")}
     with pytest.raises(SystemExit):
-        main(["gc", "--max-size", "2X"])
+        main(["clean", "--max-size", "2X"])
     assert "'2X' is not a size" in capsys.readouterr().err
 
 
@@ -298,18 +298,18 @@ def test_clean_removes_what_was_built_and_only_when_told(run, place):
     (workspace / "artifacts" / "m").mkdir(parents=True)
     (workspace / "artifacts" / "m" / "file").write_bytes(b"x" * 2048)
     (workspace / "mine").mkdir()
-    (row,) = run("clean")
+    (row,) = run("clean", "--all")
     assert row == {"what": str(workspace / "artifacts"), "files": 1, "size": 2048, "removed": False}
     assert (workspace / "artifacts" / "m" / "file").exists()
-    (row,) = run("clean", "--yes")
+    (row,) = run("clean", "--all", "--yes")
     assert row["removed"] and not (workspace / "artifacts").exists() and (workspace / "mine").exists()
-    assert run("clean", "--yes") == []
+    assert run("clean", "--all", "--yes") == []
 
 
 @needs_compiler
 def test_exported_commands_compile_sources_and_headers(run, place):
     output = place / "compile_commands.json"
-    run("export-compile-commands", "--output", str(output))
+    run("compile-commands", "--output", str(output))
     entries = {entry["file"]: entry for entry in json.loads(output.read_text())}
     for file in ("csrc/norm.cc", "csrc/norm_cpu.cc", "include/flashinfer/cpu/norm.h"):
         entry = entries[str(ROOT / file)]
@@ -322,7 +322,7 @@ def test_exported_commands_compile_sources_and_headers(run, place):
 @needs_nvcc
 def test_exported_cuda_commands_are_clangs(run, place):
     output = place / "compile_commands.json"
-    run("export-compile-commands", "--output", str(output))
+    run("compile-commands", "--output", str(output))
     entries = {entry["file"]: entry for entry in json.loads(output.read_text())}
     words = entries[str(ROOT / "csrc" / "norm_cuda.cu")]["arguments"]
     assert words[0] == "clang++" and "--cuda-gpu-arch=sm_90a" in words

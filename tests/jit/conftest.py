@@ -125,7 +125,7 @@ def load_script() -> Callable[[str], ModuleType]:
 def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What builds ahead of time, as a module, so that a test can give it small modules to build."""
     module = importlib.import_module("flashinfer.cli.aot")
-    monkeypatch.setattr(module, "main", lambda arguments: main(["aot", *arguments]), raising=False)
+    monkeypatch.setattr(module, "main", lambda arguments: main(["build", *arguments]), raising=False)
     return module
 
 

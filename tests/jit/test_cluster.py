@@ -359,17 +359,17 @@ def test_a_client_without_a_compiler(cluster, modules, tmp_path, python):
 )  # fmt: skip
 def test_an_address_that_is_none(text, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["aot", "--cluster", text])
+        main(["build", "--cluster", text])
     assert caught.value.code == 2 and "wanted tcp://HOST:PORT or tls://HOST:PORT" in capsys.readouterr().err
 
 
 def test_tcp_to_another_machine_is_refused(capsys, tmp_path):
     for text in ("tcp://127.0.0.1:1", "tcp://localhost:1", f"tcp://{socket.gethostname()}:1", "tls://192.0.2.7:1"):
         assert address.why_insecure(text) is None
-    assert main(["aot", "--cluster", "tcp://192.0.2.7:8786"]) == 2
+    assert main(["build", "--cluster", "tcp://192.0.2.7:8786"]) == 2
     assert "--tls-ca-file" in (said := capsys.readouterr().err) and "--cluster-insecure" in said
-    assert main(["aot", "--cluster-wait", "3"]) == 2 and "beside --cluster alone" in capsys.readouterr().err
-    assert main(["aot", "--cluster-insecure"]) == 2
+    assert main(["build", "--cluster-wait", "3"]) == 2 and "beside --cluster alone" in capsys.readouterr().err
+    assert main(["build", "--cluster-insecure"]) == 2
 
 
 def test_nobody_answers(capsys, tmp_path):
@@ -382,13 +382,13 @@ def test_nobody_answers(capsys, tmp_path):
         "--out-dir",
         str(tmp_path / "out"),
     ]
-    assert main(["aot", "--families", "page", "--backend", "cpu", *arguments]) == 2
+    assert main(["build", "--families", "page", "--backend", "cpu", *arguments]) == 2
     assert "no scheduler answers at tcp://127.0.0.1" in capsys.readouterr().err and time.monotonic() - began < 20
 
 
 def test_without_the_extra(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert main(["aot", "--cluster", "tcp://127.0.0.1:1", "--out-dir", str(tmp_path / "out")]) == 1
+    assert main(["build", "--cluster", "tcp://127.0.0.1:1", "--out-dir", str(tmp_path / "out")]) == 1
     assert "pip install -e '.[cluster]'" in capsys.readouterr().err
 
 

@@ -122,12 +122,11 @@ def test_a_user_without_a_home(of_everybody, tmp_path):
     assert built(result)[1] == "33" and "home directory is not known" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["doctor", "status", "list", "clean", "gc", "show-config"])
+@pytest.mark.parametrize("command", ["doctor", "list", "clean", "doctor --config"])
 @pytest.mark.parametrize("workspace_dir", [None, "~no-such-user/x"])
 def test_commands_without_a_home(command, workspace_dir):
     program = "import pwd, sys; pwd.getpwuid = {}.__getitem__; from flashinfer.cli.main import main; sys.exit(main())"
-    options = ["--json"] if command != "show-config" else []
-    result = run(program, command, *options, HOME=None, FLASHINFER_WORKSPACE_DIR=workspace_dir)
+    result = run(program, *command.split(), "--json", HOME=None, FLASHINFER_WORKSPACE_DIR=workspace_dir)
     assert "Traceback" not in result.stderr and result.returncode in (0, 1), result.stderr
     if command == "doctor":
         (row,) = [row for row in json.loads(result.stdout) if row["check"] == "workspace"]

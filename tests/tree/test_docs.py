@@ -55,8 +55,8 @@ def test_each_term_of_the_glossary_is_defined_somewhere():
 
 def test_the_table_of_variables_is_the_programs():
     text = (ROOT / "docs" / "environment.md").read_text()
-    (table,) = re.findall(r"show-config --markdown -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
-    assert table == markdown_table(), "run: flashinfer show-config --markdown"
+    (table,) = re.findall(r"doctor --markdown -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
+    assert table == markdown_table(), "run: flashinfer doctor --markdown"
 
 
 @pytest.mark.parametrize("page", READ, ids=lambda path: path.name)
