@@ -34,7 +34,7 @@ def test_the_program_of_a_page_runs(page):
         exec(compile(lines + block.group(1), str(path), "exec"), names)
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -59,7 +59,7 @@ def test_the_table_of_variables_is_the_programs():
     assert table == markdown_table(), "run: flashinfer doctor --markdown"
 
 
-@pytest.mark.parametrize("page", READ, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_sentence_is_long(page):
     assert not [one for one in sentences(page.read_text()) if words(one) > 30]
 
