@@ -41,7 +41,15 @@ times.append(time.perf_counter())
 steps = [later - earlier for earlier, later in zip(times, times[1:])]
 print(steps[0], steps[1], steps[3], steps[4], times[-1] - times[0], imported, named)
 """
-ROWS = ("import flashinfer", "first name", "warm hit", "first call", "all of it")
+ROWS = (
+    "import flashinfer",
+    "first name",
+    "warm hit",
+    "first call",
+    "all of it",
+    "modules after import",
+    "modules after a name",
+)
 
 
 def run(program: str, tree: Path, workspace: Path) -> str:
@@ -70,12 +78,12 @@ def main() -> None:
         for _ in range(options.rounds):
             for tree in trees:
                 found[tree].append([float(number) for number in run(START, tree, workspaces[tree]).split()])
-    report = Report("start of a process")
+    report = Report("build system")
     medians = {tree: [statistics.median(column) for column in zip(*rows, strict=True)] for tree, rows in found.items()}
-    for tree, row in medians.items():
-        for name, taken, here in zip(ROWS, row, medians[ROOT], strict=False):
-            report.add(name=name, tree=tree.name, ms=taken * 1e3, of_this_tree=taken / here)
-        report.add(name="modules: import, first name", tree=tree.name, imported=row[-2], named=row[-1])
+    for number, name in enumerate(ROWS):
+        unit, factor = ("modules", 1.0) if name.startswith("modules") else ("ms", 1e3)
+        ours, *others = (medians[tree][number] * factor for tree in trees)
+        report.add(unit, ours, {tree.name: other for tree, other in zip(trees[1:], others, strict=True)}, name=name)
     report.write(options.json)
 
 
