@@ -229,3 +229,9 @@ def test_what_is_missing_names_the_module_that_wanted_it(backend, lacks, make_sp
     monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", tuple)
     with pytest.raises(ToolchainError, match=f"module 'wanted' cannot be built: {lacks}"):
         make_spec("wanted", backend=backend).build()
+
+
+def test_a_compiler_is_found_without_asking_for_the_interpreters_folders(monkeypatch):
+    """Each look-up finds the compiler, and sysconfig would take as long as the rest of a hit."""
+    monkeypatch.setattr(toolchain, "_interpreter_folders", lambda: pytest.fail("sysconfig was asked"))
+    assert Path(find_cxx()).name in ("g++", "c++")

@@ -137,9 +137,8 @@ def _trusted(program: str, named_by: str = "") -> str:
     """Return a program that nobody else can have put at its place, or can change: one rule, however it was found."""
     real = os.path.realpath(program)
     folders = [os.path.dirname(real), os.path.dirname(os.path.abspath(program))]
-    if not named_by and folders[-1] in _interpreter_folders():  # whoever can write there can run code here anyway
-        return program
-    for place in dict.fromkeys([real, *folders]):
-        if (refusal := trust.refusal(place)) is not None:
-            raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
+    refusal = next(filter(None, map(trust.refusal, dict.fromkeys([real, *folders]))), None)
+    # Whoever can write beside the interpreter can run code here anyway. sysconfig takes milliseconds: it is asked last.
+    if refusal is not None and (named_by or folders[-1] not in _interpreter_folders()):
+        raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
     return program
