@@ -70,15 +70,18 @@ struct PartSum {
 template <int kDV, int kAtOnce, bool kSoftmax>
 __device__ __forceinline__ void add_parts(const AttentionParams& params, const MergeRow& row, int start, int stride,
                                           int column, PartSum<kSoftmax>& all) {
+  const int64_t step = int64_t{stride} * row.step;  // to the part after the next `stride`
+  const PartialSoftmax* from_ml = params.partial_ml + row.first + int64_t{start} * row.step;
+  const float* from_o = params.partial_o + (row.first + int64_t{start} * row.step) * kDV + column * 4;
   for (; start < row.parts; start += kAtOnce * stride) {
     float4 parts[kAtOnce];
     float2 softmax[kAtOnce];  // m and l
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (start + i * stride >= row.parts) continue;
-      const int64_t at = row.first + int64_t{start + i * stride} * row.step;
-      softmax[i] = __ldcg(reinterpret_cast<const float2*>(params.partial_ml + at));
-      parts[i] = __ldcg(reinterpret_cast<const float4*>(params.partial_o + at * kDV + column * 4));
+      softmax[i] = __ldcg(reinterpret_cast<const float2*>(from_ml));
+      parts[i] = __ldcg(reinterpret_cast<const float4*>(from_o));
+      from_ml += step, from_o += step * kDV;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
