@@ -111,7 +111,7 @@ struct DeltaGroupProducts {
   using State = Accumulator<16, kKeys>;
   using Keys = uint4[kDeltaChunk][kKeys / 8];
   using Tile = ChunkedTile<kDeltaChunk>;  // of 64 keys or tokens, one behind the other
-  static constexpr auto kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   // Until at most kPending products are under way; what the others wrote or read can be used then.

@@ -118,7 +118,7 @@ struct DeltaGroupGradients : DeltaGradientThread {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
   using Tile = ChunkedTile<kDeltaChunk>;
   using Keys = ptx::Wgmma<kKeys / 2>;
-  static constexpr auto kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   __device__ __forceinline__ static void wait(Sums& sums) {

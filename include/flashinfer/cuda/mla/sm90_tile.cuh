@@ -28,7 +28,7 @@ namespace flashinfer::cuda::sm90 {
 
 template <typename T, int kGroup, bool kGather, typename Track>
 struct MlaGroup {
-  static constexpr ptx::WgmmaType kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
 
   const MlaParams& params;
   const MlaShared& shared;

@@ -10,10 +10,18 @@
 
 #include <cstdint>
 
+#include <flashinfer/common/dtype.h>
+
 namespace flashinfer::cuda::ptx {
 
 // kE4M3E5M2: a is e4m3, b is e5m2.
 enum class WgmmaType { kBF16, kF16, kE4M3, kE5M2, kE4M3E5M2 };
+// The type of products whose operands are both of T.
+template <typename T>
+constexpr WgmmaType kWgmmaType = __is_same(T, bfloat16_t)   ? WgmmaType::kBF16
+                                 : __is_same(T, fp8_e4m3_t) ? WgmmaType::kE4M3
+                                 : __is_same(T, fp8_e5m2_t) ? WgmmaType::kE5M2
+                                                            : WgmmaType::kF16;
 template <WgmmaType kType>
 constexpr bool kHas16Bits = kType == WgmmaType::kBF16 || kType == WgmmaType::kF16;
 

@@ -16,18 +16,10 @@
 
 namespace flashinfer::cuda::sm90 {
 
-template <typename T>
-constexpr ptx::WgmmaType wgmma_type() {
-  return __is_same(T, bfloat16_t)   ? ptx::WgmmaType::kBF16
-         : __is_same(T, half_t)     ? ptx::WgmmaType::kF16
-         : __is_same(T, fp8_e4m3_t) ? ptx::WgmmaType::kE4M3
-                                    : ptx::WgmmaType::kE5M2;
-}
-
 template <typename Variant, typename S, typename P>
 struct GroupTile {
   using T = typename S::DTypeQ;
-  static constexpr ptx::WgmmaType kType = wgmma_type<T>();
+  static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
   // Weights of 8 bits are e4m3, whatever values are.
   static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
   // Variants leave no registers for a second kind of first tiles.

@@ -38,9 +38,7 @@ struct GemmShape {
   static constexpr int kStages = kFew ? 8 : kTokens == 160 ? 5 : kTokensAreRows ? 3 : 4;
   static constexpr int kCluster = kFew ? 1 : 2;   // blocks with neighbouring strips, which share their tokens
   static constexpr int kDepth = 128 / sizeof(T);  // of a step: a line of 128 bytes of each row
-  static constexpr auto kType = kFp8                       ? ptx::WgmmaType::kE4M3
-                                : __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16
-                                                           : ptx::WgmmaType::kF16;
+  static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kGatherThreads = 64;  // beside the warps for boxes and for factors
   static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
   using Out = std::conditional_t<kFp8, bfloat16_t, T>;       // what leaves in whole lines

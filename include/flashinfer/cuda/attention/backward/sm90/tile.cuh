@@ -29,7 +29,7 @@ struct BackwardUses {
 template <typename S>
 struct BackwardTile {
   using T = typename S::T;
-  static constexpr auto kType = __is_same(T, bfloat16_t) ? ptx::WgmmaType::kBF16 : ptx::WgmmaType::kF16;
+  static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kLogits = S::kQueries / 2, kPairs = S::kQueries / 4, kOfKeys = S::kDim / 2;
   const PrefillBackwardParams& params;
   const BackwardShared<S>& shared;
