@@ -13,10 +13,8 @@ from ._gemm.arguments import (
     BLOCK,
     OUTPUTS,
     blocks,
-    check_bias,
     check_dims,
     check_dtype,
-    check_same_batch,
     check_same_depth,
     check_shape,
     in_eight_bits,
@@ -29,8 +27,10 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
+from ._ops.bind import bind
 from ._ops.dtypes import FP8
 from ._ops.indices import index_table
+from .errors import GradientError
 from .jit.capture import refuse_capture
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module, gen_gemm_sm100_module
 
@@ -84,15 +84,11 @@ def bmm_fp8(
         GradientError: a tensor wants a gradient; there is none.
     """
     name = "bmm_fp8"
-    check_dims(name, 3, A=A, B=B)
-    for what, x in (("A", A), ("B", B)):
-        check_dtype(name, what, x.dtype, FP8)
+    batch, m, _, n = bind(name, A=(A, "b m k", FP8), B=(B, "b k n", FP8), out=(out, "?b m n"))
     check_dtype(name, "dtype", dtype, OUTPUTS)
     b = B.transpose(1, 2)
-    check_same_batch(name, A, b, ("A", "B"))
-    check_same_depth(name, A, b, ("A", "B"))
     a_scale, b_scale = one_number(name, "A_scale", A_scale), one_number(name, "B_scale", B_scale)
-    result = output(name, out, A, (*A.shape[:2], b.shape[1]), dtype)
+    result = output(name, out, A, (batch, m, n), dtype)
     grouped_gemm(
         result, rows(A), matrices(b), a_scale, b_scale, None, None, None, None, None, 0, 0, 0,
         names=_UPPER_CASE,
@@ -125,16 +121,15 @@ def mm_bf16(
     Raises:
         ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
     """
-    check_dims("mm_bf16", 2, a=a, b=b)
-    check_dtype("mm_bf16", "a", a.dtype, OUTPUTS)
-    check_dtype("mm_bf16", "b", b.dtype, (a.dtype,))
-    matrix = b.t()
-    check_same_depth("mm_bf16", a, matrix, ("a", "b"))
-    if bias is not None:
-        check_bias("mm_bf16", bias, a, matrix.shape[0])
-    result = output("mm_bf16", out, a, (a.shape[0], b.shape[1]), out_dtype)
+    name = "mm_bf16"
+    m, _, n = bind(
+        name, a=(a, "m k", OUTPUTS), b=(b, "k n", "a"), bias=(bias, "?n", OUTPUTS), out=(out, "?m n")
+    )  # fmt: skip
+    if bias is not None and torch.is_grad_enabled() and bias.requires_grad:
+        raise GradientError(f"{name}: bias: has no gradient, wanted one that requires none, or torch.no_grad()")
+    result = output(name, out, a, (m, n), out_dtype)
     grouped_gemm(
-        result, rows(a), matrices(matrix.unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
+        result, rows(a), matrices(b.t().unsqueeze(0)), None, None, None, None, None, None, None, 0, 0, 0,
     )  # fmt: skip
     return result if bias is None else result.add_(bias)
 
@@ -158,15 +153,11 @@ def bmm_bf16(
     Raises:
         ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
     """
-    check_dims("bmm_bf16", 3, A=A, B=B)
-    check_dtype("bmm_bf16", "A", A.dtype, OUTPUTS)
-    check_dtype("bmm_bf16", "B", B.dtype, (A.dtype,))
-    b = B.transpose(1, 2)
-    check_same_batch("bmm_bf16", A, b, ("A", "B"))
-    check_same_depth("bmm_bf16", A, b, ("A", "B"))
-    result = output("bmm_bf16", out, A, (*A.shape[:2], b.shape[1]), out_dtype)
+    name = "bmm_bf16"
+    batch, m, _, n = bind(name, A=(A, "b m k", OUTPUTS), B=(B, "b k n", "A"), out=(out, "?b m n"))
+    result = output(name, out, A, (batch, m, n), out_dtype)
     grouped_gemm(
-        result, rows(A), matrices(b), None, None, None, None, None, None, None, 0, 0, 0,
+        result, rows(A), matrices(B.transpose(1, 2)), None, None, None, None, None, None, None, 0, 0, 0,
         names=_UPPER_CASE,
     )  # fmt: skip
     return result

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ._gemm.arguments import OUTPUTS, check_dims, check_dtype, check_same_depth, check_shape, matrices, output, rows
+from ._gemm.arguments import OUTPUTS, matrices, output, rows
 from ._gemm.operators import grouped_gemm
+from ._ops.bind import bind
 
 __all__ = ["grouped_mm_bf16"]
 
@@ -37,13 +38,9 @@ def grouped_mm_bf16(
         GradientError: a tensor wants a gradient; there is none.
     """
     name = "grouped_mm_bf16"
-    check_dims(name, 2, a=a)
-    check_dims(name, 3, b=b)
-    check_dims(name, 1, m_indptr=m_indptr)
-    check_dtype(name, "a", a.dtype, OUTPUTS)
-    check_dtype(name, "b", b.dtype, (a.dtype,))
-    check_same_depth(name, a, b, ("a", "b"))
-    check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
-    result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
+    m, _, _, n = bind(
+        name, a=(a, "m k", OUTPUTS), b=(b, "e n k", "a"), m_indptr=(m_indptr, "e+1"), out=(out, "?m n")
+    )  # fmt: skip
+    result = output(name, out, a, (m, n), out_dtype, zeros=True)
     grouped_gemm(result, rows(a), matrices(b), None, None, m_indptr, None, None, None, None, 0, 0, 0)
     return result

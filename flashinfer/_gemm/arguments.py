@@ -8,9 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from .._ops import tensors
 from .._ops.dtypes import FLOATS
 from .._ops.errors import called
-from .._ops.sizes import differs
-from .._ops.tensors import can_be_looked_at, check_form, check_tensor
-from ..errors import GradientError
+from .._ops.tensors import can_be_looked_at, check_tensor
 
 OUTPUTS = FLOATS
 BLOCK = 128
@@ -41,13 +39,6 @@ def check_shape(function: str, name: str, x: torch.Tensor, *wanted: tuple[int, .
     if not is_dynamo_compiling() and tuple(x.shape) not in wanted:
         shapes = " or ".join(str(list(shape)) for shape in wanted)
         raise ValueError(f"{called(function)}: {name}: got shape {list(x.shape)}, wanted {shapes}")
-
-
-def check_same_batch(function: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, str]) -> None:
-    if differs(b.shape[0], a.shape[0]):
-        raise ValueError(
-            f"{called(function)}: {names[1]}: got a batch of {b.shape[0]}, wanted {a.shape[0]} as {names[0]} has"
-        )
 
 
 def output(
@@ -120,14 +111,6 @@ def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
     if scale.numel() != 1:
         raise ValueError(f"{called(function)}: {name}: got {scale.numel()} elements, wanted 1")
     return scale.reshape(1, 1, 1)
-
-
-def check_bias(function: str, bias: torch.Tensor, a: torch.Tensor, columns: int) -> None:
-    check_form(function, "bias", bias, (columns,), a.device, *OUTPUTS)
-    if torch.is_grad_enabled() and bias.requires_grad:
-        raise GradientError(
-            f"{called(function)}: bias: has no gradient, wanted one that requires none, or torch.no_grad()"
-        )
 
 
 def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:

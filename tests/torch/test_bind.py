@@ -1,0 +1,81 @@
+"""The schema that tensors of a function are checked against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer._ops.bind import bind
+
+FLOATS = (torch.float32, torch.float16)
+
+
+def product(a: Any, b: Any, bias: Any = None, table: Any = None) -> tuple[int, ...]:
+    return bind(
+        "product", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"), bias=(bias, "?n", FLOATS), table=(table, "?b+1 _ 3")
+    )
+
+
+def given(device: str, **change: Any) -> dict[str, Any]:
+    made = dict(
+        a=torch.ones(2, 5, 7, device=device), b=torch.ones(2, 7, 9, device=device), bias=torch.ones(9, device=device),
+        table=torch.ones(3, 8, 3, device=device),
+    )  # fmt: skip
+    return made | change
+
+
+def test_sizes_come_in_the_order_of_the_letters(device):
+    assert product(**given(device)) == (2, 5, 7, 9)
+    assert product(**given(device, bias=None, table=None)) == (2, 5, 7, 9)
+    assert product(**given("meta")) == (2, 5, 7, 9), "nothing is read"
+    empty = dict(a=torch.ones(0, 5, 0, device=device), b=torch.ones(0, 0, 9, device=device))
+    assert product(**empty) == (0, 5, 0, 9)
+    turned = given(device)["b"].mT.contiguous().mT
+    assert product(**given(device, b=turned)) == (2, 5, 7, 9)
+    assert bind("table", table=(torch.ones(4), "e+1")) == (3,)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (dict(a=None), TypeError, "a: got NoneType, wanted Tensor"),
+    (dict(b=[1.0]), TypeError, "b: got list, wanted Tensor"),
+    (dict(bias=1.0), TypeError, "bias: got float, wanted Tensor"),
+    (dict(a=torch.ones(2, 5, 7).to_sparse()), ValueError, "a: got a tensor of torch.sparse_coo and torch.float32, wanted a"),
+    (dict(a=torch.ones(2, 5)), ValueError, "a: got 2 dimensions, wanted 3"),
+    (dict(b=torch.ones(3, 7, 9)), ValueError, "b: got shape [3, 7, 9], wanted [2, 7, any]"),
+    (dict(b=torch.ones(1, 7, 9)), ValueError, "b: got shape [1, 7, 9], wanted [2, 7, any]"),
+    (dict(b=torch.ones(2, 9, 7)), ValueError, "b: got shape [2, 9, 7], wanted [2, 7, any]"),
+    (dict(bias=torch.ones(8)), ValueError, "bias: got shape [8], wanted [9]"),
+    (dict(table=torch.ones(2, 8, 3)), ValueError, "table: got shape [2, 8, 3], wanted [3, any, 3]"),
+    (dict(table=torch.ones(3, 8, 4)), ValueError, "table: got shape [3, 8, 4], wanted [3, any, 3]"),
+    (dict(a=torch.ones(2, 5, 7).int()), TypeError, "a: got torch.int32, wanted torch.float32 or torch.float16"),
+    (dict(b=torch.ones(2, 7, 9).half()), TypeError, "b: got torch.float16, wanted torch.float32 as a has"),
+    (dict(bias=torch.ones(9, device="meta")), ValueError, "bias: got a tensor on meta, wanted one on cpu as a is"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "text"), BAD, ids=[text for _, _, text in BAD])
+def test_errors(change, error, text):
+    with pytest.raises(error) as raised:
+        product(**given("cpu", **change))
+    assert str(raised.value).startswith(f"product: {text}")
+
+
+@pytest.mark.parametrize("unbacked", [False, True])
+def test_in_a_graph(unbacked, device, cold_dynamo):
+    """One graph for all sizes, and sizes that do not fit are an error there, too."""
+
+    def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        _, m, _, n = bind("multiplied", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"))
+        return torch.bmm(a, b).reshape(-1, m * n)
+
+    compiled = torch.compile(multiplied, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for b, m, k, n in ((2, 5, 7, 9), (4, 3, 11, 6)):
+            x, y = torch.randn(b, m, k, device=device), torch.randn(b, k, n, device=device)
+            if unbacked:
+                torch._dynamo.decorators.mark_unbacked(x, 1)
+            torch.testing.assert_close(compiled(x, y), multiplied(x, y))
+    with pytest.raises(Exception, match="multiplied: b: got shape"):
+        compiled(torch.ones(2, 5, 7, device=device), torch.ones(2, 8, 9, device=device))
