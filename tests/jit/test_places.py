@@ -274,6 +274,7 @@ def test_a_library_that_does_not_load_names_noexec(make_spec, monkeypatch):
 
 LOOK = """
     import sys
+    sys.path.insert(0, sys.argv.pop(1))
     from flashinfer.jit.machine import toolchain, trust
     for path in sys.argv[1:]:
         print(trust.refusal(path))
@@ -290,7 +291,11 @@ def test_the_machines_compiler_in_a_user_namespace(flags, tmp_path, monkeypatch)
     open_file.touch()
     open_file.chmod(0o666)
     compiler = os.path.realpath(shutil.which("g++", path="/usr/bin:/bin") or toolchain.find_cxx())
-    result = run(LOOK, os.path.dirname(compiler), open_file, before=before, CXX=compiler)
+    package = open_to_all(tmp_path / "package")  # this user's own, whose owner says nothing of root
+    shutil.copytree(ROOT / "flashinfer", package / "flashinfer", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [package, *package.rglob("*")] if AS_SOMEBODY else []:
+        os.chown(path, SOMEBODY, SOMEBODY)
+    result = run(LOOK, package, os.path.dirname(compiler), open_file, before=before, CXX=compiler)
     assert result.returncode == 0, result.stderr
     first, second, found = result.stdout.splitlines()
     assert first == "None" and found == compiler and "can be written by everybody" in second
