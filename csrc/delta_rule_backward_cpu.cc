@@ -1,6 +1,6 @@
 // The CPU kernels of the delta rule's gradients for the element types of this module.
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/delta_rule_backward.h>
+#include <flashinfer/cpu/delta_rule/backward.h>
 
 #include "delta_rule_backward_config.h"
 

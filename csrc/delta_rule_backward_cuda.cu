@@ -1,7 +1,7 @@
 // The CUDA kernels of the delta rule's gradients: a part of this file for each element
 // type. Those over chunks are in csrc/delta_rule_backward.
-#include <flashinfer/cuda/delta_rule_backward.cuh>
-#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
+#include <flashinfer/cuda/delta_rule/recurrent/backward.cuh>
 
 #include "delta_rule_backward_config.h"
 

@@ -1,6 +1,6 @@
 // The CPU kernels of the delta rule for the element types of this module.
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/delta_rule.h>
+#include <flashinfer/cpu/delta_rule/forward.h>
 
 #include "delta_rule_config.h"
 

@@ -1,7 +1,7 @@
 // The CUDA kernels of the delta rule: a part of this file for each element type. Those over
 // chunks are in csrc/delta_rule.
-#include <flashinfer/cuda/delta_rule.cuh>
-#include <flashinfer/cuda/delta_rule_chunk.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
+#include <flashinfer/cuda/delta_rule/recurrent/forward.cuh>
 
 #include "delta_rule_config.h"
 

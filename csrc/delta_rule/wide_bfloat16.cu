@@ -1,5 +1,5 @@
 // The delta rule over chunks on CUDA with more than 128 keys, bfloat16.
-#include <flashinfer/cuda/delta_rule_chunk.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -1,5 +1,5 @@
 // Gradients of the delta rule over chunks on CUDA, bfloat16, of keys of up to 64.
-#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 

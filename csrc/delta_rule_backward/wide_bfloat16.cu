@@ -1,5 +1,5 @@
 // Gradients of the delta rule over chunks on CUDA with more than 128 keys, bfloat16.
-#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -1,5 +1,5 @@
 // The kernels of the delta rule over chunks, for the compiler alone: each shape of a block, for the longest heads.
-#include <flashinfer/cuda/delta_rule_chunk.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {
 

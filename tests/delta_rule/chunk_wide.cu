@@ -1,5 +1,5 @@
 // The kernels over chunks with more than 128 keys, for the compiler alone, in the way of chunk.cu.
-#include <flashinfer/cuda/delta_rule_chunk.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -1,5 +1,5 @@
 // The kernels of the gradients over chunks with more than 128 keys, for the compiler alone, in the way of chunk.cu.
-#include <flashinfer/cuda/delta_rule_chunk_backward.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 

@@ -35,12 +35,23 @@ LAYERS = {
     "cpu/simd": {"common", "cpu/simd"},
     "cpu": {"common", "cpu/simd", "cpu"},
     "cpu/attention": {"common", "attention", "cpu/simd", "cpu", "cpu/attention"},
+    "cpu/delta_rule": {"common", "cpu/simd", "cpu", "cpu/delta_rule"},
     "cuda/ptx": {"common", "cuda/ptx"},
     "cuda/tile": {"common", "cuda/ptx", "cuda/tile"},
     "cuda/host": {"common", "cuda/host"},
     "cuda": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda"},
     "cuda/attention": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention"},
     "cuda/mla": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention", "cuda/mla"},
+    "cuda/delta_rule": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/delta_rule"},
+    "cuda/delta_rule/step": {"common", "cuda/tile", "cuda/host", "cuda/delta_rule", "cuda/delta_rule/step"},
+    "cuda/delta_rule/recurrent": {
+        *("common", "cuda/tile", "cuda/host"),
+        *("cuda/delta_rule", "cuda/delta_rule/step", "cuda/delta_rule/recurrent"),
+    },
+    "cuda/delta_rule/chunk": {
+        *("common", "cuda/ptx", "cuda/tile", "cuda/host"),
+        *("cuda/delta_rule", "cuda/delta_rule/chunk"),
+    },
 }
 
 # Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.

@@ -1,7 +1,7 @@
 // The delta rule in double, token by token as its formulas have it, and the inputs that its drivers draw.
 #pragma once
 
-#include <flashinfer/cpu/delta_columns.h>
+#include <flashinfer/cpu/delta_rule/columns.h>
 
 #include "harness.h"
 

@@ -1,5 +1,5 @@
 // The delta rule over sequences, and its step with states in slots and gates of raw numbers.
-#include <flashinfer/cpu/delta_rule.h>
+#include <flashinfer/cpu/delta_rule/forward.h>
 
 #include "delta_oracle.h"
 

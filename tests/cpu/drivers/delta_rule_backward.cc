@@ -1,5 +1,5 @@
 // Gradients of the delta rule, each element against a central difference of the recurrence in double.
-#include <flashinfer/cpu/delta_rule_backward.h>
+#include <flashinfer/cpu/delta_rule/backward.h>
 
 #include "delta_oracle.h"
 

@@ -1,0 +1,263 @@
+// The last kernel of the delta rule's gradients over chunks, each apart from the others: dq, dk, and of gates and
+// betas.
+//   dP = scale lower(dO u') Gam    X = -strict lower(dR u') Gam    dq = dP k + scale e^G dO S'
+//   row = -e^G dR S' + X k    col = dP' q + X' k + e^(Gn-G) u D'    dk = row + col
+//   dbeta = <dy, r>, on the diagonal of dy r'    dV = dR = B dy
+//   dg_t = <D, S behind the chunk> + sum over i >= t of <q_i, dq_i> + <k_i, row_i> - <k_i, col_i>
+// Where q and k are normalised, what is summed is their gradient times their factor. On Hopper a block has one chunk
+// after the other, and copies of the next are on their way.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>
+
+namespace flashinfer::cuda {
+
+// Of kParts times as many keys, part by part.
+template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
+struct DeltaGradientShape {
+  using T = T_;
+  using Products = std::conditional_t<kHopper_, DeltaGroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
+  static constexpr bool kHopper = kHopper_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
+  // Parts of chunks that have rows at once.
+  static constexpr int kChunks = !kHopper ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
+  static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // of values that have factors at once
+};
+
+template <typename Shape>
+struct DeltaGradientsShared {
+  using Rows = typename Shape::Products::Rows;
+  using Matrix = typename Shape::Products::Matrix;
+  using Stage = DeltaGradientStage<Shape>;
+  alignas(1024) Rows k[Shape::kChunks];
+  alignas(1024) Rows q[Shape::kChunks];
+  Stage stages[2];
+  alignas(1024) Matrix p;  // dP, and X
+  alignas(1024) Matrix x;
+  DeltaGradientFactors factors[Shape::kHeads];             // of a value head and of the next one
+  float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
+  float behind[8];                                         // <D, S behind the chunk>, a part of each warp
+  float all_q[kDeltaChunk], all_k[kDeltaChunk];            // <q, dq> and <k, dk> of the parts before
+  DeltaChunkSpace space;
+  DeltaGradientWay way;
+  DeltaGradientPlace places[4];  // of this step and of those that follow
+};
+
+template <typename Shape>
+struct DeltaGradients : DeltaGradientParts<Shape> {
+  using Base = DeltaGradientParts<Shape>;
+  using T = typename Shape::T;
+  using Products = typename Shape::Products;
+  using Shared = DeltaGradientsShared<Shape>;
+  using Stage = typename Shared::Stage;
+  using Rows = typename Products::Rows;
+  using GradientSums = typename Products::Sums;
+  using Sums = typename GradientSums::Keys;
+  using Place = DeltaGradientPlace;
+  static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
+  using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
+  using Base::p, Base::in, Base::way, Base::space, Base::pair_of, Base::along;
+
+  Shared& shared;
+
+  __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
+      : Base(params, memory.way, memory.space), shared(memory) {}
+
+  __device__ __forceinline__ const Rows& keys(const Place& at) const { return shared.k[at.chunks % Shape::kChunks]; }
+  __device__ __forceinline__ const Rows& queries(const Place& at) const { return shared.q[at.chunks % Shape::kChunks]; }
+
+  // Starts the copies of a place, if it is one.
+  __device__ __forceinline__ void load(Stage& to, const Place& at) const {
+    if (!at.done(way)) {
+      if (at.slice == 0) {
+        if (at.member == 0) {
+          copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(keys(at)), in.k, in.k_strides, at.chunk,
+                                                           at.head, this->part(at) * kKeys, in.key_dim, thread);
+          copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(queries(at)), in.q, in.q_strides,
+                                                           at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
+                                                           thread);
+        }
+        const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.place(in, way)]);
+        if (thread < sizeof(factors) / 16)
+          ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
+                           reinterpret_cast<const char*>(&factors) + thread * 16);
+      }
+      this->load_slice(to, at);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // A slice's part, and <D, S>. What follows three steps later is found while products are under way.
+  __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& product) const {
+    const Stage& stage = shared.stages[step % 2];
+    const Place& at = shared.places[step % 4];
+    Products::add_slice(stage, sums, at.slice == 0);
+    if (thread == 0) {
+      Place place = shared.places[(step + 2) % 4];
+      place.advance(in, way), shared.places[(step + 3) % 4] = place;
+    }
+    if (at.slice == 0) product = 0;
+    if (Shape::kParts == 1 || at.last_part(way))
+      this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
+#pragma unroll
+    for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
+      const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
+      product += this->dot(state.x, grad.x) + this->dot(state.y, grad.y) + this->dot(state.z, grad.z) +
+                 this->dot(state.w, grad.w);
+    }
+    Products::wait(sums);
+  }
+
+  // What is behind a value head's slices: its sums are added to those of the head of q and k.
+  __device__ __forceinline__ void finish_head(const Place& at, float scale, GradientSums& sums, float product, Sums& dq,
+                                              Sums& dk) const {
+    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
+    this->give_local(shared.p, shared.x, factors, sums.local, scale);
+    if (half && p.grad_beta && this->part(at) == 0) this->give_betas(at, sums.local);
+    this->scale_sums(sums, factors);
+    const float2 written = along(keys(at), sums.col);
+    product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
+    if (lane == 0) shared.behind[thread / 32] = product;
+    Products::publish();
+    __syncthreads();
+    Products::add_local(keys(at), queries(at), shared.p, shared.x, sums);
+    Products::wait(sums);
+    put(shared.along_q, along_all(at, sums));
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float first = at.member == 0 ? 0.f : dq[0][n][i], second = at.member == 0 ? 0.f : dk[0][n][i];
+        dq[0][n][i] = first + sums.queries[0][n][i], dk[0][n][i] = second + sums.read[0][n][i] + sums.col[0][n][i];
+      }
+    }
+    __syncthreads();
+    if (thread < 32 && p.grad_g) this->give_gates(at, shared.along_q, shared.behind);
+  }
+
+  // dq and dk of a chunk.
+  __device__ __forceinline__ void finish_chunk(const Place& at, Sums& dq, Sums& dk) const {
+    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
+    if (in.l2norm) {
+      __syncthreads();  // the sums of one head have been read
+      put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
+      __syncthreads();
+      const float2 all_q = both(at, shared.along_q, shared.all_q), all_k = both(at, shared.along_k, shared.all_k);
+      if (Shape::kParts > 1 && !at.last_part(way)) {
+        __syncthreads();  // sums of the parts before have been read
+        if (half == 0 && lane % 4 == 0) {
+          shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
+          shared.all_k[row()] = all_k.x, shared.all_k[row() + 8] = all_k.y;
+        }
+        this->save(at, 0, dq), this->save(at, 1, dk);
+        return;
+      }
+      this->project(dq, queries(at), factors.q_factor, all_q);
+      this->project(dk, keys(at), factors.k_factor, all_k);
+      this->store(p.grad_q, at, dq, queries(at));
+      this->store(p.grad_k, at, dk, keys(at));
+      if constexpr (Shape::kParts > 1) {
+        Place before(at);
+#pragma unroll 1
+        for (before.part = 0; before.part < at.part; ++before.part) {
+          this->restore(before, 0, in.q, in.q_strides, factors.q_factor, all_q, dq);
+          this->store(p.grad_q, before, dq, queries(at));
+          this->restore(before, 1, in.k, in.k_strides, factors.k_factor, all_k, dk);
+          this->store(p.grad_k, before, dk, keys(at));
+        }
+      }
+      return;
+    }
+    this->store(p.grad_q, at, dq, queries(at));
+    this->store(p.grad_k, at, dk, keys(at));
+  }
+
+ private:
+  // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
+  __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
+    float total[2] = {};
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 q = pair_of(queries(at), n, i), k = pair_of(keys(at), n, i);
+        const auto &of_q = sums.queries[0][n], &read = sums.read[0][n], &col = sums.col[0][n];
+        total[i] += q.x * of_q[2 * i] + q.y * of_q[2 * i + 1];
+        total[i] += k.x * (read[2 * i] - col[2 * i]) + k.y * (read[2 * i + 1] - col[2 * i + 1]);
+      }
+    }
+    return make_float2(quad_sum(total[0]), quad_sum(total[1]));
+  }
+  __device__ __forceinline__ float2 of_rows(const float (&of)[kDeltaChunk]) const {
+    return make_float2(of[row()], of[row() + 8]);
+  }
+  // Of all keys up to this part's.
+  __device__ __forceinline__ float2 both(const Place& at, const float (&of)[2][kDeltaChunk],
+                                         const float (&before)[kDeltaChunk]) const {
+    const float2 first = of_rows(of[0]), second = of_rows(of[1]);
+    float2 sum = make_float2(first.x + second.x, first.y + second.y);
+    if (Shape::kParts > 1 && at.part > 0) sum.x += before[row()], sum.y += before[row() + 8];
+    return sum;
+  }
+  __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
+    if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
+  }
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    delta_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kCompiled = Shape::kHopper;
+#else
+  constexpr bool kCompiled = !Shape::kHopper;
+#endif
+  if constexpr (kCompiled) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    using Gradients = DeltaGradients<Shape>;
+    auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
+    static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "a block of 9.0 or of 8.0 has it");
+    wait_for_inputs();
+    const DeltaRuleInputs& in = p.in;
+    // What threads would know alike is in shared memory: sums need the registers.
+    if (threadIdx.x == 0) {
+      shared.space = DeltaChunkSpace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
+      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
+      DeltaGradientPlace place(in, shared.way);
+#pragma unroll 1
+      for (int i = 0; i < 3; ++i, place.advance(in, shared.way)) shared.places[i] = place;
+    }
+    // Above the diagonal there are zeros, and stay.
+    for (int i = threadIdx.x; i < sizeof(shared.p) / 16; i += Shape::kThreads)
+      (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    const DeltaGradientWay& way = shared.way;
+    const auto load = [&](int step) { Gradients(p, shared).load(shared.stages[step % 2], shared.places[step % 4]); };
+    load(0), load(1);
+    typename Gradients::GradientSums sums;
+    typename Gradients::Sums dq, dk;
+    float product = 0;
+    for (int step = 0;; ++step) {
+      const DeltaGradientPlace& here = shared.places[step % 4];
+      ptx::cp_async_wait<1>();
+      Gradients::publish();
+      __syncthreads();
+      if (here.done(way)) break;
+      Gradients(p, shared).add_slice(step, sums, product);
+      __syncthreads();
+      // Rows and factors that a head of one slice needs still may be where those of the head behind the next one go.
+      const bool free = Shape::kHeads > 2 || way.slices > 1;
+      if (free) load(step + 2);
+      if (here.last_slice(way)) {
+        const Gradients gradients(p, shared);
+        gradients.finish_head(here, static_cast<float>(in.scale.get()), sums, product, dq, dk);
+        if (here.last_member(way)) gradients.finish_chunk(here, dq, dk);
+        __syncthreads();
+      }
+      if (!free) load(step + 2);
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda

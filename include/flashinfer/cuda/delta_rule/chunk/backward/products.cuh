@@ -1,0 +1,190 @@
+// Products of the gradients of one chunk: a slice of columns' part in dP or X, dO S', dR S' and u D', then what dP and
+// X add. Four warps have the chunk's tokens, and two sets of them half of the keys each; the first set makes dP, the
+// second X. On warps by themselves, or on warpgroups of Hopper, whose operands are all in shared memory.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/products.cuh>
+
+namespace flashinfer::cuda {
+
+// A thread's part in a chunk's gradients. What follows from its number is found again wherever this is made: registers
+// are for sums.
+struct DeltaGradientThread {
+  int thread, lane, rows, half;
+
+  __device__ __forceinline__ DeltaGradientThread() : thread(threadIdx.x) {
+    asm volatile("" : "+r"(thread));
+    lane = thread % 32, rows = thread / 32 % 4, half = thread / 128;
+  }
+  __device__ __forceinline__ int row() const { return 16 * rows + lane / 4; }
+};
+
+// dq, dk's part of what was read, and its part of what was written, of 16 tokens and half of the keys; and dP or X.
+template <int kKeys>
+struct DeltaGradientSums {
+  using Keys = Accumulator<16, kKeys / 2>;
+  Keys queries, read, col;
+  Accumulator<16, kDeltaChunk> local;
+};
+
+template <typename T, int kKeys>
+struct DeltaWarpGradients : DeltaGradientThread {
+  using Sums = DeltaGradientSums<kKeys>;
+  using Matrix = DeltaMatrices::Matrix;
+  using Rows = uint4[kDeltaChunk][kKeys / 8];
+  static constexpr int kPairs = kKeys / 32, kSteps = kDeltaChunk / 16;
+
+  // A product is done when it has been called.
+  __device__ __forceinline__ static void wait(Sums&) {}
+  __device__ __forceinline__ static void publish() {}
+
+  template <typename Stage>
+  __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
+    constexpr int kBytes = sizeof(stage.grad_o[0]);
+    const LeftRows<kBytes> outs(ptx::shared_address(stage.grad_o), 16 * rows);
+    const LeftRows<kBytes> values(ptx::shared_address(stage.grad_y), 16 * rows);
+    if (first) sums.queries.clear(), sums.read.clear(), sums.col.clear(), sums.local.clear();
+#pragma unroll
+    for (int step = 0; step < Stage::kStrips; ++step) {
+      uint32_t out[1][4], value[1][4], u[1][4], mine[1][4], r[4];
+      outs.load(out[0], 0, step), values.load(value[0], 0, step);
+      load_block<true>(r, ptx::shared_address(stage.r[step][rows]));
+      u[0][0] = r[0], u[0][1] = r[2], u[0][2] = r[1], u[0][3] = r[3];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mine[0][i] = half ? value[0][i] : out[0][i];
+#pragma unroll
+      for (int pair = 0; pair < kSteps; ++pair) {
+        if (pair > rows) continue;
+        load_block<true>(r, ptx::shared_address(stage.r[step][pair]));
+        const uint32_t b[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
+        sums.local.template add<T>(mine, b, pair);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        uint32_t s[4];
+        load_block<true>(s, ptx::shared_address(stage.state[step][half * kPairs + pair]));
+        load_block<true>(r, ptx::shared_address(stage.grad[step][half * kPairs + pair]));
+        const uint32_t state[2][2] = {{s[0], s[1]}, {s[2], s[3]}}, grad[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
+        sums.queries.template add<T>(out, state, pair), sums.read.template add<T>(value, state, pair);
+        sums.col.template add<T>(u, grad, pair);
+      }
+    }
+  }
+
+  // Pairs of a block of dP or X, as sums have them.
+  __device__ __forceinline__ void put(Matrix& to, int column, const uint32_t (&words)[4]) const {
+    if (column <= rows) store_block(to[DeltaMatrices::block(rows, column)], words);
+  }
+
+  __device__ __forceinline__ void add_local(const Rows& k, const Rows& q, const Matrix& p, const Matrix& x,
+                                            Sums& sums) const {
+    using KeyRows = SummedRows<2 * kKeys, kDeltaChunk>;
+    const KeyRows keys(ptx::shared_address(k), 0), queries(ptx::shared_address(q), 0);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t left[1][4], other[1][4], r[4], b[2][2];
+      if (m <= rows) {
+        const int block = DeltaMatrices::block(rows, m);
+        load_block<false>(r, ptx::shared_address(p[block]));
+        left[0][0] = r[0], left[0][1] = r[2], left[0][2] = r[1], left[0][3] = r[3];
+        load_block<false>(r, ptx::shared_address(x[block]));
+        other[0][0] = r[0], other[0][1] = r[2], other[0][2] = r[1], other[0][3] = r[3];
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          keys.load(b, m, half * (kKeys / 16) + 2 * pair);
+          sums.queries.template add<T>(left, b, pair), sums.read.template add<T>(other, b, pair);
+        }
+      }
+      if (m >= rows) {
+        const int block = DeltaMatrices::block(m, rows);
+        load_block<true>(left[0], ptx::shared_address(p[block]));
+        load_block<true>(other[0], ptx::shared_address(x[block]));
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          queries.load(b, m, half * (kKeys / 16) + 2 * pair);
+          sums.col.template add<T>(left, b, pair);
+          keys.load(b, m, half * (kKeys / 16) + 2 * pair);
+          sums.col.template add<T>(other, b, pair);
+        }
+      }
+    }
+  }
+};
+
+template <typename T, int kKeys>
+struct DeltaGroupGradients : DeltaGradientThread {
+  using Sums = DeltaGradientSums<kKeys>;
+  using Matrix = DeltaTileMatrix;
+  using Rows = uint4[kDeltaChunk][kKeys / 8];
+  using Tile = ChunkedTile<kDeltaChunk>;
+  using Keys = ptx::Wgmma<kKeys / 2>;
+  static constexpr auto kType = ptx::kWgmmaType<T>;
+  static constexpr int kSteps = kDeltaChunk / 16;
+
+  __device__ __forceinline__ static void wait(Sums& sums) {
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_hold(flat(sums.queries)), ptx::warpgroup_hold(flat(sums.read)), ptx::warpgroup_hold(flat(sums.col));
+    ptx::warpgroup_hold(flat(sums.local));
+  }
+  // Before a barrier behind which products read what this thread has written or copied.
+  __device__ __forceinline__ static void publish() { ptx::fence_proxy_async(); }
+
+  template <typename Stage>
+  __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
+    constexpr int kHalf = kKeys / 32 * sizeof(DeltaBlocks);
+    const uint64_t outs = Tile::k_contiguous(ptx::shared_address(stage.grad_o));
+    const uint64_t values = Tile::k_contiguous(ptx::shared_address(stage.grad_y));
+    const uint64_t r = blocks(ptx::shared_address(stage.r));
+    const uint64_t state = blocks(ptx::shared_address(stage.state) + half * kHalf);
+    const uint64_t grad = blocks(ptx::shared_address(stage.grad) + half * kHalf);
+    const uint64_t mine = half ? values : outs;
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < Stage::kStrips; ++step) {
+      const uint64_t by = Tile::k_contiguous_step(step), r_by = step * sizeof(stage.r[0]) >> 4;
+      const uint64_t state_by = step * sizeof(stage.state[0]) >> 4;
+      const bool accumulate = step > 0 || !first;
+      Keys::template ss<kType, true>(flat(sums.queries), outs + by, state + state_by, accumulate);
+      Keys::template ss<kType, true>(flat(sums.read), values + by, state + state_by, accumulate);
+      Keys::template ss<kType, true, true>(flat(sums.col), r + r_by, grad + state_by, accumulate);
+      ptx::Wgmma<kDeltaChunk>::template ss<kType, true>(flat(sums.local), mine + by, r + r_by, accumulate);
+    }
+    ptx::warpgroup_commit();
+  }
+
+  __device__ __forceinline__ void put(Matrix& to, int column, const uint32_t (&words)[4]) const {
+    const uint32_t start = ptx::shared_address(to) + lane % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::store_shared(start + Tile::unit(row() + i / 2 * 8, 2 * column + i % 2), words[i]);
+  }
+
+  __device__ __forceinline__ void add_local(const Rows& k, const Rows& q, const Matrix& p, const Matrix& x,
+                                            Sums& sums) const {
+    constexpr int kHalf = kKeys == 128 ? Tile::kChunkBytes : kKeys;  // bytes from a half of the keys to the other
+    const uint64_t keys = Tile::n_contiguous(ptx::shared_address(k) + half * kHalf);
+    const uint64_t queries = Tile::n_contiguous(ptx::shared_address(q) + half * kHalf);
+    const uint32_t p_start = ptx::shared_address(p), x_start = ptx::shared_address(x);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t by = Tile::n_contiguous_step(step), left_by = Tile::k_contiguous_step(step);
+      Keys::template ss<kType, true>(flat(sums.queries), Tile::k_contiguous(p_start) + left_by, keys + by, true);
+      Keys::template ss<kType, true>(flat(sums.read), Tile::k_contiguous(x_start) + left_by, keys + by, true);
+      Keys::template ss<kType, true, true>(flat(sums.col), Tile::n_contiguous(p_start) + by, queries + by, true);
+      Keys::template ss<kType, true, true>(flat(sums.col), Tile::n_contiguous(x_start) + by, keys + by, true);
+    }
+    ptx::warpgroup_commit();
+  }
+
+ private:
+  template <int kColumns>
+  __device__ __forceinline__ static float (&flat(Accumulator<16, kColumns>& sums))
+      [kColumns / 2] { return reinterpret_cast<float (&)[kColumns / 2]>(sums.tile); }
+  // The descriptor of DeltaBlocks whose rows are k: [0, 14) address, [16, 30) bytes from eight rows to the next, [32,
+  // 46) from eight columns to the next, each / 16.
+  __device__ __forceinline__ static uint64_t blocks(uint32_t address) {
+    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
+  }
+};
+
+}  // namespace flashinfer::cuda

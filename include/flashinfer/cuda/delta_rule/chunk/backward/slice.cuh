@@ -1,0 +1,157 @@
+// Parts of the delta rule's gradients over chunks: what a slice of a value head's columns brings, and what its sums are
+// multiplied by.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/backward/output.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/products.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/backward/scan.cuh>
+#include <flashinfer/cuda/ptx/approx.cuh>
+
+namespace flashinfer::cuda {
+
+// Of 64 columns: dO, dy, r, and the states before and behind a chunk.
+template <typename Shape>
+struct DeltaGradientStage {
+  static constexpr int kStrips = Shape::kSlice / 16;
+  alignas(1024) uint4 grad_o[kDeltaChunk][Shape::kSlice / 8];
+  alignas(1024) uint4 grad_y[kDeltaChunk][Shape::kSlice / 8];
+  DeltaBlocks r[kStrips][kDeltaChunk / 16];
+  DeltaBlocks state[kStrips][Shape::kKeys / 16];
+  DeltaBlocks grad[kStrips][Shape::kKeys / 16];
+};
+
+template <typename Shape>
+struct DeltaGradientParts : DeltaGradientResults<Shape> {
+  using Base = DeltaGradientResults<Shape>;
+  using T = typename Shape::T;
+  using Products = typename Shape::Products;
+  using Stage = DeltaGradientStage<Shape>;
+  using Matrix = typename Products::Matrix;
+  using GradientSums = typename Products::Sums;
+  using Sums = typename GradientSums::Keys;
+  using Place = DeltaGradientPlace;
+  static constexpr int kThreads = Shape::kThreads;
+  using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
+  using Base::p, Base::in, Base::way;
+
+  const DeltaChunkSpace& space;
+
+  __device__ __forceinline__ DeltaGradientParts(const DeltaRuleBackwardParams& params, const DeltaGradientWay& way_,
+                                                const DeltaChunkSpace& space_)
+      : Base(params, way_), space(space_) {}
+
+  __device__ __forceinline__ void load_slice(Stage& to, const Place& at) const {
+    const int64_t heads = in.num_value_heads, values = in.value_dim;
+    const int first = at.slice * Shape::kSlice;
+    const TokenStrides strides{in.num_tokens * heads * values, heads * values, values};
+    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_o), p.grad_o, strides, at.chunk,
+                                                at.value_head(way), first, values, thread);
+    copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_y), p.grad_v, strides, at.chunk,
+                                                at.value_head(way), first, values, thread);
+    const int64_t place = at.place(in, way);
+    const int strip = at.slice * Stage::kStrips;
+    const auto there = static_cast<int>((values - first + 15) / 16);                   // strips; zeros behind them
+    constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // of a part, and of all
+    const int64_t state = place * space.state_bytes + strip * kStates + this->part(at) * kState;
+    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]), there);
+    copy(to.state, space.states + state, kStates, there);
+    copy(to.grad, space.grads + state, kStates, there);
+  }
+  __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
+    float a[2], b[2];
+    unpack<T>(first, a[0], a[1]), unpack<T>(second, b[0], b[1]);
+    return a[0] * b[0] + a[1] * b[1];
+  }
+
+  // dP or X to shared memory, on and below the diagonal.
+  __device__ __forceinline__ void give_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
+                                             const Accumulator<16, kDeltaChunk>& local, float scale) const {
+    const auto of_row = [&](int at) {
+      return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
+    };
+    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]}, by[2] = {of_row(row()), of_row(row() + 8)};
+#pragma unroll
+    for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
+      if (pair > rows) continue;
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // upper left, upper right, lower left, lower right
+        const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4), at = row() + i / 2 * 8;
+        const auto two = [&](const float (&of)[kDeltaChunk]) { return *reinterpret_cast<const float2*>(&of[column]); };
+        const float2 others = two(factors.sums), k = two(factors.k_factor), beta = two(factors.beta);
+        float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
+        float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
+        first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];
+        if (pair == rows) {
+          first = column + half <= at ? first : 0.f;
+          second = column + 1 + half <= at ? second : 0.f;
+        }
+        words[i] = pack<T>(first, second);
+      }
+      Products::put(half ? x : dp, pair, words);
+    }
+  }
+
+  // dq or dk of a part of the keys, which is finished when all parts are there.
+  __device__ __forceinline__ float2* saved(const Place& at, int which) const {
+    const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
+    return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
+  }
+  __device__ __forceinline__ void save(const Place& at, int which, const Sums& sums) const {
+    float2* const to = saved(at, which);
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) to[(2 * n + i) * kThreads] = make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
+    }
+  }
+  // The same again, through what normalises rows of `x`.
+  __device__ __forceinline__ void restore(const Place& at, int which, const void* x, const TokenStrides& strides,
+                                          const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
+    const float2* const from = saved(at, which);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = row() + 8 * i;
+      const float by = factors[token] * factors[token] * (i ? all.y : all.x);
+      const T* rows_of_x = static_cast<const T*>(x) + strides.at(at.chunk.batch, at.chunk.first + token, at.head);
+#pragma unroll
+      for (int n = 0; n < Sums::kN; ++n) {
+        const int key = at.part * Shape::kKeys + half * (Shape::kKeys / 2) + 8 * n + lane % 4 * 2;
+        float2 two = from[(2 * n + i) * kThreads], pair = make_float2(0.f, 0.f);
+        if (token < at.chunk.count && key < in.key_dim)
+          unpack<T>(*reinterpret_cast<const uint32_t*>(rows_of_x + key), pair.x, pair.y);
+        sums[0][n][2 * i] = two.x - by * pair.x, sums[0][n][2 * i + 1] = two.y - by * pair.y;
+      }
+    }
+  }
+
+  // Sums of all slices, times what stands before them in front of Gam.
+  __device__ __forceinline__ void scale_sums(GradientSums& sums, const DeltaGradientFactors& factors) const {
+    const int upper = row(), lower = row() + 8;
+    scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
+    scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
+    scale_rows(sums.col, factors.write[upper] * factors.beta[upper], factors.write[lower] * factors.beta[lower]);
+  }
+
+ private:
+  // Strips, which are `stride` bytes apart.
+  template <typename Blocks>
+  __device__ __forceinline__ void copy(Blocks& to, const char* from, int64_t stride, int strips) const {
+    constexpr int kStep = kThreads * 16, kStrip = sizeof(to[0]);
+    static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
+    const uint32_t start = ptx::shared_address(to) + thread * 16;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i) {
+      const int at = thread * 16 + i * kStep, strip = at / kStrip;
+      ptx::cp_async_16(start + i * kStep, from + strip * stride + at % kStrip, strip < strips);
+    }
+  }
+  // A lane's elements, times a factor of their row.
+  __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n)
+      sums[0][n][0] *= upper, sums[0][n][1] *= upper, sums[0][n][2] *= lower, sums[0][n][3] *= lower;
+  }
+};
+
+}  // namespace flashinfer::cuda

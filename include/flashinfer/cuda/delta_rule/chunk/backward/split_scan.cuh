@@ -1,0 +1,217 @@
+// Both walks of the delta rule's gradients where there are so few heads that each has processors of its own. Gradients
+// of states go on without waiting for what needs none: two warps have 16 columns each and carry them; of another two,
+// one makes the part of outputs' gradients in what comes next, and writes to memory what the chunk before has left.
+// Four more start copies: those of two take longer than a step of the states.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/backward/scan.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename T, int kKeys>
+struct DeltaSplitReverseShape : DeltaWalkShape<T, kKeys, 2, 4> {
+  static constexpr int kThreads = 256;
+};
+
+// What a step needs: keys, Z and factors of its chunk, and queries, dO, P and factors of outputs of the next one.
+template <typename Shape>
+struct DeltaSplitReverseStage {
+  alignas(128) typename Shape::Keys k;
+  alignas(128) typename Shape::Keys q;
+  alignas(128) typename Shape::Values grad;  // then dy of the chunk before
+  alignas(128) DeltaTerms terms;
+};
+
+template <typename Shape>
+struct DeltaSplitReverseShared {
+  static constexpr int kStages = 3;
+
+  DeltaSplitReverseStage<Shape> stages[kStages];
+  struct {  // by lanes, of steps in turns
+    DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // left operands
+    float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                        // sums: P' dO
+    float4 added[Shape::kWarps][Shape::kKeys / 8][32];                                         // scale Q' (e^G dO)
+  } handed[2];
+};
+
+template <typename Shape>
+struct DeltaSplitReverse : DeltaWalk<Shape> {
+  using Base = DeltaWalk<Shape>;
+  using T = typename Shape::T;
+  using State = typename Base::State;
+  using Products = typename Shape::Products;
+  using Stage = DeltaSplitReverseStage<Shape>;
+  using Shared = DeltaSplitReverseShared<Shape>;
+  using Handed = decltype(Shared::handed[0]);
+  using Base::in, Base::kSteps, Base::lane, Base::warp;
+
+  const DeltaRuleBackwardParams& p;
+  const DeltaChunkSpace& space;
+  const int role;  // 0: gradients of states, 1: what needs none, 2: copies
+
+  __device__ __forceinline__ DeltaSplitReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
+                                               uint32_t number)
+      : Base(params.in, number), p(params), space(to), role(min(threadIdx.x / 32 / Shape::kWarps, 2)) {
+    warp %= Shape::kWarps;
+  }
+
+  // Of chunk `number`, and of the one before it, which comes next; either may be none.
+  __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
+    if (number < count) {
+      const DeltaTerms& from = space.terms[this->place(number)];
+      this->copy_keys(to.k, in.k, in.k_strides, this->chunk(number));
+      this->copy_bytes(&to.terms.z, &from.z, sizeof(from.z));
+      this->copy_bytes(&to.terms.read, &from.read, sizeof(from.read) + sizeof(from.beta));
+      this->copy_bytes(&to.terms.write, &from.write, sizeof(from.write) + sizeof(from.last));
+    }
+    if (number > 0) {
+      const DeltaChunk next = this->chunk(number - 1);
+      const DeltaTerms& from = space.terms[this->place(number - 1)];
+      const int64_t heads = in.num_value_heads, values = in.value_dim;
+      this->copy_keys(to.q, in.q, in.q_strides, next);
+      this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, next);
+      this->copy_bytes(&to.terms.p, &from.p, sizeof(from.p));
+      this->copy_bytes(&to.terms.out, &from.out, sizeof(from.out));
+    }
+  }
+
+  __device__ __forceinline__ void carry(const Stage& stage, Handed& handed, State& state) const {
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
+    typename Base::Sums du;
+    typename Base::Left left;
+    Products::read(du, a, stage.k, [&](int i) {
+      pack_left<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
+      handed.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+    });
+#pragma unroll
+    for (int n = 0; n < Base::Sums::kN; ++n) {
+      const float2 by = this->of_tokens(terms.write, n);
+      add(du[0][n], by, handed.outputs[warp][n][lane]);
+    }
+    this->scaled(left, du, terms.beta);
+    Products::template multiply<false>(du, left, terms.z);  // dy
+    const float2 last = make_float2(terms.last[0], terms.last[0]);
+#pragma unroll
+    for (int n = 0; n < State::kN; ++n) add(state[0][n], last, handed.added[warp][n][lane]);
+    Products::write(state, left, stage.k, [&](int m) {
+      pack_finite_left<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
+      handed.dy[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
+      this->scale_tokens(du, m, terms.beta);
+      this->scaled(left[m], du, m, terms.read, -1.f);
+    });
+  }
+
+  // What the next chunk's dO adds.
+  __device__ __forceinline__ void prepare(const Stage& stage, Handed& handed) const {
+    typename Base::Sums outputs;
+    typename Base::Left grad;
+    State added;
+    this->load_values(grad, stage.grad);
+    Products::template multiply<false, true>(outputs, grad, stage.terms.p);
+#pragma unroll
+    for (int n = 0; n < Base::Sums::kN; ++n) handed.outputs[warp][n][lane] = four(outputs[0][n]);
+    this->scale_values(grad, stage.terms.out);
+    added.clear();
+    Products::write(added, grad, stage.q);
+#pragma unroll
+    for (int n = 0; n < State::kN; ++n) handed.added[warp][n][lane] = four(added[0][n]);
+  }
+
+  // What a chunk has left, by way of this warp's part of a tile.
+  __device__ __forceinline__ void finish(Stage& stage, const Handed& handed, int64_t number) const {
+    const int64_t strip = this->column() / 16;
+    char* const grads = space.grads + this->place(number) * space.state_bytes + strip * sizeof(handed.state[0]);
+    if (strip < space.strips) {
+#pragma unroll
+      for (int i = 0; i < Shape::kKeys / 16; ++i) {
+        uint32_t words[4];
+        take(words, handed.state[warp][i][lane]);
+        store_block(grads + i * sizeof(DeltaBlocks), words);
+      }
+    }
+    this->template store<false>(p.grad_v, stage.grad, this->chunk(number),
+                                [&](uint32_t (&words)[4], int m) { take(words, handed.dy[warp][m][lane]); });
+  }
+
+ private:
+  __device__ __forceinline__ static void add(float (&sums)[4], const float2& by, const float4& more) {
+    sums[0] = sums[0] * by.x + more.x, sums[1] = sums[1] * by.y + more.y;
+    sums[2] = sums[2] * by.x + more.z, sums[3] = sums[3] * by.y + more.w;
+  }
+  __device__ __forceinline__ static float4 four(const float (&sums)[4]) {
+    return make_float4(sums[0], sums[1], sums[2], sums[3]);
+  }
+  __device__ __forceinline__ static void take(uint32_t (&words)[4], const uint4& from) {
+    words[0] = from.x, words[1] = from.y, words[2] = from.z, words[3] = from.w;
+  }
+};
+
+// Step i is that of the i-th chunk from the end: each role has one behind the one before it.
+template <typename Shape>
+__device__ __forceinline__ void split_reverse(const DeltaSplitReverse<Shape>& walk,
+                                              DeltaSplitReverseShared<Shape>& shared) {
+  const DeltaRuleBackwardParams& p = walk.p;
+  const int count = static_cast<int>(walk.num_chunks());
+  const auto stage = [&](int i) -> auto& { return shared.stages[(i + 1) % shared.kStages]; };
+  if (walk.role == 2) {
+    const auto load = [&](int i) {
+      if (i < count) walk.load(stage(i), count - 1 - i, count);
+      ptx::cp_async_commit();
+    };
+    load(-1), load(0);
+    for (int i = -1; i <= count; ++i) {
+      ptx::cp_async_wait<1>();
+      __syncthreads();
+      load(i + 2);
+    }
+  } else if (walk.role == 1) {
+    for (int i = -1; i <= count; ++i) {
+      __syncthreads();
+      if (i + 1 < count) walk.prepare(stage(i), shared.handed[(i + 1) % 2]);
+      if (i > 0) walk.finish(stage(i), shared.handed[(i - 1) % 2], count - i);
+    }
+  } else {
+    typename DeltaSplitReverse<Shape>::State state;
+    state.clear();
+    if (p.grad_state)
+      walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.grad_state)[i]; });
+    __syncthreads();
+    for (int i = 0; i < count; ++i) {
+      __syncthreads();
+      walk.carry(stage(i), shared.handed[i % 2], state);
+    }
+    __syncthreads();
+    walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });
+  }
+}
+
+template <typename T, int kKeys>
+struct DeltaSplitWalks {
+  using Reverse = DeltaSplitReverseShape<T, kKeys>;
+  using Replay = DeltaWalkShape<T, kKeys, 2, 4>;
+  static constexpr int kThreads = Reverse::kThreads, kColumns = Reverse::kColumns;
+  static constexpr int kReplayBytes = kWalkBytes<Replay, DeltaReplayStage<Replay>>;
+  static constexpr int kReverseBytes = sizeof(DeltaSplitReverseShared<Reverse>);
+  static constexpr int kBytes = kReplayBytes > kReverseBytes ? kReplayBytes : kReverseBytes;
+  static_assert(Replay::kThreads <= kThreads && Replay::kColumns == kColumns, "blocks of one launch");
+};
+
+template <typename Walks>
+__global__ void __launch_bounds__(Walks::kThreads, 1)
+    delta_split_walks_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  using Replay = typename Walks::Replay;
+  using Reverse = typename Walks::Reverse;
+  wait_for_inputs();
+  const DeltaChunkSpace space(p.in, Replay::kKeys, chunks, p.workspace);
+  const uint32_t walks = gridDim.x / 2;
+  if (blockIdx.x < walks) {
+    const DeltaSplitReverse<Reverse> reverse(p, space, blockIdx.x);
+    split_reverse(reverse, *reinterpret_cast<DeltaSplitReverseShared<Reverse>*>(memory));
+  } else if (threadIdx.x < Replay::kThreads) {  // barriers do not wait for threads that have ended
+    replay_chunks<Replay>(p, space, memory, blockIdx.x - walks);
+  }
+}
+
+}  // namespace flashinfer::cuda

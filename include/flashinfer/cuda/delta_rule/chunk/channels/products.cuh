@@ -1,0 +1,201 @@
+// Products of the delta rule's gradients over chunks where each channel of k has a gate: a warp has 16 rows and half of
+// the channels. Between blocks of 16 rows decays are in the rows, and sums are multiplied by those of a whole block
+// when they pass it; what is left is inside of blocks, and in chunk/channels/gradients.cuh.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/channels/prepare.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename T_, int kKeys_>
+struct DeltaChannelGradientShape {
+  using T = T_;
+  using Products = DeltaWarpGradients<T, kKeys_>;
+  static constexpr bool kHopper = false;
+  static constexpr int kParts = 1;
+  static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
+};
+
+template <typename Shape>
+struct DeltaChannelGradientsShared {
+  static constexpr int kKeys = Shape::kKeys, kBlocks = kDeltaChunk / 16;
+  static constexpr int kParts = Shape::kThreads / (2 * kKeys);  // of threads that have all channels of states
+  using Rows = typename Shape::Products::Rows;
+  using Sums = float[kDeltaChunk][kKeys + 8];
+
+  alignas(1024) Rows k;
+  Rows q;
+  union {
+    struct {
+      DeltaGradientStage<Shape> stage;
+      Rows read_k, read_q;  // times the decays from the start of the block to the row
+      Rows written_k;       // k times the decays behind the row to the end of the block
+    };
+    struct {
+      Sums queries, read, col;  // then dq, dk, and what is summed for the gates
+    };
+  };
+  typename Shape::Products::Matrix p, x;  // dP, and X
+  DeltaGradientFactors factors;
+  float blocks[kBlocks][kKeys];   // the decay of all rows of a block
+  float written[kBlocks][kKeys];  // <k, u D'> with the decays behind the row to the end of the block
+  float product[kParts][kKeys];   // <D, S>
+  float behind[kBlocks][kKeys];   // what a block's rows add to the gates before them
+  DeltaChunkSpace space;
+  DeltaGradientWay way;
+};
+
+template <typename Shape>
+struct DeltaChannelProducts : DeltaGradientParts<Shape> {
+  using Base = DeltaGradientParts<Shape>;
+  using T = typename Shape::T;
+  using Products = typename Shape::Products;
+  using Shared = DeltaChannelGradientsShared<Shape>;
+  using Rows = typename Shared::Rows;
+  using GradientSums = typename Products::Sums;
+  using Sums = typename GradientSums::Keys;
+  using Place = DeltaGradientPlace;
+  using Matrix = typename Products::Matrix;
+  static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
+  using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
+  using Base::p, Base::in, Base::way, Base::space, Base::pair_of;
+
+  Shared& shared;
+
+  __device__ __forceinline__ DeltaChannelProducts(const DeltaRuleBackwardParams& params, Shared& memory)
+      : Base(params, memory.way, memory.space), shared(memory) {}
+
+  // Starts the copies of rows, and of a value head's factors.
+  __device__ __forceinline__ void load_keys(const Place& at) const {
+    copy_keys(shared.k, in.k, in.k_strides, at), copy_keys(shared.q, in.q, in.q_strides, at);
+  }
+  __device__ __forceinline__ void load_factors(const Place& at) const {
+    const auto& terms = static_cast<const DeltaChannelTerms<kKeys>*>(space.terms)[at.place(in, way)];
+    const auto& factors = static_cast<const DeltaGradientFactors&>(terms);
+    if (thread < sizeof(factors) / 16)
+      ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,
+                       reinterpret_cast<const char*>(&factors) + thread * 16);
+  }
+  // A slice's part, and <D, S>: a thread has eight channels of blocks of states.
+  __device__ __forceinline__ void add_slice(const Place& at, GradientSums& sums, float (&product)[8]) const {
+    auto& stage = shared.stage;
+    __syncthreads();  // the slice before has been read
+    this->load_slice(stage, at);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    Products::add_slice(stage, sums, at.slice == 0);
+    this->give_values(stage.grad_y, at, shared.factors.beta);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(stage.state)) / 16 / kThreads; ++i) {
+      const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
+      const uint32_t states[4] = {state.x, state.y, state.z, state.w}, grads[4] = {grad.x, grad.y, grad.z, grad.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float a[2], b[2];
+        unpack<T>(states[e], a[0], a[1]), unpack<T>(grads[e], b[0], b[1]);
+        product[2 * e] += a[0] * b[0], product[2 * e + 1] += a[1] * b[1];
+      }
+    }
+  }
+  // What products are left behind a value head's slices; then sums are in shared memory.
+  __device__ __forceinline__ void finish_products(const Place& at, float scale, GradientSums& sums,
+                                                  float (&product)[8]) const {
+    this->give_local(shared.p, shared.x, shared.factors, sums.local, scale);
+    if (half && p.grad_beta) this->give_betas(at, sums.local);
+    this->scale_sums(sums, shared.factors);
+    const int warp = thread / 32;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+#pragma unroll
+      for (int by = 1; by < 16; by *= 2) product[e] += __shfl_xor_sync(kAllLanes, product[e], by);
+    }
+    if (lane % 16 == 0)
+      store_floats(&shared.product[warp / (kKeys / 16)][warp % (kKeys / 16) * 16 + lane / 16 * 8], product);
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+      const float2 upper = pair_of(shared.written_k, n, 0), lower = pair_of(shared.written_k, n, 1);
+      const auto& of = sums.col[0][n];
+      float first = upper.x * of[0] + lower.x * of[2], second = upper.y * of[1] + lower.y * of[3];
+#pragma unroll
+      for (int by = 4; by < 32; by *= 2) {
+        first += __shfl_xor_sync(kAllLanes, first, by), second += __shfl_xor_sync(kAllLanes, second, by);
+      }
+      if (lane < 4) {
+        float* to = &shared.written[rows][half * (kKeys / 2) + 8 * n + 2 * lane];
+        to[0] = first, to[1] = second;
+      }
+    }
+    __syncthreads();
+    add_blocks(sums);
+    __syncthreads();
+    put(shared.queries, sums.queries), put(shared.read, sums.read), put(shared.col, sums.col);
+    __syncthreads();
+  }
+
+ private:
+  __device__ __forceinline__ void copy_keys(Rows& to, const void* from, const TokenStrides& strides,
+                                            const Place& at) const {
+    copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.head, 0,
+                                                     in.key_dim, thread);
+  }
+  // What rows of other blocks give, and decays of whole blocks.
+  __device__ __forceinline__ void add_blocks(GradientSums& sums) const {
+    using Summed = SummedRows<2 * kKeys, kDeltaChunk>;
+    constexpr int kPairs = kKeys / 32;
+    const Summed written_k(ptx::shared_address(shared.written_k), 0);
+    const Summed read_k(ptx::shared_address(shared.read_k), 0), read_q(ptx::shared_address(shared.read_q), 0);
+    const int first = half * (kKeys / 16);
+#pragma unroll
+    for (int m = 0; m < kBlocks - 1; ++m) {
+      if (m >= rows) continue;
+      uint32_t left[1][4], other[1][4], b[2][2];
+      load_left(left[0], shared.p, m), load_left(other[0], shared.x, m);
+      scale_channels(sums.queries, shared.blocks[m]), scale_channels(sums.read, shared.blocks[m]);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        written_k.load(b, m, first + 2 * pair);
+        sums.queries.template add<T>(left, b, pair), sums.read.template add<T>(other, b, pair);
+      }
+    }
+#pragma unroll
+    for (int m = kBlocks - 1; m > 0; --m) {
+      if (m <= rows) continue;
+      uint32_t left[1][4], other[1][4], b[2][2];
+      load_block<true>(left[0], ptx::shared_address(shared.p[DeltaMatrices::block(m, rows)]));
+      load_block<true>(other[0], ptx::shared_address(shared.x[DeltaMatrices::block(m, rows)]));
+      scale_channels(sums.col, shared.blocks[m]);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        read_q.load(b, m, first + 2 * pair);
+        sums.col.template add<T>(left, b, pair);
+        read_k.load(b, m, first + 2 * pair);
+        sums.col.template add<T>(other, b, pair);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_left(uint32_t (&left)[4], const Matrix& from, int column) const {
+    uint32_t r[4];
+    load_block<false>(r, ptx::shared_address(from[DeltaMatrices::block(rows, column)]));
+    left[0] = r[0], left[1] = r[2], left[2] = r[1], left[3] = r[3];
+  }
+  __device__ __forceinline__ void scale_channels(Sums& sums, const float (&factors)[kKeys]) const {
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+      const float2 by = *reinterpret_cast<const float2*>(&factors[half * (kKeys / 2) + 8 * n + 2 * (lane % 4)]);
+      sums[0][n][0] *= by.x, sums[0][n][1] *= by.y, sums[0][n][2] *= by.x, sums[0][n][3] *= by.y;
+    }
+  }
+  __device__ __forceinline__ void put(typename Shared::Sums& to, const Sums& sums) const {
+#pragma unroll
+    for (int n = 0; n < Sums::kN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<float2*>(&to[row() + 8 * i][half * (kKeys / 2) + 8 * n + 2 * (lane % 4)]) =
+            make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,170 @@
+// The delta rule on CUDA over chunks of 64 tokens, on tensor cores: which calls it takes, and its launches.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/channels/prepare.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/split.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/forward/split_warpgroups.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/prepare.cuh>
+#include <flashinfer/cuda/host/kernel.cuh>
+
+namespace flashinfer::cuda {
+
+// What the kernels that run everywhere ask for at most: GPUs of compute capability 8.0 have as much, those of 8.6 have
+// less, and compute token by token.
+constexpr int kChunkSharedBytes = 163 << 10;
+
+// Whether a call is one for these kernels: rows of q, k and v are copied by 16 bytes, and there are some chunks.
+template <typename T>
+bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
+  if constexpr (!kIsHalfType<T>) return false;
+  const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
+  const auto whole = [&](const void* rows, const TokenStrides& by) {
+    return aligned(rows) && by.batch % 8 == 0 && by.token % 8 == 0 && by.head % 8 == 0;
+  };
+  return in.chunked && device_info(where.device).shared_bytes >= kChunkSharedBytes && aligned(in.gk) &&
+         !in.beta_is_vector && in.key_dim <= (in.gk ? 128 : 256) && in.key_dim % 8 == 0 && in.value_dim % 8 == 0 &&
+         whole(in.q, in.q_strides) && whole(in.k, in.k_strides) && whole(in.v, in.v_strides) &&
+         in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
+}
+
+// Bytes of the terms of all chunks, then of whether they are there.
+inline int64_t delta_terms_bytes(const DeltaRuleInputs& in) {
+  return count_chunks(in) * in.num_value_heads * delta_term_bytes(in);
+}
+inline int64_t delta_chunk_workspace(const DeltaRuleInputs& in) {
+  return delta_terms_bytes(in) + count_chunks(in) * in.num_value_heads * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+template <auto kKernel, typename... Args>
+void launch_chunks(int64_t blocks, int threads, int64_t shared_bytes, const Launch& where, const Args&... args) {
+  Kernel<kKernel>::launch(static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
+}
+template <auto kKernel, typename Shape, typename Stage, typename... Args>
+void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
+  static_assert(Shape::kHopper || kWalkBytes<Shape, Stage> <= kChunkSharedBytes);
+  launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
+}
+
+// Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
+// processors have one.
+template <typename T, int kKeys, bool kChannels, typename Body>
+void with_warps_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
+  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0, kChannels>{});
+  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0, kChannels>{});
+  body(DeltaWalkShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
+}
+// On warpgroups: the fewest with which no block waits for another's processor, by times of all shapes on an H200.
+template <typename T, int kKeys, typename Body>
+void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+  const int64_t num_sms = device_info(where.device).num_sms;
+  if (serves_sm90a(where.device)) {
+    if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWalkShape<T, kKeys, 2, 2>{});
+    if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaGroupShape<T, kKeys, 1>{});
+    return body(DeltaGroupShape<T, kKeys, 2>{});
+  }
+  with_warps_shape<T, kKeys, false>(in, where, body);
+}
+
+template <typename T, int kKeys>
+void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const Launch& where) {
+  const auto blocks = static_cast<unsigned>(count_chunks(in) * in.num_value_heads);
+  launch_chunks<delta_prepare_kernel<T, kKeys>>(blocks, DeltaPrepare<T, kKeys>::kThreads,
+                                                sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
+}
+
+// Whether there is the memory for it.
+template <typename Shape>
+bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
+  constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
+  if (kBytes > device_info(where.device).shared_bytes) return false;
+  launch_chunks<delta_split_kernel<Shape>>(delta_blocks(p.in, Shape::kColumns), Shape::kThreads, kBytes, where, p);
+  return true;
+}
+
+// How many blocks make the terms of chunks beside those that carry states: none where that takes longer than to make
+// all of them first. On an H200 a processor makes one in 3.8 us, and a chunk's step takes 1.4.
+template <typename Shape>
+int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
+  const int64_t num_sms = device_info(where.device).num_sms, walking = delta_blocks(in, Shape::kColumns);
+  const int64_t left = num_sms - walking, heads = in.num_sequences * in.num_value_heads;
+  const bool alike = !in.cu_seqlens.data;  // sequences of one length
+  return alike && walking > 0 && left > 0 && heads * 38 <= left * 14 && in.num_tokens >= 4 * kDeltaChunk ? left : 0;
+}
+template <typename Shape>
+void launch_delta_split_groups(const DeltaRuleParams& p, int64_t preparing, const Launch& where) {
+  auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(p.workspace) + delta_terms_bytes(p.in));
+  if (preparing > 0) {
+    const auto bytes = static_cast<size_t>(count_chunks(p.in) * p.in.num_value_heads) * sizeof(uint32_t);
+    check(cudaMemsetAsync(flags, 0, bytes, static_cast<cudaStream_t>(where.stream)), "cudaMemsetAsync");
+  }
+  launch_chunks<delta_split_groups_kernel<Shape>>(preparing + delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                  sizeof(DeltaSplitGroupShared<Shape>), where, p,
+                                                  DeltaReady{static_cast<uint32_t>(preparing), flags});
+}
+
+template <typename T, int kKeys>
+void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
+  with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
+    using Shape = decltype(shape);
+    using Groups = DeltaSplitGroupShape<T, kKeys>;
+    // Of few columns and few keys, a warp's products take less time than a warpgroup's.
+    const bool on_groups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
+    const int64_t preparing = on_groups ? delta_preparing_blocks<Groups>(p.in, where) : 0;
+    if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+    if (on_groups) {
+      launch_delta_split_groups<Groups>(p, preparing, where);
+    } else if constexpr (!Shape::kHopper) {
+      if constexpr (Shape::kLoaders > 0) {
+        if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
+      }
+      launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
+    }
+  });
+}
+
+// More keys than one warp has in registers.
+template <typename T>
+void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  using Groups = DeltaGroupShape<T, 256, 2>;
+  using Warps = DeltaWalkShape<T, 256, 4, 0>;
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  if (serves_sm90a(where.device)) {
+    launch_walk<delta_chain_kernel<Groups>, Groups, DeltaChainStage<Groups>>(p.in, where, p);
+  } else {
+    launch_walk<delta_chain_kernel<Warps>, Warps, DeltaChainStage<Warps>>(p.in, where, p);
+  }
+}
+
+template <typename T, int kKeys>
+void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const Launch& where) {
+  launch_chunks<delta_prepare_channels_kernel<T, kKeys>>(
+      count_chunks(in) * in.num_value_heads, DeltaPrepareChannels<T, kKeys>::kThreads,
+      sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
+}
+
+// A gate of each channel of k.
+template <typename T, int kKeys>
+void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
+  if (serves_sm90a(where.device)) return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
+  with_warps_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
+    using Shape = decltype(shape);
+    launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
+  });
+}
+template <typename T>
+void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
+  p.in.key_dim <= 64 ? delta_rule_channels<T, 64>(p, where) : delta_rule_channels<T, 128>(p, where);
+}
+
+// A gate of all channels, or none.
+template <typename T>
+void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
+  p.in.key_dim <= 64 ? delta_rule_chunks<T, 64>(p, where) : delta_rule_chunks<T, 128>(p, where);
+}
+
+}  // namespace flashinfer::cuda

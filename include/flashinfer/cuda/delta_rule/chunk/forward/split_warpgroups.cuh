@@ -1,0 +1,250 @@
+// The chain of the delta rule over chunks on Hopper where there are fewer heads than processors: one warpgroup carries
+// the states of 64 columns, and leaves them and u in shared memory as it goes. From there a second one makes outputs,
+// whose rows are tokens, and a third one starts copies. Where many processors are left, blocks of the same launch make
+// the chunks' terms on these, while the states are under way.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
+#include <flashinfer/cuda/delta_rule/chunk/prepare.cuh>
+#include <flashinfer/cuda/ptx/atomic.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename T, int kKeys, bool kChannels = false>
+struct DeltaSplitGroupShape : DeltaGroupShape<T, kKeys, 1, kChannels> {
+  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kHanded = 2, kBlocks = 1;
+};
+
+// States and u of 64 columns as right operands, tiles of rows of 128 bytes: a row for each column.
+template <typename Shape>
+struct DeltaHandedTiles {
+  alignas(1024) uint4 state[Shape::kColumns][Shape::kKeys / 8];
+  alignas(1024) uint4 u[Shape::kColumns][kDeltaChunk / 8];
+};
+template <typename Shape>
+struct DeltaSplitGroupShared {
+  DeltaChainStage<Shape> stages[Shape::kStages];
+  DeltaHandedTiles<Shape> handed[Shape::kHanded];
+};
+
+template <typename Shape>
+struct DeltaSplitGroups : DeltaChain<Shape> {
+  using Base = DeltaChain<Shape>;
+  using T = typename Shape::T;
+  using Stage = typename Base::Stage;
+  using State = typename Base::State;
+  using Products = typename Shape::Products;
+  using Handed = DeltaHandedTiles<Shape>;
+  using Tile = ChunkedTile<kDeltaChunk>;
+  using Base::kSteps, Base::lane, Base::warp;
+
+  const int role;  // 0: states, 1: outputs, 2: copies
+
+  __device__ __forceinline__ DeltaSplitGroups(const DeltaRuleParams& params, uint32_t block)
+      : Base(params, block), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
+    warp %= Shape::kWarps;
+  }
+
+  __device__ __forceinline__ void carry(Stage& stage, Handed& to, State& state) const {
+    const auto& terms = stage.terms;
+    typename Base::StateLeft a;
+    typename Base::Sums r;
+    typename Base::Left left, values;
+    this->pack_state(a, state);
+    Products::read(r, a, this->mine(stage.k));
+    hand(ptx::shared_address(to.state), a);
+    this->load_values(values, stage.v);
+    Products::template wait<0>(r, a);
+    this->finish_residuals(r, left, values, terms);
+    this->decay(state, stage);
+    Products::template wait<0>(r, left);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
+    this->scaled(left, r, terms.write);
+    Products::write(state, left, this->mine(stage.written()));
+    typename Base::Left u;
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
+    hand(ptx::shared_address(to.u), u);
+    Products::template wait<0>(state, left);
+  }
+
+  // O = out Q S + P u, a row for each token: 16 of each warp.
+  __device__ __forceinline__ void start_output(DeltaSums16& o, const Stage& stage, const Handed& from) const {
+    constexpr auto kType = Products::kType;
+    const uint64_t queries = Tile::k_contiguous(ptx::shared_address(stage.q));
+    const uint64_t states = Tile::k_contiguous(ptx::shared_address(from.state));
+    auto& sums = reinterpret_cast<float (&)[kDeltaChunk / 2]>(o.tile);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < Shape::kKeys / 16; ++step) {
+      const uint64_t by = Tile::k_contiguous_step(step);
+      ptx::Wgmma<kDeltaChunk>::template ss<kType, false>(sums, queries + by, states + by, step > 0);
+    }
+    ptx::warpgroup_commit();
+    const int row = 16 * warp + lane / 4;
+    const float upper = stage.terms.out[row], lower = stage.terms.out[row + 8];
+    Products::template wait<0>(o);
+#pragma unroll
+    for (int n = 0; n < DeltaSums16::kN; ++n)
+      o[0][n][0] *= upper, o[0][n][1] *= upper, o[0][n][2] *= lower, o[0][n][3] *= lower;
+    const uint64_t p = Tile::k_contiguous(ptx::shared_address(stage.terms.p));
+    const uint64_t u = Tile::k_contiguous(ptx::shared_address(from.u));
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t by = Tile::k_contiguous_step(step);
+      ptx::Wgmma<kDeltaChunk>::template ss<kType, false>(sums, p + by, u + by, true);
+    }
+    ptx::warpgroup_commit();
+    Products::template wait<0>(o);
+  }
+
+  // By way of the rows of v, which nobody needs any more.
+  __device__ __forceinline__ void store_output(const DeltaSums16& o, Stage& stage, int64_t number) const {
+    using Rows = Swizzle<Shape::kValueBytes>;
+    const DeltaChunk chunk = this->chunk(number);
+    const uint32_t start = ptx::shared_address(stage.v), mine = Rows::row(start, 16 * warp + lane % 16);
+#pragma unroll
+    for (int pair = 0; pair < kSteps; ++pair) {
+      uint32_t four[4];
+      pack_left<T>(four, o[0][2 * pair], o[0][2 * pair + 1]);
+      ptx::stmatrix_x4(Rows::chunk(mine, 2 * pair + lane / 16), four[0], four[1], four[2], four[3]);
+    }
+    __syncwarp();
+    constexpr int kUnits = Shape::kColumns / 8;
+    const int64_t v = this->block.slice * Shape::kColumns + lane % kUnits * 8;
+#pragma unroll
+    for (int i = 0; i < 16 * kUnits / 32; ++i) {
+      const int token = 16 * warp + i * (32 / kUnits) + lane / kUnits;
+      const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), lane % kUnits));
+      if (token < chunk.count && v < this->in.value_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(this->p.o) +
+                                  this->block.number(this->in, chunk.first + token) * this->in.value_dim + v) = eight;
+    }
+  }
+
+ private:
+  // A left operand of this warp's columns as rows of a tile.
+  template <int kCount>
+  __device__ __forceinline__ void hand(uint32_t tile, const uint32_t (&left)[kCount][4]) const {
+    const int row = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      ptx::stmatrix_x4(tile + Tile::unit(row, 2 * i + lane / 16), left[i][0], left[i][1], left[i][2], left[i][3]);
+  }
+};
+
+// Flags of the chunks whose terms are ready, where the first `blocks` CTAs of the same launch make them. Those wait for
+// no other. CUDA promises no order of starts: the launch has at most one CTA for each multiprocessor
+// (delta_preparing_blocks), so that all are resident at once and none waits for one that cannot start. Sequences go
+// through their chunks at the same time. With blocks = 0 all terms are ready.
+struct DeltaReady {
+  uint32_t blocks;
+  uint32_t* flags;  // of each chunk and value head, 0 at first
+
+  // All lanes of a warp, for the first of kAhead chunks: a look at flags takes nearly as long as a chunk's step.
+  static constexpr int kAhead = 8;
+  template <typename Walk>
+  __device__ __forceinline__ void wait(const Walk& walk, int chunk, int count) const {
+    if (blocks == 0 || chunk % kAhead != 0) return;
+    const int mine = chunk + walk.lane % kAhead;
+    if (mine < count)
+      while (ptx::load_acquire(flags + walk.place(mine)) == 0) __nanosleep(64);
+    __syncwarp();
+  }
+};
+
+// A block of three groups of threads; each makes the terms of a chunk and head at a time.
+template <typename Shape>
+__device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaReady& ready, void* memory) {
+  using Prepare = DeltaPrepare<typename Shape::T, Shape::kKeys>;
+  constexpr int kGroups = Shape::kThreads / Prepare::kThreads;
+  const DeltaRuleInputs& in = p.in;
+  const int group = static_cast<int>(threadIdx.x) / Prepare::kThreads;
+  auto& shared = static_cast<typename Prepare::Shared*>(memory)[group];
+  const Prepare prepare(in, shared, static_cast<int>(threadIdx.x) % Prepare::kThreads, 1 + group);
+  const auto heads = static_cast<uint32_t>(in.num_value_heads), sequences = static_cast<uint32_t>(in.num_sequences);
+  const auto units = static_cast<uint32_t>(first_chunk(in, in.num_sequences)) * heads,
+             chunks = units / heads / sequences;
+  const float scale = static_cast<float>(in.scale.get());
+  for (uint32_t unit = blockIdx.x * kGroups + group; unit < units; unit += ready.blocks * kGroups) {
+    const uint32_t of_heads = unit / heads, head = unit - of_heads * heads;
+    const uint32_t chunk = of_heads / sequences, sequence = of_heads - chunk * sequences;
+    const int64_t place = (int64_t{sequence} * chunks + chunk) * heads + head;
+    prepare.run({sequence_of(in, sequence), chunk}, head, scale, static_cast<DeltaTerms*>(p.workspace)[place]);
+    __threadfence();
+    ptx::named_barrier<Prepare::kThreads>(1 + group);
+    if (prepare.thread == 0) ptx::store_release(ready.flags + place, 1);
+  }
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    delta_split_groups_kernel(const DeltaRuleParams p, const DeltaReady ready) {
+  if constexpr (is_compiled<Shape>()) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    using Split = DeltaSplitGroups<Shape>;
+    auto& shared = *reinterpret_cast<DeltaSplitGroupShared<Shape>*>(memory);
+    static_assert(sizeof(shared) <= 226 * 1024, "a block of 9.0 has it, and barriers");
+    constexpr int kStages = Shape::kStages, kHanded = Shape::kHanded;
+    __shared__ uint64_t barriers[2 * kStages], handed_barriers[2 * kHanded];
+    const Ring<kStages> ring{ptx::shared_address(barriers)};
+    const Ring<kHanded> handed{ptx::shared_address(handed_barriers)};
+    wait_for_inputs();
+    if constexpr (!Shape::kChannels) {
+      static_assert(sizeof(shared) >= Shape::kThreads / 128 * sizeof(DeltaPrepareShared<Shape::kKeys>));
+      if (blockIdx.x < ready.blocks) return prepare_chunks<Shape>(p, ready, memory);
+    }
+    const Split split(p, blockIdx.x - ready.blocks);
+    if (threadIdx.x == 0) {
+      ring.init(Shape::kCopiers, 2 * Shape::kWarps), handed.init(Shape::kWarps, Shape::kWarps);
+      ptx::mbarrier_fence_init();
+    }
+    clear_terms<Shape>(shared.stages, kStages);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    const int count = static_cast<int>(split.num_chunks());
+    if (split.role == 2) {
+      for (int i = 0; i < count; ++i) {
+        ready.wait(split, i, count);
+        ring.wait_empty(i);
+        split.load(shared.stages[i % kStages], i);
+        ptx::mbarrier_arrive_after_cp_async(ring.full(i));
+      }
+      ptx::cp_async_wait<0>();
+    } else if (split.role == 1) {
+      for (int i = 0; i < count; ++i) {
+        auto& stage = shared.stages[i % kStages];
+        ring.wait_full(i);
+        handed.wait_full(i);
+        ptx::fence_proxy_async();
+        DeltaSums16 o;
+        split.start_output(o, stage, shared.handed[i % kHanded]);
+        if (split.lane == 0) handed.release(i);
+        split.store_output(o, stage, i);
+        __syncwarp();
+        if (split.lane == 0) ring.release(i);
+      }
+    } else {
+      typename Split::State state;
+      state.clear();
+      if (p.initial_state)
+        split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
+      for (int i = 0; i < count; ++i) {
+        handed.wait_empty(i);
+        ring.wait_full(i);
+        ptx::fence_proxy_async();  // tiles were written as ordinary stores write
+        split.carry(shared.stages[i % kStages], shared.handed[i % kHanded], state);
+        ptx::fence_proxy_async();
+        __syncwarp();
+        if (split.lane == 0) handed.arrive_full(i);
+        if (split.lane == 0) ring.release(i);
+      }
+      if (p.final_state)
+        split.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.final_state)[i] = one; });
+    }
+  }
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,159 @@
+// The first kernel of the delta rule over chunks: P, Z and the factors of each chunk and value head, apart from each
+// other. A warp has 16 rows.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/solve.cuh>
+#include <flashinfer/cuda/delta_rule/columns.cuh>
+#include <flashinfer/cuda/ptx/approx.cuh>
+
+namespace flashinfer::cuda {
+
+template <int kKeys>
+struct DeltaPrepareShared {
+  using Matrix = DeltaSolveMatrix;
+
+  union {
+    struct {
+      uint4 k[kDeltaChunk][kKeys / 8], q[kDeltaChunk][kKeys / 8];
+    };
+    struct {
+      Matrix left, right;
+    };
+  };
+  float sums[kDeltaChunk];  // G, of powers of two
+  float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
+};
+
+template <typename T, int kKeys>
+struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
+  static constexpr int kBytes = 2 * kKeys;
+  using Shared = DeltaPrepareShared<kKeys>;
+  using Base = DeltaSolve<T, Shared>;
+  using Sums = Accumulator<16, kDeltaChunk>;
+  using Base::give, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::two, Base::warp;
+
+  const DeltaRuleInputs& in;
+
+  // Of kThreads threads, which meet at a barrier.
+  __device__ __forceinline__ DeltaPrepare(const DeltaRuleInputs& inputs, Shared& memory, int number, int barrier)
+      : Base(memory, number, barrier), in(inputs) {}
+
+  // All of a chunk and head.
+  __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, DeltaTerms& to) const {
+    load(chunk, value_head);
+    correlate(scale, to);
+    this->solve(to);
+    store(scale, to);
+  }
+
+ private:
+  __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
+    this->copy_rows(in, chunk, value_head);
+    const int64_t number = (chunk.batch * in.num_tokens + chunk.first) * in.num_value_heads + value_head;
+    if (warp == 0) {
+      const float first = gate(number, 2 * lane, chunk.count), second = gate(number, 2 * lane + 1, chunk.count);
+      float sum = first + second;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const float more = __shfl_up_sync(kAllLanes, sum, by);
+        if (lane >= by) sum += more;
+      }
+      const float before = __shfl_up_sync(kAllLanes, sum, 1);
+      shared.sums[2 * lane] = (lane ? before : 0.f) + first, shared.sums[2 * lane + 1] = sum;
+    } else if (warp < 3) {
+      const int i = thread - 32;
+      shared.beta[i] = i >= chunk.count ? 0.f
+                       : in.beta        ? load_float<float>(in.beta, number + i * in.num_value_heads)
+                                        : 1.f;
+    }
+    ptx::cp_async_wait<0>();
+    sync();
+    this->find_factors(in.l2norm);
+    sync();
+  }
+
+  // Products of the rows, P as it leaves, and L in place of q and k.
+  __device__ __forceinline__ void correlate(float scale, DeltaTerms& to) const {
+    const LeftRows<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
+    const LeftRows<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
+    const RightRows<kBytes> others(ptx::shared_address(shared.k), 0);
+    Sums l, p;
+    l.clear(), p.clear();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      uint32_t k[1][4], q[1][4];
+      keys.load(k[0], 0, step), queries.load(q[0], 0, step);
+#pragma unroll
+      for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
+        if (pair > warp) continue;
+        uint32_t b[2][2];
+        others.load(b, pair, step);
+        l.template add<T>(k, b, pair), p.template add<T>(q, b, pair);
+      }
+    }
+    sync();
+    const int upper = 16 * warp + lane / 4;
+    const float sums[2] = {shared.sums[upper], shared.sums[upper + 8]};
+    const float of_k[2] = {shared.k_factor[upper], shared.k_factor[upper + 8]};
+    const float of_q[2] = {scale * shared.q_factor[upper], scale * shared.q_factor[upper + 8]};
+#pragma unroll
+    for (int n = 0; n < kDeltaChunk / 8; ++n) {
+      if (n / 2 > warp) continue;
+      const int column = 8 * n + 2 * (lane % 4);
+      const float2 others = *two(&shared.sums[column]), k = *two(&shared.k_factor[column]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = upper + 8 * half;
+        const float first = column > row ? 0.f : ptx::ex2_approx(sums[half] - others.x) * k.x;
+        const float second = column + 1 > row ? 0.f : ptx::ex2_approx(sums[half] - others.y) * k.y;
+        auto& of = p[0][n];
+        of[2 * half] *= first * of_q[half], of[2 * half + 1] *= second * of_q[half];
+        const float* keys = &l[0][n][2 * half];
+        *two(&shared.left[row][column]) = make_float2(column < row ? keys[0] * (first * of_k[half]) : 0.f,
+                                                      column + 1 < row ? keys[1] * (second * of_k[half]) : 0.f);
+      }
+    }
+#pragma unroll
+    for (int column = 0; column < kDeltaChunk / 16; ++column) {
+      if (column > warp) continue;
+      give(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store(float scale, DeltaTerms& to) const {
+    const int i = thread % kDeltaChunk;
+    const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
+    if (thread < kDeltaChunk) {
+      to.read[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
+      to.sums[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
+      if (i == 0) to.last[0] = ptx::ex2_approx(last);
+    } else {
+      to.out[i] = scale * decay * shared.q_factor[i], to.write[i] = ptx::ex2_approx(last - sum) * shared.k_factor[i];
+    }
+  }
+
+  // The gate in powers of two. Sums of hugely negative numbers would lose the digits of those that follow; exp(-50) is
+  // nothing.
+  __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
+    if (i >= count || !in.g) return 0.f;
+    const float g = load_float<float>(in.g, number + i * in.num_value_heads);
+    return (g < -50.f ? -50.f : g) * 1.4426950408889634f;
+  }
+};
+
+template <typename T, int kKeys>
+__global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
+    delta_prepare_kernel(const DeltaRuleInputs in, DeltaTerms* all) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<DeltaPrepareShared<kKeys>*>(memory);
+  wait_for_inputs();
+  const auto heads = static_cast<uint32_t>(in.num_value_heads);
+  const int64_t value_head = blockIdx.x % heads, number = blockIdx.x / heads;
+  const DeltaChunk chunk = find_chunk(in, number);
+  if (chunk.count <= 0) return;
+  DeltaPrepare<T, kKeys>(in, shared, threadIdx.x, 0)
+      .run(chunk, value_head, static_cast<float>(in.scale.get()), all[blockIdx.x]);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,173 @@
+// Products of a walk over chunks: of a state's columns, transposed, as a left operand in registers, with tiles of k or
+// q, with -Z or P, and with rows that are added to the state. On warps by themselves, or on warpgroups of Hopper, where
+// four warps share what is read from shared memory and a product is under way until it is waited for.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/warpgroup.cuh>
+#include <flashinfer/cuda/ptx/wgmma.cuh>
+#include <flashinfer/cuda/tile/descriptor.cuh>
+
+namespace flashinfer::cuda {
+
+// -Z and P in shared memory as warpgroups take them: tiles of 64 rows of 128 bytes, swizzled, with zeros above the
+// diagonal.
+using DeltaTileMatrix = uint4[kDeltaChunk][kDeltaChunk / 8];
+struct DeltaTileOfZ {
+  alignas(1024) DeltaTileMatrix z;
+};
+struct DeltaTileMatrices : DeltaTileOfZ {
+  alignas(1024) DeltaTileMatrix p;
+};
+template <typename Matrices_>
+struct DeltaTileTerms : Matrices_, DeltaFactors {
+  using Matrices = Matrices_;
+};
+
+// Sums of 16 columns and 64 tokens, and left operands of as many columns: tokens, and a state's rows.
+using DeltaSums16 = Accumulator<16, kDeltaChunk>;
+using DeltaLeft = uint32_t[kDeltaChunk / 16][4];
+template <int kKeys>
+using DeltaStateLeft = uint32_t[kKeys / 16][4];
+
+template <typename T, int kKeys>
+struct DeltaWarpProducts {
+  using State = Accumulator<16, kKeys>;
+  using Keys = uint4[kDeltaChunk][kKeys / 8];
+  static constexpr int kBytes = 2 * kKeys, kSteps = kDeltaChunk / 16;
+
+  // A product is done when it has been called.
+  template <int kPending, typename... Registers>
+  __device__ __forceinline__ static void wait(Registers&...) {}
+
+  // sums = the state times k or q, transposed. Here and in write(), each(i) is called beside the products of a[i].
+  template <typename Each>
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile,
+                                              const Each& each) {
+    const RightRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
+    sums.clear();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      each(step);
+#pragma unroll
+      for (int pair = 0; pair < kSteps; ++pair) {
+        uint32_t b[2][2];
+        rows.load(b, pair, step), add(sums, a[step], b, pair);
+      }
+    }
+  }
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile) {
+    read(sums, a, tile, [](int) {});
+  }
+  // sums += left times a matrix of blocks on and below the diagonal, as it is or transposed; kFirst: sums are that.
+  template <bool kTransposed, bool kFirst = false>
+  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaLeft& left,
+                                                  const DeltaMatrices::Matrix& blocks) {
+    if (kFirst) sums.clear();
+#pragma unroll
+    for (int column = 0; column < kSteps; ++column) {
+#pragma unroll
+      for (int row = column; row < kSteps; ++row) {
+        uint32_t r[4];
+        load_block<!kTransposed>(r, ptx::shared_address(blocks[DeltaMatrices::block(row, column)]));
+        if constexpr (kTransposed) {
+          const uint32_t b[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
+          add(sums, left[column], b, row);
+        } else {
+          const uint32_t b[2][2] = {{r[0], r[2]}, {r[1], r[3]}};
+          add(sums, left[row], b, column);
+        }
+      }
+    }
+  }
+  // The state += the tokens' rows of k or q.
+  template <typename Each>
+  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile, const Each& each) {
+    const SummedRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      each(step);
+#pragma unroll
+      for (int pair = 0; pair < kKeys / 16; ++pair) {
+        uint32_t b[2][2];
+        rows.load(b, step, 2 * pair), add(state, a[step], b, pair);
+      }
+    }
+  }
+  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile) {
+    write(state, a, tile, [](int) {});
+  }
+
+ private:
+  template <typename Sums>
+  __device__ __forceinline__ static void add(Sums& sums, const uint32_t (&a)[4], const uint32_t (&b)[2][2], int pair) {
+    mma<T>(sums[0][2 * pair], a, b[0][0], b[0][1]), mma<T>(sums[0][2 * pair + 1], a, b[1][0], b[1][1]);
+  }
+};
+
+template <typename T, int kKeys>
+struct DeltaGroupProducts {
+  using State = Accumulator<16, kKeys>;
+  using Keys = uint4[kDeltaChunk][kKeys / 8];
+  using Tile = ChunkedTile<kDeltaChunk>;  // of 64 keys or tokens, one behind the other
+  static constexpr auto kType = ptx::kWgmmaType<T>;
+  static constexpr int kSteps = kDeltaChunk / 16;
+
+  // Until at most kPending products are under way; what the others wrote or read can be used then.
+  template <int kPending, typename... Registers>
+  __device__ __forceinline__ static void wait(Registers&... registers) {
+    ptx::warpgroup_wait<kPending>();
+    (hold(registers), ...);
+  }
+
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile) {
+    const uint64_t rows = Tile::k_contiguous(ptx::shared_address(tile));
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step)
+      add<false>(sums, a[step], rows + Tile::k_contiguous_step(step), step > 0);
+    ptx::warpgroup_commit();
+  }
+  template <bool kTransposed, bool kFirst = false>
+  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaLeft& left,
+                                                  const DeltaTileMatrix& tile) {
+    const uint32_t start = ptx::shared_address(tile);
+    const uint64_t rows = kTransposed ? Tile::k_contiguous(start) : Tile::n_contiguous(start);
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      add<!kTransposed>(sums, left[step],
+                        rows + (kTransposed ? Tile::k_contiguous_step(step) : Tile::n_contiguous_step(step)),
+                        !kFirst || step > 0);
+    ptx::warpgroup_commit();
+  }
+  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile) {
+    const uint64_t rows = Tile::n_contiguous(ptx::shared_address(tile));
+    ptx::warpgroup_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) add<true>(state, a[step], rows + Tile::n_contiguous_step(step), true);
+    ptx::warpgroup_commit();
+  }
+
+ private:
+  template <int kColumns>
+  using Flat = float[kColumns / 2];
+
+  template <bool kTransB, int kColumns>
+  __device__ __forceinline__ static void add(Accumulator<16, kColumns>& sums, const uint32_t (&a)[4], uint64_t b,
+                                             bool accumulate) {
+    ptx::Wgmma<kColumns>::template rs<kType, kTransB>(reinterpret_cast<Flat<kColumns>&>(sums.tile), a[0], a[1], a[2],
+                                                      a[3], b, accumulate);
+  }
+  template <int kColumns>
+  __device__ __forceinline__ static void hold(Accumulator<16, kColumns>& sums) {
+    ptx::warpgroup_hold(reinterpret_cast<Flat<kColumns>&>(sums.tile));
+  }
+  template <int kTiles>
+  __device__ __forceinline__ static void hold(uint32_t (&left)[kTiles][4]) {
+    ptx::warpgroup_hold(reinterpret_cast<uint32_t (&)[4 * kTiles]>(left));
+  }
+};
+
+}  // namespace flashinfer::cuda

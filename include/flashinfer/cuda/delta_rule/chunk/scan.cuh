@@ -1,0 +1,339 @@
+// What walks from chunk to chunk of a value head share. A warp has 16 columns of a state, transposed, as sums in
+// registers, which are left operands as they are: nothing of a state is in shared memory, and warps of a block share
+// tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/chunk/shape.cuh>
+#include <flashinfer/cuda/delta_rule/columns.cuh>
+#include <flashinfer/cuda/ptx/movmatrix.cuh>
+#include <flashinfer/cuda/ptx/named_barrier.cuh>
+#include <flashinfer/cuda/ptx/shared.cuh>
+#include <flashinfer/cuda/ptx/stmatrix.cuh>
+#include <flashinfer/cuda/ptx/tma.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename Shape>
+struct DeltaWalk {
+  using T = typename Shape::T;
+  using Products = typename Shape::Products;
+  using State = typename Products::State;
+  using Sums = DeltaSums16;  // of columns and tokens
+  using Left = DeltaLeft;
+  using StateLeft = DeltaStateLeft<Shape::kPartKeys>;
+  static constexpr int kSteps = kDeltaChunk / 16;
+
+  const DeltaRuleInputs& in;
+  const DeltaBlock block;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int part = 0;
+
+  __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
+      : in(inputs), block(inputs, Shape::kColumns, number) {
+    if constexpr (Shape::kParts > 1) part = warp / Shape::kPartWarps, warp -= part * Shape::kPartWarps;
+  }
+
+  __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
+  // Of the threads that start copies.
+  __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
+  __device__ __forceinline__ int64_t num_chunks() const {
+    return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
+  }
+  __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {block.tokens, number}; }
+  // Of a chunk of this head among all chunks and value heads.
+  __device__ __forceinline__ int64_t place(int64_t number) const {
+    return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
+  }
+  // The first of this warp's blocks of 16 x 16 of states that are in memory, of 16 columns.
+  __device__ __forceinline__ int64_t state_block(int64_t strip) const {
+    return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
+  }
+  // The first of this warp's columns.
+  __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
+
+  __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
+                                            const DeltaChunk& chunk, int64_t from = 0) const {
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
+                                                                   block.key_head, from, in.key_dim, copier());
+  }
+  __device__ __forceinline__ void copy_keys(typename Shape::Keys (&to)[2], const void* rows,
+                                            const TokenStrides& strides, const DeltaChunk& chunk) const {
+    copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
+  }
+  // From rows of a chunk that are there for all tokens and keys.
+  __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
+        ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::Given& given,
+                                            const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.k, given.k), copy_rows(to.written_k, given.written);
+      copy_bytes(to.decay, given.decay, sizeof(to.decay));
+    } else {
+      copy_keys(to.k, in.k, in.k_strides, chunk);
+    }
+  }
+  template <typename Stage>
+  __device__ __forceinline__ void load_queries(Stage& to, const typename Shape::Given& given,
+                                               const DeltaChunk& chunk) const {
+    if constexpr (Shape::kChannels) {
+      copy_rows(to.q, given.q);
+    } else {
+      copy_keys(to.q, in.q, in.q_strides, chunk);
+    }
+  }
+  // Of a tile of keys, this warp's part.
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys& tile) const { return tile; }
+  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys (&tiles)[2]) const {
+    return tiles[part];
+  }
+  __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
+                                              const DeltaChunk& chunk) const {
+    copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
+                                                        block.slice * Shape::kColumns, in.value_dim, copier());
+  }
+  // `bytes` from the start of some memory, multiples of 16.
+  __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
+    const uint32_t start = ptx::shared_address(to);
+    for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
+      ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
+  }
+  __device__ __forceinline__ void copy_terms(DeltaWalkTerms& to, const DeltaTerms& from) const {
+    copy_bytes(&to, &from, sizeof(DeltaWalkTerms));
+  }
+  template <typename Matrices>
+  __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
+    copy_blocks(to.z, from.z);
+    if constexpr (sizeof(Matrices) > sizeof(to.z)) copy_blocks(to.p, from.p);
+    copy_bytes(to.read, from.read, sizeof(DeltaFactors));
+  }
+
+  // Calls body(one, i) for each of a lane's elements of the state, element i of a tensor of states.
+  template <typename Body>
+  __device__ __forceinline__ void for_state(State& state, const Body& body) const {
+    const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
+#pragma unroll
+    for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = part * Shape::kPartKeys + 8 * n + 2 * (lane % 4) + i % 2, v = first + i / 2 * 8;
+        if (row < in.key_dim && v < in.value_dim)
+          body(state[0][n][i], start + row * in.row_stride() + v * in.column_stride());
+      }
+    }
+  }
+
+  // A state times the decays of a chunk.
+  template <typename Stage>
+  __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
+    if constexpr (Shape::kChannels) {
+#pragma unroll
+      for (int n = 0; n < Shape::kKeys / 8; ++n) {
+        const float2 by = *reinterpret_cast<const float2*>(&stage.decay[8 * n + 2 * (lane % 4)]);
+        state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+      }
+    } else {
+      state.scale(stage.terms.last[0]);
+    }
+  }
+  // Factors of a lane's two tokens of tile n.
+  __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
+    return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
+  }
+  __device__ __forceinline__ void scale_tokens(Sums& sums, int m, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int n = 2 * m; n < 2 * m + 2; ++n) {
+      const float2 by = of_tokens(factors, n);
+      sums[0][n][0] *= by.x, sums[0][n][1] *= by.y, sums[0][n][2] *= by.x, sums[0][n][3] *= by.y;
+    }
+  }
+  // Tokens 16 m to 16 m + 15 times their factors as a left operand.
+  __device__ __forceinline__ void scaled(uint32_t (&a)[4], const Sums& sums, int m, const float (&factors)[kDeltaChunk],
+                                         float sign = 1.f) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 by = of_tokens(factors, 2 * m + half);
+      const auto& of = sums[0][2 * m + half];
+      const float x = sign * by.x, y = sign * by.y;
+      a[2 * half] = pack<T>(of[0] * x, of[1] * y), a[2 * half + 1] = pack<T>(of[2] * x, of[3] * y);
+    }
+  }
+  __device__ __forceinline__ void scaled(Left& left, const Sums& sums, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) scaled(left[m], sums, m, factors);
+  }
+  // A state as a left operand.
+  __device__ __forceinline__ static void pack_state(StateLeft& a, const State& state) {
+#pragma unroll
+    for (int step = 0; step < Shape::kPartKeys / 16; ++step)
+      pack_left<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
+  }
+  // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
+  __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
+    uint32_t b[2][2];
+    SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
+    a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
+  }
+  __device__ __forceinline__ void load_values(Left& left, const typename Shape::Values& tile) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
+  }
+  // Those rows times their factors.
+  __device__ __forceinline__ void scale_values(Left& left, const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 by = of_tokens(factors, 2 * m + i / 2);
+        float low, high;
+        unpack<T>(left[m][i], low, high);
+        left[m][i] = pack<T>(low * by.x, high * by.y);
+      }
+    }
+  }
+  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
+  template <bool kForAll>
+  __device__ __forceinline__ void join(DeltaSums16& sums, DeltaJoined<Shape>* joined) const {
+    if constexpr (Shape::kParts > 1) {
+      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
+#pragma unroll
+      for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
+        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
+        if (kForAll || part > 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const auto& of = sums[0][first + n];
+            *reinterpret_cast<float4*>(&(*joined)[warp + part * kWarps][n][lane]) =
+                make_float4(of[0], of[1], of[2], of[3]);
+          }
+        }
+        ptx::named_barrier<32 * Shape::kWarps>(1);
+        if (kForAll || part == 0) {
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            const float4 other = *reinterpret_cast<const float4*>(&(*joined)[warp + (1 - part) * kWarps][n][lane]);
+            auto& of = sums[0][first + n];
+            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
+          }
+        }
+      }
+    }
+  }
+
+  // r = V - read K S, behind K S: of tokens 16 m to 16 m + 15, or of all.
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
+                                                       const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      auto& sums = r[0][2 * m + half];
+      const float2 by = of_tokens(factors, 2 * m + half);
+      float rows[4];
+      unpack<T>(v[2 * half], rows[0], rows[1]), unpack<T>(v[2 * half + 1], rows[2], rows[3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? by.y : by.x);
+    }
+  }
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const Left& v,
+                                                       const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) subtract_from_values(r, v[m], m, factors);
+  }
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const typename Shape::Values& v,
+                                                       const float (&factors)[kDeltaChunk]) const {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t a[4];
+      load_values(a, v, m), subtract_from_values(r, a, m, factors);
+    }
+  }
+
+  // r = V - read K S - Z B (V - read K S) of K S, but for the wait for the last product, whose left operand is `left`.
+  template <typename Terms>
+  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, const Left& v, const Terms& terms) const {
+    subtract_from_values(r, v, terms.read);
+    scaled(left, r, terms.beta);
+    Products::template multiply<true>(r, left, terms.z);
+  }
+
+  // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read. kFewRegisters: where
+  // rows begin is found here, and not before a loop: registers are for sums.
+  template <bool kFewRegisters = true>
+  __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
+                                        const Sums& o) const {
+    store<kFewRegisters>(to, tile, chunk,
+                         [&o](uint32_t (&four)[4], int m) { pack_left<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
+  }
+  // The same of left operands: take(words, m) gets those of tokens 16 m to 16 m + 15.
+  template <bool kFewRegisters, typename Take>
+  __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
+                                        const Take& take) const {
+    using Rows = Swizzle<Shape::kValueBytes>;
+    uint32_t start = ptx::shared_address(tile);
+    if constexpr (kFewRegisters) asm volatile("" : "+r"(start));
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t four[4];
+      take(four, m);
+      if constexpr (Shape::kHopper && Shape::kColumns == 64) {
+        const uint32_t row = Rows::row(start, 16 * m + lane / 16 * 8 + lane % 8);
+        ptx::stmatrix_x4_trans(Rows::chunk(row, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t row = Rows::row(start, 16 * m + i / 2 * 8 + lane / 4);
+          ptx::store_shared(Rows::chunk(row, 2 * warp + i % 2) + lane % 4 * 4, ptx::movmatrix_trans(four[i]));
+        }
+      }
+    }
+    __syncwarp();
+    const int64_t v = column() + lane % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kDeltaChunk / 16; ++i) {
+      const int token = 16 * i + lane / 2;
+      const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), 2 * warp + lane % 2));
+      if (token < chunk.count && v < in.value_dim)
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + block.number(in, chunk.first + token) * in.value_dim + v) =
+            eight;
+    }
+  }
+
+  // Blocks behind each other to memory, from a warp beside the products of each: stores would hold up those behind.
+  template <int kCount>
+  __device__ __forceinline__ static auto keeper(char* to, const uint32_t (&r)[kCount][4], bool kept) {
+    return [to, &r, kept](int i) {
+      if (kept) store_block(to + i * sizeof(DeltaBlocks), r[i]);
+    };
+  }
+  // From a warpgroup by way of this warp's part of shared memory and a bulk copy, of which kPending may be under way
+  // that read elsewhere.
+  template <int kPending, int kCount>
+  __device__ __forceinline__ void keep_blocks(char* to, DeltaBlocks* way, const uint32_t (&r)[kCount][4],
+                                              bool kept) const {
+    const uint32_t start = ptx::shared_address(way);
+    ptx::bulk_wait_read<kPending>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      ptx::stmatrix_x4(start + i * sizeof(DeltaBlocks) + lane * 16, r[i][0], r[i][1], r[i][2], r[i][3]);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0 && kept) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlocks));
+    ptx::bulk_commit();
+  }
+
+ private:
+  // Blocks on and below the diagonal to where they are in a tile.
+  __device__ __forceinline__ void copy_blocks(DeltaTileMatrix& to, const DeltaMatrices::Matrix& from) const {
+    const uint32_t start = ptx::shared_address(to);
+    for (int i = copier(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {
+      const int block = i / 32, m = (block >= 1) + (block >= 3) + (block >= 6), row = 16 * m + i % 32 / 16 * 8 + i % 8;
+      const int unit = 2 * (block - DeltaMatrices::block(m, 0)) + i / 8 % 2;
+      ptx::cp_async_16(start + ChunkedTile<kDeltaChunk>::unit(row, unit), &from[0][0] + i);
+    }
+  }
+};
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,368 @@
+// What the delta rule's kernels share on CUDA: tokens in shared memory as floats, and the threads of a state.
+//
+// Four threads have a column of the state, in registers: part p of them rows 16 j + 4 p to 16 j + 4 p + 3 for each j,
+// so that a warp reads a token's row from shared memory in words of 16 bytes that all of its columns share.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/common/delta_rule.h>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+// A block's part of the work: some columns of a value head of a sequence. Blocks and heads are counted in 32 bits:
+// divisions in 64 are long.
+struct DeltaBlock {
+  int64_t sequence, value_head, key_head, slice;
+  Sequence tokens;
+
+  __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns, uint32_t block = blockIdx.x) {
+    const auto slices = static_cast<uint32_t>((in.value_dim + columns - 1) / columns);
+    const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
+    const uint32_t of_slices = block / slices, of_heads = of_slices / heads;
+    const uint32_t head = of_slices - of_heads * heads;
+    slice = block - of_slices * slices, value_head = head, key_head = head / (heads / key_heads), sequence = of_heads;
+    tokens = sequence_of(in, sequence);
+  }
+  // Of the value head among all sequences' or slots'.
+  __device__ __forceinline__ int64_t head(const DeltaRuleInputs& in) const {
+    return sequence * in.num_value_heads + value_head;
+  }
+  // Of a token and value head in contiguous tensors [B, T, HV, ...].
+  __device__ __forceinline__ int64_t number(const DeltaRuleInputs& in, int64_t t) const {
+    return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head;
+  }
+};
+
+inline int64_t delta_blocks(const DeltaRuleInputs& in, int columns) {
+  return in.num_sequences * in.num_value_heads * ((in.value_dim + columns - 1) / columns);
+}
+
+template <typename T>
+__device__ __forceinline__ float load_float(const void* from, int64_t i) {
+  return to_float(static_cast<const T*>(from)[i]);
+}
+
+// Numbers of a lane behind each other.
+template <int kCount>
+__device__ __forceinline__ void load_floats(float (&to)[kCount], const float* from) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kCount < 4 ? 2 : 4) {
+    if constexpr (kCount < 4) {
+      const float2 two = *reinterpret_cast<const float2*>(from + i);
+      to[i] = two.x, to[i + 1] = two.y;
+    } else {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_floats(float* to, const float (&from)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += kCount < 4 ? 2 : 4) {
+    if constexpr (kCount < 4) {
+      *reinterpret_cast<float2*>(to + i) = make_float2(from[i], from[i + 1]);
+    } else {
+      *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+  }
+}
+
+// Gates that are final. A step's, which may be raw, are in step/step.cuh.
+struct GivenGate {
+  __device__ __forceinline__ float gate(float g) const { return g; }
+  __device__ __forceinline__ float row_gate(float g, int) const { return g; }
+  __device__ __forceinline__ float beta(float beta) const { return beta; }
+};
+
+// Some tokens of a head. Those behind the sequence's end are zeros that decay nothing.
+template <int kRows_, int kColumns_, int kTokens_, bool kRowGate, int kThreads_ = 4 * kColumns_>
+struct DeltaTokens {
+  static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
+  static constexpr int kThreads = kThreads_;
+
+  alignas(16) float q[kTokens][kKeys];
+  float k[kTokens][kKeys];
+  float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
+  float v[kTokens][kColumns], beta[kTokens][kColumns];
+
+  // What a thread loads is on its way before the first of it is waited for: what a token costs is a part of one wait.
+  template <typename T, typename Gate>
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
+                                       const Gate& gate) {
+    const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
+    const Lines<T> of_q{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
+    const Lines<T> of_k{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
+    const Lines<T> of_v{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+                        in.value_dim - from, left};
+    const int64_t number = block.number(in, first);
+    constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
+    const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
+    float betas[kBetas];
+    loaded<kBetas>(betas, threadIdx.x, [&](int i) {
+      const int64_t one = number + i / kColumns * in.num_value_heads;
+      const int64_t at = in.beta_is_vector ? one * in.value_dim + from + i % kColumns : one;
+      return has_beta(i) && in.beta ? load_float<float>(in.beta, at) : 1.f;
+    });
+    const auto gate_of = [&](int row) {
+      return row < kTokens && row < left && in.g ? gate.gate(load_float<float>(in.g, number + row * in.num_value_heads))
+                                                 : 0.f;
+    };
+    const float of_all_rows = kRowGate ? 0.f : gate_of(threadIdx.x);
+    if (of_q.whole() && of_k.whole() && of_v.whole()) {
+      Pieces<T, kKeys> q_pieces(of_q), k_pieces(of_k);
+      Pieces<T, kColumns> v_pieces(of_v);
+      q_pieces.put(q), k_pieces.put(k), v_pieces.put(v);
+    } else {
+      of_q.copy(q), of_k.copy(k), of_v.copy(v);
+    }
+#pragma unroll
+    for (int n = 0; n < kBetas; ++n) {
+      const int i = threadIdx.x + n * kThreads;
+      if (i < kTokens * kColumns)
+        beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
+    }
+    if constexpr (kRowGate) {
+      const Lines<float> of_gates{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
+      of_gates.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
+    } else if (threadIdx.x < kTokens) {
+      decay[threadIdx.x][0] = __expf(of_all_rows);
+    }
+    if (in.l2norm) normalise();
+    __syncthreads();
+  }
+
+  // q k' of each token, by all threads.
+  __device__ __forceinline__ void multiply(float (&to)[kTokens]) const {
+#pragma unroll
+    for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
+      const int row = threadIdx.x / 32 + n * (kThreads / 32);
+      if (row >= kTokens) break;
+      float total = 0;
+#pragma unroll
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total = fmaf(q[row][d], k[row][d], total);
+      total = lanes_sum<32>(total);
+      if (threadIdx.x % 32 == 0) to[row] = total;
+    }
+    __syncthreads();
+  }
+
+  // q and k, by all threads.
+  __device__ __forceinline__ void normalise() {
+    __syncthreads();
+    for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
+      float* x = row < kTokens ? q[row] : k[row - kTokens];
+      float total = 0;
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total += x[d] * x[d];
+      const float factor = rsqrtf(lanes_sum<32>(total) + 1e-6f);
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) x[d] *= factor;
+    }
+  }
+
+ private:
+  // Elements first, first + kThreads and so on of all tokens'.
+  template <int kCount, typename Load>
+  static __device__ __forceinline__ void loaded(float (&each)[kCount], int first, const Load& load) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
+  }
+
+  // Rows of tokens in memory, `step` elements apart.
+  template <typename T>
+  struct Lines {
+    const T* from;
+    int64_t step, size, left;  // left: of tokens
+
+    __device__ __forceinline__ Lines(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
+        : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
+
+    // Whether all of them are vectors of 16 bytes.
+    __device__ __forceinline__ bool whole() const {
+      return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
+    }
+    __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
+
+    // To shared memory as floats, element by element; change(x, row, d) is what is written.
+    template <int kSize, typename Change>
+    __device__ __forceinline__ void copy(float (&to)[kTokens][kSize], const Change& change) const {
+      constexpr int kAll = kTokens * kSize, kCount = kAll < 8 * kThreads ? (kAll + kThreads - 1) / kThreads : 8;
+#pragma unroll 1
+      for (int start = threadIdx.x; start < kAll; start += kCount * kThreads) {
+        float each[kCount];
+        loaded<kCount>(each, start, [&](int i) {
+          return has(i / kSize, i % kSize) ? to_float(from[i / kSize * step + i % kSize]) : 0.f;
+        });
+#pragma unroll
+        for (int n = 0; n < kCount; ++n) {
+          const int i = start + n * kThreads, row = i / kSize;
+          if (row < kTokens) to[row][i % kSize] = change(each[n], row, i % kSize);
+        }
+      }
+    }
+    template <int kSize>
+    __device__ __forceinline__ void copy(float (&to)[kTokens][kSize]) const {
+      copy(to, [](float x, int, int) { return x; });
+    }
+  };
+
+  // A thread's vectors of them, on their way since they were made.
+  template <typename T, int kSize>
+  struct Pieces {
+    static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
+    static constexpr int kCount = (kTokens * kInRow + kThreads - 1) / kThreads;
+    static_assert(kSize % kVector == 0, "rows in shared memory are whole vectors");
+    Vec<T, kVector> each[kCount];
+
+    static __device__ __forceinline__ int row(int n) { return (threadIdx.x + n * kThreads) / kInRow; }
+    static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kInRow * kVector; }
+
+    __device__ __forceinline__ explicit Pieces(const Lines<T>& lines) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        each[n] = {};
+        if (lines.has(row(n), element(n)))
+          each[n] = load_vec<T, kVector>(lines.from + row(n) * lines.step + element(n));
+      }
+    }
+    __device__ __forceinline__ void put(float (&to)[kTokens][kSize]) const {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        float floats[kVector];
+        each[n].to_floats(floats);
+#pragma unroll
+        for (int i = 0; i < kVector && row(n) < kTokens; i += 4)
+          *reinterpret_cast<float4*>(&to[row(n)][element(n) + i]) =
+              make_float4(floats[i], floats[i + 1], floats[i + 2], floats[i + 3]);
+      }
+    }
+  };
+};
+
+// Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
+struct DeltaPlace {
+  int64_t start;
+  int row_stride, column_stride;  // in elements of a state, of which there are fewer than 2^31
+  int rows, columns;
+  bool v_first;
+
+  // `head` counts the value heads of all states.
+  __device__ __forceinline__ DeltaPlace(const DeltaRuleInputs& in, int64_t head, int64_t first)
+      : start(head * in.state_size() + first * in.column_stride()),
+        row_stride(static_cast<int>(in.row_stride())),
+        column_stride(static_cast<int>(in.column_stride())),
+        rows(static_cast<int>(in.key_dim)),
+        columns(static_cast<int>(in.value_dim - first)),
+        v_first(in.v_first) {}
+};
+
+// Columns of a state on their way from or to memory, where a row's or a column's elements lie behind each other.
+template <int kKeys, int kColumns, int kThreads_>
+struct DeltaColumns {
+  static constexpr int kThreads = kThreads_;
+
+  float at[kKeys][kColumns + 1];
+
+  // All threads call these. Zeros beyond the state, and for null.
+  __device__ __noinline__ void load(const void* states, DType dtype, DeltaPlace place) {
+    for_elements(place, [&](int d, int c, int64_t i, bool there) {
+      at[d][c] = !there || !states          ? 0.f
+                 : dtype == DType::kFloat32 ? load_float<float>(states, i)
+                 : dtype == DType::kFloat16 ? load_float<half_t>(states, i)
+                                            : load_float<bfloat16_t>(states, i);
+    });
+    __syncthreads();
+  }
+  __device__ __noinline__ void store(void* states, DType dtype, DeltaPlace place) const {
+    __syncthreads();
+    for_elements(place, [&](int d, int c, int64_t i, bool there) {
+      if (!there) return;
+      if (dtype == DType::kFloat32) {
+        static_cast<float*>(states)[i] = at[d][c];
+      } else if (dtype == DType::kFloat16) {
+        static_cast<half_t*>(states)[i] = from_float<half_t>(at[d][c]);
+      } else {
+        static_cast<bfloat16_t*>(states)[i] = from_float<bfloat16_t>(at[d][c]);
+      }
+    });
+  }
+
+ private:
+  template <typename Body>
+  static __device__ __forceinline__ void for_elements(const DeltaPlace& place, const Body& body) {
+#pragma unroll 8
+    for (int e = threadIdx.x; e < kKeys * kColumns; e += kThreads) {
+      const int d = place.v_first ? e % kKeys : e / kColumns, c = place.v_first ? e / kKeys : e % kColumns;
+      const bool there = d < place.rows && c < place.columns;
+      body(d, c, place.start + d * place.row_stride + c * place.column_stride, there);
+    }
+  }
+};
+
+// A thread's rows of a column of a state.
+template <int kRows>
+struct DeltaState {
+  float at[kRows];
+
+  static __device__ __forceinline__ int part() { return threadIdx.x % 4; }
+  static __device__ __forceinline__ int column() { return threadIdx.x / 4; }
+  // The state's row of element i.
+  static __device__ __forceinline__ int row(int i) { return i / 4 * 16 + part() * 4 + i % 4; }
+
+  // This thread's elements of a row in shared memory.
+  static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + row(i));
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& one : at) one = 0;
+  }
+
+  template <bool kRowGate>
+  __device__ __forceinline__ void decay(const float* factors) {
+    if constexpr (kRowGate) {
+      float each[kRows];
+      load_row(factors, each);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) at[i] *= each[i];
+    } else {
+      const float factor = factors[0];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) at[i] *= factor;
+    }
+  }
+
+  // at += row * factor
+  __device__ __forceinline__ void add(const float (&row)[kRows], float factor) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) at[i] = fmaf(row[i], factor, at[i]);
+  }
+
+  // The column's product with a row; the four threads all get it.
+  __device__ __forceinline__ float dot(const float (&row)[kRows]) const {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sums[i % 4] = fmaf(at[i], row[i], sums[i % 4]);
+    return lanes_sum<4>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+};
+
+// How many rows a thread has, and whether they decay apart.
+template <typename Body>
+void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
+  const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };
+  if (in.key_dim <= 64) return with_gate(std::integral_constant<int, 16>{});
+  if (in.key_dim <= 128) return with_gate(std::integral_constant<int, 32>{});
+  with_gate(std::integral_constant<int, 64>{});
+}
+
+}  // namespace flashinfer::cuda

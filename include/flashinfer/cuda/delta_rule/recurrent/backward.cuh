@@ -1,0 +1,309 @@
+// Gradients of the delta rule on CUDA, in the three passes of cpu/delta_rule/backward.h. A block has up to 128 columns
+// of a value head's state; what it sums over its columns goes to a workspace, and is put together by kernels that
+// follow: slices of columns, heads of a group and tokens in fixed orders, without atomics.
+#pragma once
+
+#include <flashinfer/cuda/delta_rule/columns.cuh>
+#include <flashinfer/cuda/delta_rule/recurrent/sums.cuh>
+
+namespace flashinfer::cuda {
+
+template <typename T, int kRows, bool kRowGate>
+struct DeltaGradient {
+  static constexpr int kKeys = 4 * kRows, kColumns = kRows == 64 ? 64 : 128, kThreads = 4 * kColumns;
+  using Tokens = DeltaTokens<kRows, kColumns, 4, kRowGate>;
+  using State = DeltaState<kRows>;
+
+  struct Shared {
+    Tokens tokens;
+    DeltaPartials<kKeys, kColumns> partials[2];
+  };
+
+  const DeltaRuleBackwardParams& p;
+  const DeltaRuleInputs& in;
+  DeltaBlock block;
+  DeltaSums sums;
+  Shared& shared;
+  int64_t column;
+  bool there;
+  float scale;
+
+  __device__ __forceinline__ DeltaGradient(const DeltaRuleBackwardParams& params, Shared& shared_)
+      : p(params),
+        in(params.in),
+        block(params.in, kColumns),
+        sums(params.in, kColumns, params.workspace),
+        shared(shared_),
+        column(block.slice * kColumns + State::column()),
+        there(column < in.value_dim),
+        scale(static_cast<float>(in.scale.get())) {}
+
+  __device__ __forceinline__ int mine() const { return State::column(); }
+  __device__ __forceinline__ void load_state(State& state, const void* states) const {
+    const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const bool has = states && there && State::row(i) < in.key_dim;
+      state.at[i] = has ? load_float<float>(states, start + State::row(i) * in.row_stride()) : 0.f;
+    }
+  }
+  __device__ __forceinline__ float scaled_grad(int64_t t) const {
+    if (!p.grad_o || !there) return 0.f;
+    return scale * load_float<T>(p.grad_o, block.number(in, t) * in.value_dim + column);
+  }
+  __device__ __forceinline__ float& of_value(float* values, int64_t t) const {
+    return values[block.number(in, t) * in.value_dim + column];
+  }
+  // Tokens first to first + 3, or those of them that are the sequence's.
+  __device__ __forceinline__ int stage(int64_t first) const {
+    __syncthreads();
+    shared.tokens.template load<T>(in, block, first, GivenGate{});
+    const int64_t left = block.tokens.end - first;
+    return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
+  }
+
+  // r of every token; the last state.
+  __device__ __forceinline__ void replay(State& state) const {
+    load_state(state, p.initial_state);
+    for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
+      const int count = stage(first);
+      for (int i = 0; i < count; ++i) {
+        float k[kRows];
+        State::load_row(shared.tokens.k[i], k);
+        state.template decay<kRowGate>(shared.tokens.decay[i]);
+        const float r = shared.tokens.v[i][mine()] - state.dot(k);
+        if (there && State::part() == 0) of_value(sums.r, first + i) = r;
+        state.add(k, shared.tokens.beta[i][mine()] * r);
+      }
+    }
+  }
+
+  // <dS, S> of each row.
+  __device__ __forceinline__ void compare_last(const State& state, const State& grad) const {
+    auto& partials = shared.partials[0];
+    float products[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) products[i] = state.at[i] * grad.at[i];
+    partials.give(products);
+    __syncthreads();
+    const int64_t at = block.slice * sums.heads_of_states + block.head(in);
+    if (kRowGate)
+      for (int d = threadIdx.x; d < in.key_dim; d += kThreads) sums.last_row[at * in.key_dim + d] = partials.row(d);
+    if (threadIdx.x < 32) {
+      float total = 0;
+      for (int d = threadIdx.x; d < kKeys; d += 32) total += partials.row(d);
+      total = lanes_sum<32>(total);
+      if (threadIdx.x == 0) sums.last_gate[at] = total;
+    }
+  }
+
+  __device__ __forceinline__ void go_back(State& grad) const {
+    auto& partials = shared.partials[0];
+    const int64_t length = block.tokens.end - block.tokens.begin;
+    for (int64_t group = (length + Tokens::kTokens - 1) / Tokens::kTokens - 1; group >= 0; --group) {
+      const int64_t first = block.tokens.begin + group * Tokens::kTokens;
+      for (int i = stage(first) - 1; i >= 0; --i) {
+        const int64_t t = first + i, number = block.number(in, t);
+        const float r = there ? of_value(sums.r, t) : 0.f, beta = shared.tokens.beta[i][mine()], u = beta * r;
+        float row[kRows];
+        State::load_row(shared.tokens.q[i], row);
+        grad.add(row, scaled_grad(t));
+        float products[kRows];
+#pragma unroll
+        for (int j = 0; j < kRows; ++j) products[j] = grad.at[j] * u;
+        partials.give(products);
+        State::load_row(shared.tokens.k[i], row);
+        const float dy = grad.dot(row), dv = beta * dy;
+        partials.give_more(dy * r, dv * shared.tokens.v[i][mine()]);
+        if (there && State::part() == 0) {
+          of_value(sums.dv, t) = dv;
+          static_cast<T*>(p.grad_v)[number * in.value_dim + column] = from_float<T>(dv);
+          if (p.grad_beta && in.beta_is_vector)
+            static_cast<float*>(p.grad_beta)[number * in.value_dim + column] = dy * r;
+        }
+        grad.add(row, -dv);
+        grad.template decay<kRowGate>(shared.tokens.decay[i]);
+        __syncthreads();
+        const int64_t at = block.slice * sums.tokens + number;
+        for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
+          const float total = partials.row(d);
+          sums.dk[at * in.key_dim + d] = total;
+          if (kRowGate) sums.row_gate[at * in.key_dim + d] = -shared.tokens.k[i][d] * total;
+        }
+        if (threadIdx.x == kThreads - 1) sums.dbeta[at] = partials.one_more(0);
+        if (threadIdx.x == kThreads - 2) sums.gate[at] = -partials.one_more(1);
+        __syncthreads();
+      }
+    }
+    const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (there && State::row(i) < in.key_dim)
+        static_cast<float*>(p.grad_initial_state)[start + State::row(i) * in.row_stride()] = grad.at[i];
+  }
+
+  __device__ __forceinline__ void go_forward(State& state) const {
+    load_state(state, p.initial_state);
+    for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
+      const int count = stage(first);
+      for (int i = 0; i < count; ++i) {
+        const int64_t t = first + i;
+        const float r = there ? of_value(sums.r, t) : 0.f, dv = there ? of_value(sums.dv, t) : 0.f;
+        float products[kRows];
+        state.template decay<kRowGate>(shared.tokens.decay[i]);
+#pragma unroll
+        for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * dv;
+        shared.partials[0].give(products);
+        float row[kRows];
+        State::load_row(shared.tokens.k[i], row);
+        state.add(row, shared.tokens.beta[i][mine()] * r);
+        const float go = scaled_grad(t);
+#pragma unroll
+        for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * go;
+        shared.partials[1].give(products);
+        __syncthreads();
+        const int64_t at = (block.slice * sums.tokens + block.number(in, t)) * in.key_dim;
+        for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
+          const float read = shared.partials[0].row(d), dq = shared.partials[1].row(d);
+          sums.dk[at + d] -= read;
+          sums.dq[at + d] = dq;
+          if (kRowGate) sums.row_gate[at + d] += shared.tokens.q[i][d] * dq - shared.tokens.k[i][d] * read;
+        }
+        __syncthreads();
+      }
+    }
+  }
+};
+
+template <typename T, int kRows, bool kRowGate>
+__global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
+    delta_rule_backward_kernel(const DeltaRuleBackwardParams p) {
+  using Gradient = DeltaGradient<T, kRows, kRowGate>;
+  __shared__ __align__(16) typename Gradient::Shared shared;
+  const Gradient gradient(p, shared);
+  typename Gradient::State state, grad;
+  gradient.replay(state);
+  gradient.load_state(grad, p.grad_state);
+  gradient.compare_last(state, grad);
+  gradient.go_back(grad);
+  gradient.go_forward(state);
+}
+
+// dq and dk of a head's token: a warp adds the heads of the group and the slices, and goes through the normalisation,
+// y = x f having dx = f (dy - y <y, dy>). <q, dq> of each value head is the gate's.
+template <typename T>
+__global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int columns) {
+  const DeltaRuleInputs& in = p.in;
+  const DeltaSums sums(in, columns, p.workspace);
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= in.batch_size * in.num_tokens * in.num_heads) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t head = row % in.num_heads, token = row / in.num_heads, b = token / in.num_tokens,
+                t = token % in.num_tokens;
+  const T* q = static_cast<const T*>(in.q) + in.q_strides.at(b, t, head);
+  const T* k = static_cast<const T*>(in.k) + in.k_strides.at(b, t, head);
+  const auto element = [&](const T* x, int64_t d) { return d < in.key_dim ? to_float(x[d]) : 0.f; };
+  float squares_q = 0, squares_k = 0;
+  for (int64_t d = lane; d < in.key_dim; d += 32) {
+    squares_q += element(q, d) * element(q, d);
+    squares_k += element(k, d) * element(k, d);
+  }
+  const float norm_q = in.l2norm ? rsqrtf(lanes_sum<32>(squares_q) + 1e-6f) : 1.f;
+  const float norm_k = in.l2norm ? rsqrtf(lanes_sum<32>(squares_k) + 1e-6f) : 1.f;
+  float dq[8] = {}, dk[8] = {};  // of 256 elements
+  for (int64_t of_group = 0; of_group < in.group(); ++of_group) {
+    const int64_t number = token * in.num_value_heads + head * in.group() + of_group;
+    float share = 0, value_gate = 0, beta = 0;
+    for (int64_t slice = 0; slice < sums.slices; ++slice) {
+      const int64_t at = slice * sums.tokens + number;
+      value_gate += sums.gate[at], beta += sums.dbeta[at];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int64_t d = lane + 32 * i;
+        if (d >= in.key_dim) continue;
+        const float grad = sums.dq[at * in.key_dim + d];
+        dq[i] += grad, dk[i] += sums.dk[at * in.key_dim + d];
+        share += grad * norm_q * element(q, d);
+        if (in.gk && slice > 0) sums.row_gate[number * in.key_dim + d] += sums.row_gate[at * in.key_dim + d];
+      }
+    }
+    share = lanes_sum<32>(share);
+    if (lane != 0) continue;
+    sums.gate[number] = share + value_gate;
+    if (p.grad_beta && !in.beta_is_vector) static_cast<float*>(p.grad_beta)[number] = beta;
+  }
+  float along_q = 0, along_k = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    along_q += dq[i] * norm_q * element(q, lane + 32 * i);
+    along_k += dk[i] * norm_k * element(k, lane + 32 * i);
+  }
+  along_q = in.l2norm ? lanes_sum<32>(along_q) : 0.f, along_k = in.l2norm ? lanes_sum<32>(along_k) : 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t d = lane + 32 * i;
+    if (d >= in.key_dim) continue;
+    static_cast<T*>(p.grad_q)[row * in.key_dim + d] =
+        from_float<T>(norm_q * (dq[i] - norm_q * element(q, d) * along_q));
+    static_cast<T*>(p.grad_k)[row * in.key_dim + d] =
+        from_float<T>(norm_k * (dk[i] - norm_k * element(k, d) * along_k));
+  }
+}
+
+// Sums of a sequence's gates from the last token to the first: of a value head, or of a row of its state. A warp has 32
+// tokens at a time, or a thread a row.
+template <bool kRowGate>
+__global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int columns) {
+  const DeltaRuleInputs& in = p.in;
+  const DeltaSums sums(in, columns, p.workspace);
+  const int64_t head = blockIdx.x, value_head = head % in.num_value_heads;
+  const Sequence tokens = sequence_of(in, head / in.num_value_heads);
+  const auto number = [&](int64_t t) { return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head; };
+  if constexpr (kRowGate) {
+    for (int64_t d = threadIdx.x; d < in.key_dim; d += blockDim.x) {
+      float total = 0;
+      for (int64_t slice = 0; slice < sums.slices; ++slice)
+        total += sums.last_row[(slice * sums.heads_of_states + head) * in.key_dim + d];
+#pragma unroll 8
+      for (int64_t t = tokens.end - 1; t >= tokens.begin; --t) {
+        total += sums.row_gate[number(t) * in.key_dim + d];
+        static_cast<float*>(p.grad_gk)[number(t) * in.key_dim + d] = total;
+      }
+    }
+  } else {
+    const int lane = threadIdx.x;
+    float carried = 0;
+    for (int64_t slice = 0; slice < sums.slices; ++slice)
+      carried += sums.last_gate[slice * sums.heads_of_states + head];
+    for (int64_t last = tokens.end - 1; last >= tokens.begin; last -= 32) {
+      const int64_t t = last - lane;
+      float total = t >= tokens.begin ? sums.gate[number(t)] : 0.f;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const float more = __shfl_up_sync(kAllLanes, total, by);
+        if (lane >= by) total += more;
+      }
+      total += carried;
+      if (t >= tokens.begin) static_cast<float*>(p.grad_g)[number(t)] = total;
+      carried = __shfl_sync(kAllLanes, total, 31);
+    }
+  }
+}
+
+template <typename T>
+void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
+  const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
+  const DeltaRuleInputs& in = p.in;
+  const int columns = delta_backward_columns(in);
+  with_delta_shape(in, [&](auto rows, auto row_gate) {
+    launch(delta_rule_backward_kernel<T, rows(), row_gate()>, static_cast<unsigned>(delta_blocks(in, columns)),
+           4 * columns, where, p);
+  });
+  const int64_t num_rows = in.batch_size * in.num_tokens * in.num_heads;
+  launch(delta_rule_rows_kernel<T>, static_cast<unsigned>((num_rows + 7) / 8), 256, where, p, columns);
+  const auto heads = static_cast<unsigned>(in.num_sequences * in.num_value_heads);
+  if (p.grad_g) launch(delta_rule_gates_kernel<false>, heads, 32, where, p, columns);
+  if (p.grad_gk) launch(delta_rule_gates_kernel<true>, heads, 128, where, p, columns);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,122 @@
+// The delta rule on CUDA, token by token in float: a block has 64 columns of a head's state in registers. As in a step,
+// one pass over the state before its update gives both products.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/cuda/delta_rule/columns.cuh>
+#include <flashinfer/cuda/delta_rule/recurrent/panel.cuh>
+#include <flashinfer/cuda/delta_rule/step/step.cuh>
+
+namespace flashinfer::cuda {
+
+// A block's shape, by a thread's rows of its four columns: eight threads have those.
+template <int kRows>
+struct DeltaRuleShape {
+  static constexpr int kKeys = 8 * kRows, kColumns = kRows == 32 ? 32 : 64, kThreads = 2 * kColumns;
+  static constexpr int kTokens = kRows == 32 ? 8 : 16;                  // in shared memory at a time
+  static constexpr int kBlocks = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // of a processor, at least
+};
+
+constexpr float kLeastScale = 1e-9f;
+
+template <typename Columns, int kRows>
+__device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel<kRows>& state,
+                                              const DeltaRuleParams& p, void* states, int64_t head, int64_t first) {
+  __syncthreads();
+  state.give(columns);
+  columns.store(states, p.state_dtype, DeltaPlace(p.in, head, first));
+}
+
+template <typename T, int kRows, bool kRowGate>
+__global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShape<kRows>::kBlocks)
+    delta_rule_kernel(const DeltaRuleParams p) {
+  using Shape = DeltaRuleShape<kRows>;
+  using Panel = DeltaPanel<kRows>;
+  using Tokens = DeltaTokens<2 * kRows, Shape::kColumns, Shape::kTokens, kRowGate, Shape::kThreads>;
+  using Columns = DeltaColumns<Shape::kKeys, Shape::kColumns, Shape::kThreads>;
+  __shared__ __align__(16) union {
+    Tokens tokens;
+    Columns columns;
+  } shared;
+  __shared__ float of_both[Tokens::kTokens];  // q k'
+  wait_for_inputs();
+  const DeltaRuleInputs& in = p.in;
+  const DeltaBlock block(in, Shape::kColumns);
+  const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
+  const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
+  const int mine = Panel::product_column();
+  const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
+  const bool writes = Panel::is_of_q() && first_column + mine < in.value_dim;
+  const int64_t stride = heads * in.value_dim;  // of outputs
+  T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + mine;
+  if (slot < 0 || slot >= p.num_slots) {
+    for (int64_t t = block.tokens.begin; writes && t < block.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
+    return;
+  }
+  const float scale = static_cast<float>(in.scale.get());
+  const StepGate gate(p, block.value_head);
+  Panel state;
+  shared.columns.load(p.initial_state, p.state_dtype, DeltaPlace(in, slot * heads + block.value_head, first_column));
+  state.take(shared.columns);
+  // A snapshot overwrites the tokens in shared memory.
+  const int step = p.snapshots ? 1 : Tokens::kTokens;
+  for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
+    __syncthreads();
+    shared.tokens.template load<T>(in, block, first, gate);
+    shared.tokens.multiply(of_both);
+    const int64_t left = block.tokens.end - first;
+    const int count = left < step ? static_cast<int>(left) : step;
+    // The state is what registers have times `whole`, the decays of these tokens: it is multiplied once for all of
+    // them.
+    float whole = 1;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, o += stride) {
+      float k[kRows], q[kRows], product;
+      Panel::load_row(shared.tokens.k[i], k);
+      Panel::load_row(shared.tokens.q[i], q);
+      if constexpr (kRowGate) {
+        float decay[kRows];
+        Panel::load_row(shared.tokens.decay[i], decay);
+        state.scale_rows([&](int j) { return decay[j]; });
+        product = state.products(k, q);
+      } else {
+        whole *= shared.tokens.decay[i][0];
+        if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // of which the reciprocal is taken
+          state.scale(whole);
+          whole = 1;
+        }
+        product = whole * state.products(k, q);
+      }
+      const float one = shared.tokens.beta[i][mine] * (shared.tokens.v[i][mine] - product);
+      const float added = kRowGate ? one : __fdividef(one, whole);
+      float u[Panel::kColumns];
+#pragma unroll
+      for (int c = 0; c < Panel::kColumns; ++c) u[c] = Panel::of_column(added, c);
+      const float out = scale * fmaf(of_both[i], Panel::of_column(one, mine % Panel::kColumns), product);
+      state.add(k, u);
+      if (writes) *o = from_float<T>(out);
+      if (p.snapshots) {  // one token at a time then, see above
+        state.scale(whole);
+        whole = 1;
+        const int64_t row = block.sequence * p.snapshot_rows + first - block.tokens.begin;
+        store_columns(shared.columns, state, p, p.snapshots, row * heads + block.value_head, first_column);
+      }
+    }
+    if constexpr (!kRowGate) state.scale(whole);
+  }
+  if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
+    store_columns(shared.columns, state, p, p.final_state, to_slot * heads + block.value_head, first_column);
+}
+
+template <typename T>
+void delta_rule(const DeltaRuleParams& p, const Launch& where) {
+  if (takes_step(p)) return delta_step<T>(p, where);
+  with_delta_shape(p.in, [&](auto rows, auto row_gate) {
+    using Shape = DeltaRuleShape<rows() / 2>;
+    const auto blocks = static_cast<unsigned>(delta_blocks(p.in, Shape::kColumns));
+    launch(delta_rule_kernel<T, rows() / 2, row_gate()>, blocks, Shape::kThreads, where, p);
+  });
+}
+
+}  // namespace flashinfer::cuda

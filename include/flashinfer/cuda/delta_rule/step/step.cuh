@@ -1,0 +1,342 @@
+// The delta rule for a few tokens on CUDA, as a step of decoding has them: nearly all that moves are the states.
+//
+// A block has 64 columns of a head's state in registers. Threads take four neighbours at a time from memory as a state
+// lies there, along its rows or, where columns come first, along its columns: a line. One pass over the state before
+// its update gives both products, since S' q = S~' q + u (k' q). States are read and written once by a kernel: the L2
+// cache is told to give their lines up first, without which a tenth more moves between it and memory.
+#pragma once
+
+#include <type_traits>
+
+#include <flashinfer/cuda/delta_rule/columns.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kStepColumns = 64, kStepThreads = 4 * kStepColumns, kStepWarps = kStepThreads / 32;
+constexpr int64_t kStepTokens = 8;  // of a sequence, at most
+
+// g, gk and beta of a token as a step computes them from raw numbers.
+struct StepGate {
+  const DeltaRuleParams& p;  // of the kernel: numbers that all blocks share stay in constant memory
+  int value_head;
+  float a_log, dt_bias;
+
+  __device__ __forceinline__ StepGate(const DeltaRuleParams& params, int64_t head)
+      : p(params),
+        value_head(static_cast<int>(head)),
+        a_log(params.a_log ? params.a_log[head] : 0.f),
+        dt_bias(params.dt_bias && !params.raw_rows ? params.dt_bias[head] : 0.f) {}
+
+  __device__ __forceinline__ float gate(float g) const { return p.a_log && !p.raw_rows ? logarithm(g + dt_bias) : g; }
+  __device__ __forceinline__ float row_gate(float g, int d) const {
+    if (!p.raw_rows) return g;
+    return logarithm(g + (p.dt_bias && d < p.in.key_dim ? p.dt_bias[value_head * p.in.key_dim + d] : 0.f));
+  }
+  // The decay's logarithm.
+  __device__ __forceinline__ float logarithm(float x) const {
+    const float rate = __expf(a_log);
+    if (p.lower_bound < 0.f) return p.lower_bound / (1.f + __expf(-rate * x));
+    return -rate * (x > 20.f ? x : log1pf(__expf(x)));
+  }
+  __device__ __forceinline__ float beta(float beta) const {
+    return p.beta_sigmoid ? static_cast<float>(p.beta_sigmoid) / (1.f + __expf(-beta)) : beta;
+  }
+};
+
+// What threads tell each other of a token.
+template <int kKeys, bool kRowGate>
+struct StepRows {
+  alignas(16) float q[kKeys];
+  float k[kKeys], decay[kRowGate ? kKeys : 4], v[kStepColumns], beta[kStepColumns];
+};
+template <int kKeys, bool kRowGate>
+struct StepShared {
+  StepRows<kKeys, kRowGate> rows[2];  // turn by turn: nobody waits for who still reads the token before
+  alignas(16) float sums[2][kStepWarps][kStepColumns];  // products of the warps' rows with k, and with q
+  float u[kStepColumns];
+};
+
+// What a thread brings of a token: an element of q or k, one of v or beta, and gates. All are on their way before the
+// first is waited for.
+template <typename T, int kKeys, bool kRowGate>
+struct StepToken {
+  static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
+  float key = 0, value = 0, gate = 0, row_gate = 0;
+
+  static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t t) {
+    const int d = thread() % kKeys;
+    const int64_t batch = block.tokens.batch, head = block.key_head, number = block.number(in, t);
+    const int64_t column = block.slice * kStepColumns + thread() % kStepColumns;
+    if (thread() < 2 * kKeys && d < in.key_dim)
+      key = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
+                             : load_float<T>(in.k, in.k_strides.at(batch, t, head) + d);
+    if (column < in.value_dim) {
+      if (thread() < kStepColumns) {
+        value = load_float<T>(in.v, in.v_strides.at(batch, t, block.value_head) + column);
+      } else if (thread() < 2 * kStepColumns) {
+        value = in.beta ? load_float<float>(in.beta, in.beta_is_vector ? number * in.value_dim + column : number) : 1.f;
+      }
+    }
+    gate = in.g ? load_float<float>(in.g, number) : 0.f;
+    if (kRowGate && thread() < kKeys && d < in.key_dim) row_gate = load_float<float>(in.gk, number * in.key_dim + d);
+  }
+
+  // Returns the decay of all rows.
+  __device__ __forceinline__ float put(StepRows<kKeys, kRowGate>& to, const DeltaRuleInputs& in,
+                                       const StepGate& raw) const {
+    const int d = thread() % kKeys, c = thread() % kStepColumns;
+    if (thread() < kKeys) {
+      to.q[d] = key;
+    } else if (thread() < 2 * kKeys) {
+      to.k[d] = key;
+    }
+    if (thread() < kStepColumns) {
+      to.v[c] = value;
+    } else if (thread() < 2 * kStepColumns) {
+      to.beta[c] = in.beta ? raw.beta(value) : value;
+    }
+    const float of_all = __expf(in.g ? raw.gate(gate) : 0.f);
+    if (kRowGate && thread() < kKeys) to.decay[d] = of_all * __expf(raw.row_gate(row_gate, d));
+    return of_all;
+  }
+};
+
+// What k and q are multiplied by where they are normalised, and k' q: each warp finds them for itself.
+template <int kKeys>
+struct StepNorms {
+  float of_k = 1, of_q = 1, kq = 0;
+
+  __device__ __forceinline__ StepNorms(const float* k, const float* q, bool l2norm) {
+    float kk = 0, qq = 0;
+#pragma unroll
+    for (int d = threadIdx.x % 32; d < kKeys; d += 32)
+      kq = fmaf(k[d], q[d], kq), kk = fmaf(k[d], k[d], kk), qq = fmaf(q[d], q[d], qq);
+    kq = lanes_sum<32>(kq);
+    if (!l2norm) return;
+    of_k = rsqrtf(lanes_sum<32>(kk) + 1e-6f), of_q = rsqrtf(lanes_sum<32>(qq) + 1e-6f);
+    kq *= of_k * of_q;
+  }
+};
+
+// A thread's part of a block's columns.
+template <int kKeys, bool kRowGate, bool kVFirst>
+struct StepState {
+  static constexpr int kVectors = kKeys * kStepColumns / (4 * kStepThreads);
+  static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // that have a line of memory
+  static constexpr int kLines = kStepThreads / kLanes;                 // that all threads have at a time
+  static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "lines are parted evenly");
+  using Rows = StepRows<kKeys, kRowGate>;
+  using Norms = StepNorms<kKeys>;
+
+  float at[kVectors][4];
+
+  static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
+  static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
+
+  // The thread's lines of columns from `first` on: where its elements are, and how many lines there are from its first.
+  struct Lines {
+    int start, stride, left;
+
+    __device__ __forceinline__ Lines(const DeltaRuleInputs& in, int64_t first)
+        : stride(static_cast<int>(kVFirst ? in.key_dim : in.value_dim)) {
+      const auto rows = static_cast<int>(in.key_dim), columns = static_cast<int>(in.value_dim - first);
+      start = line(0) * stride + in_line();
+      left = in_line() < (kVFirst ? rows : columns) ? (kVFirst ? columns : rows) - line(0) : 0;
+    }
+    __device__ __forceinline__ bool has(int j) const { return j * kLines < left; }
+    __device__ __forceinline__ int at(int j) const { return start + j * kLines * stride; }
+  };
+
+  // Columns that begin at element `first` of a tensor of states; zeros beyond them, and for null.
+  __device__ __forceinline__ void load(const void* states, DType dtype, int64_t first, const Lines& lines) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) at[j][0] = at[j][1] = at[j][2] = at[j][3] = 0.f;
+    if (states == nullptr) return;
+    if (dtype == DType::kFloat32) return load(static_cast<const float*>(states) + first, lines);
+    if (dtype == DType::kFloat16) return load(static_cast<const half_t*>(states) + first, lines);
+    load(static_cast<const bfloat16_t*>(states) + first, lines);
+  }
+  __device__ __forceinline__ void store(void* states, DType dtype, int64_t first, const Lines& lines) const {
+    if (dtype == DType::kFloat32) return store(static_cast<float*>(states) + first, lines);
+    if (dtype == DType::kFloat16) return store(static_cast<half_t*>(states) + first, lines);
+    store(static_cast<bfloat16_t*>(states) + first, lines);
+  }
+
+  // A token's part in the state, the rows of which decay by `decay`, or by the token's row. out(column, value) is
+  // called for each column by one thread. All threads call this, behind a barrier that shows them the token.
+  template <typename Out>
+  __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
+                                         bool l2norm, const Out& out) {
+    const Norms norms(token.k, token.q, l2norm);
+    if constexpr (kVFirst) {
+      update_columns(token, decay, norms, out);
+    } else {
+      update_rows(shared, token, decay, norms, out);
+    }
+  }
+
+ private:
+  template <typename S>
+  __device__ __forceinline__ void load(const S* from, const Lines& lines) {
+    Vec<S, 4> raw[kVectors];  // all are on their way before the first is waited for
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (lines.has(j)) raw[j] = load_vec_once<S, 4>(from + lines.at(j));
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (lines.has(j)) raw[j].to_floats(at[j]);
+  }
+  template <typename S>
+  __device__ __forceinline__ void store(S* to, const Lines& lines) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
+  }
+
+  // A column is parted among lanes.
+  template <typename Out>
+  __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
+    float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, of q
+    load_floats(keys, token.k + in_line()), load_floats(queries, token.q + in_line());
+    if constexpr (kRowGate) load_floats(decays, token.decay + in_line());
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      sums[j] = sums[kVectors + j] = 0;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        at[j][c] *= decays[c];
+        sums[j] = fmaf(at[j][c], keys[c], sums[j]), sums[kVectors + j] = fmaf(at[j][c], queries[c], sums[kVectors + j]);
+      }
+    }
+    constexpr int kShare = kLanes / (2 * kVectors);  // lanes that get the same sum
+    static_assert(kShare >= 1, "there is a lane for each sum");
+    parted_sums<kLanes, 2 * kVectors>(sums);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, mine = line(lane / kShare % kVectors);
+    const float u = token.beta[mine] * (token.v[mine] - norms.of_k * sums[0]);
+    const float of_column = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
+    if (lane >= kLanes / 2 && lane % kShare == 0) out(mine, fmaf(of_column, norms.kq, norms.of_q * sums[0]));
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float added = norms.of_k * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], added, at[j][c]);
+    }
+  }
+
+  // A column is parted among warps.
+  template <typename Out>
+  __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
+                                              const Norms& norms, const Out& out) {
+    float of_k[4] = {}, of_q[4] = {};
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float key = token.k[line(j)], query = token.q[line(j)], factor = kRowGate ? token.decay[line(j)] : decay;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        at[j][c] *= factor;
+        of_k[c] = fmaf(at[j][c], key, of_k[c]), of_q[c] = fmaf(at[j][c], query, of_q[c]);
+      }
+    }
+    static_assert(kLanes == 16, "a warp has two lines at a time");
+    const int warp = static_cast<int>(threadIdx.x) / 32, half = static_cast<int>(threadIdx.x) / 16 % 2;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      of_k[c] += __shfl_xor_sync(kAllLanes, of_k[c], 16), of_q[c] += __shfl_xor_sync(kAllLanes, of_q[c], 16);
+      if (half == 1) of_k[c] = of_q[c];
+    }
+    store_floats(&shared.sums[half][warp][in_line()], of_k);
+    __syncthreads();
+    const int column = static_cast<int>(threadIdx.x) % kStepColumns, of = static_cast<int>(threadIdx.x) / kStepColumns;
+    float sum = 0;
+    if (of < 2) {
+#pragma unroll
+      for (int w = 0; w < kStepWarps; ++w) sum += shared.sums[of][w][column];
+    }
+    if (of == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.of_k * sum);
+    __syncthreads();
+    if (of == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
+    float added[4];
+    load_floats(added, shared.u + in_line());
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const float key = norms.of_k * token.k[line(j)];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(key, added[c], at[j][c]);
+    }
+  }
+};
+
+template <typename T, int kKeys, bool kRowGate, bool kVFirst>
+__global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const DeltaRuleParams p) {
+  using State = StepState<kKeys, kRowGate, kVFirst>;
+  __shared__ StepShared<kKeys, kRowGate> shared;
+  wait_for_inputs();
+  const DeltaRuleInputs& in = p.in;
+  const DeltaBlock block(in, kStepColumns);
+  const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
+  const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
+  const int64_t first = block.slice * kStepColumns;
+  const auto put = [&](int64_t t, int column, float value) {
+    if (first + column < in.value_dim)
+      static_cast<T*>(p.o)[block.number(in, t) * in.value_dim + first + column] = from_float<T>(value);
+  };
+  if (slot < 0 || slot >= p.num_slots) {
+    for (int64_t t = 0; t < in.num_tokens; ++t)
+      if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
+    return;
+  }
+  // Of the block's columns, where states lie one after the other: of sequences, slots or tokens, then of heads.
+  const auto place = [&](int64_t number) {
+    return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
+  };
+  StepToken<T, kKeys, kRowGate> token;
+  if (in.num_tokens > 0) token.load(in, block, 0);
+  const typename State::Lines lines(in, first);
+  State state;
+  state.load(p.initial_state, p.state_dtype, place(slot), lines);
+  const StepGate gate(p, block.value_head);
+  const float scale = static_cast<float>(in.scale.get());
+  for (int64_t t = 0; t < in.num_tokens; ++t) {
+    auto& rows = shared.rows[t % 2];
+    const float decay = token.put(rows, in, gate);
+    __syncthreads();
+    if (t + 1 < in.num_tokens) token.load(in, block, t + 1);
+    state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
+    if (p.snapshots) state.store(p.snapshots, p.state_dtype, place(block.sequence * p.snapshot_rows + t), lines);
+  }
+  if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
+    state.store(p.final_state, p.state_dtype, place(to_slot), lines);
+}
+
+// Whether a sequence has few tokens, and four neighbours of a state are one access.
+inline bool takes_step(const DeltaRuleParams& p) {
+  const DeltaRuleInputs& in = p.in;
+  if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;
+  if ((in.v_first ? in.key_dim : in.value_dim) % 4 != 0) return false;
+  const int64_t bytes = 4 * size_of(p.state_dtype);
+  for (const void* states :
+       {p.initial_state, static_cast<const void*>(p.final_state), static_cast<const void*>(p.snapshots)})
+    if (reinterpret_cast<uintptr_t>(states) % bytes != 0) return false;
+  return true;
+}
+
+template <typename T>
+void delta_step(const DeltaRuleParams& p, const Launch& where) {
+  const auto blocks = static_cast<unsigned>(delta_blocks(p.in, kStepColumns));
+  const auto run = [&](auto keys, auto row_gate, auto v_first) {
+    launch(delta_step_kernel<T, keys(), row_gate(), v_first()>, blocks, kStepThreads, where, p);
+  };
+  const auto with_gate = [&](auto keys, auto v_first) {
+    p.in.gk ? run(keys, std::true_type{}, v_first) : run(keys, std::false_type{}, v_first);
+  };
+  const auto with_keys = [&](auto v_first) {
+    p.in.key_dim <= 64 ? with_gate(std::integral_constant<int, 64>{}, v_first)
+                       : with_gate(std::integral_constant<int, 128>{}, v_first);
+  };
+  p.in.v_first ? with_keys(std::true_type{}) : with_keys(std::false_type{});
+}
+
+}  // namespace flashinfer::cuda
