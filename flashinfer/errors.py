@@ -141,5 +141,20 @@ class BuildError(FlashInferError):
         super().__init__("\n".join(lines))
 
 
+class WorkspaceBuildError(BuildError, WorkspaceError):
+    """A module did not build because a file of the workspace could not be read or written."""
+
+
+class ReentrantBuildError(BuildError):
+    """A module was asked for by the thread that is building or loading it, which would wait for itself."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            name,
+            "this thread is building it already, and was asked for it again meanwhile:"
+            " by a signal handler, a subscriber to events, or a file that was imported in place of a standard module",
+        )
+
+
 class JitTimeoutError(BuildError):
     """Another process did not finish building a module within ``FLASHINFER_JIT_TIMEOUT``; ``reason`` says which."""

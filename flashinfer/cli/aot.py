@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +27,7 @@ from ..jit.cluster import address
 from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
+from ..jit.report import write
 from ..jit.run import Request
 from ..jit.spec import BACKENDS, Spec
 from ..jit.specfile import Asked
@@ -118,22 +118,25 @@ def run(options: argparse.Namespace) -> int:
                 work = build.run if fleet is None else fleet.run
                 outcomes = work(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
             rows = [row_of(outcome) for outcome in outcomes]
-    if options.json != "-":
-        columns = [{name: value for name, value in one.items() if name != "path"} for one in rows]
-        show(columns, False, {"size": size})
-    if options.json:
-        text = json.dumps(rows, indent=1, default=str) + "\n"
-        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
+    # Files first: standard output may have nobody who reads it.
+    text = json.dumps(rows, indent=1, default=str) + "\n"
+    if options.json not in (None, "", "-"):
+        Path(options.json).write_text(text)
     took, code = time.monotonic() - started, 0
     if options.report:
         try:
             write_report(options.report, outcomes, took)
         except OSError as err:
-            print(f"error: the report cannot be written: {err}", file=sys.stderr)
+            write(f"error: the report cannot be written: {err}\n")
             code = 1
+    if options.json == "-":
+        print(text, end="")
+    else:
+        columns = [{name: value for name, value in one.items() if name != "path"} for one in rows]
+        show(columns, False, {"size": size})
     hows = [one["how"] for one in rows]
     counts = ", ".join(f"{hows.count(how)} {how}" for how in dict.fromkeys(hows))
-    print(f"{options.out_dir}: {counts} in {took:.1f} s", file=sys.stderr)
+    write(f"{options.out_dir}: {counts} in {took:.1f} s\n")
     return tell_failures(outcomes) or code
 
 
@@ -206,7 +209,7 @@ def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target]
             raise UsageError(str(err)) from None
         specs = [(spec, chosen[spec.backend]) for spec in found if can_be_built(spec, chosen[spec.backend])]
         if options.backend is None and "cuda" not in chosen:
-            print(CROSS_BUILD, file=sys.stderr)
+            write(f"{CROSS_BUILD}\n")
     if options.shard is not None:
         first, count = options.shard
         specs = sorted(specs, key=lambda one: one[0].name)[first - 1 :: count]
@@ -218,7 +221,7 @@ def can_be_built(spec: Spec, target: Target) -> bool:
     try:
         return bool(narrowed(target, spec.archs, spec.name).archs)
     except ToolchainError as err:
-        print(f"note: left out: {err}", file=sys.stderr)
+        write(f"note: left out: {err}\n")
         return False
 
 

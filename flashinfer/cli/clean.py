@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from .. import env, jit
 from ..jit.gc import Item, collect
 from ..jit.machine.workspace import PARTS, workspace_root
+from ..jit.report import write
 from .table import age, show, size
 from .usage import Add, UsageError, json_option, size_limit
 
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--all, --max-size: wanted one of them")
     code = _all(options) if options.all else _least_recently_used(options)
     if not options.yes:
-        print("nothing is removed yet: add --yes", file=sys.stderr)
+        write("nothing is removed yet: add --yes\n")
     return code
 
 
@@ -56,9 +56,9 @@ def _least_recently_used(options: argparse.Namespace) -> int:
     show([_row(root, item, options.yes) for item in items], options.json, {"size": size, "used": age})
     gone = sum(item.size for item in items if item.why and not item.kept)
     left = sum(item.size for item in items) - gone
-    print(f"{root}: {size(gone)} {_removed(options.yes)}, {size(left)} left", file=sys.stderr)
+    write(f"{root}: {size(gone)} {_removed(options.yes)}, {size(left)} left\n")
     if limit is not None and left > limit:
-        print(f"that is more than {size(limit)}: the rest is in use or cannot be removed", file=sys.stderr)
+        write(f"that is more than {size(limit)}: the rest is in use or cannot be removed\n")
         return 1
     return 0
 

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ..jit.machine.workspace import workspace, write_atomically
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.ninja import render_graph, render_spec
+from ..jit.report import write
 from ..jit.spec import BACKENDS
 from ..jit.template import render_config
 from .table import show
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             toolchain = find_toolchain(backend)
         except ToolchainError as err:
-            print(f"note: {backend} sources are left out: {err}", file=sys.stderr)
+            write(f"note: {backend} sources are left out: {err}\n")
             continue
         specs = matrix_specs(Matrix(backends=(backend,)))
         commands = _commands(folder, specs, _target(backend), toolchain)
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     write_atomically(place, json.dumps(entries, indent=1).encode())
     place.chmod(0o644)
     show(rows, options.json)
-    print(f"{place}: {len(entries)} files", file=sys.stderr)
+    write(f"{place}: {len(entries)} files\n")
     return 0
 
 

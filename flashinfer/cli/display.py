@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from ..jit.artifact import Artifact
 from ..jit.host.progress import Progress
+from ..jit.report import is_terminal, write
 from ..jit.run import Outcome
 
 
@@ -20,7 +22,12 @@ class Display:
         self.last = 0.0
 
     def __enter__(self) -> Display:
-        if sys.stderr.isatty():
+        with suppress(Exception):  # a terminal that goes away meanwhile
+            self._start_bar()
+        return self
+
+    def _start_bar(self) -> None:
+        if is_terminal(sys.stderr):
             from rich.console import Console
             from rich.progress import (
                 BarColumn,
@@ -38,14 +45,14 @@ class Display:
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
             )
-            self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self.bar.start()
-            self.task = self.bar.add_task("starting", total=None)
-        return self
+            bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            bar.start()
+            self.bar, self.task = bar, bar.add_task("starting", total=None)
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            with suppress(Exception):
+                self.bar.stop()
 
     def __call__(self, progress: Progress) -> None:
         left = ", ".join(progress.left[:4]) + (", ..." if len(progress.left) > 4 else "") or "done"
@@ -56,11 +63,8 @@ class Display:
         if now - self.last >= 5 or progress.done == progress.total:
             self.last, elapsed = now, now - progress.started
             to_go = elapsed / max(progress.done, 1) * (progress.total - progress.done)
-            print(
-                f"{progress.done}/{progress.total} steps, {elapsed:.0f} s, about {to_go:.0f} s to go: {left}",
-                file=sys.stderr,
-                flush=True,
-            )
+            steps = f"{progress.done}/{progress.total} steps, {elapsed:.0f} s"
+            write(f"{steps}, about {to_go:.0f} s to go: {left}\n")
 
 
 def row(name: str, how: str, archs: Iterable[str], found: Artifact | None, why: str = "") -> dict[str, Any]:
@@ -87,7 +91,7 @@ def tell_failures(outcomes: Iterable[Outcome]) -> int:
     """Print what failed, the reasons again at the very end; returns the exit code."""
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     for error in failed:
-        print(f"\nerror: {error}", file=sys.stderr)
+        write(f"\nerror: {error}\n")
     for error in failed:
-        print(f"FAILED {error.name}: {error.reason}", file=sys.stderr)
+        write(f"FAILED {error.name}: {error.reason}\n")
     return 1 if failed else 0

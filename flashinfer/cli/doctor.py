@@ -13,17 +13,17 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
+from ..jit import process
 from ..jit.artifact import MANIFEST
 from ..jit.machine.environment import compiler_environment
 from ..jit.machine.identity import version_of
 from ..jit.machine.target import Target, native_level, visible_gpus
-from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc
+from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc, find_python
 from ..jit.machine.workspace import NOEXEC, is_noexec, scratch, workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI
@@ -33,7 +33,7 @@ from .usage import Add, json_option
 
 LEAST_GCC, LEAST_CUDA = 11, (12, 4)
 LEAST_DISK = 1 << 30
-TO_BUILD = {"jinja2": "jinja2", "elftools": "pyelftools", "filelock": "filelock"}  # module -> distribution
+TO_BUILD = {"jinja2": "jinja2", "filelock": "filelock"}  # module -> distribution
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def _torch() -> Finding:
     # In a process of its own: a torch that crashes or starts CUDA does so there.
     program = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
     try:
-        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    except (OSError, subprocess.SubprocessError) as err:
+        run = process.run([find_python(), "-c", program], timeout=300)
+    except (OSError, subprocess.SubprocessError, ToolchainError) as err:
         return Finding("torch", "missing", str(err), fix)
     if run.returncode != 0:
         return Finding("torch", "missing", (run.stderr.strip().splitlines() or ["torch cannot be imported"])[-1], fix)
@@ -145,9 +145,7 @@ def _compile(command: list[str], source: str) -> str:
         file.write_text(source)
         try:
             full = [*command, str(file), "-o", f"{folder}/out"]
-            run = subprocess.run(
-                full, capture_output=True, text=True, timeout=120, check=False, env=compiler_environment(folder)
-            )
+            run = process.run(full, timeout=120, env=compiler_environment(folder))
         except (OSError, subprocess.SubprocessError) as err:
             return str(err)
     lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]

@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 
 from ..errors import ClusterError, EnvironmentValueError, FlashInferError
+from ..jit.report import write
 from .usage import UsageError
 
 # Command: its file, with HELP, arguments() and run(). Only that file is imported, because most need no compiler.
@@ -50,17 +53,32 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
+        with suppress(OSError, ValueError):  # it is closed, or takes nothing
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command(options.command).run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except (ClusterError, EnvironmentValueError, UsageError) as err:
-        print(f"error: {err}", file=sys.stderr)
+        write(f"error: {err}\n")
         return 2
     except FlashInferError as err:
-        print(f"error: {err}", file=sys.stderr)
+        write(f"error: {err}\n")
         return 1
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        _discard_output()
         return 0
+    except OSError as err:
+        _discard_output()
+        write(f"error: {err}\n")
+        return 1
+
+
+def _discard_output() -> None:
+    """Drop what standard output still holds: the interpreter would fail on it at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        place = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(place, sys.stdout.fileno())
+        os.close(place)

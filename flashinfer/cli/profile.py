@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..jit.report import write
 from .table import show
 from .usage import Add, UsageError, json_option
 
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         }
     ]  # fmt: skip
     show(rows, options.json)
-    print(f"{options.out}: {rows[0]['events']} events; {what}", file=sys.stderr)
+    write(f"{options.out}: {rows[0]['events']} events; {what}\n")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from .. import env
@@ -13,6 +12,7 @@ from ..jit.artifact import Artifact
 from ..jit.machine import trust
 from ..jit.machine.target import narrowed
 from ..jit.machine.workspace import scratch, workspace
+from ..jit.report import write
 from ..jit.specfile import Asked
 from ..jit.store_remote.herd import fetch, fetch_default, linkable, repair
 from ..jit.store_remote.objects import Wanted
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     show(rows, options.json, {"size": size})
     missing = [str(one["name"]) for one in rows if one["how"] in ("missing", "failed")]
     if missing:
-        print(f"error: {len(missing)} of {len(rows)} modules: {', '.join(missing)}", file=sys.stderr)
+        write(f"error: {len(missing)} of {len(rows)} modules: {', '.join(missing)}\n")
     return 1 if missing else 0
 
 

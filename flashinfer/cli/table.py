@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..jit.report import is_terminal
+
 Row = Mapping[str, Any]
 
 
@@ -56,7 +58,7 @@ def show(rows: Sequence[Row], as_json: bool, formats: Mapping[str, Callable[[Any
     columns = list(rows[0])
     how = {column: (formats or {}).get(column, plain) for column in columns}
     cells = [[how[column](row[column]) for column in columns] for row in rows]
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         from rich.console import Console
         from rich.table import Table
 

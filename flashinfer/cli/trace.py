@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..jit.machine.workspace import scratch
+from ..jit.report import write
 from ..jit.specfile import write_specs
 from .table import show
 from .usage import Add, UsageError, json_option
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     rows = sorted({(line["spec"]["name"], line["spec"]["backend"], " ".join(line["archs"])) for line in lines})
     if options.json:
         show([dict(zip(("name", "backend", "archs"), row, strict=True)) for row in rows], True)
-    print(f"{output}: {count} modules", file=sys.stderr)
+    write(f"{output}: {count} modules\n")
     return code
 
 

@@ -8,9 +8,7 @@ the program will run in.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 
 from .. import env
@@ -27,6 +25,8 @@ from ..jit.machine.target import (
 )
 from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
+from ..jit.process import lazy
+from ..jit.report import write
 from ..jit.spec import Spec
 from ..jit.specfile import Asked
 from .table import show
@@ -42,7 +42,7 @@ class There(store.Here):
         super().__init__(spec, writes=False)
         self.gpus, self.level = gpus, level
 
-    @cached_property
+    @lazy
     def asked(self) -> Target | None:
         asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else env.CUDA_ARCH_LIST.is_set
         if asked:
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     show(rows, options.json)
     missing = sum(row["state"] != "ready" for row in rows)
     if missing:
-        print(f"{missing} of {len(rows)} modules would be compiled", file=sys.stderr)
+        write(f"{missing} of {len(rows)} modules would be compiled\n")
     return 1 if missing else 0
 
 

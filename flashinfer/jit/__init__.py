@@ -14,7 +14,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from .. import env
-from . import modules
+from . import modules, process
 from .events import stats, subscribe
 from .frozen import freeze
 from .machine.workspace import PARTS, workspace_root
@@ -43,7 +43,8 @@ def clear_cache_dir() -> None:
 
 def __getattr__(name: str) -> Any:
     if name in _LATE:
-        return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
+        with process.one_step():
+            return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
     # Each family's gen_*_module is found in its own file; names that FlashInfer has besides are at its address.
     if name.startswith(("gen_", "get_")):
         for family in modules.families():

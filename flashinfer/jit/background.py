@@ -17,14 +17,16 @@ from concurrent.futures import CancelledError
 from typing import BinaryIO, cast
 
 from ..errors import FlashInferError
-from . import frozen
+from . import frozen, process
 from .machine.toolchain import find_python
 from .spec import Spec
 
 NICE = 10
-# With this process's own path: it may have been changed since it started.
+# With this process's own path, which may have been changed since it started; until then without the current folder,
+# whose files may be called as standard modules are.
 _CHILD = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); import flashinfer.jit.background as b; b.main()"
+    "import sys; sys.path[:] = filter(None, sys.path); import pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    " import flashinfer.jit.background as b; b.main()"
 )
 
 _running = set[subprocess.Popen[bytes]]()  # a child that nobody asks about goes on all the same
@@ -46,7 +48,7 @@ class Prefetch:
         with _memory_file() as told:
             told.write(pickle.dumps(sys.path) + pickle.dumps((self.specs, os.getpid())))
             told.seek(0)
-            self._child = subprocess.Popen(
+            self._child = process.start(
                 [find_python(), "-c", _CHILD], stdin=told, stdout=self._said, env={**os.environ, **forbidden},
                 start_new_session=True,
             )  # fmt: skip

@@ -1,16 +1,17 @@
-"""Builds what is missing, one module at run time as a whole matrix: locks, one ninja run, checks, publishes."""
+"""Build what is missing, one module at run time as a whole matrix: locks, one ninja run, checks, publishes."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from .. import env
-from ..errors import ArtifactError, BuildError, FlashInferError, JitTimeoutError, ToolchainError
-from . import frozen, store, store_remote
+from ..errors import ArtifactError, FlashInferError, JitTimeoutError, ReentrantBuildError, ToolchainError
+from . import frozen, process, store, store_remote
 from .artifact import Artifact, build_key, read, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
@@ -21,11 +22,14 @@ from .machine.target import Target, narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .machine.workspace import roots, workspace
 from .publish import publish
-from .run import Outcome, Request, Run
+from .run import Outcome, Request, Run, failure
 from .spec import Spec
 from .trace import record
 
 AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
+
+with process.one_step(), suppress(OSError):  # the first name that tempfile gives away is found under a lock
+    tempfile.mkdtemp(dir=os.devnull)
 
 
 def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
@@ -117,8 +121,8 @@ def reused(request: Request) -> Outcome | None:
             already = publish(already.path, already.manifest, request.destination)
         return Outcome(request, "reused", already)
     except (OSError, FlashInferError) as err:
-        error = BuildError(request.spec.name, f"cannot publish at {request.destination}: {err}")
-        return Outcome(request, "failed", error=error)
+        what = f"cannot publish at {request.destination}"
+        return Outcome(request, "failed", error=failure(request.spec.name, what, err, roots()[-1]))
 
 
 def run(
@@ -133,6 +137,7 @@ def run(
         raise ValueError("requests: got two modules of one name, wanted distinct names")
     if not requests:
         return []
+    store_remote.prepare()
     building = _Building(requests, jobs)
     while building.pending:
         holds: dict[Request, Hold] = {}
@@ -147,7 +152,8 @@ def run(
     outcomes = [building.outcomes[request] for request in requests]
     store_remote.publish(outcomes)
     if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
-        from .gc import in_background  # for this alone: keeping the workspace small is no part of building
+        with process.one_step():
+            from .gc import in_background  # only here: keeping the workspace small is no part of building
 
         in_background()
     return outcomes
@@ -167,7 +173,10 @@ class _Building:
         """Put into ``holds`` what is to be built now: all that is free, or the first of the rest, waited for."""
         for request in self.pending:
             if len(holds) < AT_ONCE:
-                self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
+                try:
+                    self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
+                except ReentrantBuildError as err:
+                    self.outcomes[request] = Outcome(request, "failed", error=err)
         if not holds and (pending := self.pending):
             request, name, start = pending[0], pending[0].spec.name, time.time()
             try:
@@ -185,7 +194,7 @@ class _Building:
             runner(verbose, watch or Voice([request.spec for request in holds], str(place)))
         except OSError as err:
             for request in holds:
-                error = BuildError(request.spec.name, f"cannot build in {self.root}: {err}")
+                error = failure(request.spec.name, "cannot build", err, self.root)
                 runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
             self.tried_again.update(holds)
         timeline.keep(self.timeline, self.root)

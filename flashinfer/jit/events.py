@@ -1,4 +1,4 @@
-"""What the build system tells: lines for a person on standard error, events for a program, sums for an engine.
+"""Events of modules: for a program that subscribes, for a file, for the logger, and as sums.
 
 Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``fetch`` (``url``, ``bytes``), ``wait`` (``owner``), ``compile`` and ``load``
 (``path``). All have ``ms``: of looking up, of reading a store, of waiting since the last event of the same wait, and so on.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
+from .report import log, say
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Event:
 _subscribers: list[Callable[[Event], None]] = []
 _sums: dict[tuple[str, str], tuple[int, float]] = {}  # (module, kind) -> count, milliseconds
 _unwritable: set[Path] = set()  # files that were complained about
-_guard = threading.Lock()
+_guard = threading.RLock()  # a signal handler may emit while its thread does
 _logger = logging.getLogger("flashinfer")
 _host = os.uname().nodename
 
@@ -44,7 +44,7 @@ _host = os.uname().nodename
 def _start_afresh() -> None:
     """A forked child counts for itself, and must not wait for a thread that it does not have."""
     global _guard
-    _guard = threading.Lock()
+    _guard = threading.RLock()
     _sums.clear()
 
 
@@ -79,13 +79,14 @@ def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
         try:
             callback(event)
         except Exception:  # a program that listens must not change what happens to the module
-            _logger.exception("a subscriber failed on %s of %s", kind, module)
+            log(logging.ERROR, "a subscriber failed on %s of %s", kind, module, error=True)
     if (file := env.JIT_EVENTS.get()) is not None:
         _append(file, {**vars(event), **detail})
     if not _logger.handlers and not _logger.level:
         _logger.setLevel(env.LOGGING_LEVEL.get())
     if _logger.isEnabledFor(logging.INFO):
-        _logger.info("%s %s %.1f ms %s", kind, module, ms, " ".join(f"{key}={value}" for key, value in detail.items()))
+        details = " ".join(f"{key}={value}" for key, value in detail.items())
+        log(logging.INFO, "%s %s %.1f ms %s", kind, module, ms, details)
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:
@@ -101,8 +102,3 @@ def _append(file: Path, line: dict[str, Any]) -> None:
         if file not in _unwritable:
             _unwritable.add(file)
             say(f"events cannot be written to {file}: {err.strerror or err}")
-
-
-def say(text: str) -> None:
-    """One line for whoever watches this process."""
-    print(f"flashinfer: {text}", file=sys.stderr, flush=True)

@@ -20,9 +20,10 @@ from ..errors import GroupError
 from . import store
 from .artifact import Artifact
 from .build import build_jit_specs
-from .events import emit, say
+from .events import emit
 from .host import lock
 from .machine.workspace import workspace_root
+from .report import say
 from .spec import Spec
 from .trace import record
 

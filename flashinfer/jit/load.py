@@ -7,12 +7,13 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModuleLoadError
-from . import store
+from ..errors import ModuleLoadError, ReentrantBuildError
+from . import process, store
 from .artifact import MANIFEST, Artifact, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
@@ -23,11 +24,21 @@ from .trace import record
 DAY = 86400.0  # seconds
 
 _loaded: dict[str, Artifact] = {}
-_per_module: dict[str, threading.Lock] = {}
+_per_module: dict[str, threading.RLock] = {}
+_loading = set[str]()  # modules whose lock is held
 _numbers = iter(
     itertools.count().__next__, None
 )  # not a count itself, which Dynamo copies: Python 3.12 deprecates that
-os.register_at_fork(after_in_child=_per_module.clear)  # a child must not wait for a thread that it does not have
+Builder = Callable[[Mapping[Spec, store.Lookup]], Mapping[Spec, Artifact]]
+
+
+def _start_afresh() -> None:
+    """A forked child must not wait for a thread that it does not have."""
+    _per_module.clear()
+    _loading.clear()
+
+
+os.register_at_fork(after_in_child=_start_afresh)
 
 
 def load(spec: Spec, needs: store.Needs | None = None) -> Any:
@@ -38,14 +49,16 @@ def load(spec: Spec, needs: store.Needs | None = None) -> Any:
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
         BuildError, JitFrozenError, ToolchainError: there is none and none can be built.
+        ReentrantBuildError: this very thread is loading it, further up its stack.
         CaptureError: a CUDA graph is being captured, and the module is not loaded yet.
     """
     import torch
 
     record(spec, needs)
-    with _per_module.setdefault(spec.name, threading.Lock()):  # setdefault is atomic
-        if loaded(spec, needs) is None:
-            _load(spec, needs)
+    builder: Builder | None = None
+    while not _load(spec, needs, builder):
+        with process.one_step():  # without the module's lock: importing executes files, which may ask for the module
+            from .build import build_missing as builder
     return getattr(torch.ops, spec.namespace)
 
 
@@ -73,7 +86,19 @@ def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
     return present
 
 
-def _load(spec: Spec, needs: store.Needs | None) -> None:
+def _load(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
+    """Load a module, under its lock. False: there is none yet, and no builder."""
+    with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
+        if spec.name in _loading:  # the lock lets in the thread that has it
+            raise ReentrantBuildError(spec.name)
+        _loading.add(spec.name)
+        try:
+            return loaded(spec, needs) is not None or _find(spec, needs, builder)
+        finally:
+            _loading.discard(spec.name)
+
+
+def _find(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
     started = time.perf_counter()
     if spec.backend == "cuda":  # the driver may allocate for it and wait
         refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
@@ -85,14 +110,15 @@ def _load(spec: Spec, needs: store.Needs | None) -> None:
     lookup = store.look_up(spec, needs, use)
     artifact = lookup.artifact
     if artifact is None:
-        from .build import build_missing
-
-        artifact = build_missing({spec: lookup})[spec]
+        if builder is None:
+            return False
+        artifact = builder({spec: lookup})[spec]
         with verified(artifact) as descriptor:
             _map(artifact, descriptor)
     mark_used(artifact)
     _loaded[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
+    return True
 
 
 def mark_used(found: Artifact) -> None:
@@ -114,7 +140,8 @@ def _map(found: Artifact, descriptor: int) -> None:
     # now, as that of a descriptor has: so no name is used twice.
     name = f"/proc/self/fd/{'./' * next(_numbers)}{descriptor}"
     try:
-        library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
+        with process.one_step():  # the linker and torch hold locks meanwhile, which a forked child would find taken
+            library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
     except OSError as err:
         cause = str(err).replace(name, found.path.name)
         if is_noexec(found.path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import env
+from . import process
 from .spec import Scalar, Spec, Value, checked_coverage
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ class JitSpec(Spec):
 
     def build(self, verbose: bool = False) -> Artifact:
         """The artifact of this module, built if there is none yet."""
-        from .build import build_jit_specs
+        with process.one_step():
+            from .build import build_jit_specs
 
         return build_jit_specs([self], verbose=verbose)[0]
 
     def build_and_load(self) -> Any:
         """Load the module, building it if there is none yet, and return its ``torch.ops`` namespace."""
-        from .load import load
+        with process.one_step():
+            from .load import load
 
         return load(self)
 

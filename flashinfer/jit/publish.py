@@ -1,4 +1,4 @@
-"""Publishes what was built: a manifest, then both files at their place, whole or not at all."""
+"""Publish a built library and its manifest, whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import MANIFEST, Artifact, sealed
+from .elf import needed_versions
 from .machine import trust
-from .machine.workspace import make_private
+from .machine.workspace import about, make_private
 
 
 def elf_requirements(path: Path) -> dict[str, str]:
-    """The newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
-    from elftools.elf.elffile import ELFFile
-
-    with path.open("rb") as file:
-        section: Any = ELFFile(file).get_section_by_name(".gnu.version_r")
-        names = [version.name for _, versions in section.iter_versions() for version in versions] if section else []
-    needs = [(library, number) for library, _, number in (name.partition("_") for name in names)]
+    """Return the newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
+    needs = [(library, number) for library, _, number in (name.partition("_") for name in needed_versions(path))]
     # Of each library the last stays, which is the newest.
     return dict(sorted((need for need in needs if need[1][:1].isdigit()), key=lambda need: _version(need[1])))
 
@@ -37,7 +33,15 @@ def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifac
 
     Private directory -> fsync -> rename. One that stands there already is exchanged for it in one step, and stays
     for the processes that have it mapped.
+
+    Raises:
+        OSError: the destination cannot be written. It names the path.
     """
+    with about(destination):
+        return _publish(so, manifest, destination)
+
+
+def _publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
     trust.make_directories(destination.parent)
     name = manifest["name"]
     private = make_private(destination.parent, f".{destination.name}.")

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import dropwhile
 from pathlib import Path
 
-from ..errors import BuildError, FlashInferError
+from ..errors import BuildError, FlashInferError, WorkspaceBuildError
+from . import process
 from .artifact import Artifact, build_key
 from .closure import closure
-from .events import emit, say
+from .events import emit
 from .host import history
 from .host.lock import Hold, runtime_directory
 from .host.progress import Progress, Watch
@@ -31,7 +31,9 @@ from .machine.toolchain import Toolchain, find_python
 from .machine.trust import make_directories
 from .machine.workspace import write_atomically
 from .ninja import is_plain, links, objects, render_graph, render_spec
+from .process import lazy
 from .publish import elf_requirements, publish
+from .report import guarded, say
 from .spec import Spec, digest
 from .template import render_config
 from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_note_at
@@ -39,17 +41,6 @@ from .worker.slots import is_shared
 
 TICK = 1000  # milliseconds without output after which a display may say something all the same
 SETTLE = 1.0  # seconds for which what a killed builder left may take to end, until this one builds elsewhere
-
-_pipes: set[int] = set()  # ends by which units see their builder alive: a forked child that kept one would too
-
-
-def _close(*ends: int) -> None:
-    for end in _pipes.intersection(ends):
-        _pipes.discard(end)
-        os.close(end)
-
-
-os.register_at_fork(after_in_child=lambda: _close(*_pipes))
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class Request:
     key: str
     destination: Path
 
-    @cached_property
+    @lazy
     def build_key(self) -> str:
         return build_key(self.key, self.target, self.toolchain.identity)
 
@@ -96,7 +87,7 @@ class Run:
     """Builds requests whose locks are held; calling it fills ``outcomes`` and lets go of each lock."""
 
     def __init__(self, holds: Mapping[Request, Hold], root: Path, timeline: Timeline) -> None:
-        self.holds, self.folder, self.timeline = holds, root / "build", timeline
+        self.holds, self.root, self.folder, self.timeline = holds, root, root / "build", timeline
         self.outcomes = dict[Request, Outcome]()
         self.said: list[str] = []  # what ninja printed itself
         self.linked = dict[str, str]()  # links in the build directory -> the folders, as messages name them
@@ -126,32 +117,31 @@ class Run:
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
         # The units hold the other end of this pipe, and end at once when this process does.
-        theirs, ours = os.pipe()
-        _pipes.add(ours)
+        theirs, ours = process.pipe()
         try:
             graph = self._write(theirs, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
             command += ["-j", str(min(self.timeline.jobs, self.progress.total))]
-            with self._start(command, theirs) as process:
+            with self._start(command, theirs) as ninja:
                 try:
-                    self._follow(process, verbose, watch)
+                    self._follow(ninja, verbose, guarded(watch))
                 except BaseException:
-                    _close(ours)
-                    process.terminate()
+                    ours.close()
+                    ninja.terminate()
                     raise
         finally:
-            _close(ours)
+            ours.close()
             os.close(theirs)
         for request in self.holds:
             if request not in self.outcomes:
                 self._record(request)
-                self._finish(request, None, self._error(request, command, process.returncode))
+                self._finish(request, None, self._error(request, command, ninja.returncode))
 
     def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
         environment = {**compiler_environment(self.folder), "NINJA_STATUS": ""}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # What is compiled now is loaded later: it is nobody else's to write.
-        return subprocess.Popen(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)  # type: ignore[call-overload,no-any-return]
+        return process.start(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)
 
     def _write(self, alive: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its file, its configuration header and what its units need to know."""
@@ -196,12 +186,12 @@ class Run:
         self.linked[f"{log}/{name}.folder"] = folder
         return f"{log}/{name}.folder/{file}"
 
-    def _follow(self, process: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
+    def _follow(self, ninja: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
         # Without what stands before every command: a person can run the rest in the build directory.
         prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
         requests = {self.directory(request): request for request in self.holds}
         said = self.said
-        for line in _lines(process):
+        for line in _lines(ninja):
             if line.startswith(UNIT):
                 told = json.loads(line.removeprefix(UNIT))
                 request = requests[os.path.dirname(told["file"])]
@@ -235,7 +225,7 @@ class Run:
         hold.release() if artifact else hold.abandon()
 
     def _publish(self, request: Request, library: Path) -> tuple[Artifact | None, BuildError | None]:
-        """The artifact, or why there is none."""
+        """Publish a linked library; return its artifact, or why there is none."""
         spec, directory = request.spec, self.directory(request)
         past = self._record(request)
         seconds = round(sum(one.seconds for one in past.values()), 3)
@@ -257,11 +247,14 @@ class Run:
                 "built": round(time.time()),
                 "seconds": seconds,
             }
-            artifact = publish(library, manifest, request.destination)
         except BuildError as err:
             return None, err
+        except (OSError, ValueError, FlashInferError) as err:  # a source that is gone, for example
+            return None, failure(spec.name, "what was made cannot be checked", err, self.root)
+        try:
+            artifact = publish(library, manifest, request.destination)
         except (OSError, FlashInferError) as err:
-            return None, BuildError(spec.name, f"cannot publish at {request.destination}: {err}")
+            return None, failure(spec.name, f"cannot publish at {request.destination}", err, self.root)
         emit("compile", spec.name, ms=seconds * 1e3)
         history.remember(spec.name, past)
         shutil.rmtree(library.parent.parent, ignore_errors=True)
@@ -312,16 +305,24 @@ def _link(folder: str, link: Path) -> None:
     link.symlink_to(folder)
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+def failure(name: str, what: str, err: Exception, root: Path) -> BuildError:
+    """Return the error of a build that ended with ``err``: the workspace's only where a path below ``root`` failed."""
+    names = [getattr(err, attribute, None) for attribute in ("filename", "filename2")]
+    paths = [Path(os.fsdecode(one)) for one in names if isinstance(one, (str, bytes, os.PathLike))]
+    kind = WorkspaceBuildError if any(path.is_relative_to(root) for path in paths) else BuildError
+    return kind(name, f"{what}: {err}")
+
+
+def _lines(ninja: subprocess.Popen[bytes]) -> Iterator[str]:
     """Lines of output as they come, and an empty one whenever there is nothing new for a while, and at the end."""
-    assert process.stdout is not None
+    assert ninja.stdout is not None
     poller, rest = select.poll(), b""
-    poller.register(process.stdout, select.POLLIN)
+    poller.register(ninja.stdout, select.POLLIN)
     while True:
         if not poller.poll(TICK):
             yield ""
             continue
-        data = os.read(process.stdout.fileno(), 65536)
+        data = os.read(ninja.stdout.fileno(), 65536)
         *lines, rest = (rest + data).split(b"\n")
         yield from (line.decode(errors="replace").rstrip() for line in (lines if data else [rest]))
         if not data:

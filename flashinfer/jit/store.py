@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from .. import env
@@ -23,6 +22,7 @@ from .machine.identity import Identity
 from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
 from .machine.toolchain import toolchain_identity
 from .machine.workspace import NOEXEC, is_noexec, refused, roots, workspace_root
+from .process import lazy
 from .spec import Spec, Value
 
 Needs = Mapping[str, Iterable[Value]]
@@ -56,20 +56,20 @@ class Here:
     def __init__(self, spec: Spec, writes: bool = True) -> None:
         self.spec, self.backend, self.writes = spec, spec.backend, writes
 
-    @cached_property
+    @lazy
     def asked(self) -> Target | None:
         """Returns what modules are wanted for, this one and others."""
         with suppress(ToolchainError):
             return wanted_target(self.backend)
         return None
 
-    @cached_property
+    @lazy
     def target(self) -> Target | None:
         with suppress(ToolchainError):
             return self.asked and narrowed(self.asked, self.spec.archs, self.spec.name)
         return None
 
-    @cached_property
+    @lazy
     def identity(self) -> Identity | None:
         with suppress(ToolchainError):
             return toolchain_identity(self.backend, self.writes)

@@ -1,21 +1,21 @@
-"""Renders the configuration header of a module."""
+"""Render the configuration header of a module. Only what builds imports this file: importing jinja2 takes a while."""
 
 from __future__ import annotations
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from .. import env
+from . import process
 from .spec import Spec
 
 
 def render_config(spec: Spec) -> str:
-    """The text of ``spec.config_header``. The same spec gives the same text everywhere."""
-    # Imported here: a module that is found needs no template, and importing jinja2 takes longer than loading it.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    """Return the text of ``spec.config_header``. The same spec gives the same text everywhere."""
     loader = FileSystemLoader(env.data_root())
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    template = environment.get_template(spec.template)
-    return template.render(
-        name=spec.name, config_header=spec.config_header, config=dict(spec.config), coverage=dict(spec.coverage)
-    )
+    values = {"config": dict(spec.config), "coverage": dict(spec.coverage)}
+    with process.one_step():  # jinja2 has locks of its own
+        template = environment.get_template(spec.template)
+        return template.render(name=spec.name, config_header=spec.config_header, **values)

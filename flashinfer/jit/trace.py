@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import env
 from ..errors import ToolchainError
-from .events import say
 from .machine.target import narrowed, wanted_target
 from .machine.workspace import write_atomically
+from .report import say
 from .spec import Spec, digest
 
 _recorded: set[Any] = set()

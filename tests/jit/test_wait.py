@@ -20,7 +20,7 @@ from flashinfer.jit.host.history import estimate
 from flashinfer.jit.host.lock import Hold, try_hold, wait
 from flashinfer.jit.store import look_up
 
-from ..support.processes import Compiler, answering, end, owners, start, until
+from ..support.processes import Compiler, answering, end, in_a_thread, owners, start, until
 
 HOLD = """
     import os, sys, time
@@ -194,7 +194,7 @@ def test_two_hosts_build_in_directories_of_their_own(make_spec, tmp_path, compil
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     hold = try_hold("forked", "slow")
-    assert isinstance(hold, Hold) and try_hold("forked", "slow") is None
+    assert isinstance(hold, Hold) and in_a_thread(lambda: try_hold("forked", "slow")) is None
     child = os.fork()
     if child == 0:
         time.sleep(600)
@@ -229,7 +229,7 @@ def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
     path.write_text(text)
     monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.3")
     with pytest.raises(JitTimeoutError, match=r"which another process is building: \d+ s"):
-        wait("x", "tiny", never)
+        in_a_thread(lambda: wait("x", "tiny", never))
     hold.abandon()
     again = try_hold("x", "tiny")
     assert again.token.isalnum() and again.token != hold.token

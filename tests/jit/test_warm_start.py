@@ -25,7 +25,7 @@ USE = """
     for spec in specs:
         spec.build_and_load()
     on = False
-    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.host.lock", "filelock", "jinja2", "elftools")
+    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.host.lock", "filelock", "jinja2", "flashinfer.jit.elf")
     loaded = sum(1 for path in torch.ops.loaded_libraries if "/warm_" in path)
     print(json.dumps([effects, [name for name in tools if name in sys.modules], loaded]))
 """

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def end(process: subprocess.Popen[str], seconds: float = 180) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise AssertionError(f"hangs: {process.communicate()[0]}") from None
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in another thread, and raise what it raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def until(condition: Callable[[], Any], seconds: float = 120, what: str = "") -> Any:

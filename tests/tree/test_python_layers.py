@@ -12,7 +12,7 @@ from ..support.tree import ROOT
 
 PACKAGE = ROOT / "flashinfer"
 # A room by its folder -> what it may import from; a file of the package itself is in the room "", but for the ground, which all stand on.
-GROUND = {"env", "errors", "jit/events", "jit/spec", "jit/closure"}
+GROUND = {"env", "errors", "jit/events", "jit/process", "jit/report", "jit/spec", "jit/closure"}
 ROOMS = {
     "ground": set[str](),
     "jit/machine": {"ground"},

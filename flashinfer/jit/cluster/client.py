@@ -23,7 +23,7 @@ from typing import Any
 from ...errors import ArtifactError, BuildError, ClusterError, DependencyError, FlashInferError
 from .. import build
 from ..artifact import MANIFEST, Artifact, read, verified
-from ..events import emit, say
+from ..events import emit
 from ..host import timeline
 from ..host.progress import Progress, Watch
 from ..host.timeline import Timeline, Unit
@@ -33,6 +33,7 @@ from ..machine.toolchain import Toolchain, find_toolchain, find_torch
 from ..machine.trust import make_directories
 from ..machine.workspace import scratch, workspace, write_atomically
 from ..publish import publish
+from ..report import guarded, say
 from ..run import Outcome, Request
 from ..spec import Spec, digest
 from . import tasks
@@ -161,7 +162,13 @@ class _Building:
     def __init__(
         self, fleet: Fleet, requests: Sequence[Request], watch: Watch, verbose: bool, compilers: int | None
     ) -> None:
-        self.fleet, self.requests, self.watch, self.verbose, self.compilers = fleet, requests, watch, verbose, compilers
+        self.fleet, self.requests, self.watch, self.verbose, self.compilers = (
+            fleet,
+            requests,
+            guarded(watch),
+            verbose,
+            compilers,
+        )
         self.outcomes = {one: outcome for one in requests if (outcome := build.reused(one)) is not None}
         self.jobs = {request: Job(request) for request in requests if request not in self.outcomes}
         self.files = {name: sha256 for job in self.jobs.values() for name, sha256 in job.tree.items()}

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import process
+from ..machine.toolchain import find_python
 from ..machine.workspace import workspace, write_atomically
 from ..spec import BACKENDS, digest
 from ..worker.notes import file_digest
@@ -73,28 +74,28 @@ def make(job: dict[str, Any]) -> dict[str, Any]:
 
     worker = get_worker()
     key = worker.get_current_task()
-    theirs, ours = os.pipe()
-    command = [sys.executable, "-m", "flashinfer.jit.cluster.child", str(theirs)]
+    theirs, ours = process.pipe()
+    command = [find_python(), "-m", "flashinfer.jit.cluster.child", str(theirs)]
     pipe = subprocess.PIPE
     try:
-        with subprocess.Popen(
+        with process.start(
             command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, pass_fds=[theirs], start_new_session=True
-        ) as process:
+        ) as child:
             given: str | None = json.dumps(job)
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    said, complaints = process.communicate(given, timeout=LOOK)
+                    said, complaints = child.communicate(given, timeout=LOOK)
                     break
                 given = None
                 if not _is_wanted(worker, key):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.killpg(child.pid, signal.SIGKILL)
     finally:
         os.close(theirs)
-        os.close(ours)
+        ours.close()
     try:
         answer: dict[str, Any] = json.loads(said)
     except ValueError:
-        last = (complaints.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+        last = (complaints.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
         return {"again": f"the build broke down: {last}", "unfit": True}
     answer["said"] = complaints
     if (place := answer.pop("directory", None)) is not None:

@@ -10,22 +10,24 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import secrets
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
 from ... import env
-from ...errors import JitTimeoutError
-from ..events import emit, say
+from ...errors import JitTimeoutError, ReentrantBuildError
+from ..events import emit
 from ..machine import trust
+from ..report import say
 from ..worker.notes import read_note_at, write_note
 from ..worker.procfs import trouble
 from ..worker.slots import open_lock, try_lock
@@ -33,6 +35,15 @@ from ..worker.slots import open_lock, try_lock
 FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
 PATIENCE = 30.0  # seconds for which an owner may be stopped, or gone without its lock, until somebody else builds
 POLL, LOOK = 0.05, 0.5  # seconds between two tries, and between two looks for what was published meanwhile
+
+
+class _Claim:
+    """Somebody has a lock, or tries to take it, as long as anything refers to this."""
+
+
+# (lock, thread) -> claim. Of this process; a forked child has none.
+_claims = WeakValueDictionary[tuple[str, int], _Claim]()
+os.register_at_fork(after_in_child=_claims.clear)
 
 
 def runtime_directory() -> Path | None:
@@ -54,12 +65,12 @@ def runtime_directory() -> Path | None:
 class Hold:
     """A build that is ours: its lock (``None`` where there are none), the note beside it, and the token in that."""
 
-    def __init__(self, module: str, lock: FileLock | None = None) -> None:
-        self.lock, self.note = lock, dict[str, Any]()
+    def __init__(self, module: str, lock: FileLock | None = None, claim: _Claim | None = None) -> None:
+        self.lock, self.claim, self.note = lock, claim, dict[str, Any]()
         before = read_note_at(_beside(lock.lock_file)) if lock is not None else {}
         # A file that came with an image, or with a copy of a disk, says nothing: the same one may be in use elsewhere.
         known = before.get("token") if before.get("place") == place() else None
-        token = known if isinstance(known, str) and known.isalnum() else secrets.token_hex(6)
+        token = known if isinstance(known, str) and known.isalnum() else _new_token()
         self.tell(token=token, module=module, host=socket.gethostname(), pid=os.getpid(), place=place())
 
     @property
@@ -68,7 +79,7 @@ class Hold:
 
     def renew(self) -> None:
         """Build in another directory."""
-        self.tell(token=secrets.token_hex(6))
+        self.tell(token=_new_token())
 
     def tell(self, **more: str | int) -> None:
         """Add to the note, for whoever waits or comes next."""
@@ -89,13 +100,26 @@ class Hold:
         """Let the next one in, to go on where this one ended."""
         if self.lock is not None:
             self.lock.release()
+        self.claim = None
+
+
+def _new_token() -> str:
+    return os.urandom(6).hex()  # not the module ``secrets``, as which a user's file may be imported
 
 
 def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0) -> Hold | None:
-    """The build of that name, or ``None`` while somebody else has it. Where locks do not work it is ours alone."""
+    """Return the build of that name, or ``None`` while another owner has it. Where locks do not work it is ours.
+
+    Raises:
+        ReentrantBuildError: this very thread has it, further up its stack, and would wait for itself.
+    """
+    if (name, threading.get_ident()) in _claims:
+        raise ReentrantBuildError(module)
+    # Claimed before it is taken: a signal handler may ask in between.
+    claim = _claims[name, threading.get_ident()] = _Claim()
     with suppress(OSError):
         lock = _try_lock(_path(name, generation), patience)
-        return Hold(module, lock) if lock is not None else None
+        return Hold(module, lock, claim) if lock is not None else None
     return Hold(module)
 
 
@@ -105,7 +129,9 @@ def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
 
     Where locks do not work it is.
     """
-    hold = try_hold(what, "", patience=patience)
+    hold = None
+    with suppress(ReentrantBuildError):  # a signal handler, while this thread does it
+        hold = try_hold(what, "", patience=patience)
     try:
         yield hold is not None
     finally:

@@ -1,4 +1,4 @@
-"""A build speaks: at once what it builds and how long that took before, then how far it is."""
+"""Tell how a build goes: at once its modules and the time they took before, later its progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..events import say
+from ..report import is_terminal, say, write
 from ..spec import Spec
 from . import history
 
@@ -38,7 +38,7 @@ class Voice:
         files = sum(len(spec.units()) for spec in specs)
         about = f", about {self.estimate:.0f} s" if self.estimate else ""
         say(f"building {names} ({files} source files{about}) in {place}")
-        self.on_terminal, self.last = sys.stderr.isatty(), time.monotonic()
+        self.on_terminal, self.last = is_terminal(sys.stderr), time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -47,7 +47,7 @@ class Voice:
         text = f"{progress.done}/{progress.total} steps, {now - progress.started:.0f}{about} s: {left or 'done'}"
         if self.on_terminal:
             # The line is written over by the next one, and in the end by nothing.
-            print(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K", end="", file=sys.stderr, flush=True)
+            write(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K")
         elif now - self.last >= EVERY:
             self.last = now
             say(text)

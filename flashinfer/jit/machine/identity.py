@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ToolchainError
+from .. import process
 from .environment import compiler_environment
 from .workspace import workspace_root, write_atomically
 
@@ -46,7 +47,8 @@ def version_of(program: str, writes: bool = True) -> str:
 def _ask_version(program: str) -> str:
     command, variables = [program, "--version"], compiler_environment()
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables)
+        run = process.run(command, timeout=60, env=variables)
+        run.check_returncode()
     except (OSError, subprocess.SubprocessError) as err:
         detail = getattr(err, "stderr", "") or str(err)
         raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None

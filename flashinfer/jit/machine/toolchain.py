@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -89,10 +90,21 @@ def _interpreter_folders() -> list[str]:
 
 
 def find_python() -> str:
-    """A Python for the small program that runs every compiler: this one, unless it is part of another program."""
-    mine = (sys.executable, os.path.join(sys.prefix, "bin", "python3"))
-    where = (*(path for path in mine if "python" in os.path.basename(path or "")), *_on_path("python3"))
-    return _find("python", "", None, where, "python3")
+    """Return the Python that runs child processes: this one, or one like it where another program embeds this one.
+
+    The same version comes first: what a child imports is compiled for it.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = [os.path.join(place, "bin") for place in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix)]
+    beside = [os.path.join(folder, one) for folder in dict.fromkeys(folders) for one in (name, "python3")]
+    # A program that embeds Python may be called sys.executable, and would run itself.
+    mine = (
+        [sys.executable] if re.fullmatch(r"\.?python[\d.]*[a-z]?(-.+)?", os.path.basename(sys.executable or "")) else []
+    )
+    return _find("python", "", None, (*mine, *beside, *_on_path(name, "python3")), f"{name}, in PATH")
 
 
 @cache

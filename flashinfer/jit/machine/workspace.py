@@ -6,13 +6,13 @@ import atexit
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ... import env
 from ...errors import WorkspaceError
+from .. import report
 from . import trust
 
 # What the project makes in the workspace, and may remove.
@@ -57,10 +57,9 @@ def workspace() -> Path:
         also = "; ".join(refused) or "there is none"
         raise WorkspaceError(f"the workspace {root} {reason}, and neither can a temporary directory ({also}): {fix}")
     atexit.register(_remove_if_ours, _fallbacks[root], os.getpid())
-    warnings.warn(
+    report.warn(
         f"the flashinfer workspace {root} {reason}: modules built now go to {_fallbacks[root]}"
-        f" and are lost when this process ends; {fix}",
-        stacklevel=2,
+        f" and are lost when this process ends; {fix}"
     )
     return _fallbacks[root]
 
@@ -105,8 +104,24 @@ def roots() -> tuple[Path, ...]:
     return (root, _fallbacks[root]) if root in _fallbacks else (root,)
 
 
+@contextmanager
+def about(path: Path) -> Iterator[None]:
+    """Let every OSError name a path: those of writing and of ``fsync`` name none."""
+    try:
+        yield
+    except OSError as err:
+        if err.filename is None:
+            err.filename = str(path)
+        raise
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that nobody ever sees half of it."""
+    with about(path):
+        _write_atomically(path, data)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
     trust.make_directories(path.parent)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

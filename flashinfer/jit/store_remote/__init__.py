@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ... import env
+from .. import process
 
 if TYPE_CHECKING:
     from ..host.lock import Hold
@@ -18,9 +19,24 @@ if TYPE_CHECKING:
     from ..store import Lookup
 
 
+def prepare() -> None:
+    """Import what reading stores needs, before a lock is taken: the first import executes files.
+
+    Raises:
+        EnvironmentValueError, DependencyError: a store cannot be used.
+    """
+    if env.STORE.is_set:
+        with process.one_step():
+            from .herd import stores
+
+            for one in stores():
+                one.prepare()
+
+
 def without_building(spec: Spec, lookup: Lookup) -> Lookup:
     """Where a miss cannot be built, or may not: what stores have for it, else which of them were asked."""
     if env.STORE.is_set:
+        prepare()
         from .herd import without_building
 
         return without_building(spec, lookup)

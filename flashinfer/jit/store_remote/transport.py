@@ -23,8 +23,8 @@ from typing import Any
 
 from ... import env
 from ...errors import DependencyError, EnvironmentValueError
-from ..events import say
 from ..machine import trust
+from ..report import say
 
 LARGEST = 1 << 30  # bytes of an object
 PAUSES = (0.1, 0.4)  # seconds before a server that is busy is asked again, more or less
@@ -139,6 +139,14 @@ class Store:
         if text not in self._said:
             self._said.add(text)
             say(f"store {self.url}: {text}")
+
+    def prepare(self) -> None:
+        """Import what reads the store. A failure is told by the first request."""
+        if not self.url.startswith(("file://", "http")):
+            with suppress(Exception):
+                import fsspec
+
+                fsspec.get_filesystem_class(self.url.partition("://")[0])
 
     def _open(self) -> Any:
         if self._transport is None:

@@ -1,0 +1,108 @@
+"""Start programs, open pipes and import the build system, each as one step that no fork of another thread divides.
+
+A child forked inside such a step has a module that is half imported, or the end of a pipe whose reader waits for the
+last writer to close it. It hangs, or its parent does. So a fork waits until the step has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from io import FileIO
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+PATIENCE = 10.0  # seconds for which a fork waits: a longer step has trouble of its own
+
+_step = threading.RLock()
+_forking = set[int]()  # threads that hold the lock for a fork
+_pipes = WeakSet[FileIO]()  # ends of pipes that a forked child must not keep
+
+
+def one_step() -> AbstractContextManager[Any]:
+    """Return the context in which no other thread forks."""
+    return _step
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a program as :class:`subprocess.Popen` does."""
+    with _step:
+        return subprocess.Popen(command, **options)
+
+
+def run(command: Sequence[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it printed.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it did not end in time, and was killed.
+    """
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(command, **{**pipes, **options}, text=True) as process:
+        try:
+            said, complaints = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, said, complaints)
+
+
+def pipe() -> tuple[int, FileIO]:
+    """Open a pipe by which a child sees that we live: the end to pass on, and ours, which no forked child keeps.
+
+    Neither is 0, 1 or 2: where these are closed, a pipe would get their numbers and lose its ends in the child.
+    """
+    with _step:
+        ends = os.pipe()
+        try:
+            theirs, kept = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+        finally:
+            os.close(ends[0])
+            os.close(ends[1])
+        ours = FileIO(kept, "w")
+        _pipes.add(ours)
+    return theirs, ours
+
+
+if TYPE_CHECKING:
+    from functools import cached_property
+
+    lazy = cached_property
+else:
+
+    class lazy:
+        """``cached_property`` without the lock that it has before Python 3.12, which a forked child would find taken."""
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            self.function, self.__doc__ = function, function.__doc__
+
+        def __get__(self, instance: Any, owner: type) -> Any:
+            if instance is None:
+                return self
+            return instance.__dict__.setdefault(self.function.__name__, self.function(instance))
+
+
+def _before_fork() -> None:
+    if _step.acquire(timeout=PATIENCE):
+        _forking.add(threading.get_ident())
+
+
+def _in_parent() -> None:
+    if threading.get_ident() in _forking:
+        _forking.discard(threading.get_ident())
+        _step.release()
+
+
+def _in_child() -> None:
+    global _step
+    _step = threading.RLock()
+    _forking.clear()
+    for end in tuple(_pipes):
+        end.close()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
