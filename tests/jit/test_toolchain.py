@@ -100,16 +100,31 @@ def test_a_launcher_is_found_and_keeps_its_arguments(tmp_path, monkeypatch):
         find_toolchain("cpu")
 
 
-def test_python_is_this_one_unless_it_is_part_of_another_program(tmp_path, monkeypatch):
-    assert find_python() == sys.executable
-    monkeypatch.setattr(sys, "executable", "/opt/app/server")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    other = fake(tmp_path / "path/python3", "x")
+@pytest.fixture
+def embedded(tmp_path, monkeypatch):
+    """An interpreter inside another program: no folder of its own has a Python."""
+    for name in ("prefix", "exec_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path / name))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    assert find_python() == other
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolchainError, match="cannot find python"):
+
+
+@pytest.mark.parametrize("executable", ["/opt/app/server", "/opt/python/app", "/opt/pythonic", "", None])
+def test_python_is_this_one_unless_it_is_part_of_another_program(executable, tmp_path, monkeypatch, embedded):
+    """The program would run itself. Next come this interpreter's folders, then ``PATH``, each with this version first."""
+    assert find_python() == sys.executable
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(ToolchainError, match=r"cannot find python: .* install python3\.\d+, in PATH"):
         find_python()
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for place in ("path/python3", f"path/{version}", "base_exec_prefix/bin/python3", f"prefix/bin/{version}"):
+        program = fake(tmp_path / place, "x")
+        assert find_python() == program
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_ninja_without_an_executable(executable, monkeypatch):
+    monkeypatch.setattr(sys, "executable", executable)
+    assert os.path.basename(find_ninja()) == "ninja"
 
 
 def test_an_answer_that_was_cut_short_is_asked_for_again(tmp_path, monkeypatch, workspace):

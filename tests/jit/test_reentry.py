@@ -1,0 +1,171 @@
+"""A thread that asks for the module that it is building is told so at once; files of users are not imported meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from flashinfer.errors import BuildError, ReentrantBuildError
+from flashinfer.jit import build_jit_specs, subscribe
+from flashinfer.jit.build import make_request, run
+from flashinfer.jit.host.lock import alone, try_hold, wait
+
+from ..support.processes import ROOT, answer, answering, end, in_a_thread, python_path, start
+
+REFUSED = "building module 'tiny' failed: this thread is building it already"
+HANDLE = """
+    import ctypes, os, signal, sys
+    import torch
+    from flashinfer.errors import ReentrantBuildError
+    from flashinfer.jit import gen_jit_spec
+    first, again, folder = sys.argv[1:4]
+    tiny, other = gen_jit_spec("tiny", sys.argv[4:5]), gen_jit_spec("other", sys.argv[5:])
+    def ask(how, spec):
+        spec.build_and_load() if how == "load" else spec.build()
+    said = []
+    def handle(number, frame):
+        open(f"{folder}/sent", "w").close()
+        try:
+            ask(again, tiny)
+        except ReentrantBuildError as err:
+            said.append(f"{err.name}: {err}")
+        said.append(ctypes.CDLL(str(other.build().path)).answer())
+    signal.signal(signal.SIGUSR1, handle)
+    with open(f"{folder}/pid", "w") as file:
+        file.write(str(os.getpid()))
+    ask(first, tiny)
+    print(said, ctypes.CDLL(str(tiny.build().path)).answer())
+"""
+
+
+@pytest.mark.parametrize("first, again", [("build", "build"), ("load", "build"), ("load", "load")])
+def test_a_signal_handler_asks_for_what_its_thread_builds(first, again, make_spec, tmp_path, monkeypatch):
+    """The compiler sends the signal. A module that nobody builds yet is built in the handler."""
+    launcher = tmp_path / "launcher"
+    send = f"kill -USR1 $(cat {tmp_path}/pid)\nwhile ! test -e {tmp_path}/sent; do sleep 0.05; done"
+    launcher.write_text(f'#!/bin/sh\nif ! test -e {tmp_path}/sent; then {send}; fi\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
+    sources = [make_spec(name, answering(value)).source_paths()[0] for name, value in (("tiny", 51), ("other", 52))]
+    last = end(start(HANDLE, first, again, tmp_path, *sources)).splitlines()[-1]
+    assert last.startswith(f'["tiny: {REFUSED}') and last.endswith(", 52] 51")
+
+
+def test_a_subscriber_asks_for_what_is_built(make_spec):
+    """It is called in the building thread, and the build goes on."""
+    spec, other, said = make_spec("tiny", answering(53)), make_spec("other", answering(54)), list[str]()
+
+    def ask(event: object) -> None:
+        if getattr(event, "kind", "") == "compile" and getattr(event, "module", "") == "tiny":
+            try:
+                build_jit_specs([spec])
+            except BuildError as err:
+                said.append(f"{type(err).__name__}: {err}")
+            said.append(str(answer(other.build())))
+
+    stop = subscribe(ask)
+    try:
+        assert [outcome.how for outcome in run([make_request(spec)])] == ["built"]
+    finally:
+        stop()
+    # Published already when it is told: found, not refused.
+    assert said == ["54"] and answer(spec.build()) == 53
+
+
+def test_a_lock_knows_its_thread(tmp_path):
+    hold = try_hold("x", "tiny")
+    assert hold is not None
+    with pytest.raises(ReentrantBuildError, match=REFUSED) as caught:
+        try_hold("x", "tiny")
+    assert caught.value.name == "tiny" and isinstance(caught.value, BuildError)
+    with pytest.raises(ReentrantBuildError):
+        wait("x", "tiny", lambda: False)
+    assert in_a_thread(lambda: try_hold("x", "tiny")) is None, "another thread waits"
+    assert try_hold("y", "tiny") is not None, "a lock that nobody refers to is nobody's"
+    assert try_hold("y", "tiny") is not None
+    hold.abandon()
+    again = try_hold("x", "tiny")
+    assert again is not None
+    hold.abandon()  # a second time: it has nothing to give back
+    with pytest.raises(ReentrantBuildError):
+        try_hold("x", "tiny")
+    again.release()
+    taken = in_a_thread(lambda: try_hold("x", "tiny"))
+    assert taken is not None
+    taken.release()
+
+
+def test_housekeeping_inside_of_itself_does_nothing():
+    with alone("history") as ours, alone("history") as inner:
+        assert ours and not inner
+    with alone("history") as ours:
+        assert ours
+
+
+def test_one_of_several_is_being_built(make_spec):
+    """The others are built all the same."""
+    tiny, other = make_request(make_spec("tiny", answering(55))), make_request(make_spec("other", answering(56)))
+    hold = try_hold(f"{tiny.build_key} {tiny.destination.parents[3].resolve()}", "tiny")
+    outcomes = run([tiny, other])
+    assert [outcome.how for outcome in outcomes] == ["failed", "built"]
+    assert isinstance(outcomes[0].error, ReentrantBuildError)
+    assert hold is not None
+    hold.release()
+
+
+def test_two_threads_ask_for_one_module(make_spec, compilers_started):
+    """They are no re-entry: one builds, the other waits."""
+    spec, answers = make_spec("tiny", answering(57)), list[int]()
+    threads = [threading.Thread(target=lambda: answers.append(answer(spec.build()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [57] * 3 and compilers_started() == 1
+
+
+# What flashinfer itself (shlex, sysconfig) and filelock (decimal) import of the standard library beyond torch.
+KNOWN = {"shlex", "sysconfig", "decimal", "_decimal", "_pydecimal"}
+
+
+def test_files_called_like_standard_modules_are_not_executed(make_spec, tmp_path):
+    """Files beside a program, called like every module of the standard library that torch has not imported."""
+    program = """if True:
+        import sys, torch
+        from importlib.util import find_spec
+        left = sys.stdlib_module_names - {name.partition(".")[0] for name in sys.modules}
+        print(*(name for name in left if find_spec(name)))
+    """
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
+    names = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    folder = tmp_path / "program"
+    folder.mkdir()
+    for name in set(names.stdout.split()) - KNOWN:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write('{name} ')\n")
+    assert {"code", "cmd", "pdb", "secrets"} <= {path.stem for path in folder.iterdir()}
+    text = """
+        import sys
+        import torch
+        from flashinfer.jit import gen_jit_spec, prefetch
+        good, bad, ahead = (gen_jit_spec(f"m{number}", [path]) for number, path in enumerate(sys.argv[1:]))
+        try:
+            bad.build()
+        except Exception as err:
+            assert type(err).__name__ == "BuildError", err
+        prefetch([ahead]).wait()
+        good.build_and_load()
+        print("loaded", ahead.build().name)
+    """
+    (folder / "program.py").write_text(textwrap.dedent(text))
+    files = [answering(58), {"unit.cc": "no C++\n"}, answering(59)]
+    sources = [make_spec(f"m{number}", one).source_paths()[0] for number, one in enumerate(files)]
+    done = subprocess.run(
+        [sys.executable, folder / "program.py", *sources], capture_output=True, text=True, env=environment, cwd=folder
+    )
+    executed = (tmp_path / "executed").read_text() if (tmp_path / "executed").exists() else ""
+    assert executed == "" and done.stdout.endswith("loaded m2\n"), done.stdout + done.stderr
