@@ -102,7 +102,9 @@ def find_python() -> str:
     beside = [os.path.join(folder, one) for folder in dict.fromkeys(folders) for one in (name, "python3")]
     # A program that embeds Python may be called sys.executable, and would run itself.
     mine = (
-        [sys.executable] if re.fullmatch(r"\.?python[\d.]*[a-z]?(-.+)?", os.path.basename(sys.executable or "")) else []
+        [sys.executable]
+        if re.fullmatch(r"\.?python[\d.]*[a-z]?(-(dbg|wrapped))?", os.path.basename(sys.executable or ""))
+        else []
     )
     return _find("python", "", None, (*mine, *beside, *_on_path(name, "python3")), f"{name}, in PATH")
 
