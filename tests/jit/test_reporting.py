@@ -171,7 +171,7 @@ def test_commands_with_an_unusual_standard_error(replace, aot, make_spec, monkey
     specs = [make_spec("good", answering(38)), make_spec("bad", {"unit.cc": "no C++\n"})]
     monkeypatch.setattr(aot, "matrix_specs", lambda matrix, names: specs)
     replace()
-    assert main(["aot", "--out-dir", str(tmp_path / "out"), "--json"]) == 1
+    assert aot.main(["--out-dir", str(tmp_path / "out"), "--json"]) == 1
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"]: row["how"] for row in rows} == {"good": "built", "bad": "failed"}
     assert main(["why", "no-such-module"]) == 2
@@ -190,7 +190,7 @@ def test_a_command_whose_output_has_no_place(stdout, python, tmp_path):
             place = writer if {stdout == "pipe"} else os.open("/dev/full", os.O_WRONLY)
             os.dup2(place, 1)
         from flashinfer.cli.main import main
-        sys.exit(main(["show-config", "--json"]))
+        sys.exit(main(["list", "--json"]))
     """
     done = python(program, check=False)
     assert done.returncode == (1 if stdout == "/dev/full" else 0)
