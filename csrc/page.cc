@@ -185,23 +185,6 @@ std::tuple<Tensor, Tensor> get_batch_indices_positions(const Tensor& append_indp
   return {std::move(batch_indices), std::move(positions)};
 }
 
-Tensor get_seq_lens(const Tensor& kv_indptr, const Tensor& kv_last_page_len, int64_t page_size) {
-  const Check check("get_seq_lens");
-  const View indptr(kv_indptr, "kv_indptr"), last(kv_last_page_len, "kv_last_page_len");
-  check.rank(last, 1, 1);
-  index(check, last, indptr, -1);
-  index(check, indptr, last, last.size(0) + 1);
-  check_range(check, "page_size", page_size, 1);
-  Tensor lens = empty_like(last, kv_last_page_len);
-  const SeqLensParams params{.kv_indptr = ints(indptr),
-                             .kv_last_page_len = ints(last),
-                             .seq_lens = static_cast<int32_t*>(View(lens, "seq_lens").data),
-                             .batch_size = last.size(0),
-                             .page_size = page_size};
-  flashinfer::seq_lens(params, OnDevice(last));
-  return lens;
-}
-
 void block_sparse_indices_to_vector_sparse_offsets(const Tensor& block_sparse_indices,
                                                    const Tensor& block_sparse_indptr,
                                                    const Tensor& vector_sparse_offsets,
@@ -238,7 +221,6 @@ FLASHINFER_LIBRARY(m) {
   m.impl("append_paged_kv_cache", box<append_paged_kv_cache>);
   m.impl("append_paged_mla_kv_cache", box<append_paged_mla_kv_cache>);
   m.impl("get_batch_indices_positions", box<get_batch_indices_positions>);
-  m.impl("get_seq_lens", box<get_seq_lens>);
   m.impl("block_sparse_indices_to_vector_sparse_offsets", box<block_sparse_indices_to_vector_sparse_offsets>);
 }
 

@@ -8,8 +8,6 @@ void append_paged(const AppendParams& params, const Launch&) { cpu::append_paged
 
 void batch_indices_positions(const PositionsParams& params, const Launch&) { cpu::batch_indices_positions(params); }
 
-void seq_lens(const SeqLensParams& params, const Launch&) { cpu::seq_lens(params); }
-
 void block_offsets(const BlockOffsetsParams& params, const Launch&) { cpu::block_offsets(params); }
 
 }  // namespace flashinfer

@@ -9,8 +9,6 @@ void batch_indices_positions(const PositionsParams& params, const Launch& where)
   cuda::batch_indices_positions(params, where);
 }
 
-void seq_lens(const SeqLensParams& params, const Launch& where) { cuda::seq_lens(params, where); }
-
 void block_offsets(const BlockOffsetsParams& params, const Launch& where) { cuda::block_offsets(params, where); }
 
 }  // namespace flashinfer

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
-from ._ops.declare import define
-from ._ops.indices import with_indices
+from ._ops.declare import define, define_in_python
+from ._ops.indices import index_table, with_indices
+from ._ops.numbers import whole
 from ._ops.route import without_gradient
+from ._ops.scalars import is_symbolic
+from ._ops.sizes import differs
 from .jit.modules.page import gen_page_module
 
+INT32_MAX = 2**31 - 1
 __all__ = [
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
@@ -72,14 +76,22 @@ _get_batch_indices_positions = with_indices(
     ),
     {0: "append_indptr", 1: "seq_lens"},
 )
-_get_seq_lens = with_indices(
-    "get_seq_lens",
-    define(
-        "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
-        gen_page_module,
-        _like_last_page_len,
-    ),
-    {0: "kv_indptr", 1: "kv_last_page_len"},
+
+
+def _seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
+    full = kv_indptr.diff().to(torch.int64).sub_(1).clamp_(min=0)
+    lens = full.mul_(page_size).add_(kv_last_page_len)
+    if lens.device.type == "cpu" and lens.numel() and int(lens.max()) > INT32_MAX:
+        at = int(lens.argmax())
+        raise ValueError(f"get_seq_lens: the length from kv_indptr[{at}]: got {int(lens[at])}, wanted 0 to {INT32_MAX}")
+    return lens.to(torch.int32)
+
+
+# An operator of Python: a module would be compiled for four instructions.
+_get_seq_lens = define_in_python(
+    "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
+    _seq_lens,
+    _like_last_page_len,
 )
 _block_sparse_offsets = with_indices(
     "block_sparse_indices_to_vector_sparse_offsets",
@@ -220,7 +232,15 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
         ValueError: shapes, devices or a page size that do not fit; on the CPU also a length that is no int32.
         TypeError: indices that are no integers.
     """
-    return _get_seq_lens(kv_indptr, kv_last_page_len, page_size)  # type: ignore[no-any-return]
+    op = "get_seq_lens"
+    indptr, last = index_table(op, "kv_indptr", kv_indptr), index_table(op, "kv_last_page_len", kv_last_page_len)
+    if differs(indptr.shape[0], last.shape[0] + 1):
+        raise ValueError(f"{op}: kv_indptr: got shape {list(indptr.shape)}, wanted [{last.shape[0] + 1}]")
+    if indptr.device != last.device:
+        raise ValueError(f"{op}: got tensors on {indptr.device}, {last.device}, wanted one device for all")
+    if not is_symbolic(page_size) and not 1 <= whole(op, "page_size", page_size) <= INT32_MAX:
+        raise ValueError(f"{op}: page_size: got {page_size}, wanted 1 to {INT32_MAX}")
+    return _get_seq_lens(indptr, last, page_size)  # type: ignore[no-any-return]
 
 
 def block_sparse_indices_to_vector_sparse_offsets(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,6 +55,21 @@ def test_seq_lens(page_size, device):
         assert got.dtype == torch.int32 and got.tolist() == requests.seq_lens
 
 
+def test_seq_lens_compile_nothing():
+    """A module would be compiled for four instructions."""
+    program = """
+import torch, flashinfer
+import flashinfer.jit.load as load
+def refuse(*_, **__):
+    raise AssertionError("get_seq_lens() loads a module")
+load.load = load._load = refuse
+lens = flashinfer.get_seq_lens(torch.tensor([0, 2, 2, 3]), torch.tensor([3, 0, 4]), 4)
+assert lens.tolist() == [7, 0, 4] and lens.dtype == torch.int32, lens
+assert not [name for name in torch.ops.loaded_libraries if "page" in name]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_bad_indices(device):
     two, three = int32([1, 2], device), int32([0, 1, 3], device)
     for call, error, message in [
@@ -63,8 +80,12 @@ def test_bad_indices(device):
             ValueError,
             "page_size: got 2147483648, wanted 1 to 2147483647",
         ),
-        (lambda: flashinfer.get_seq_lens(three.float(), two, 4), TypeError, "kv_indptr: got float32"),
-        (lambda: flashinfer.get_seq_lens(three, two.view(1, 2), 4), ValueError, "kv_last_page_len: got 2 dimensions"),
+        (lambda: flashinfer.get_seq_lens(three.float(), two, 4), TypeError, "kv_indptr: got torch.float32"),
+        (
+            lambda: flashinfer.get_seq_lens(three, two.view(1, 2), 4),
+            ValueError,
+            r"kv_last_page_len: got shape \[1, 2\], wanted a vector",
+        ),
         (
             lambda: flashinfer.get_batch_indices_positions(two, two, 3),
             ValueError,

@@ -51,14 +51,6 @@ struct PositionsParams {
   int64_t num_tokens, batch_size;
 };
 
-// seq_lens[i] = max(pages of request i - 1, 0) * page_size + kv_last_page_len[i]
-struct SeqLensParams {
-  const int32_t *kv_indptr, *kv_last_page_len;
-  int32_t* seq_lens;
-  int64_t batch_size;
-  int64_t page_size;
-};
-
 // offsets[indptr[b] + i] = block_indices[block_indptr[b] + i / block_size] * stride_block + i % block_size * stride_n,
 // for the kv_lens[b] entries i of each request b.
 struct BlockOffsetsParams {
@@ -71,7 +63,6 @@ struct BlockOffsetsParams {
 struct Launch;
 void append_paged(const AppendParams& params, const Launch& launch);
 void batch_indices_positions(const PositionsParams& params, const Launch& launch);
-void seq_lens(const SeqLensParams& params, const Launch& launch);
 void block_offsets(const BlockOffsetsParams& params, const Launch& launch);
 
 }  // namespace flashinfer

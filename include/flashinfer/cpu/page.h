@@ -81,15 +81,6 @@ inline void batch_indices_positions(const PositionsParams& p) {
   }
 }
 
-inline void seq_lens(const SeqLensParams& p) {
-  for (int64_t i = 0; i < p.batch_size; ++i) {
-    const int64_t full = int64_t{p.kv_indptr[i + 1]} - p.kv_indptr[i] - 1;
-    const int64_t length = (full < 0 ? 0 : full) * p.page_size + p.kv_last_page_len[i];
-    if (length > INT32_MAX) throw_index("get_seq_lens: the length from kv_indptr", i, length, 0, INT32_MAX);
-    p.seq_lens[i] = static_cast<int32_t>(length);
-  }
-}
-
 inline void block_offsets(const BlockOffsetsParams& p) {
   const std::string op = "block_sparse_indices_to_vector_sparse_offsets: ";
   for (int64_t b = 0; b < p.batch_size; ++b) {

@@ -118,20 +118,6 @@ inline void batch_indices_positions(const PositionsParams& p, const Launch& wher
   launch(batch_indices_positions_kernel, index_grid(p.num_tokens), dim3(kIndexThreads), where, p);
 }
 
-__global__ void __launch_bounds__(kIndexThreads) seq_lens_kernel(const SeqLensParams p) {
-  const int64_t i = int64_t{blockIdx.x} * kIndexThreads + threadIdx.x;
-  wait_for_inputs();
-  if (i < p.batch_size) {
-    const int64_t full = int64_t{p.kv_indptr[i + 1]} - p.kv_indptr[i] - 1;
-    p.seq_lens[i] = static_cast<int32_t>((full < 0 ? 0 : full) * p.page_size + p.kv_last_page_len[i]);
-  }
-  let_next_start();
-}
-
-inline void seq_lens(const SeqLensParams& p, const Launch& where) {
-  launch(seq_lens_kernel, index_grid(p.batch_size), dim3(kIndexThreads), where, p);
-}
-
 // blockIdx.x counts requests; the blocks of a column share a request's entries.
 __global__ void __launch_bounds__(kIndexThreads) block_offsets_kernel(const BlockOffsetsParams p) {
   const int64_t b = blockIdx.x;

@@ -11,17 +11,15 @@ void run() {
   for (int round = 0; round < 20; ++round) {
     const std::vector<int32_t> seq_lens = {drawn_int(4, 9), drawn_int(4, 9), drawn_int(4, 9)};
     const std::vector<int32_t> append_indptr = {0, 2, 2, 6};
-    std::vector<int32_t> kv_indptr = {0}, indices, last;
+    std::vector<int32_t> kv_indptr = {0}, indices;
     for (const int32_t length : seq_lens) {
       const int32_t pages = (length + kPageSize - 1) / kPageSize;
-      kv_indptr.push_back(kv_indptr.back() + pages), last.push_back(length - (pages - 1) * kPageSize);
+      kv_indptr.push_back(kv_indptr.back() + pages);
     }
     for (int32_t page = 0; page < kv_indptr.back() + 2; ++page) indices.push_back(page);
     std::shuffle(indices.begin(), indices.end(), engine);
-    std::vector<int32_t> requests(6, -1), positions(6, -1), lengths(3, -1);
+    std::vector<int32_t> requests(6, -1), positions(6, -1);
     cpu::batch_indices_positions({append_indptr.data(), seq_lens.data(), requests.data(), positions.data(), 6, 3});
-    cpu::seq_lens({kv_indptr.data(), last.data(), lengths.data(), 3, kPageSize});
-    for (int i = 0; i < 3; ++i) check("seq_lens", i, lengths[i], seq_lens[i], 0);
 
     const auto tokens = drawn<half_t>(6 * kHeads * kDim);
     auto cache = unwritten<half_t>(static_cast<int64_t>(indices.size()) * kPageSize * kHeads * kDim);
