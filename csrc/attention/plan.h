@@ -50,6 +50,7 @@ inline void make_plan(StableIValue* stack, uint64_t, uint64_t) {
   request.tile_rows = limits.tile_rows, request.places = limits.places;
   request.min_chunk = limits.min_chunk, request.kv_step = limits.kv_step;
   request.item_keys = limits.item_keys, request.merge_keys = limits.merge_keys;
+  request.whole_keys = limits.whole_keys;
   write_lists(check, View(given.buffer, "buffer"), request, rows, given.max_items, given.max_merges);
 }
 

@@ -110,7 +110,8 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
                                .places = limits.places,
                                .min_chunk = limits.min_chunk,
                                .kv_step = limits.kv_step,
-                               .split = true});
+                               .split = true,
+                               .whole_keys = limits.whole_keys});
   params.tile_rows = limits.tile_rows;
   params.slot_rows = static_cast<int32_t>(rows < limits.tile_rows ? rows : limits.tile_rows);
   return params.single.num_chunks > 1 ? static_cast<int64_t>(params.single.num_tiles) * params.single.num_chunks : 0;

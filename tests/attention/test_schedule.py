@@ -20,12 +20,21 @@ MIN_CHUNK, KV_STEP = 256, 64
 SOURCE = """
 #include <flashinfer/attention/schedule.h>
 using namespace flashinfer;
+extern "C" {
+int whole_keys = 0;
+int single_chunks(int qo_len, int kv_len, int places) {
+  const int qo_indptr[] = {0, qo_len};
+  PlanRequest request{1, qo_indptr, &kv_len, 1, 1, MaskMode::kNone, -1, 16, places, MIN_CHUNK, KV_STEP, true};
+  request.whole_keys = whole_keys;
+  return plan_single(request).num_chunks;
+}
+}
 extern "C" int make(int batch, const int* qo_indptr, const int* kv_lens, int heads, int group, int causal, int window,
                     int tile_rows, int places, int split, int chunk, int item_keys, int room, int* items, int* merges,
                     int* counts) {
   const Plan made = plan({batch, qo_indptr, kv_lens, heads, group, causal ? MaskMode::kCausal : MaskMode::kNone, window,
                           tile_rows, places, MIN_CHUNK, KV_STEP, split != 0, chunk, item_keys,
-                          item_keys / 2});
+                          item_keys / 2, whole_keys});
   counts[0] = made.items.size(), counts[1] = made.merges.size();
   counts[2] = made.num_slots, counts[3] = made.slot_rows;
   if (counts[0] > room || counts[1] > room) return 1;
@@ -211,3 +220,25 @@ def test_fixed_pieces_are_the_same_in_every_batch(chunk, window, causal, library
     alone = pieces([70], [1000], 0, 264)
     assert pieces([1, 70, 200], [5000, 1000, 200], 1, 33) == alone
     assert pieces([70, *[1] * 50], [1000, *[900] * 50], 0, 8) == alone
+
+
+@pytest.mark.parametrize("item_keys", [0, 128])
+def test_keys_that_one_place_can_hold_are_not_cut(library, item_keys):
+    """A merge takes longer than what a cut of few keys gains, also where other places have nothing to do."""
+    whole_keys = ctypes.c_int.in_dll(library, "whole_keys")
+
+    def pieces(lens: list[int]) -> int:
+        items, merges, _ = make(library, [1] * len(lens), lens, item_keys=item_keys)
+        assert len(items) - len(lens) >= len(merges)
+        return len(items) - len(lens)
+
+    assert pieces([700]) > 0 and library.single_chunks(1, 400, 33) > 1, "the case that a merge is spared in"
+    whole_keys.value = 1024
+    try:
+        for lens in ([400], [1024], [1024, 3], [0], [700] * 5):
+            assert pieces(lens) == 0
+        assert pieces([5000]) > 0 and pieces([5000, 400]) > 0
+        assert library.single_chunks(1, 400, 33) == library.single_chunks(1, 1024, 33) == 1
+        assert library.single_chunks(1, 5000, 33) > 1
+    finally:
+        whole_keys.value = 0

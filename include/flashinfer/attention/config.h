@@ -35,7 +35,7 @@ struct AttentionConfig {
 
 // How a backend wants its work cut; see PlanRequest.
 struct WorkLimits {
-  int32_t tile_rows, places, min_chunk, kv_step, item_keys = 0, merge_keys = 0;
+  int32_t tile_rows, places, min_chunk, kv_step, item_keys = 0, merge_keys = 0, whole_keys = 0;
 };
 
 // The two functions that the kernels of each part of a module give to its binding. `rows` is the mean number of rows

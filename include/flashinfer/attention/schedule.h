@@ -40,6 +40,8 @@ struct PlanRequest {
   // cost, where there are few tiles for each; see packing.h.
   int32_t item_keys = 0;
   int32_t merge_keys = 0;  // what a piece of keys that were cut costs besides, over all places
+  // Nothing is cut where no tile has more keys than this: a merge would take longer than what is gained.
+  int32_t whole_keys = 0;
 
   int32_t qo_start(int32_t b) const { return qo_indptr ? qo_indptr[b] : b; }
   int32_t qo_len(int32_t b) const { return qo_indptr ? qo_indptr[b + 1] - qo_indptr[b] : 1; }
@@ -197,12 +199,17 @@ inline Plan packed(const PlanRequest& request, const std::vector<WorkItem>& tile
 
 }  // namespace schedule
 
-inline Plan plan(const PlanRequest& request) {
+inline Plan plan(const PlanRequest& given) {
+  PlanRequest request = given;
   std::vector<WorkItem> tiles;
+  int32_t longest = 0;
   for (int32_t b = 0; b < request.batch_size; ++b) {
-    for (int32_t row = 0; row < request.qo_len(b) * request.group; row += request.tile_rows)
+    for (int32_t row = 0; row < request.qo_len(b) * request.group; row += request.tile_rows) {
       tiles.push_back(schedule::tile_of(request, b, row));
+      longest = std::max(longest, tiles.back().kv_end - tiles.back().kv_start);
+    }
   }
+  if (request.kv_chunk == 0 && longest <= request.whole_keys) request.split = false;
   const int64_t places = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
   if (request.item_keys > 0 && request.split && request.kv_chunk == 0 &&
       static_cast<int64_t>(tiles.size()) <= kPackedTiles * places)
@@ -241,7 +248,7 @@ inline SingleRequest plan_single(const PlanRequest& request) {
   SingleRequest single{request.qo_len(0), length, (rows + request.tile_rows - 1) / request.tile_rows, 1,
                        std::max(length, 1)};
   const int64_t blocks = static_cast<int64_t>(single.num_tiles) * request.num_kv_heads;
-  if (request.split && blocks > 0 && blocks < request.places) {
+  if (request.split && length > request.whole_keys && blocks > 0 && blocks < request.places) {
     const int64_t pieces = request.places / blocks;
     single.kv_chunk = std::max(schedule::round_up((length + pieces - 1) / pieces, request.kv_step),
                                schedule::round_up(request.min_chunk, request.kv_step));

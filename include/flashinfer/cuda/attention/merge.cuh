@@ -16,6 +16,10 @@
 
 namespace flashinfer::cuda {
 
+// Keys of a tile up to which nothing is cut. A merge takes 10 us on an H100 (one request of 400 keys, beside 11.5 us of
+// attention), in which a block reads about as many keys.
+constexpr int kWholeKeys = 1024;
+
 constexpr int kPartThreads = 256, kPartBlocks = 8;  // of a multiprocessor, launched
 
 // A row of a merge: where its parts are and where it goes.

@@ -44,7 +44,8 @@ const Residency& residency(int device) {
 template <typename Variant, typename S, typename P>
 WorkLimits limits_of(int device) {
   constexpr int kStep = S::kKeys * S::kKeyWarps;
-  return {S::kRows, residency<attention_kernel<Variant, S, P>, S>(device).blocks, std::max(256, 2 * kStep), kStep};
+  const int blocks = residency<attention_kernel<Variant, S, P>, S>(device).blocks;
+  return {S::kRows, blocks, std::max(256, 2 * kStep), kStep, 0, 0, kWholeKeys};
 }
 
 // How many key heads go through the items together. All of them, so that the longest items of all come first; but one

@@ -23,7 +23,7 @@ int32_t tile_rows(int32_t group) {
 
 template <typename S>
 WorkLimits limits_of(int32_t group, int device) {
-  return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys};
+  return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys, 0, 0, kWholeKeys};
 }
 
 // Rows of queries or of outputs: a box has `rows` of them.
