@@ -1,0 +1,178 @@
+"""Run vLLM whole, with one attention backend, on a small model with random weights.
+
+    python benchmarks/engines/run_vllm.py make MODEL                      # a Llama of 8 layers
+    python benchmarks/engines/run_vllm.py run MODEL FLASHINFER fi.json    # start, greedy tokens, tokens a second
+    python benchmarks/engines/run_vllm.py run MODEL TRITON_ATTN tr.json
+    python benchmarks/engines/run_vllm.py run MODEL FLASHINFER trace.json --trace   # calls of flashinfer, no times
+    python benchmarks/engines/run_vllm.py compare fi.json tr.json
+
+Flags of vLLM are its defaults, but for the backend and the tokenizer, which a model of random weights lacks. No line of
+vLLM or of flashinfer is changed. A trace needs Python 3.12 and runs the engine in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, VOCABULARY, CONTEXT = 8, 2048, 32, 8, 128, 32000, 1500
+
+
+def make(folder: Path) -> None:
+    """Write the configuration and the weights, bfloat16 and equal in every run."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=5632, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=DIM, vocab_size=VOCABULARY, max_position_embeddings=4096,
+        tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = LlamaForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            weight.data *= 4  # attention that is not uniform
+    model.save_pretrained(folder)
+
+
+def prompts(count: int, length: int | None = None) -> list[dict[str, list[int]]]:
+    """Return token ids, drawn from the same seed in every run."""
+    import random
+
+    draw = random.Random(count)
+    lengths = [length or draw.choice([1, 2, 15, 16, 17, 100, 333, 1000, 2049]) for _ in range(count)]
+    return [{"prompt_token_ids": [draw.randrange(3, VOCABULARY) for _ in range(n)]} for n in lengths]
+
+
+class Trace:
+    """Counts calls of public functions of flashinfer."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        import flashinfer
+
+        root = str(Path(flashinfer.__file__).parent)
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+
+        def called(code: Any, offset: int) -> Any:
+            file, name = code.co_filename, code.co_qualname
+            inner = file[len(root) + 1 :]
+            if not file.startswith(root) or inner.startswith(("jit/", "_ops/")) or "<" in name:
+                return monitoring.DISABLE
+            self.counts[f"{inner.removesuffix('.py').replace('/', '.')}.{name}"] += 1
+            return None
+
+        monitoring.use_tool_id(4, "flashinfer")
+        monitoring.register_callback(4, monitoring.events.PY_START, called)
+        monitoring.set_events(4, monitoring.events.PY_START)
+
+
+def run(folder: Path, backend: str, trace: bool) -> dict[str, Any]:
+    """Start the engine, answer requests, and return tokens and times."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    tracer = Trace()
+    if trace:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        tracer.start()
+    import torch
+    import vllm
+    from vllm import LLM, SamplingParams
+
+    begin = time.perf_counter()
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, attention_config={"backend": backend})
+    result: dict[str, Any] = {"backend": backend, "vllm": vllm.__version__, "torch": torch.__version__}
+    result["start s"] = round(time.perf_counter() - begin, 1)
+
+    def answer(requests: list[Any], tokens: int, **options: Any) -> tuple[list[Any], float]:
+        options = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **options}
+        begin = time.perf_counter()
+        outputs = llm.generate(requests, SamplingParams(max_tokens=tokens, **options), use_tqdm=False)
+        return [output.outputs[0] for output in outputs], time.perf_counter() - begin
+
+    mixed = prompts(24)
+    outputs, _ = answer(mixed, 32, logprobs=2)
+    result["greedy"] = [list(output.token_ids) for output in outputs]
+    result["top two"] = [[sorted((x.logprob for x in at.values()), reverse=True)[:2] for at in output.logprobs]
+                         for output in outputs]  # fmt: skip
+    again, _ = answer(mixed, 32)
+    result["greedy again"] = sum(list(x.token_ids) == y for x, y in zip(again, result["greedy"], strict=True))
+    sampled, _ = answer(mixed, 32, temperature=0.8, top_k=50, top_p=0.9, seed=None)
+    result["sampled distinct"] = len({token for output in sampled for token in output.token_ids})
+    assert all(len(output.token_ids) == 32 and max(output.token_ids) < VOCABULARY for output in (*outputs, *sampled))
+    if not trace:
+        result |= times(answer)
+    result["calls"] = dict(tracer.counts.most_common(60))
+    return result
+
+
+def times(answer: Any) -> dict[str, Any]:
+    """Return tokens a second of prefill, of decode with 64 requests and with one, and of sampled decode."""
+    found = {}
+    for name, count, tokens, options in (
+        ("prefill 32 x 1500", 32, 1, {}),
+        ("decode of 64", 64, 128, {}),
+        ("decode of 1", 1, 256, {}),
+        ("sampled decode of 64", 64, 128, {"temperature": 0.8, "top_p": 0.9, "top_k": 50}),
+    ):
+        rates = []
+        for turn in range(3):
+            requests = prompts(count, CONTEXT)
+            for request in requests:  # prefixes are cached: another first token makes another request
+                request["prompt_token_ids"][0] = 3 + turn * 97 + len(found) * 1009
+            _, all_of_it = answer(requests, tokens, **options)
+            if tokens == 1:
+                rates.append(count * CONTEXT / all_of_it)
+            else:
+                _, prefill = answer(
+                    [dict(prompt_token_ids=[5 + turn, *r["prompt_token_ids"][1:]]) for r in requests], 1
+                )
+                rates.append(count * (tokens - 1) / (all_of_it - prefill))
+        found[f"{name}, tokens/s"] = [round(rate) for rate in rates]
+    return found
+
+
+def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return how many requests have equal greedy tokens, and how near the two best logits were where they part."""
+    equal, gaps, places = 0, [], 0
+    for left, right, top in zip(one["greedy"], other["greedy"], one["top two"], strict=True):
+        parts = [place for place, (x, y) in enumerate(zip(left, right, strict=True)) if x != y]
+        equal += not parts
+        places += parts[0] if parts else len(left)
+        gaps += [round(top[parts[0]][0] - top[parts[0]][1], 4)] if parts else []
+    keys = [key for key in one if key.endswith("tokens/s")]
+    rates = {key: {result["backend"]: result.get(key) for result in (one, other)} for key in keys}
+    return {"requests": len(one["greedy"]), "equal": equal, "places before they part": places,
+            "gaps where they part": gaps, **rates}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("make", "run", "compare"))
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    if options.command == "make":
+        make(Path(options.paths[0]))
+        return
+    if options.command == "compare":
+        print(json.dumps(compare(*(json.loads(Path(path).read_text()) for path in options.paths)), indent=1))
+        return
+    folder, backend, out = options.paths
+    result = run(Path(folder), backend, options.trace)
+    Path(out).write_text(json.dumps(result))
+    print(json.dumps({key: value for key, value in result.items() if key not in ("greedy", "top two")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
