@@ -1,1 +1,1 @@
-"""What the families of attention share."""
+"""Code that the families of attention share."""

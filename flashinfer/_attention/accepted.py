@@ -1,6 +1,6 @@
-"""Arguments of newer interfaces than 0.2.7's that engines pass: obeyed, or refused where they ask for what is not here.
+"""Arguments that engines pass and that FlashInfer 0.2.7 does not have.
 
-Each has the value that an engine passes when it asks for nothing; that one is always taken.
+The neutral value of each argument is accepted. Any other value is obeyed, or refused with the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ _BLOCK_TABLES = _unsupported.Reason("kernels that read block tables", "pass page
 
 
 class Cut(NamedTuple):
-    """How a plan may cut keys into pieces, whose results are merged."""
+    """Rule of a plan for splitting keys."""
 
     split: bool = True
-    kv_chunk: int = 0  # pieces end at multiples of so many keys; 0: they are as long as balances the work
+    kv_chunk: int = 0  # splits end at multiples of this many keys; 0: the scheduler balances the work
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a request's result must not depend on the others: kernels and tiles are then the same for all."""
+        """Return True if a request's result must not depend on the batch.
+
+        All batches then run the same tiles.
+        """
         return not self.split or self.kv_chunk > 0
 
 
@@ -33,7 +36,10 @@ BALANCED = Cut()
 
 
 def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> Cut:
-    """What ``fixed_split_size``, in pages, and ``disable_split_kv`` ask for; the latter goes before."""
+    """Return the rule of ``fixed_split_size`` (pages) and ``disable_split_kv``.
+
+    The second one has priority.
+    """
     size = -1 if fixed_split_size is None else whole(op, "fixed_split_size", fixed_split_size)
     if size != -1 and size < 1:
         raise ValueError(f"{op}: fixed_split_size: got {size}, wanted a positive number of pages, -1 or None")
@@ -43,7 +49,7 @@ def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None,
 
 
 def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object, **hints: object) -> None:
-    """Arguments of ``plan()`` that say again what its tables say, or that other libraries' kernels need."""
+    """Check arguments of ``plan()`` that repeat its tables, or that only other libraries' kernels need."""
     if seq_lens is not None:
         if not isinstance(seq_lens, torch.Tensor):
             raise TypeError(f"{op}: seq_lens: got {type(seq_lens).__name__}, wanted Tensor or None")
@@ -58,7 +64,7 @@ def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object
 def check_run(
     op: str, planned_window: int, window_left: int | None, q_len_per_req: int | None = None, kv_cache_sf: Any = None
 ) -> None:
-    """Arguments of ``run()`` that must be those of the plan, or ask for kernels that are not here."""
+    """Check arguments of ``run()`` that must equal the plan's, or that need kernels of other libraries."""
     if window_left is not None and max(whole(op, "window_left", window_left), -1) != max(planned_window, -1):
         raise ValueError(f"{op}: window_left: got {window_left}, and plan() was called for {planned_window}")
     check_one_query(op, q_len_per_req)
@@ -66,7 +72,7 @@ def check_run(
 
 
 def check_one_query(op: str, q_len_per_req: int | None) -> None:
-    """Check that decode is asked for one query of each request."""
+    """Check that each request of decode has one query."""
     if q_len_per_req is not None and whole(op, "q_len_per_req", q_len_per_req) != 1:
         raise UnsupportedError(
             f"{op}: q_len_per_req: got {q_len_per_req}, wanted 1: use BatchPrefillWithPagedKVCacheWrapper"
@@ -74,9 +80,10 @@ def check_one_query(op: str, q_len_per_req: int | None) -> None:
 
 
 def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: object) -> None:
-    """``backend`` of a constructor; those of other libraries' kernels are named so that the error can say so.
+    """Check ``backend`` and ``jit_args`` of a constructor.
 
-    ``jit_args`` beside it: what stands there by mistake is mostly a backend.
+    Backends of other libraries have an error text of their own. ``jit_args`` is checked too, because a
+    backend that a caller passes by position is bound to it.
     """
     if jit_args is not None and not isinstance(jit_args, tuple | list):
         raise TypeError(f"{op}: jit_args: got {type(jit_args).__name__}, wanted a tuple of a generator's arguments")

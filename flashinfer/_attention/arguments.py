@@ -1,4 +1,4 @@
-"""What the public functions of attention share: arguments checked and brought into the operators' form."""
+"""Checks of arguments that the public functions of attention share, and conversion to the operators' form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PagedCache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
-    """Better an error than a gradient that is silently none."""
+    """Raise an error if a tensor requires a gradient, which would otherwise be silently missing."""
     if torch.is_grad_enabled():
         for x in tensors:
             if isinstance(x, torch.Tensor) and x.requires_grad:
@@ -33,13 +33,17 @@ def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
 
 
 def layout_of(op: str, kv_layout: str) -> int:
+    """Return the operators' number of a layout of keys and values."""
     if kv_layout not in LAYOUTS:
         raise ValueError(f"{op}: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
     return LAYOUTS[kv_layout]
 
 
 def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a paged cache, given as one tensor or as two; these may leave out pages' size where it is 1."""
+    """Return keys and values of a paged cache that is one tensor or a pair.
+
+    Tensors of a pair may omit the dimension of the page size if it is 1.
+    """
     if isinstance(paged_kv_cache, torch.Tensor):
         check_dims(op, "paged_kv_cache", paged_kv_cache, 5)
         if paged_kv_cache.shape[1] != 2:
@@ -51,18 +55,18 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
         raise TypeError(f"{op}: paged_kv_cache: got {type(paged_kv_cache).__name__}, wanted Tensor or a pair of them")
     if len(paged_kv_cache) != 2:
         raise ValueError(f"{op}: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
-    k, v = (
-        one.unsqueeze(1 + kv_layout) if isinstance(one, torch.Tensor) and one.dim() == 3 else one
-        for one in paged_kv_cache
-    )
+    k, v = (x.unsqueeze(1 + kv_layout) if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in paged_kv_cache)
     check_dims(op, "k_cache", k, 4)
     check_dims(op, "v_cache", v, 4)
     return k, v
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with rows as kernels read them, copied where it has others: contiguous, on CUDA at multiples of 16 bytes."""
-    # An address cannot be traced: in a graph, rows that start elsewhere are the operator's error.
+    """Return ``x``, or a copy if kernels cannot read its rows.
+
+    Rows must be contiguous. On CUDA they must start at multiples of 16 bytes.
+    """
+    # Graphs cannot trace an address. The operator reports misaligned rows there.
     aligned = x.is_cpu or is_compiling() or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x
@@ -77,7 +81,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.device, custom: bool) -> None:
-    """``sinks`` of a run: see the wrappers."""
+    """Check ``sinks`` of a run: ``[num_qo_heads]`` float32, contiguous, on the plan's device."""
     check_tensor(op, "sinks", sinks)
     if custom:
         raise ValueError(f"{op}: sinks: got some with jit_args, wanted None: a variant of your own has its parameters")
@@ -90,7 +94,7 @@ def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.d
 
 
 class Logits(NamedTuple):
-    """How a product of a query and a key becomes a logit."""
+    """Options that turn a product of a query and a key into a logit."""
 
     pos_encoding_mode: int
     window_left: int
@@ -101,7 +105,7 @@ class Logits(NamedTuple):
 
     @property
     def variant(self) -> int:
-        """The number of the library's own variant that computes them."""
+        """Return the number of the builtin variant that computes these logits."""
         return number_of_variant(self.pos_encoding_mode, self.logits_soft_cap > 0)
 
 
@@ -115,7 +119,7 @@ def logits_of(
     rope_scale: float | None,
     rope_theta: float | None,
 ) -> Logits:
-    """The arguments of those names with their defaults, checked."""
+    """Check the arguments of a call, and fill in their defaults."""
     mode = POS_ENCODINGS.get(pos_encoding_mode)
     if mode is None:
         known = ", ".join(POS_ENCODINGS)
@@ -130,7 +134,7 @@ def logits_of(
 
 def _finite(op: str, name: str, value: float) -> float:
     number = value if type(value) is float else real(op, name, value)
-    if not abs(number) <= sys.float_info.max:  # math.isfinite() cannot be traced, and inf is not looked at there
+    if not abs(number) <= sys.float_info.max:  # Dynamo cannot trace math.isfinite()
         raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
     return number
 
@@ -148,10 +152,10 @@ def _cpu_slopes(num_qo_heads: int) -> torch.Tensor:
 
 
 def slopes_of(logits: Logits, num_qo_heads: int, device: torch.device) -> torch.Tensor | None:
-    """ALiBi's slopes, where they are wanted.
+    """Return ALiBi's slopes, or ``None`` for other position encodings.
 
-    On CUDA they are computed there, each time anew: a copy from the host cannot be captured into a graph, and what is
-    allocated while one is captured, or warmed up, belongs to the graph's memory.
+    On CUDA each call computes them on the device. A graph cannot capture a copy from the host, and memory
+    that is allocated during capture or warm-up belongs to the graph.
     """
     if logits.pos_encoding_mode != 2:
         return None
@@ -168,6 +172,6 @@ def parameters_of(
     logits: Logits, num_qo_heads: int, device: torch.device, factor: float = 1.0, numbers: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
 ) -> Parameters:  # fmt: skip
-    """The parameters of the library's own variants; ``factor`` is one of ``sm_scale``."""
+    """Return the parameters of the builtin variants. ``factor`` multiplies ``sm_scale``."""
     slopes = slopes_of(logits, num_qo_heads, device)
     return Parameters(slopes, numbers, scales, None, logits.sm_scale * factor, logits.logits_soft_cap)

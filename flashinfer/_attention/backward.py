@@ -1,7 +1,9 @@
 """Gradients of attention: the operators, and the functions that make a call differentiable.
 
-The forward pass is that of inference; an operator behind it brings its result and the formula of the gradients
-together, which computes ``P`` again from lse.
+The forward pass is that of inference. An operator after it connects its result to the gradients, which
+recompute ``P``
+from the lse: ``dV = P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ = dS K``, ``dK = dS^T Q``,
+``delta = rowsum(dO * O) - d(lse) / ln 2``.
 
 Source: Dao: FlashAttention-2, 2023.
 """
@@ -31,12 +33,15 @@ _PROBLEM = (
     " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
     " float rope_theta"
 )
-# What the CUDA kernels' tiles of the largest heads need, in bytes: 8.0, 9.0 and 10.0 have it.
+# Bytes of smem for the CUDA kernels' tiles of the largest heads. Capabilities 8.0, 9.0 and 10.0 have them.
 KERNEL_SHARED_MEMORY = 145 << 10
 
 
 def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
-    """``numbers``, on the host, stands for the last four arguments, where a graph keeps these symbolic."""
+    """Return the options of a call.
+
+    ``numbers`` on the host replaces the last four, which graphs keep symbolic.
+    """
     if numbers is not None:
         scale, cap, *rope = numbers.tolist()
         rest = (*rest[:2], cap, scale, *rope)
@@ -63,12 +68,12 @@ _kernel = define(
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Returns the shared memory that a block can have, in bytes."""
+    """Return the most smem of a CTA, in bytes."""
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, grad: torch.Tensor) -> bool:
-    """Whether a kernel computes these gradients; on the CPU it takes any dtypes, as float32 where they differ."""
+    """Return True if a kernel computes these gradients. The CPU kernel converts mixed dtypes to float32."""
     if q.is_cpu:
         return work_dtype(q.dtype) == torch.float32
     return (
@@ -93,7 +98,7 @@ def _gradients(
     packed_mask: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    given = q, k, v
+    inputs = q, k, v
     problem, work = _problem(*rest), work_dtype(q.dtype)
     requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
     if problem.rope:
@@ -109,14 +114,14 @@ def _gradients(
             problem.layout, problem.mask_mode, problem.window_left, problem.logits_soft_cap, problem.sm_scale,
         )  # fmt: skip
     else:
-        # lse is in base 2
+        # The lse is in base 2.
         delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
         results = gradients(q, k, v, grad, delta, lse, requests, problem, packed_mask, slopes)
     dq, dk, dv = results
     if problem.rope:
         dq = rotated(dq, requests, False, problem, back=True)
         dk = _by_tokens(rotated(_by_tokens(dk, problem), requests, True, problem, back=True), problem)
-    return tuple(x.to(like.dtype).contiguous() for x, like in zip((dq, dk, dv), given, strict=True))
+    return tuple(x.to(like.dtype).contiguous() for x, like in zip((dq, dk, dv), inputs, strict=True))
 
 
 def _by_tokens(x: torch.Tensor, problem: Problem) -> torch.Tensor:
@@ -145,7 +150,7 @@ def _forward(
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if out is not None and lse is not None:
-        return out.clone(), lse.clone()  # what an operator returns is not what it was given
+        return out.clone(), lse.clone()  # torch forbids an operator to return its inputs
     problem = _problem(*rest)
     requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
     if problem.rope:
@@ -184,18 +189,22 @@ _autograd = define_in_python(
 
 
 def wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether a call is to be :func:`differentiable`: it wants a gradient, or is in float64, which no kernel has."""
+    """Return True if a call needs :func:`differentiable`: for a gradient, or for float64 on the CPU."""
     return (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or (
         q.dtype is torch.float64 and q.is_cpu
     )
 
 
 def refuse(op: str, why: str) -> NoReturn:
+    """Raise the error of a call that has no gradient."""
     raise GradientError(f"{op}: has no gradient {why}, or torch.no_grad()")
 
 
 def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int) -> None:
-    """Checks that there are gradients for these dtypes; of float64, which no operator of inference sees, everything."""
+    """Check that these dtypes have gradients.
+
+    Check float64 completely, because no operator of inference sees it.
+    """
     for name, x in (("k", k), ("v", v)):
         if is_fp8(x.dtype):
             refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
@@ -209,7 +218,7 @@ def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"{op}: k: got head_dim {k.shape[2]}, wanted {q.shape[2]} as q has")
     if (v.shape[1 - layout], v.shape[layout]) != (heads, tokens):
-        raise ValueError(f"{op}: v: got shape {list(v.shape)}, wanted that of k but for head_dim")
+        raise ValueError(f"{op}: v: got shape {list(v.shape)}, wanted that of k except head_dim")
     check_one_device(op, ("q", "k", "v"), (q, k, v))
 
 
@@ -226,9 +235,10 @@ def differentiable(
     qo_indptr: torch.Tensor | None = None,
     kv_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and lse with their gradients. ``infer()`` computes both without; float64 is computed here.
+    """Return output and lse with their gradients.
 
-    ``qo_indptr`` and ``kv_lens`` are on the host; they are those of a batch.
+    ``infer()`` computes both without gradients. This function computes float64 itself. A batch has
+    ``qo_indptr`` and ``kv_lens`` on the host.
     """
     if mask_mode == MULTI_ITEM:
         refuse(op, "with multi-item scoring: wanted a custom mask")
@@ -260,7 +270,7 @@ def single(
     packed_mask: torch.Tensor | None,
     return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """One request, as :func:`flashinfer.single_prefill_with_kv_cache` has checked its arguments."""
+    """Compute one request whose arguments :func:`flashinfer.single_prefill_with_kv_cache` has checked."""
     if scales != NO_SCALES:
         refuse(op, "with scale_q, scale_k or scale_v: wanted them multiplied into q, into sm_scale or into the result")
     if q.dtype == torch.float64 and o_dtype not in (None, q.dtype):
@@ -282,7 +292,7 @@ def results(
     lse: torch.Tensor | None,
     return_lse: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Returns what a call returns, written where the caller wants it."""
+    """Return the results of a call, after writing them to the caller's ``out`` and ``lse``."""
     if out is not None:
         write(op, "out", out, computed[0])
     if lse is not None:

@@ -1,9 +1,9 @@
-"""Attention of a batch of equally long requests: one launch and no plan, whatever its masks.
+"""Attention of a batch of equally long requests: one launch, no plan, any masks.
 
-The heads of a batch are taken for the heads of one request, which has as many queries and keys as each of them: query
-head ``b * num_qo_heads + h`` reads key head ``b * num_kv_heads + h // group``. Where requests have masks of their own,
-the kernels are told where each begins and how many key heads it is for. All that depends on shapes alone: nothing is
-read on the host, and a call can be captured into a CUDA graph as it is.
+The kernel sees one request that has the heads of the whole batch: query head ``b * num_qo_heads + h`` reads
+    key head
+``b * num_kv_heads + h // group``. If requests have different masks, a table says where each mask begins.
+Everything depends only on shapes. The host reads nothing, so a CUDA graph can capture a call.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def attend_batch(
     logits_soft_cap: float,
     sm_scale: float,
 ) -> torch.Tensor:
-    """Attention of a batch of requests with as many queries and as many keys each.
+    """Compute attention of a batch whose requests all have the same numbers of queries and keys.
 
     Args:
         q: ``[batch_size, num_qo_heads, qo_len, head_dim]``.
         k, v: ``[batch_size, num_kv_heads, kv_len, head_dim]`` of ``q``'s dtype.
-        mask: bool, ``[batch_size or 1, 1, qo_len or 1, kv_len]``, True where a query sees a key. It then stands for
+        mask: bool, ``[batch_size or 1, 1, qo_len or 1, kv_len]``, True if a query sees a key. It replaces
             ``causal`` and ``window_left``.
-        causal, window_left, logits_soft_cap, sm_scale: as for :func:`flashinfer.single_prefill_with_kv_cache`; the last
-            query stands at the last key.
+        causal, window_left, logits_soft_cap, sm_scale: as for
+            :func:`flashinfer.single_prefill_with_kv_cache`. The last query has the position of the last key.
 
     Returns:
-        ``[batch_size, qo_len, num_qo_heads, head_dim]``, contiguous; 0 where a query sees no key.
+        ``[batch_size, qo_len, num_qo_heads, head_dim]``, contiguous. A query that sees no key has output 0.
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _differentiable(q, k, v, mask, causal, window_left, logits_soft_cap, sm_scale)
@@ -80,7 +80,7 @@ def _attend_batch(
         variant=logits.variant,
     )  # fmt: skip
     parameters = parameters_of(logits, batch_size * num_qo_heads, q.device)
-    # Heads of the batch, behind the queries: a view for one query or one request.
+    # Queries first, then the heads of the batch. For one query or one request, the result is a view of it.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     rows = (rows_of(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
@@ -99,7 +99,7 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: object) -
 
 
 def _packed(mask: torch.Tensor, qo_len: int, kv_len: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The bits of all masks, and where each begins; one mask needs no such table."""
+    """Return the bits of all masks, and a table of their first bytes. A single mask needs no table."""
     if mask.stride(0) == 0:
         mask = mask[:1]
     bits = _bits(mask, mask.shape[0], qo_len, kv_len)
@@ -111,7 +111,7 @@ def _packed(mask: torch.Tensor, qo_len: int, kv_len: int) -> tuple[torch.Tensor,
 
 
 def _bits(mask: torch.Tensor, batch_size: int, qo_len: int, kv_len: int) -> torch.Tensor:
-    """A mask for each request, each beginning with a byte of its own."""
+    """Return the bits of one mask for each request. Each mask starts at a new byte."""
     bits = mask.expand(batch_size, 1, qo_len, kv_len).flatten(1)
     return packbits(F.pad(bits, (0, -bits.shape[1] % 8)).flatten(), bitorder="little")
 
@@ -126,7 +126,7 @@ def _differentiable(
     logits_soft_cap: float,
     sm_scale: float,
 ) -> torch.Tensor:
-    """The same with gradients: those of a ragged batch, of any number of requests in one graph."""
+    """Compute the same with the gradients of a ragged batch. One graph serves any number of requests."""
     batch_size, _heads, qo_len, _head_dim = q.shape
     kv_len, packed, mode = k.shape[2], None, CAUSAL if causal else NON_CAUSAL
     if mask is not None:

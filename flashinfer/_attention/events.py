@@ -1,4 +1,4 @@
-"""Events of attention's kernels: which modules a wrapper runs that writes them, and the buffer of a run."""
+"""Profiler events of attention: the modules that write them, and the buffer of a run."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ import torch
 from .._profiler.buffer import Attached, checked_buffer
 from .operators import Operators, builtin_operators
 
-_SCALARS = 2  # parameters of builtin variants behind their tensors, the last of which is the buffer
+_SCALARS = 2  # the last parameters of builtin variants; the buffer is the tensor before them
 
 
 @dataclass
 class Events(Attached):
-    """Whether a wrapper's next plan is for kernels that write events, and where its next run writes them."""
+    """Profiler state of a wrapper: its next plan's kernels, and its next run's buffer."""
 
     wanted: bool = False
     buffer: torch.Tensor | None = None
 
     def operators(self, *configuration: Any) -> Operators:
-        """:func:`builtin_operators` of the next plan."""
+        """Return :func:`builtin_operators` of the next plan."""
         if not self.wanted and self.attached is None:
             return builtin_operators(*configuration)
         profiled = builtin_operators(*configuration, profiler=True)
-        # Lists are those of kernels without events, of which more may be resident: both compute the same bits.
+        # Work lists come from the kernels without events, which may have more resident CTAs. Results are then
+        # bit-equal.
         return replace(profiled, plan=builtin_operators(*configuration).plan, run=_Run(profiled.run, self))
 
     def use(self, op: str, buffer: torch.Tensor | None, operators: Operators, device: torch.device) -> None:
-        """Write the events of the run that follows to ``buffer``.
+        """Set the buffer of the next run's events.
 
         Raises:
-            ValueError, TypeError: a buffer that is missing, not wanted or of another kind.
+            ValueError, TypeError: a buffer that is missing, unexpected or of another kind.
         """
-        given = self.given(buffer, operators.profiler)
-        self.buffer = next(iter(checked_buffer(op, given, operators.profiler, device)), None)
+        chosen = self.given(buffer, operators.profiler)
+        self.buffer = next(iter(checked_buffer(op, chosen, operators.profiler, device)), None)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The operator of a module with events, called as that of one without."""
+    """Operator of a module with events, with the signature of a module without."""
 
     run: Callable[..., None]
     events: Events

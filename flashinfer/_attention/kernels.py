@@ -1,7 +1,7 @@
-"""Which kernels compute attention: the portable ones (``fa2``), or those for Hopper alone (``fa3``).
+"""Selection of attention's kernels: the portable ones (``fa2``) or those for Hopper (``fa3``).
 
-A family has kernels for Hopper where ``csrc/<family>_sm90a.cu`` is: prefill, and decode, whose kernels are the portable
-ones with merges of their own and are chosen where they are asked for alone.
+A family has kernels for Hopper if ``csrc/<family>_sm90a.cu`` exists: prefill and decode. Decode's are the
+portable kernels with merges in the same launch. Only ``"fa3"`` selects them, never ``"auto"``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..jit.modules._attention import HOPPER, attention_spec, dtypes_value, head_
 from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 
-CUSTOM = 2  # mask_mode of the operators: bits hide element by element
+CUSTOM = 2  # mask_mode of the operators: a bit for each element
 MOST_HEADS = 64  # query heads of a key head
-FEW_ROWS = 64  # rows of queries of a request, up to which the portable kernels are as fast
+FEW_ROWS = 64  # up to this many rows of queries a request, the portable kernels are as fast
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a call the choice depends on."""
+    """Properties of a call that select its kernels."""
 
     family: str
     device: torch.device
@@ -38,11 +38,11 @@ class Wanted:
 
     @property
     def eight_bits(self) -> bool:
-        """Whether queries have 8 bits, which no portable kernel has."""
+        """Return True if queries have 8 bits. Portable kernels do not support them."""
         return is_fp8(self.dtypes[0])
 
     def why_not_hopper(self) -> str | None:
-        """Why the kernels for Hopper cannot serve, or ``None`` where they can."""
+        """Return the reason that excludes the kernels for Hopper, or ``None``."""
         if self.device.type != "cuda":
             return f"got tensors on {self.device.type}, wanted a GPU of compute capability 9.0"
         if capability(self.device) != (9, 0):
@@ -50,7 +50,7 @@ class Wanted:
         if self.family == "decode" and self.eight_bits:
             return f"got {self.dtypes[0]} queries, wanted 16 bits"
         if self.family != "decode" and self.dtypes[0] != self.dtypes[1]:
-            return f"got {self.dtypes[1]} keys beside {self.dtypes[0]} queries, wanted one dtype for both"
+            return f"got {self.dtypes[1]} keys and {self.dtypes[0]} queries, wanted one dtype for both"
         if self.eight_bits and self.head_dims[0] != self.head_dims[1]:
             return f"got head_dims {self.head_dims} of {self.dtypes[0]}, wanted one for keys and values"
         if self.pos_encoding_mode == 1:
@@ -64,19 +64,20 @@ class Wanted:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a GPU. Cached, because torch's call takes microseconds."""
     return torch.cuda.get_device_capability(device)
 
 
 def choose(backend: str, wanted: Wanted, rows: int) -> str:
-    """The kernels of a call, ``"cpu"``, ``"cuda"`` or ``"sm90a"``.
+    """Return the kernels of a call: ``"cpu"``, ``"cuda"`` or ``"sm90a"``.
 
     Args:
-        backend: ``"auto"``, ``"fa2"`` or ``"fa3"``, the caller's.
-        wanted: what is to be computed.
-        rows: queries times ``group`` of a request, in the mean.
+        backend: the caller's: ``"auto"``, ``"fa2"`` or ``"fa3"``.
+        wanted: the properties of the call.
+        rows: queries times ``group``, the mean of the requests.
 
     Raises:
-        ValueError: another backend, or ``"fa3"`` where its kernels cannot serve, with the reason.
+        ValueError: another backend, or ``"fa3"`` for a call that its kernels cannot serve, with the reason.
     """
     check_kernels(backend)
     if backend == "fa3":
@@ -84,7 +85,7 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         if reason is not None:
             raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
         return HOPPER
-    # Multi-item scoring: where it was asked for.
+    # Multi-item scoring uses Hopper's kernels only with backend="fa3".
     slow = (rows <= FEW_ROWS or wanted.mask_mode > CUSTOM) and not wanted.eight_bits
     if (
         backend == "fa2"
@@ -109,10 +110,10 @@ def kernels_of_one(
     use_logits_soft_cap: bool,
     o_dtype: torch.dtype,
 ) -> str:
-    """The kernels for one request: as :func:`choose`, and nothing where tensors do not fit each other."""
+    """Return the kernels of one request as :func:`choose` does, or ``""`` if tensors do not fit."""
     heads = k.shape[1 - layout] if q.dim() == k.dim() == v.dim() == 3 else 0
     if family != "prefill" or heads < 1 or q.shape[1] % heads != 0:
-        return ""  # those that run everywhere, whose operator finds the words
+        return ""  # the portable kernels, whose operator raises the detailed error
     group = q.shape[1] // heads
     wanted = Wanted(
         family, q.device, (q.dtype, k.dtype, o_dtype), (q.shape[2], v.shape[2]), pos_encoding_mode,
@@ -122,19 +123,22 @@ def kernels_of_one(
 
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
-    """What of the sizes the choice of kernels depends on; nothing where there is no choice."""
+    """Return the part of the sizes that selects kernels, or 0 if there is no choice."""
     try:
         if not q.is_cuda or is_compiling() or q.dim() != 3 or k.dim() != 3:
             return 0
         group = q.shape[1] // max(k.shape[kv_layout == "NHD"], 1)
     except AttributeError:
-        return 0  # no tensors
+        return 0  # arguments that are no tensors
     return 2 if group > MOST_HEADS else int(q.shape[0] * group > FEW_ROWS)
 
 
 @cache
 def _can_be_loaded(wanted: Wanted) -> bool:
-    """Whether the module for Hopper is there or can be built: machines without a compiler have what they were given."""
+    """Return True if the module for Hopper exists or can be built.
+
+    Machines without a compiler have AOT modules only.
+    """
     spec = attention_spec(
         wanted.family, HOPPER, dtypes_value(*wanted.dtypes, HOPPER), head_dims_value(*wanted.head_dims, "cuda"),
         variant_value(wanted.pos_encoding_mode, wanted.use_logits_soft_cap),

@@ -1,4 +1,8 @@
-"""Merging attention states: the operators, and the functions that call them."""
+"""Merge of partial states: the operators, and the functions that call them.
+
+``s = log2(2 ** s_a + 2 ** s_b)``, ``v = v_a * 2 ** (s_a - s) + v_b * 2 ** (s_b - s)``; see
+:mod:`flashinfer.cascade`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ _merge_states = define(
 
 
 def as_lse(s: torch.Tensor) -> torch.Tensor:
-    """Return lse as the kernels read it, in float32; the operator refuses everything else than floating-point numbers."""
+    """Return the lse in float32, as the kernels read it.
+
+    The operator refuses dtypes that are not floating-point.
+    """
     if isinstance(s, torch.Tensor) and s.dtype != torch.float32 and s.dtype in WIDE_FLOATS:
         return s.float()
     return s
@@ -58,14 +65,14 @@ def merge_state(
     """Merge two states.
 
     Args:
-        v_a, v_b: ``[seq_len, num_heads, head_dim]`` (float32, float16, bfloat16, both the same); strides are free but for
-            the last dimension, which is contiguous.
-        s_a, s_b: ``[seq_len, num_heads]``, lse in base 2 (float32; float16, bfloat16 and float64 are converted), any
-            strides.
+        v_a, v_b: ``[seq_len, num_heads, head_dim]``, float32, float16 or bfloat16, both of one dtype. The
+            last dimension is contiguous; other strides are free.
+        s_a, s_b: ``[seq_len, num_heads]``, lse in base 2, any strides. float32; float16, bfloat16 and float64
+            are converted.
 
     Returns:
-        ``(v, s)`` with the shapes of ``v_a`` and ``s_a``, ``v`` of the dtype of ``v_a``, ``s`` float32. Where both
-        states are empty, 0 and -inf.
+        ``(v, s)`` with the shapes of ``v_a`` and ``s_a``. ``v`` has the dtype of ``v_a``, ``s`` is float32.
+        Two empty states give 0 and -inf.
 
     Raises:
         ValueError: shapes, strides or devices that do not fit.
@@ -83,11 +90,11 @@ def merge_state_in_place(
     s_other: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> None:
-    """Merge another state into ``(v, s)``, which is overwritten.
+    """Merge another state into ``(v, s)``, and overwrite them.
 
     Args:
-        v, v_other, s, s_other: as for :func:`merge_state`. An ``s`` of another dtype than float32 is rounded to it.
-        mask: ``[seq_len]`` bool or uint8; rows where it is 0 stay as they are. By default all rows are merged.
+        v, v_other, s, s_other: as for :func:`merge_state`. The result is rounded to the dtype of ``s``.
+        mask: ``[seq_len]`` bool or uint8. Rows with 0 stay unchanged. By default all rows are merged.
 
     Raises:
         ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
@@ -98,7 +105,7 @@ def merge_state_in_place(
         _merge_state_in_place(v, s, v_other, as_lse(s_other), mask)
         return
     for size, stride in zip(s.shape, s.stride(), strict=True):
-        if size > 1 and stride == 0:  # the copy back would fail, after v was written
+        if size > 1 and stride == 0:  # the copy back would fail after v was written
             raise ValueError("merge_state_in_place: s: has elements that share memory (stride 0)")
     _merge_state_in_place(v, lse, v_other, as_lse(s_other), mask)
     s.copy_(lse)
@@ -108,13 +115,14 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     """Merge any number of states.
 
     Args:
-        v: ``[seq_len, num_states, num_heads, head_dim]`` (float32, float16, bfloat16); strides are free but for the last
-            dimension, which is contiguous.
-        s: ``[seq_len, num_states, num_heads]``, lse in base 2, any strides and dtypes as for :func:`merge_state`.
+        v: ``[seq_len, num_states, num_heads, head_dim]``, float32, float16 or bfloat16. The last dimension is
+            contiguous; other strides are free.
+        s: ``[seq_len, num_states, num_heads]``, lse in base 2, any strides, dtypes as for
+            :func:`merge_state`.
 
     Returns:
-        ``(v, s)``, ``[seq_len, num_heads, head_dim]`` of ``v``'s dtype and ``[seq_len, num_heads]`` float32. Where all states
-        are empty, or there are none, 0 and -inf.
+        ``(v, s)``: ``[seq_len, num_heads, head_dim]`` of ``v``'s dtype and ``[seq_len, num_heads]`` float32.
+        Empty states only, or no states, give 0 and -inf.
 
     Raises:
         ValueError, TypeError: as :func:`merge_state`.

@@ -1,4 +1,4 @@
-"""Attention of one request, without a plan: in eager programs, and as operators that torch does not look into."""
+"""Attention of one request without a plan, in eager programs and as opaque operators of torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def attend_one(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of one request, ``q`` of three dimensions: the output and, where it is wanted, the lse of every row."""
+    """Return the output of one request and, with ``return_lse``, the lse of every row.
+
+    ``q`` has three dimensions.
+    """
     no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
     factor, o_scale, by_head, finish = 1.0, 1.0, None, None
@@ -55,7 +58,7 @@ def attend_one(
         variant=logits.variant,
     )
     slopes = slopes_of(logits, q.shape[1], q.device)
-    if is_compiling():  # by torch.export without Dynamo, too
+    if is_compiling():  # includes torch.export without Dynamo
         numbers = numbers_of(logits[2:], factor, q.device)
         parameters = Parameters(slopes, numbers, by_head, None, 1.0, 1.0)
         if numbers is None:
@@ -117,8 +120,8 @@ def _attend(
     call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting_and_parameters)
 
 
-# In a traced function which module to call cannot be chosen: its key has sizes that may be symbols, and it may have to
-# be built. An operator that torch does not look into chooses it when the sizes are there.
+# Tracing cannot choose a module: its key has sizes that may be symbolic, and it may need a build. This opaque
+# operator chooses it at run time, when the sizes are known.
 define_in_python(
     "attend(str family, str op, str backend, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
     f" {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
@@ -138,11 +141,11 @@ def run_one(
     mask_mode: int,
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of one request by a user's variant."""
+    """Compute attention of one request by a user's variant."""
     no_gradient(op, (q, k, v, *parameters))
     out, lse = _results(q, v, q.dtype, return_lse)
     if is_dynamo_compiling():
-        tensors = [one for one in parameters if one is None or isinstance(one, torch.Tensor)]
+        tensors = [x for x in parameters if x is None or isinstance(x, torch.Tensor)]
         torch.ops.flashinfer.attend_custom(
             operators.module, op, q, k, v, out, lse, layout, mask_mode, window_left, tensors, parameters[len(tensors) :]
         )

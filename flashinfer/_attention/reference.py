@@ -1,7 +1,8 @@
-"""Attention and its gradients as compositions of torch's functions: for float64, and for what no kernel takes.
+"""Attention and its gradients as compositions of torch's functions, for calls without a kernel (as float64).
 
-Work is done in float64 for float64 and in float32 for all else, block by block: what is kept of the logits is one block
-of queries by one of keys for all heads. Sums are in a fixed order. Nothing that is on a device is read on the host.
+float64 inputs are computed in float64, all others in float32. Memory holds one block of logits: queries by
+    keys for
+all heads. Sums have a fixed order. The host reads no tensor of a device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCK = 1 << 22  # elements of a block of logits of all heads
 
 
 class Problem(NamedTuple):
-    """What of attention the tensors do not say. ``layout``, ``mask_mode``, ...: as the operators of attention have them."""
+    """Options of a call, with the meanings that they have for the operators of attention."""
 
     layout: int
     mask_mode: int
@@ -33,11 +34,12 @@ class Problem(NamedTuple):
 
     @property
     def rope(self) -> bool:
+        """Return True if RoPE is applied on the fly."""
         return self.pos_encoding_mode == POS_ENCODINGS["ROPE_LLAMA"]
 
 
 class Request(NamedTuple):
-    """Where one request's queries, keys and bits of a custom mask lie."""
+    """Offsets of one request's queries, keys and mask bits."""
 
     qo_start: int
     qo_len: int
@@ -47,7 +49,7 @@ class Request(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Queries and keys, numbered in their request."""
+    """Ranges of queries and keys of one request."""
 
     q_from: int
     q_to: int
@@ -58,7 +60,7 @@ class Block(NamedTuple):
 def requests_of(
     q: torch.Tensor, k: torch.Tensor, layout: int, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor | None
 ) -> list[Request]:
-    """``qo_indptr`` and ``kv_lens`` are on the host; without them there is one request."""
+    """Return the requests of tables on the host. Without tables there is one request."""
     if qo_indptr is None or kv_lens is None:
         return [Request(0, q.shape[0], 0, k.shape[layout], 0)]
     starts, lengths = qo_indptr.tolist(), kv_lens.tolist()
@@ -71,17 +73,17 @@ def requests_of(
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of computations on inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Problem, back: bool = False) -> torch.Tensor:
-    """``x`` ``[tokens, heads, head_dim]`` rotated as RoPE on the fly rotates queries or keys; with ``back`` the other way."""
+    """Rotate ``x`` ``[tokens, heads, head_dim]`` as RoPE on the fly does, or invert that with ``back``."""
     half = x.shape[-1] // 2
     positions = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    for one in requests:
-        start, length, first = (
-            (one.kv_start, one.kv_len, 0) if keys else (one.qo_start, one.qo_len, one.kv_len - one.qo_len)
-        )
+    for request in requests:
+        start, length = (request.kv_start, request.kv_len) if keys else (request.qo_start, request.qo_len)
+        first = request.kv_len - length  # queries are the last tokens
         positions[start : start + length] = torch.arange(first, first + length, device=x.device)
     exponents = torch.arange(half, dtype=torch.float64, device=x.device) / -half
     angles = (positions / problem.rope_scale)[:, None, None] * problem.rope_theta**exponents
@@ -92,7 +94,7 @@ def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Probl
 
 
 class _Attention:
-    """One request's blocks, ready to be multiplied: keys and values ``[num_kv_heads, kv_len, head_dim]``."""
+    """Blocks of one request, with keys and values as ``[num_kv_heads, kv_len, head_dim]``."""
 
     def __init__(
         self,
@@ -115,41 +117,42 @@ class _Attention:
         self.slopes = None if slopes is None else slopes.to(work).view(self.kv_heads, self.group, 1, 1)
 
     def first_key(self, query: int) -> int:
+        """Return the first key that a query sees."""
         if self.problem.window_left < 0:
             return 0
         start = self.request.kv_len - self.request.qo_len + query - self.problem.window_left
         return min(max(start, 0), self.request.kv_len)
 
     def last_key(self, query: int) -> int:
-        """The key behind the last that a query sees."""
+        """Return the key after the last one that a query sees."""
         if self.problem.mask_mode != CAUSAL:
             return self.request.kv_len
         return min(max(self.request.kv_len - self.request.qo_len + query + 1, 0), self.request.kv_len)
 
     def queries(self, keys: int) -> Iterator[tuple[int, int]]:
-        """Ranges of queries such that a block of them and ``keys`` keys is not too large."""
+        """Yield ranges of queries. Each range times ``keys`` keys is a block of bounded size."""
         step = max(1, BLOCK // max(1, self.kv_heads * self.group * keys))
         for start in range(0, self.request.qo_len, step):
             yield start, min(start + step, self.request.qo_len)
 
     def blocks(self, q_from: int, q_to: int, step: int) -> Iterator[Block]:
-        """Blocks of keys of which these queries see any."""
+        """Yield the blocks that hold visible keys of these queries."""
         stop = self.last_key(q_to - 1)
         for start in range(self.first_key(q_from), stop, step):
             yield Block(q_from, q_to, start, min(start + step, stop))
 
     def rows(self, x: torch.Tensor, q_from: int, q_to: int) -> torch.Tensor:
-        """``[tokens, num_qo_heads, ...]`` of the request -> ``[num_kv_heads, group * tokens, ...]``."""
+        """Transpose ``[tokens, num_qo_heads, ...]`` into ``[num_kv_heads, group * tokens, ...]``."""
         part: torch.Tensor = x[q_from:q_to].to(self.work).unflatten(1, (self.kv_heads, self.group))
         return part.movedim(0, 2).flatten(1, 2)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """The way back of :meth:`rows`."""
+        """Invert :meth:`rows`."""
         part: torch.Tensor = rows.unflatten(1, (self.group, -1))
         return part.movedim(2, 0).flatten(1, 2)
 
     def hidden(self, at: Block) -> torch.Tensor | None:
-        """Which keys queries do not see, ``[queries, keys]``; ``None`` where they see all."""
+        """Return the mask ``[queries, keys]`` of hidden keys, or ``None`` if all are visible."""
         request, problem = self.request, self.problem
         custom = problem.mask_mode == CUSTOM
         if not custom and at.k_to <= self.last_key(at.q_from) and at.k_from >= self.first_key(at.q_to - 1):
@@ -170,40 +173,40 @@ class _Attention:
         return hidden
 
     def logits(self, q: torch.Tensor, at: Block) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of rows ``q``, and their derivative by the scaled products where that is not 1; what is hidden aside."""
+        """Return the unmasked logits of rows ``q`` and the derivative of the soft cap, if there is one."""
         cap = self.problem.logits_soft_cap
         x = torch.bmm(q, self.k[:, at.k_from : at.k_to].transpose(1, 2)).mul_(self.problem.sm_scale)
         if self.slopes is not None:
             key = torch.arange(at.k_from, at.k_to, device=x.device)
             query = torch.arange(at.q_from, at.q_to, device=x.device)[:, None]
             distance = key - query - (self.request.kv_len - self.request.qo_len)
-            self._of_heads(x, at).add_(self.slopes * distance)
+            self._by_head(x, at).add_(self.slopes * distance)
         if cap <= 0:
             return x, None
         capped = torch.tanh(x / cap)
         return capped * cap, 1 - capped.square()
 
     def weights(self, logits: torch.Tensor, lse: torch.Tensor, hidden: torch.Tensor | None, at: Block) -> torch.Tensor:
-        """Returns ``P``, of every key in the softmax, given lse of the rows."""
+        """Return ``P`` of the block, from the logits and the lse of the rows."""
         reference = torch.where(lse == -math.inf, 0.0, lse)
         weights = torch.exp2(logits.mul_(LOG2E).sub_(reference.unsqueeze(-1)))
         if hidden is not None:
-            self._of_heads(weights, at).masked_fill_(hidden, 0.0)
+            self._by_head(weights, at).masked_fill_(hidden, 0.0)
         return weights
 
-    def _of_heads(self, x: torch.Tensor, at: Block) -> torch.Tensor:
-        """A view ``[num_kv_heads, group, queries, keys]``."""
+    def _by_head(self, x: torch.Tensor, at: Block) -> torch.Tensor:
+        """Return a view ``[num_kv_heads, group, queries, keys]``."""
         return x.view(self.kv_heads, self.group, at.q_to - at.q_from, at.k_to - at.k_from)
 
     def attend(self, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """The result of the request's queries, into its rows of ``out`` and ``lse``."""
+        """Write the request's results to its rows of ``out`` and ``lse``."""
         for q_from, q_to in self.queries(self.request.kv_len):
             q = self.rows(self.q, q_from, q_to)
             for at in self.blocks(q_from, q_to, self.request.kv_len):
                 logits, _ = self.logits(q, at)
                 hidden = self.hidden(at)
                 if hidden is not None:
-                    self._of_heads(logits, at).masked_fill_(hidden, -math.inf)
+                    self._by_head(logits, at).masked_fill_(hidden, -math.inf)
                 total = torch.logsumexp(logits, -1) * LOG2E
                 weights = self.weights(logits, total, hidden, at)
                 out[q_from:q_to] = self.tokens(torch.bmm(weights, self.v[:, at.k_from : at.k_to]))
@@ -213,25 +216,32 @@ class _Attention:
         self, grad: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor,
         dv: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Writes the gradients of the request's rows, from its rows of ``grad``, ``delta`` and ``lse``."""
+        """Write the gradients of the request's rows.
+
+        ``dV += P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ += sm_scale * dS K``, ``dK += sm_scale * dS^T
+        Q``.
+        """
         scale = self.problem.sm_scale
         for q_from, q_to in self.queries(min(KEYS, self.request.kv_len)):
-            q, of_out, of_row, total = (self.rows(x, q_from, q_to) for x in (self.q, grad, delta, lse))
-            of_q = torch.zeros_like(q)
+            q = self.rows(self.q, q_from, q_to)
+            d_out = self.rows(grad, q_from, q_to)
+            row_delta = self.rows(delta, q_from, q_to).unsqueeze(-1)
+            row_lse = self.rows(lse, q_from, q_to)
+            d_q = torch.zeros_like(q)
             for at in self.blocks(q_from, q_to, KEYS):
                 keys = slice(at.k_from, at.k_to)
                 logits, d_cap = self.logits(q, at)
                 hidden = self.hidden(at)
-                weights = self.weights(logits, total, hidden, at)
-                dv[:, keys].baddbmm_(weights.transpose(1, 2), of_out)
-                of_logits = torch.bmm(of_out, self.v[:, keys].transpose(1, 2)).sub_(of_row.unsqueeze(-1)).mul_(weights)
+                weights = self.weights(logits, row_lse, hidden, at)
+                dv[:, keys].baddbmm_(weights.transpose(1, 2), d_out)
+                d_logits = torch.bmm(d_out, self.v[:, keys].transpose(1, 2)).sub_(row_delta).mul_(weights)
                 if d_cap is not None:
-                    of_logits.mul_(d_cap)
+                    d_logits.mul_(d_cap)
                 if hidden is not None:
-                    self._of_heads(of_logits, at).masked_fill_(hidden, 0.0)
-                of_q.baddbmm_(of_logits, self.k[:, keys], alpha=scale)
-                dk[:, keys].baddbmm_(of_logits.transpose(1, 2), q, alpha=scale)
-            dq[q_from:q_to] = self.tokens(of_q)
+                    self._by_head(d_logits, at).masked_fill_(hidden, 0.0)
+                d_q.baddbmm_(d_logits, self.k[:, keys], alpha=scale)
+                dk[:, keys].baddbmm_(d_logits.transpose(1, 2), q, alpha=scale)
+            dq[q_from:q_to] = self.tokens(d_q)
 
 
 def attend(
@@ -243,7 +253,7 @@ def attend(
     packed_mask: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of tensors whose positions are encoded already: the output and lse, both of the dtype worked in."""
+    """Return output and lse in the dtype of :func:`work_dtype`. RoPE must have been applied to the inputs."""
     work = work_dtype(q.dtype)
     out = q.new_zeros((*q.shape[:2], v.shape[2]), dtype=work)
     lse = q.new_full(q.shape[:2], -math.inf, dtype=work)
@@ -267,22 +277,22 @@ def gradients(
     packed_mask: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, of the dtype worked in.
+    """Return the gradients of q, k and v in the dtype of :func:`work_dtype`.
 
-    ``delta`` ``[tokens, num_qo_heads]``: what of a row is to be subtracted from the products of ``grad`` and values.
+    ``delta`` ``[tokens, num_qo_heads]`` is ``rowsum(dO * O) - d(lse) / ln 2``.
     """
     work = work_dtype(q.dtype)
     dq = q.new_zeros(q.shape, dtype=work)
     heads, tokens = 1 - problem.layout, problem.layout
-    of_k, of_v = (x.new_zeros((x.shape[heads], x.shape[tokens], x.shape[2]), dtype=work) for x in (k, v))
+    dk, dv = (x.new_zeros((x.shape[heads], x.shape[tokens], x.shape[2]), dtype=work) for x in (k, v))
     for request in requests:
         if not (request.qo_len and request.kv_len):
             continue
         rows = slice(request.qo_start, request.qo_start + request.qo_len)
         keys = slice(request.kv_start, request.kv_start + request.kv_len)
         _Attention(request, q, k, v, problem, packed_mask, slopes).add_gradients(
-            grad[rows], delta[rows], lse[rows], dq[rows], of_k[:, keys], of_v[:, keys]
+            grad[rows], delta[rows], lse[rows], dq[rows], dk[:, keys], dv[:, keys]
         )
     if problem.layout:
-        return dq, of_k, of_v
-    return dq, of_k.transpose(0, 1).contiguous(), of_v.transpose(0, 1).contiguous()
+        return dq, dk, dv
+    return dq, dk.transpose(0, 1).contiguous(), dv.transpose(0, 1).contiguous()

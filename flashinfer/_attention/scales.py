@@ -1,4 +1,7 @@
-"""Scales of quantised values: numbers become factors of the kernels, tensors of a device are never read on the host."""
+"""Scales of quantised values.
+
+Numbers become factors of the kernels. The host never reads a tensor of a device.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ NO_SCALES: tuple[Scale, Scale, Scale] = (None, None, None)
 
 
 def output_dtype(query: torch.dtype) -> torch.dtype:
-    """Of an output for which none was asked for: the query's, float16 where that has 8 bits."""
+    """Return the default output dtype: the query's, or float16 for queries of 8 bits."""
     return torch.float16 if is_fp8(query) else query
 
 
 def scaled_query(
     op: str, q: torch.Tensor, num_kv_heads: int, q_scale: Scale, k_scale: Scale
 ) -> tuple[torch.Tensor, float]:
-    """``q`` and a factor of the logits that together stand for both scales.
+    """Apply both scales to ``q`` or to a factor of the logits, and return the two.
 
-    A number is a factor. A tensor on a device is multiplied into the query instead: nothing is read back. In a graph one
-    of a single element is a factor too, of ``numbers_of()``.
+    A number becomes a factor. A tensor on a device is multiplied into the query, because the host must not
+    read it. In a graph, a tensor of one element is a factor too, through ``numbers_of()``.
     """
     factor: Any = 1.0
     for name, scale, heads in (("q", q_scale, q.shape[-2]), ("k", k_scale, num_kv_heads)):
@@ -45,17 +48,17 @@ def scaled_query(
 def head_scales(
     op: str, scales: tuple[Scale, Scale, Scale], num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, float, torch.Tensor | None]:
-    """Scales of queries, keys and values that are all of 8 bits: nothing can be multiplied into them.
+    """Return the scales of 8-bit queries, keys and values, whose elements cannot be multiplied in place.
 
     Returns:
-        Factors of logits and of outputs, and where a scale is a tensor ``[2, num_qo_heads]``: for each query head the
-        same two, beside which the factors are 1.
+        A factor of the logits, a factor of the output, and ``None``. If a scale is a tensor, both factors are
+        1 and the third result is ``[2, num_qo_heads]``: the two factors for each query head.
     """
     heads = (num_qo_heads, num_kv_heads, num_kv_heads)
     numbers = [_number(op, name, scale, n, device) for name, scale, n in zip("qkv", scales, heads, strict=True)]
     by_group = (num_kv_heads, num_qo_heads // max(num_kv_heads, 1))
     if by_group[0] * by_group[1] != num_qo_heads:
-        return 1.0, 1.0, None  # the operator has the words for that
+        return 1.0, 1.0, None  # the operator raises the error
 
     def on_device(number: float | torch.Tensor, *shape: int) -> float | torch.Tensor:
         if isinstance(number, float):
@@ -73,7 +76,7 @@ def head_scales(
 
 
 def _argument(op: str, name: str) -> str:
-    """What the function calls the scale of ``q``, ``k`` or ``v``."""
+    """Return the function's name for the scale of ``q``, ``k`` or ``v``."""
     is_older = op.startswith(("single_prefill_with_kv_cache", "BlockSparseAttentionWrapper"))
     return f"scale_{name}" if is_older else f"{name}_scale"
 
@@ -83,7 +86,8 @@ def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) 
         return 1.0
     if not isinstance(scale, torch.Tensor):
         number = scale if type(scale) is float else real(op, _argument(op, name), scale)
-        # A product of numbers would be compiled into the graph by torch 2.11, and so would an operator's argument.
+        # torch 2.11 would compile a product of numbers, or an operator's argument, into the graph as a
+        # constant.
         return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
     check_real(op, _argument(op, name), scale)
     if scale.numel() == 1:
@@ -97,7 +101,7 @@ def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) 
 def value_scale(
     op: str, v_scale: Scale, num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, Callable[[torch.Tensor], None] | None]:
-    """The factor that the output gets in the kernel, and what is left to be done to it afterwards."""
+    """Return a factor for the kernel's output, and a function to apply to the output or ``None``."""
     number = _number(op, "v", v_scale, num_kv_heads, device)
     if isinstance(number, float):
         return number, None

@@ -1,4 +1,4 @@
-"""Merging of attention states in segments of any lengths."""
+"""Merge of partial states in segments of any lengths."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .tables import check_indptr
 def variable_length_merge_states(
     v: torch.Tensor, s: torch.Tensor, indptr: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge the states of each segment of ``v`` and ``s``: ``merge_states`` for numbers of states that differ.
+    """Merge the states of each segment: :func:`flashinfer.merge_states` for different numbers of states.
 
     Args:
-        v: partial outputs, ``[states, num_heads, head_dim]``.
-        s: lse in base 2, ``[states, num_heads]`` of any floating-point dtype; sums are in float32.
-        indptr: ``[segments + 1]`` integers: segment ``i`` is ``v[indptr[i]:indptr[i + 1]]``. The last is ``states``.
+        v: ``[states, num_heads, head_dim]``, partial outputs: float32, float16 or bfloat16.
+        s: ``[states, num_heads]``, lse in base 2, of any floating-point dtype. Sums are in float32.
+        indptr: ``[segments + 1]`` integers. Segment ``i`` is ``v[indptr[i]:indptr[i + 1]]``. The last is
+            ``states``.
 
     Returns:
-        ``(v_merged, s_merged)``, ``[segments, num_heads, head_dim]`` of ``v``'s dtype and ``[segments, num_heads]``
-        float32; 0 and ``-inf`` where a segment is empty.
+        ``(v_merged, s_merged)``: ``[segments, num_heads, head_dim]`` of ``v``'s dtype and ``[segments,
+        num_heads]`` float32. An empty segment has 0 and ``-inf``.
 
     Raises:
         ValueError: shapes or devices that do not fit each other.

@@ -1,4 +1,4 @@
-"""The wrapper of models all of whose layers have attention sinks."""
+"""Wrapper for models whose layers all have attention sinks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from .scales import Scale
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
-    """:class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper` whose ``run()`` takes sinks and ``sm_scale`` by position.
+    """Prefill over a paged cache whose ``run()`` takes sinks and ``sm_scale`` by position.
+
+    The base class is :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`. A sink is a logit of a query
+    head that joins the softmax denominator of its rows and has no value: ``l = 2 ** (sink * log2 e - m) +
+        sum(2 ** (logit * log2 e - m))``.
 
     Args:
-        float_workspace_buffer, ..., backend: as there.
-        q_data_type, kv_data_type, head_dim_qk, head_dim_vo, window_left: accepted; those of ``plan()`` are used.
+        float_workspace_buffer, ..., backend: as for the base class.
+        q_data_type, kv_data_type, head_dim_qk, head_dim_vo, window_left: accepted. ``plan()``'s values are
+            used.
 
     Raises:
-        ValueError, TypeError: as there.
+        ValueError, TypeError: as the base class.
     """
 
     def __init__(
@@ -62,16 +67,16 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         sinks: torch.Tensor | None = None,
         kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch, with sinks.
+        """Compute attention of the planned batch, with sinks.
 
         Args:
-            q, paged_kv_cache: as there.
-            args: the sinks, ``[num_qo_heads]`` float32, and ``sm_scale``, which takes the place of that of ``plan()``; or
-                nothing, where ``sinks`` is given by name.
-            q_scale, ...: as there.
+            q, paged_kv_cache: as for the base class.
+            args: the sinks, ``[num_qo_heads]`` float32, and ``sm_scale``, which replaces ``plan()``'s. Empty
+                if ``sinks`` is passed by name.
+            q_scale, ...: as for the base class.
 
         Raises:
-            ValueError, TypeError: as there; other arguments by position than these two.
+            ValueError, TypeError: as the base class, or other arguments by position than these two.
         """
         if args:
             if len(args) != 2 or sinks is not None:

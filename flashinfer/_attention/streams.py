@@ -1,4 +1,4 @@
-"""Streams of a wrapper's runs: a plan is not written over one that a kernel still reads."""
+"""Streams of a wrapper's runs. A new plan must not overwrite one that a kernel still reads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from .bound import Bound
 
 
 class LastRun:
-    """The stream of the last run by the full operator; bound calls know their own."""
+    """Stream of the last run through the full operator. Bound calls know their own streams."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
 
     def note(self, device: torch.device) -> None:
+        """Record the current stream of ``device``."""
         if device.type == "cuda" and not is_dynamo_compiling():
             self._stream = torch.cuda.current_stream(device)
 
     def wait(self, device: torch.device, bound: Iterable[Bound | None]) -> None:
-        """Let the current stream wait for all that was launched on the streams of runs, where these are others."""
+        """Let the current stream wait for the work of every other stream that ran the plan."""
         if device.type != "cuda":
             return
-        here = torch.cuda.current_stream(device)
-        raw = {one.stream() for one in bound if one is not None} - {-1}
+        current = torch.cuda.current_stream(device)
+        handles = {call.stream() for call in bound if call is not None} - {-1}
         if self._stream is not None:
-            raw.add(self._stream.cuda_stream)
-        for stream in raw - {here.cuda_stream}:
-            there = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
-            here.wait_stream(there)
+            handles.add(self._stream.cuda_stream)
+        for handle in handles - {current.cuda_stream}:
+            other = torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+            current.wait_stream(other)

@@ -1,9 +1,9 @@
-"""Planned runs under ``torch.compile``: one operator whose arguments are what a plan says, sizes among them.
+"""Operator for planned runs under ``torch.compile``. Its arguments are the plan's values and sizes.
 
-A module's own ``run`` would be compiled for the numbers of one plan, and for the kernels that ``auto`` chose for it. This
-one is compiled for all plans of a wrapper: it finds the module when the graph runs. Partial results lie in memory of the
-call: a workspace that a graph writes would be one of its mutated inputs, which CUDA graphs of ``torch.compile`` do not
-take.
+A graph with a module's own ``run`` would be specialised to one plan's numbers and kernels. This operator
+finds the module when the graph runs, so one graph serves all plans of a wrapper. Partial states go to memory
+that the call allocates. A workspace would be a mutated input, and the CUDA graphs of ``torch.compile`` do not
+support those.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..jit.modules._attention import HOPPER
 from .operators import builtin_operators
 from .signature import Parameters, Setting, schema_of
 
-# A plan's kernels, as a size of it: those that run everywhere come first.
+# Kernels of a plan. The index travels through the graph as a size. The portable kernels have index 0.
 _KERNELS = ("", HOPPER)
 
 
 def number_of_kernels(kernels: str) -> int:
-    """What ``attend_planned`` takes for the kernels of a plan."""
+    """Return the number of a plan's kernels for ``attend_planned``."""
     return _KERNELS.index(kernels) if kernels in _KERNELS else 0
 
 
@@ -43,7 +43,7 @@ def _attend_planned(
     setting = Setting(*setting_and_parameters[: len(Setting._fields)])
     parameters = setting_and_parameters[len(setting) :]
     got = k.shape[0] if k.dim() == 4 else k.shape[setting.kv_layout]
-    # Sizes of which a graph knows nothing have not been compared with the plan's.
+    # Unbacked sizes of a graph have not been compared with the plan's.
     if q.shape[0] < rows or got < kv_rows:
         raise ValueError(
             f"{op}: q, k: got {q.shape[0]} queries and {got} rows or pages of keys, and the plan is for {rows} and {kv_rows}"
@@ -66,20 +66,20 @@ define_in_python(
 )
 
 
-# Far from any size of any tensor, and from each other: torch takes sizes that are equal once for one and the same.
+# Offsets that make all sizes distinct. torch would give two sizes that are equal once the same symbol.
 _APART = 1 << 40
-_NOTHING = torch.empty(0, device="cpu")  # whatever the default device of the import is
+_NOTHING = torch.empty(0, device="cpu")  # independent of the default device
 
 
 def as_shape(sizes: Sequence[int]) -> torch.Tensor:
-    """Sizes of a plan as those of a tensor without elements, which a graph follows from plan to plan.
+    """Return an empty tensor whose shape holds a plan's sizes, which a graph treats as symbolic.
 
-    Integers it would take for constants, where they are attributes of what a module or a global variable holds.
+    Integers would become constants of the graph if a module or a global variable holds them.
     """
     shape = (0, *(_APART * (number + 1) + size for number, size in enumerate(sizes)))
     return _NOTHING.as_strided(shape, (0,) * len(shape))
 
 
 def from_shape(carrier: torch.Tensor) -> list[int]:
-    """The sizes that :func:`as_shape` was given."""
+    """Return the sizes that :func:`as_shape` stored."""
     return [size - _APART * (number + 1) for number, size in enumerate(carrier.shape[1:])]

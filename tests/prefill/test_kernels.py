@@ -19,7 +19,7 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4)
 NOT_SERVED = [
     (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
-    (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys beside torch.bfloat16 queries"),
+    (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys and torch.bfloat16 queries"),
     (dict(dtypes=(E4M3, E4M3, BF16), head_dims=(192, 128)), "got head_dims (192, 128) of torch.float8_e4m3fn"),
     (dict(pos_encoding_mode=1), "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"),
     (dict(mask_mode=2), "got a custom mask, wanted no mask, a causal one or multi-item scoring"),

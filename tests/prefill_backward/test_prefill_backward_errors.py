@@ -114,7 +114,7 @@ def test_bad_input_in_float64():
     for arguments, error, message in (
         ((q[:, :3], k, v), ValueError, "q: got 3 heads, wanted a multiple of the 2 heads of k"),
         ((q, k[..., :6], v), ValueError, "k: got head_dim 6, wanted 8 as q has"),
-        ((q, k, v[:4]), ValueError, r"v: got shape \[4, 2, 8\], wanted that of k but for head_dim"),
+        ((q, k, v[:4]), ValueError, r"v: got shape \[4, 2, 8\], wanted that of k except head_dim"),
         ((q, k.float(), v), TypeError, "k: got torch.float32, wanted torch.float64 as q has"),
     ):
         with pytest.raises(error, match=f"single_prefill_with_kv_cache: {message}"):
