@@ -143,17 +143,20 @@ def times(answer: Any) -> dict[str, Any]:
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return how many requests have equal greedy tokens, and how near the two best logits were where they part."""
-    equal, gaps, places = 0, [], 0
-    for left, right, top in zip(one["greedy"], other["greedy"], one["top two"], strict=True):
-        parts = [place for place, (x, y) in enumerate(zip(left, right, strict=True)) if x != y]
-        equal += not parts
-        places += parts[0] if parts else len(left)
-        gaps += [round(top[parts[0]][0] - top[parts[0]][1], 4)] if parts else []
-    keys = [key for key in one if key.endswith("tokens/s")]
-    rates = {key: {result["backend"]: result.get(key) for result in (one, other)} for key in keys}
-    return {"requests": len(one["greedy"]), "equal": equal, "places before they part": places,
-            "gaps where they part": gaps, **rates}  # fmt: skip
+    """Compare two backends: equal greedy tokens, the gap of the two best logits where they part, and logprobs up to there.
+
+    Two backends part where the two best logits are nearer than the errors of bfloat16, as random weights make them.
+    """
+    equal, gaps, errors = 0, [], []
+    for left, right, top, bottom in zip(one["greedy"], other["greedy"], one["top two"], other["top two"], strict=True):
+        parts = next((place for place, (x, y) in enumerate(zip(left, right, strict=True)) if x != y), len(left))
+        equal += parts == len(left)
+        gaps += [round(top[parts][0] - top[parts][1], 4)] if parts < len(left) else []
+        errors += [(x[0] - y[0]) ** 2 for x, y in zip(top[: parts + 1], bottom[: parts + 1], strict=True)]
+    rates = {key: {result["backend"]: result.get(key) for result in (one, other)} for key in one if "tokens/s" in key}
+    return {"requests": len(one["greedy"]), "equal": equal, "logprobs compared": len(errors),
+            "rms of their difference": round((sum(errors) / len(errors)) ** 0.5, 4), "largest gap where they part":
+            max(gaps, default=0), **rates}  # fmt: skip
 
 
 def main() -> None:
