@@ -1,4 +1,4 @@
-"""What the compilers make of the delta rule's kernels over chunks: no spills, and each product on tensor cores once."""
+"""Machine code of the chunk kernels: no spills, and each product on tensor cores once."""
 
 from __future__ import annotations
 
@@ -9,63 +9,74 @@ import pytest
 
 from ..support.device_code import compiled_for, sass_or_skip
 
-# Products of tiles of 16 x 8 by 16: of a state of 16 columns by 128 keys, which are all that a warp has, and 64 tokens, and of a matrix on and below
-# the diagonal. Of warpgroups: of keys, of tokens.
+# mma.sync tiles (16 x 8 by 16) of a product of a 16-column state strip with 64 tokens and 128 keys (STATE), and with
+# a lower triangular matrix (LOWER). wgmma instructions of a product over keys (KEYS) or over tokens (TOKENS).
 STATE, LOWER, KEYS, TOKENS = 64, 20, 8, 4
-PREPARED = 128  # tiles of products of a chunk's rows with each other, where blocks of the same kernel make its terms
-# The kernels of each source that walk over the chunks, and their products: of tiles where there are no warpgroups, of
-# warpgroups, and of tiles beside these.
-WALKS = {
+PREPARED = 128  # mma.sync tiles of the terms of a chunk, where CTAs of the same kernel make them
+# Products of each scan kernel by source: mma.sync tiles without warpgroups, wgmma instructions, mma.sync next to wgmma.
+SCANS = {
     "chunk.cu": {
-        "chain": (3 * STATE + 2 * LOWER, 0, 0),
+        "forward": (3 * STATE + 2 * LOWER, 0, 0),
         "split": (3 * STATE + 2 * LOWER, 0, 0),
-        "split_groups": (0, 2 * KEYS + 3 * TOKENS, PREPARED),
+        "split_warpgroups": (0, 2 * KEYS + 3 * TOKENS, PREPARED),
     },
     "chunk_channels.cu": {
-        "chain": (3 * STATE + 2 * LOWER, 0, 0),
-        "split_groups": (0, 2 * KEYS + 3 * TOKENS, 0),
+        "forward": (3 * STATE + 2 * LOWER, 0, 0),
+        "split_warpgroups": (0, 2 * KEYS + 3 * TOKENS, 0),
     },
-    "chunk_wide.cu": {"chain": (3 * STATE + 2 * LOWER, 2 * KEYS + 3 * TOKENS, 0)},
-    "chunk_wide_backward.cu": {"walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
-    "chunk_channels_backward.cu": {"walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
+    "chunk_wide.cu": {"forward": (3 * STATE + 2 * LOWER, 2 * KEYS + 3 * TOKENS, 0)},
+    "chunk_wide_backward.cu": {"backward_scans": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
+    "chunk_channels_backward.cu": {"backward_scans": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0)},
     "chunk_backward.cu": {
-        "walks": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0),
-        "split_walks": (5 * STATE + 3 * LOWER, 0, 0),
+        "backward_scans": (5 * STATE + 3 * LOWER, 2 * KEYS + 6 * TOKENS, 0),
+        "split_backward_scans": (5 * STATE + 3 * LOWER, 0, 0),
     },
 }
-# How many shapes of blocks a kernel has on warps and on warpgroups. Narrow blocks are for both architectures, but those
-# of a source that has warpgroups for every call.
+# Number of shapes of each kernel on warps and on warpgroups. Both architectures have narrow CTAs, except in sources
+# with warpgroups for every call.
 SHAPES = {
-    "80": {"chain": (3, 0), "split": (1, 0), "split_groups": (0, 0), "walks": (3, 0), "split_walks": (1, 0)},
-    "90a": {"chain": (1, 0), "split": (1, 0), "split_groups": (0, 1), "walks": (1, 2), "split_walks": (1, 0)},
+    "80": {
+        "forward": (3, 0),
+        "split": (1, 0),
+        "split_warpgroups": (0, 0),
+        "backward_scans": (3, 0),
+        "split_backward_scans": (1, 0),
+    },
+    "90a": {
+        "forward": (1, 0),
+        "split": (1, 0),
+        "split_warpgroups": (0, 1),
+        "backward_scans": (1, 2),
+        "split_backward_scans": (1, 0),
+    },
 }
 SHAPES_OF = {
-    ("chunk_channels.cu", "90a"): {"chain": (0, 0)},
-    ("chunk_channels_backward.cu", "90a"): {"walks": (0, 2)},
-    ("chunk_wide_backward.cu", "80"): {"walks": (1, 0)},
-    ("chunk_wide_backward.cu", "90a"): {"walks": (0, 1)},
-    ("chunk_wide.cu", "80"): {"chain": (1, 0)},
-    ("chunk_wide.cu", "90a"): {"chain": (0, 1)},
+    ("chunk_channels.cu", "90a"): {"forward": (0, 0)},
+    ("chunk_channels_backward.cu", "90a"): {"backward_scans": (0, 2)},
+    ("chunk_wide_backward.cu", "80"): {"backward_scans": (1, 0)},
+    ("chunk_wide_backward.cu", "90a"): {"backward_scans": (0, 1)},
+    ("chunk_wide.cu", "80"): {"forward": (1, 0)},
+    ("chunk_wide.cu", "90a"): {"forward": (0, 1)},
 }
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("source", WALKS)
+@pytest.mark.parametrize("source", SCANS)
 @pytest.mark.parametrize("arch", SHAPES)
 def test_spills_and_products(source: str, arch: str, tmp_path: Path) -> None:
-    place, said = compiled_for(arch, Path(__file__).parent / source, tmp_path)
+    library, said = compiled_for(arch, Path(__file__).parent / source, tmp_path)
     spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert spills and set(spills) == {("0", "0", "0")}, said
-    assert "C75" not in said, said  # warpgroups' products wait for each other where the compiler says so
-    sass = sass_or_skip(place)
+    assert "C75" not in said, said  # the compiler's warning that it serialises wgmma
+    sass = sass_or_skip(library)
     functions = dict(re.findall(r"Function : (\w*delta_\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
-    for kernel, (tiles, groups, beside) in WALKS[source].items():
+    for kernel, (tiles, wgmma, tiles_with_wgmma) in SCANS[source].items():
         bodies = [text for name, text in functions.items() if f"delta_{kernel}_kernel" in name and "MMA" in text]
         by_tiles = [body for body in bodies if "HGMMA" not in body]
         shapes = SHAPES[arch] | SHAPES_OF.get((source, arch), {})
         assert (len(by_tiles), len(bodies) - len(by_tiles)) == shapes[kernel]
         for body in bodies:
             products = (len(re.findall(r"HMMA\.16816", body)), len(re.findall(r"HGMMA\.64x", body)))
-            assert products == ((tiles, 0) if body in by_tiles else (beside, groups))
+            assert products == ((tiles, 0) if body in by_tiles else (tiles_with_wgmma, wgmma))
             assert body.count("LDGSTS") > 0
             assert not re.search(r"\b(STL|LDL)\b", body)

@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
 }
 
 // Gates that are final. A step's, which may be raw, are in step/step.cuh.
-struct GivenGate {
+struct FinalGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
@@ -244,14 +244,14 @@ struct DeltaTokens {
 };
 
 // Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
-struct DeltaPlace {
+struct DeltaStateView {
   int64_t start;
   int row_stride, column_stride;  // in elements of a state, of which there are fewer than 2^31
   int rows, columns;
   bool v_first;
 
   // `head` counts the value heads of all states.
-  __device__ __forceinline__ DeltaPlace(const DeltaRuleInputs& in, int64_t head, int64_t first)
+  __device__ __forceinline__ DeltaStateView(const DeltaRuleInputs& in, int64_t head, int64_t first)
       : start(head * in.state_size() + first * in.column_stride()),
         row_stride(static_cast<int>(in.row_stride())),
         column_stride(static_cast<int>(in.column_stride())),
@@ -268,19 +268,19 @@ struct DeltaColumns {
   float at[kKeys][kColumns + 1];
 
   // All threads call these. Zeros beyond the state, and for null.
-  __device__ __noinline__ void load(const void* states, DType dtype, DeltaPlace place) {
-    for_elements(place, [&](int d, int c, int64_t i, bool there) {
-      at[d][c] = !there || !states          ? 0.f
+  __device__ __noinline__ void load(const void* states, DType dtype, DeltaStateView view) {
+    for_elements(view, [&](int d, int c, int64_t i, bool inside) {
+      at[d][c] = !inside || !states         ? 0.f
                  : dtype == DType::kFloat32 ? load_float<float>(states, i)
                  : dtype == DType::kFloat16 ? load_float<half_t>(states, i)
                                             : load_float<bfloat16_t>(states, i);
     });
     __syncthreads();
   }
-  __device__ __noinline__ void store(void* states, DType dtype, DeltaPlace place) const {
+  __device__ __noinline__ void store(void* states, DType dtype, DeltaStateView view) const {
     __syncthreads();
-    for_elements(place, [&](int d, int c, int64_t i, bool there) {
-      if (!there) return;
+    for_elements(view, [&](int d, int c, int64_t i, bool inside) {
+      if (!inside) return;
       if (dtype == DType::kFloat32) {
         static_cast<float*>(states)[i] = at[d][c];
       } else if (dtype == DType::kFloat16) {
@@ -293,12 +293,12 @@ struct DeltaColumns {
 
  private:
   template <typename Body>
-  static __device__ __forceinline__ void for_elements(const DeltaPlace& place, const Body& body) {
+  static __device__ __forceinline__ void for_elements(const DeltaStateView& view, const Body& body) {
 #pragma unroll 8
     for (int e = threadIdx.x; e < kKeys * kColumns; e += kThreads) {
-      const int d = place.v_first ? e % kKeys : e / kColumns, c = place.v_first ? e / kKeys : e % kColumns;
-      const bool there = d < place.rows && c < place.columns;
-      body(d, c, place.start + d * place.row_stride + c * place.column_stride, there);
+      const int d = view.v_first ? e % kKeys : e / kColumns, c = view.v_first ? e / kKeys : e % kColumns;
+      const bool inside = d < view.rows && c < view.columns;
+      body(d, c, view.start + d * view.row_stride + c * view.column_stride, inside);
     }
   }
 };

@@ -76,7 +76,7 @@ struct DeltaTerms : DeltaMatrices, DeltaGradientFactors {};
 static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradientFactors), "parts behind each other");
 
 // What a walk wants of them.
-struct DeltaWalkTerms : DeltaMatrices, DeltaFactors {};
+struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
 
 // With a gate of each channel e^G is in the rows themselves, and of the factors are left those of k, q and the scale.
 template <int kKeys>
@@ -130,13 +130,14 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
 
 // Two tiles of sums side by side as a left operand.
 template <typename T>
-__device__ __forceinline__ void pack_left(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+__device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
 // The same of dy, which is not multiplied by beta yet: too large for half_t, beta = 0 would make it NaN.
 template <typename T>
-__device__ __forceinline__ void pack_finite_left(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+__device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],
+                                                      const float (&second)[4]) {
   a[0] = pack_finite<T>(first[0], first[1]), a[1] = pack_finite<T>(first[2], first[3]);
   a[2] = pack_finite<T>(second[0], second[1]), a[3] = pack_finite<T>(second[2], second[3]);
 }

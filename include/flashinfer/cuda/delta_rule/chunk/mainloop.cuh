@@ -8,37 +8,37 @@ namespace flashinfer::cuda {
 
 // Walks from chunk to chunk, or from the last to the first, with a state that comes from `from` and goes to `to`; both
 // may be null.
-template <typename Shape, bool kBackwards, typename Walk, typename Stage>
-__device__ __forceinline__ void run_walk(const Walk& walk, Stage* stages, const void* from, void* to) {
-  const int64_t count = walk.num_chunks();
+template <typename Shape, bool kBackwards, typename Scan, typename Stage>
+__device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, const void* from, void* to) {
+  const int64_t count = scan.num_chunks();
   const auto number = [&](int64_t i) { return kBackwards ? count - 1 - i : i; };
-  const bool copies = Shape::kLoaders == 0 || !walk.computes();
-  constexpr int kStages = kWalkStages<Shape, Stage>, kAhead = kStages - 1;
+  const bool copies = Shape::kLoaders == 0 || !scan.computes();
+  constexpr int kStages = kScanStages<Shape, Stage>, kAhead = kStages - 1;
   static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
   const auto load = [&](int64_t i) {
-    if (i < count) walk.load(stages[i % kStages], number(i));
+    if (i < count) scan.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
   };
   // Waits for a chunk's tiles, and starts the copies of one further on where no loaders do.
-  const auto turn = [&](int64_t i, bool mine) {
-    if (mine) ptx::cp_async_wait<kAhead - 1>();
+  const auto acquire_stage = [&](int64_t i, bool loads) {
+    if (loads) ptx::cp_async_wait<kAhead - 1>();
     __syncthreads();  // the stage of the chunk before has been read, too
-    if (mine) load(i + kAhead);
+    if (loads) load(i + kAhead);
   };
   if (copies)
     for (int64_t i = 0; i < kAhead; ++i) load(i);
   if (Shape::kLoaders > 0 && copies) {
-    for (int64_t i = 0; i < count; ++i) turn(i, true);
+    for (int64_t i = 0; i < count; ++i) acquire_stage(i, true);
     return;
   }
-  typename Walk::State state;
+  typename Scan::State state;
   state.clear();
-  if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+  if (from) scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
   for (int64_t i = 0; i < count; ++i) {
-    turn(i, Shape::kLoaders == 0);
-    walk.advance(stages[i % kStages], number(i), state);
+    acquire_stage(i, Shape::kLoaders == 0);
+    scan.advance(stages[i % kStages], number(i), state);
   }
-  if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+  if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }
 
 // Zeros, which stay above the diagonal.
@@ -51,9 +51,9 @@ __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
 
 // The same on warpgroups: those that compute wait for a stage's copies, the one that copies for stages that nobody
 // reads.
-template <typename Shape, bool kBackwards, typename Walk, typename Stage>
-__device__ __forceinline__ void run_groups(const Walk& walk, Stage* stages, const void* from, void* to) {
-  constexpr int kStages = kWalkStages<Shape, Stage>;
+template <typename Shape, bool kBackwards, typename Scan, typename Stage>
+__device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stages, const void* from, void* to) {
+  constexpr int kStages = kScanStages<Shape, Stage>;
   static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
   __shared__ uint64_t barriers[2 * kStages];  // that there are some tells the host that there is a kernel
   const Ring<kStages> ring{ptx::shared_address(barriers)};
@@ -61,32 +61,32 @@ __device__ __forceinline__ void run_groups(const Walk& walk, Stage* stages, cons
   clear_terms<Shape>(stages, kStages);
   ptx::fence_proxy_async();
   __syncthreads();
-  const int count = static_cast<int>(walk.num_chunks());
+  const int count = static_cast<int>(scan.num_chunks());
   const auto number = [&](int i) { return kBackwards ? count - 1 - i : i; };
-  if (!walk.computes()) {
+  if (!scan.computes()) {
     if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_dec<Shape::kLoadRegisters>();
     for (int i = 0; i < count; ++i) {
       ring.wait_empty(i);
-      walk.load(stages[i % kStages], number(i));
+      scan.load(stages[i % kStages], number(i));
       ptx::mbarrier_arrive_after_cp_async(ring.full(i));
     }
     ptx::cp_async_wait<0>();
   } else {
     if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_inc<Shape::kComputeRegisters>();
-    typename Walk::State state;
+    typename Scan::State state;
     state.clear();
-    if (from) walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+    if (from) scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
     for (int i = 0; i < count; ++i) {
       ring.wait_full(i);
       ptx::fence_proxy_async();  // tiles were written as ordinary stores write
-      walk.advance(stages[i % kStages], number(i), state);
+      scan.advance(stages[i % kStages], number(i), state);
       // One lane arrives for its warp, in order behind the reads of all. Racecheck does not follow that, and reports
       // the copies that come next; it reports none where each lane arrives.
       __syncwarp();
-      if (walk.lane == 0) ring.release(i);
+      if (scan.lane == 0) ring.release(i);
     }
-    if constexpr (Stage::kKeptBytes > 0) ptx::bulk_wait<0>();
-    if (to) walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+    if constexpr (Stage::kTailBytes > 0) ptx::bulk_wait<0>();
+    if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
   }
 }
 
@@ -103,13 +103,13 @@ __device__ __forceinline__ constexpr bool is_compiled() {
 #endif
 }
 
-template <typename Shape, bool kBackwards, typename Walk, typename Stage>
-__device__ __forceinline__ void walk_chunks(const Walk& walk, Stage* stages, const void* from, void* to) {
+template <typename Shape, bool kBackwards, typename Scan, typename Stage>
+__device__ __forceinline__ void scan_chunks(const Scan& scan, Stage* stages, const void* from, void* to) {
   if constexpr (is_compiled<Shape>()) {
     if constexpr (Shape::kHopper) {
-      run_groups<Shape, kBackwards>(walk, stages, from, to);
+      scan_on_warpgroups<Shape, kBackwards>(scan, stages, from, to);
     } else {
-      run_walk<Shape, kBackwards>(walk, stages, from, to);
+      scan_on_warps<Shape, kBackwards>(scan, stages, from, to);
     }
   }
 }

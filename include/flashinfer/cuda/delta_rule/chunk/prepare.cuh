@@ -30,7 +30,8 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
   using Shared = DeltaPrepareShared<kKeys>;
   using Base = DeltaSolve<T, Shared>;
   using Sums = Accumulator<16, kDeltaChunk>;
-  using Base::give, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::two, Base::warp;
+  using Base::store_operand, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::as_float2,
+      Base::warp;
 
   const DeltaRuleInputs& in;
 
@@ -100,7 +101,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     for (int n = 0; n < kDeltaChunk / 8; ++n) {
       if (n / 2 > warp) continue;
       const int column = 8 * n + 2 * (lane % 4);
-      const float2 others = *two(&shared.sums[column]), k = *two(&shared.k_factor[column]);
+      const float2 others = *as_float2(&shared.sums[column]), k = *as_float2(&shared.k_factor[column]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = upper + 8 * half;
@@ -109,14 +110,14 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
         auto& of = p[0][n];
         of[2 * half] *= first * of_q[half], of[2 * half + 1] *= second * of_q[half];
         const float* keys = &l[0][n][2 * half];
-        *two(&shared.left[row][column]) = make_float2(column < row ? keys[0] * (first * of_k[half]) : 0.f,
-                                                      column + 1 < row ? keys[1] * (second * of_k[half]) : 0.f);
+        *as_float2(&shared.left[row][column]) = make_float2(column < row ? keys[0] * (first * of_k[half]) : 0.f,
+                                                            column + 1 < row ? keys[1] * (second * of_k[half]) : 0.f);
       }
     }
 #pragma unroll
     for (int column = 0; column < kDeltaChunk / 16; ++column) {
       if (column > warp) continue;
-      give(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
+      store_operand(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
     }
     __syncwarp();
   }

@@ -27,9 +27,9 @@ struct DeltaTileTerms : Matrices_, DeltaFactors {
 
 // Sums of 16 columns and 64 tokens, and left operands of as many columns: tokens, and a state's rows.
 using DeltaSums16 = Accumulator<16, kDeltaChunk>;
-using DeltaLeft = uint32_t[kDeltaChunk / 16][4];
+using DeltaOperandA = uint32_t[kDeltaChunk / 16][4];
 template <int kKeys>
-using DeltaStateLeft = uint32_t[kKeys / 16][4];
+using DeltaStateOperandA = uint32_t[kKeys / 16][4];
 
 template <typename T, int kKeys>
 struct DeltaWarpProducts {
@@ -43,7 +43,7 @@ struct DeltaWarpProducts {
 
   // sums = the state times k or q, transposed. Here and in write(), each(i) is called beside the products of a[i].
   template <typename Each>
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile,
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile,
                                               const Each& each) {
     const RightRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
     sums.clear();
@@ -57,12 +57,12 @@ struct DeltaWarpProducts {
       }
     }
   }
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile) {
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile) {
     read(sums, a, tile, [](int) {});
   }
   // sums += left times a matrix of blocks on and below the diagonal, as it is or transposed; kFirst: sums are that.
   template <bool kTransposed, bool kFirst = false>
-  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaLeft& left,
+  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaOperandA& left,
                                                   const DeltaMatrices::Matrix& blocks) {
     if (kFirst) sums.clear();
 #pragma unroll
@@ -83,7 +83,8 @@ struct DeltaWarpProducts {
   }
   // The state += the tokens' rows of k or q.
   template <typename Each>
-  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile, const Each& each) {
+  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile,
+                                               const Each& each) {
     const SummedRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -95,7 +96,7 @@ struct DeltaWarpProducts {
       }
     }
   }
-  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile) {
+  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile) {
     write(state, a, tile, [](int) {});
   }
 
@@ -107,7 +108,7 @@ struct DeltaWarpProducts {
 };
 
 template <typename T, int kKeys>
-struct DeltaGroupProducts {
+struct DeltaWarpgroupProducts {
   using State = Accumulator<16, kKeys>;
   using Keys = uint4[kDeltaChunk][kKeys / 8];
   using Tile = ChunkedTile<kDeltaChunk>;  // of 64 keys or tokens, one behind the other
@@ -121,7 +122,7 @@ struct DeltaGroupProducts {
     (hold(registers), ...);
   }
 
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateLeft<kKeys>& a, const Keys& tile) {
+  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile) {
     const uint64_t rows = Tile::k_contiguous(ptx::shared_address(tile));
     ptx::warpgroup_fence();
 #pragma unroll
@@ -130,7 +131,7 @@ struct DeltaGroupProducts {
     ptx::warpgroup_commit();
   }
   template <bool kTransposed, bool kFirst = false>
-  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaLeft& left,
+  __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaOperandA& left,
                                                   const DeltaTileMatrix& tile) {
     const uint32_t start = ptx::shared_address(tile);
     const uint64_t rows = kTransposed ? Tile::k_contiguous(start) : Tile::n_contiguous(start);
@@ -142,7 +143,7 @@ struct DeltaGroupProducts {
                         !kFirst || step > 0);
     ptx::warpgroup_commit();
   }
-  __device__ __forceinline__ static void write(State& state, const DeltaLeft& a, const Keys& tile) {
+  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile) {
     const uint64_t rows = Tile::n_contiguous(ptx::shared_address(tile));
     ptx::warpgroup_fence();
 #pragma unroll

@@ -14,13 +14,13 @@
 namespace flashinfer::cuda {
 
 template <typename Shape>
-struct DeltaWalk {
+struct DeltaScan {
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using State = typename Products::State;
   using Sums = DeltaSums16;  // of columns and tokens
-  using Left = DeltaLeft;
-  using StateLeft = DeltaStateLeft<Shape::kPartKeys>;
+  using OperandA = DeltaOperandA;
+  using StateOperandA = DeltaStateOperandA<Shape::kPartKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
@@ -28,7 +28,7 @@ struct DeltaWalk {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int part = 0;
 
-  __device__ __forceinline__ explicit DeltaWalk(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
+  __device__ __forceinline__ explicit DeltaScan(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
       : in(inputs), block(inputs, Shape::kColumns, number) {
     if constexpr (Shape::kParts > 1) part = warp / Shape::kPartWarps, warp -= part * Shape::kPartWarps;
   }
@@ -41,7 +41,7 @@ struct DeltaWalk {
   }
   __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {block.tokens, number}; }
   // Of a chunk of this head among all chunks and value heads.
-  __device__ __forceinline__ int64_t place(int64_t number) const {
+  __device__ __forceinline__ int64_t index(int64_t number) const {
     return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
   }
   // The first of this warp's blocks of 16 x 16 of states that are in memory, of 16 columns.
@@ -66,27 +66,29 @@ struct DeltaWalk {
         ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
   }
   template <typename Stage>
-  __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::Given& given,
+  __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::ChunkTerms& chunk_terms,
                                             const DeltaChunk& chunk) const {
     if constexpr (Shape::kChannels) {
-      copy_rows(to.k, given.k), copy_rows(to.written_k, given.written);
-      copy_bytes(to.decay, given.decay, sizeof(to.decay));
+      copy_rows(to.k, chunk_terms.k), copy_rows(to.written_k, chunk_terms.written);
+      copy_bytes(to.decay, chunk_terms.decay, sizeof(to.decay));
     } else {
       copy_keys(to.k, in.k, in.k_strides, chunk);
     }
   }
   template <typename Stage>
-  __device__ __forceinline__ void load_queries(Stage& to, const typename Shape::Given& given,
+  __device__ __forceinline__ void load_queries(Stage& to, const typename Shape::ChunkTerms& chunk_terms,
                                                const DeltaChunk& chunk) const {
     if constexpr (Shape::kChannels) {
-      copy_rows(to.q, given.q);
+      copy_rows(to.q, chunk_terms.q);
     } else {
       copy_keys(to.q, in.q, in.q_strides, chunk);
     }
   }
   // Of a tile of keys, this warp's part.
-  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys& tile) const { return tile; }
-  __device__ __forceinline__ const typename Shape::Keys& mine(const typename Shape::Keys (&tiles)[2]) const {
+  __device__ __forceinline__ const typename Shape::Keys& key_part(const typename Shape::Keys& tile) const {
+    return tile;
+  }
+  __device__ __forceinline__ const typename Shape::Keys& key_part(const typename Shape::Keys (&tiles)[2]) const {
     return tiles[part];
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
@@ -100,8 +102,8 @@ struct DeltaWalk {
     for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
       ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
   }
-  __device__ __forceinline__ void copy_terms(DeltaWalkTerms& to, const DeltaTerms& from) const {
-    copy_bytes(&to, &from, sizeof(DeltaWalkTerms));
+  __device__ __forceinline__ void copy_terms(DeltaScanTerms& to, const DeltaTerms& from) const {
+    copy_bytes(&to, &from, sizeof(DeltaScanTerms));
   }
   template <typename Matrices>
   __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
@@ -150,8 +152,8 @@ struct DeltaWalk {
     }
   }
   // Tokens 16 m to 16 m + 15 times their factors as a left operand.
-  __device__ __forceinline__ void scaled(uint32_t (&a)[4], const Sums& sums, int m, const float (&factors)[kDeltaChunk],
-                                         float sign = 1.f) const {
+  __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4], const Sums& sums, int m,
+                                              const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 by = of_tokens(factors, 2 * m + half);
@@ -160,15 +162,16 @@ struct DeltaWalk {
       a[2 * half] = pack<T>(of[0] * x, of[1] * y), a[2 * half + 1] = pack<T>(of[2] * x, of[3] * y);
     }
   }
-  __device__ __forceinline__ void scaled(Left& left, const Sums& sums, const float (&factors)[kDeltaChunk]) const {
+  __device__ __forceinline__ void pack_scaled(OperandA& left, const Sums& sums,
+                                              const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) scaled(left[m], sums, m, factors);
+    for (int m = 0; m < kSteps; ++m) pack_scaled(left[m], sums, m, factors);
   }
   // A state as a left operand.
-  __device__ __forceinline__ static void pack_state(StateLeft& a, const State& state) {
+  __device__ __forceinline__ static void pack_state(StateOperandA& a, const State& state) {
 #pragma unroll
     for (int step = 0; step < Shape::kPartKeys / 16; ++step)
-      pack_left<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
+      pack_operand_a<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
   }
   // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
   __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
@@ -176,12 +179,12 @@ struct DeltaWalk {
     SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
     a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
   }
-  __device__ __forceinline__ void load_values(Left& left, const typename Shape::Values& tile) const {
+  __device__ __forceinline__ void load_values(OperandA& left, const typename Shape::Values& tile) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
   }
   // Those rows times their factors.
-  __device__ __forceinline__ void scale_values(Left& left, const float (&factors)[kDeltaChunk]) const {
+  __device__ __forceinline__ void scale_values(OperandA& left, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
@@ -195,9 +198,9 @@ struct DeltaWalk {
   }
   // Sums of all keys of those that parts have: for all parts, or for the first one alone.
   template <bool kForAll>
-  __device__ __forceinline__ void join(DeltaSums16& sums, DeltaJoined<Shape>* joined) const {
+  __device__ __forceinline__ void reduce_key_parts(DeltaSums16& sums, DeltaPartSums<Shape>* part_sums) const {
     if constexpr (Shape::kParts > 1) {
-      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kJoined / 8;
+      constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kPartTokens / 8;
 #pragma unroll
       for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
         ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
@@ -205,7 +208,7 @@ struct DeltaWalk {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
             const auto& of = sums[0][first + n];
-            *reinterpret_cast<float4*>(&(*joined)[warp + part * kWarps][n][lane]) =
+            *reinterpret_cast<float4*>(&(*part_sums)[warp + part * kWarps][n][lane]) =
                 make_float4(of[0], of[1], of[2], of[3]);
           }
         }
@@ -213,7 +216,7 @@ struct DeltaWalk {
         if (kForAll || part == 0) {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
-            const float4 other = *reinterpret_cast<const float4*>(&(*joined)[warp + (1 - part) * kWarps][n][lane]);
+            const float4 other = *reinterpret_cast<const float4*>(&(*part_sums)[warp + (1 - part) * kWarps][n][lane]);
             auto& of = sums[0][first + n];
             of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
           }
@@ -235,7 +238,7 @@ struct DeltaWalk {
       for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? by.y : by.x);
     }
   }
-  __device__ __forceinline__ void subtract_from_values(Sums& r, const Left& v,
+  __device__ __forceinline__ void subtract_from_values(Sums& r, const OperandA& v,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) subtract_from_values(r, v[m], m, factors);
@@ -251,9 +254,10 @@ struct DeltaWalk {
 
   // r = V - read K S - Z B (V - read K S) of K S, but for the wait for the last product, whose left operand is `left`.
   template <typename Terms>
-  __device__ __forceinline__ void finish_residuals(Sums& r, Left& left, const Left& v, const Terms& terms) const {
+  __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& left, const OperandA& v,
+                                                   const Terms& terms) const {
     subtract_from_values(r, v, terms.read);
-    scaled(left, r, terms.beta);
+    pack_scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
   }
 
@@ -263,12 +267,12 @@ struct DeltaWalk {
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
     store<kFewRegisters>(to, tile, chunk,
-                         [&o](uint32_t (&four)[4], int m) { pack_left<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
+                         [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
   // The same of left operands: take(words, m) gets those of tokens 16 m to 16 m + 15.
-  template <bool kFewRegisters, typename Take>
+  template <bool kFewRegisters, typename Fill>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
-                                        const Take& take) const {
+                                        const Fill& fill) const {
     using Rows = Swizzle<Shape::kValueBytes>;
     uint32_t start = ptx::shared_address(tile);
     if constexpr (kFewRegisters) asm volatile("" : "+r"(start));
@@ -276,7 +280,7 @@ struct DeltaWalk {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       uint32_t four[4];
-      take(four, m);
+      fill(four, m);
       if constexpr (Shape::kHopper && Shape::kColumns == 64) {
         const uint32_t row = Rows::row(start, 16 * m + lane / 16 * 8 + lane % 8);
         ptx::stmatrix_x4_trans(Rows::chunk(row, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
@@ -302,17 +306,17 @@ struct DeltaWalk {
 
   // Blocks behind each other to memory, from a warp beside the products of each: stores would hold up those behind.
   template <int kCount>
-  __device__ __forceinline__ static auto keeper(char* to, const uint32_t (&r)[kCount][4], bool kept) {
-    return [to, &r, kept](int i) {
-      if (kept) store_block(to + i * sizeof(DeltaBlocks), r[i]);
+  __device__ __forceinline__ static auto block_writer(char* to, const uint32_t (&r)[kCount][4], bool writes) {
+    return [to, &r, writes](int i) {
+      if (writes) store_block(to + i * sizeof(DeltaBlocks), r[i]);
     };
   }
   // From a warpgroup by way of this warp's part of shared memory and a bulk copy, of which kPending may be under way
   // that read elsewhere.
   template <int kPending, int kCount>
-  __device__ __forceinline__ void keep_blocks(char* to, DeltaBlocks* way, const uint32_t (&r)[kCount][4],
-                                              bool kept) const {
-    const uint32_t start = ptx::shared_address(way);
+  __device__ __forceinline__ void store_blocks(char* to, DeltaBlocks* staging, const uint32_t (&r)[kCount][4],
+                                               bool writes) const {
+    const uint32_t start = ptx::shared_address(staging);
     ptx::bulk_wait_read<kPending>();
     __syncwarp();
 #pragma unroll
@@ -320,7 +324,7 @@ struct DeltaWalk {
       ptx::stmatrix_x4(start + i * sizeof(DeltaBlocks) + lane * 16, r[i][0], r[i][1], r[i][2], r[i][3]);
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane == 0 && kept) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlocks));
+    if (lane == 0 && writes) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlocks));
     ptx::bulk_commit();
   }
 

@@ -11,15 +11,15 @@ namespace flashinfer::cuda {
 // each with half of the warps: every one has 16 columns of a state and the keys of its part. kChannels: each channel of
 // k has a gate.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
-struct DeltaWalkShape {
+struct DeltaWarpShape {
   using T = T_;
   static constexpr bool kChannels = kChannels_;
   static constexpr int kParts = kKeys_ > 128 ? 2 : 1, kPartKeys = kKeys_ / kParts, kPartWarps = kWarps_ / kParts;
-  static constexpr int kJoined = 16;  // tokens of which parts add their sums at a time
+  static constexpr int kPartTokens = 16;  // tokens of which parts add their sums at a time
   using Products = DeltaWarpProducts<T, kPartKeys>;
-  using Terms = DeltaWalkTerms;
-  using Given = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
-  using TermsOfZ = Terms;                                                              // where P is not wanted
+  using Terms = DeltaScanTerms;
+  using ChunkTerms = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
+  using TermsOfZ = Terms;                                                                   // where P is not wanted
   static constexpr bool kHopper = false;
   static constexpr int kAlign = 128;  // of a tile
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
@@ -34,10 +34,10 @@ struct DeltaWalkShape {
 
 // kGroups warpgroups compute, and one more starts copies.
 template <typename T, int kKeys_, int kGroups, bool kChannels_ = false>
-struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
-  using Base = DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_>;
-  using Products = DeltaGroupProducts<T, Base::kPartKeys>;
-  static constexpr int kJoined = kDeltaChunk;
+struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
+  using Base = DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels_>;
+  using Products = DeltaWarpgroupProducts<T, Base::kPartKeys>;
+  static constexpr int kPartTokens = kDeltaChunk;
   using Terms = DeltaTileTerms<DeltaTileMatrices>;
   using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
   static constexpr bool kHopper = true;
@@ -52,16 +52,16 @@ struct DeltaGroupShape : DeltaWalkShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
 // How many chunks have tiles at once, as many as there is memory for: one is computed while the others are on their
 // way. Behind them is what a stage says that its walk keeps besides.
 template <typename Shape, typename Stage>
-constexpr int kMostWalkStages = (Shape::kMostBytes - Stage::kKeptBytes) / static_cast<int>(sizeof(Stage));
+constexpr int kMostScanStages = (Shape::kMostBytes - Stage::kTailBytes) / static_cast<int>(sizeof(Stage));
 template <typename Shape, typename Stage>
-constexpr int kWalkStages =
-    kMostWalkStages<Shape, Stage> < Shape::kMostStages ? kMostWalkStages<Shape, Stage> : Shape::kMostStages;
+constexpr int kScanStages =
+    kMostScanStages<Shape, Stage> < Shape::kMostStages ? kMostScanStages<Shape, Stage> : Shape::kMostStages;
 template <typename Shape, typename Stage>
-constexpr int kWalkBytes = kWalkStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kKeptBytes;
+constexpr int kScanBytes = kScanStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kTailBytes;
 
 // Sums of which each part of a state's keys has some: of kJoined tokens, 16 bytes of each lane.
 template <typename Shape>
-using DeltaJoined = DeltaBlocks[Shape::kWarps][Shape::kJoined / 8];
+using DeltaPartSums = DeltaBlocks[Shape::kWarps][Shape::kPartTokens / 8];
 
 // Rows of k that read a state, and those that are written into it: they are the same but for factors where all channels
 // have one gate.

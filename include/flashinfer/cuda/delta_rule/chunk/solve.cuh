@@ -72,7 +72,7 @@ struct DeltaSolve {
     substitute(j);
     float x[2][4];
     load_block_of(shared.left, j, j, x);
-    give(to.z[DeltaTerms::block(warp, warp)], x[0], x[1], -1.f);
+    store_operand(to.z[DeltaTerms::block(warp, warp)], x[0], x[1], -1.f);
     sync();
     for (int i = j + 16; i < kDeltaChunk; i += 16) {
       load_block_of(shared.left, i, j, x);
@@ -82,12 +82,12 @@ struct DeltaSolve {
       subtract(x, i, i, j);
       __syncwarp();
       store_weighted(i, j, x);
-      give(to.z[DeltaTerms::block(i / 16, warp)], x[0], x[1], -1.f);
+      store_operand(to.z[DeltaTerms::block(i / 16, warp)], x[0], x[1], -1.f);
       __syncwarp();
     }
   }
 
-  __device__ __forceinline__ static float2* two(float* at) { return reinterpret_cast<float2*>(at); }
+  __device__ __forceinline__ static float2* as_float2(float* at) { return reinterpret_cast<float2*>(at); }
 
   // A block in the layout of sums: from a matrix, times beta to that of right operands, and as 8 x 8 matrices to where
   // it is wanted.
@@ -96,7 +96,7 @@ struct DeltaSolve {
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 pair = *two(&from[row + lane / 4 + 8 * half][column + 8 * n + 2 * (lane % 4)]);
+        const float2 pair = *as_float2(&from[row + lane / 4 + 8 * half][column + 8 * n + 2 * (lane % 4)]);
         x[n][2 * half] = pair.x, x[n][2 * half + 1] = pair.y;
       }
     }
@@ -108,12 +108,12 @@ struct DeltaSolve {
       const float by = shared.beta[at];
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        *two(&shared.right[at][column + 8 * n + 2 * (lane % 4)]) =
+        *as_float2(&shared.right[at][column + 8 * n + 2 * (lane % 4)]) =
             make_float2(by * x[n][2 * half], by * x[n][2 * half + 1]);
     }
   }
-  __device__ __forceinline__ static void give(DeltaBlocks& to, const float (&left)[4], const float (&right)[4],
-                                              float sign) {
+  __device__ __forceinline__ static void store_operand(DeltaBlocks& to, const float (&left)[4], const float (&right)[4],
+                                                       float sign) {
     const uint32_t words[4] = {pack<T>(sign * left[0], sign * left[1]), pack<T>(sign * right[0], sign * right[1]),
                                pack<T>(sign * left[2], sign * left[3]), pack<T>(sign * right[2], sign * right[3])};
     store_block(to, words);
@@ -150,7 +150,7 @@ struct DeltaSolve {
     const int group = lane / 4, one = lane % 4;
 #pragma unroll
     for (int k = m + 2 * one; k < m + 2 * one + 16; k += 8) {
-      const float2 upper = *two(&shared.left[i + group][k]), lower = *two(&shared.left[i + group + 8][k]);
+      const float2 upper = *as_float2(&shared.left[i + group][k]), lower = *as_float2(&shared.left[i + group + 8][k]);
       const uint32_t left[4] = {ptx::to_tf32(-upper.x), ptx::to_tf32(-lower.x), ptx::to_tf32(-upper.y),
                                 ptx::to_tf32(-lower.y)};
 #pragma unroll

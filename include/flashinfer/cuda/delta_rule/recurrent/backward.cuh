@@ -16,16 +16,16 @@ struct DeltaGradient {
 
   struct Shared {
     Tokens tokens;
-    DeltaPartials<kKeys, kColumns> partials[2];
+    DeltaColumnSums<kKeys, kColumns> partials[2];
   };
 
   const DeltaRuleBackwardParams& p;
   const DeltaRuleInputs& in;
   DeltaBlock block;
-  DeltaSums sums;
+  DeltaBackwardSums sums;
   Shared& shared;
   int64_t column;
-  bool there;
+  bool inside;
   float scale;
 
   __device__ __forceinline__ DeltaGradient(const DeltaRuleBackwardParams& params, Shared& shared_)
@@ -35,20 +35,20 @@ struct DeltaGradient {
         sums(params.in, kColumns, params.workspace),
         shared(shared_),
         column(block.slice * kColumns + State::column()),
-        there(column < in.value_dim),
+        inside(column < in.value_dim),
         scale(static_cast<float>(in.scale.get())) {}
 
-  __device__ __forceinline__ int mine() const { return State::column(); }
+  __device__ __forceinline__ int own_column() const { return State::column(); }
   __device__ __forceinline__ void load_state(State& state, const void* states) const {
     const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const bool has = states && there && State::row(i) < in.key_dim;
+      const bool has = states && inside && State::row(i) < in.key_dim;
       state.at[i] = has ? load_float<float>(states, start + State::row(i) * in.row_stride()) : 0.f;
     }
   }
   __device__ __forceinline__ float scaled_grad(int64_t t) const {
-    if (!p.grad_o || !there) return 0.f;
+    if (!p.grad_o || !inside) return 0.f;
     return scale * load_float<T>(p.grad_o, block.number(in, t) * in.value_dim + column);
   }
   __device__ __forceinline__ float& of_value(float* values, int64_t t) const {
@@ -57,13 +57,13 @@ struct DeltaGradient {
   // Tokens first to first + 3, or those of them that are the sequence's.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
-    shared.tokens.template load<T>(in, block, first, GivenGate{});
+    shared.tokens.template load<T>(in, block, first, FinalGate{});
     const int64_t left = block.tokens.end - first;
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
 
   // r of every token; the last state.
-  __device__ __forceinline__ void replay(State& state) const {
+  __device__ __forceinline__ void recompute(State& state) const {
     load_state(state, p.initial_state);
     for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
       const int count = stage(first);
@@ -71,20 +71,20 @@ struct DeltaGradient {
         float k[kRows];
         State::load_row(shared.tokens.k[i], k);
         state.template decay<kRowGate>(shared.tokens.decay[i]);
-        const float r = shared.tokens.v[i][mine()] - state.dot(k);
-        if (there && State::part() == 0) of_value(sums.r, first + i) = r;
-        state.add(k, shared.tokens.beta[i][mine()] * r);
+        const float r = shared.tokens.v[i][own_column()] - state.dot(k);
+        if (inside && State::part() == 0) of_value(sums.r, first + i) = r;
+        state.add(k, shared.tokens.beta[i][own_column()] * r);
       }
     }
   }
 
   // <dS, S> of each row.
-  __device__ __forceinline__ void compare_last(const State& state, const State& grad) const {
+  __device__ __forceinline__ void dot_last_states(const State& state, const State& grad) const {
     auto& partials = shared.partials[0];
     float products[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) products[i] = state.at[i] * grad.at[i];
-    partials.give(products);
+    partials.put(products);
     __syncthreads();
     const int64_t at = block.slice * sums.heads_of_states + block.head(in);
     if (kRowGate)
@@ -97,25 +97,25 @@ struct DeltaGradient {
     }
   }
 
-  __device__ __forceinline__ void go_back(State& grad) const {
+  __device__ __forceinline__ void backward_pass(State& grad) const {
     auto& partials = shared.partials[0];
     const int64_t length = block.tokens.end - block.tokens.begin;
     for (int64_t group = (length + Tokens::kTokens - 1) / Tokens::kTokens - 1; group >= 0; --group) {
       const int64_t first = block.tokens.begin + group * Tokens::kTokens;
       for (int i = stage(first) - 1; i >= 0; --i) {
         const int64_t t = first + i, number = block.number(in, t);
-        const float r = there ? of_value(sums.r, t) : 0.f, beta = shared.tokens.beta[i][mine()], u = beta * r;
+        const float r = inside ? of_value(sums.r, t) : 0.f, beta = shared.tokens.beta[i][own_column()], u = beta * r;
         float row[kRows];
         State::load_row(shared.tokens.q[i], row);
         grad.add(row, scaled_grad(t));
         float products[kRows];
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = grad.at[j] * u;
-        partials.give(products);
+        partials.put(products);
         State::load_row(shared.tokens.k[i], row);
         const float dy = grad.dot(row), dv = beta * dy;
-        partials.give_more(dy * r, dv * shared.tokens.v[i][mine()]);
-        if (there && State::part() == 0) {
+        partials.put_more(dy * r, dv * shared.tokens.v[i][own_column()]);
+        if (inside && State::part() == 0) {
           of_value(sums.dv, t) = dv;
           static_cast<T*>(p.grad_v)[number * in.value_dim + column] = from_float<T>(dv);
           if (p.grad_beta && in.beta_is_vector)
@@ -138,29 +138,29 @@ struct DeltaGradient {
     const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      if (there && State::row(i) < in.key_dim)
+      if (inside && State::row(i) < in.key_dim)
         static_cast<float*>(p.grad_initial_state)[start + State::row(i) * in.row_stride()] = grad.at[i];
   }
 
-  __device__ __forceinline__ void go_forward(State& state) const {
+  __device__ __forceinline__ void forward_pass(State& state) const {
     load_state(state, p.initial_state);
     for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
       const int count = stage(first);
       for (int i = 0; i < count; ++i) {
         const int64_t t = first + i;
-        const float r = there ? of_value(sums.r, t) : 0.f, dv = there ? of_value(sums.dv, t) : 0.f;
+        const float r = inside ? of_value(sums.r, t) : 0.f, dv = inside ? of_value(sums.dv, t) : 0.f;
         float products[kRows];
         state.template decay<kRowGate>(shared.tokens.decay[i]);
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * dv;
-        shared.partials[0].give(products);
+        shared.partials[0].put(products);
         float row[kRows];
         State::load_row(shared.tokens.k[i], row);
-        state.add(row, shared.tokens.beta[i][mine()] * r);
+        state.add(row, shared.tokens.beta[i][own_column()] * r);
         const float go = scaled_grad(t);
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * go;
-        shared.partials[1].give(products);
+        shared.partials[1].put(products);
         __syncthreads();
         const int64_t at = (block.slice * sums.tokens + block.number(in, t)) * in.key_dim;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
@@ -182,11 +182,11 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
   __shared__ __align__(16) typename Gradient::Shared shared;
   const Gradient gradient(p, shared);
   typename Gradient::State state, grad;
-  gradient.replay(state);
+  gradient.recompute(state);
   gradient.load_state(grad, p.grad_state);
-  gradient.compare_last(state, grad);
-  gradient.go_back(grad);
-  gradient.go_forward(state);
+  gradient.dot_last_states(state, grad);
+  gradient.backward_pass(grad);
+  gradient.forward_pass(state);
 }
 
 // dq and dk of a head's token: a warp adds the heads of the group and the slices, and goes through the normalisation,
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
 template <typename T>
 __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
-  const DeltaSums sums(in, columns, p.workspace);
+  const DeltaBackwardSums sums(in, columns, p.workspace);
   const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
   if (row >= in.batch_size * in.num_tokens * in.num_heads) return;
   const int lane = threadIdx.x % 32;
@@ -232,21 +232,19 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
     sums.gate[number] = share + value_gate;
     if (p.grad_beta && !in.beta_is_vector) static_cast<float*>(p.grad_beta)[number] = beta;
   }
-  float along_q = 0, along_k = 0;
+  float q_dots = 0, k_dots = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    along_q += dq[i] * norm_q * element(q, lane + 32 * i);
-    along_k += dk[i] * norm_k * element(k, lane + 32 * i);
+    q_dots += dq[i] * norm_q * element(q, lane + 32 * i);
+    k_dots += dk[i] * norm_k * element(k, lane + 32 * i);
   }
-  along_q = in.l2norm ? lanes_sum<32>(along_q) : 0.f, along_k = in.l2norm ? lanes_sum<32>(along_k) : 0.f;
+  q_dots = in.l2norm ? lanes_sum<32>(q_dots) : 0.f, k_dots = in.l2norm ? lanes_sum<32>(k_dots) : 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t d = lane + 32 * i;
     if (d >= in.key_dim) continue;
-    static_cast<T*>(p.grad_q)[row * in.key_dim + d] =
-        from_float<T>(norm_q * (dq[i] - norm_q * element(q, d) * along_q));
-    static_cast<T*>(p.grad_k)[row * in.key_dim + d] =
-        from_float<T>(norm_k * (dk[i] - norm_k * element(k, d) * along_k));
+    static_cast<T*>(p.grad_q)[row * in.key_dim + d] = from_float<T>(norm_q * (dq[i] - norm_q * element(q, d) * q_dots));
+    static_cast<T*>(p.grad_k)[row * in.key_dim + d] = from_float<T>(norm_k * (dk[i] - norm_k * element(k, d) * k_dots));
   }
 }
 
@@ -255,7 +253,7 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
 template <bool kRowGate>
 __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
-  const DeltaSums sums(in, columns, p.workspace);
+  const DeltaBackwardSums sums(in, columns, p.workspace);
   const int64_t head = blockIdx.x, value_head = head % in.num_value_heads;
   const Sequence tokens = sequence_of(in, head / in.num_value_heads);
   const auto number = [&](int64_t t) { return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head; };

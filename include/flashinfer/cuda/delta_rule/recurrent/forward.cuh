@@ -24,8 +24,8 @@ template <typename Columns, int kRows>
 __device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel<kRows>& state,
                                               const DeltaRuleParams& p, void* states, int64_t head, int64_t first) {
   __syncthreads();
-  state.give(columns);
-  columns.store(states, p.state_dtype, DeltaPlace(p.in, head, first));
+  state.store_to(columns);
+  columns.store(states, p.state_dtype, DeltaStateView(p.in, head, first));
 }
 
 template <typename T, int kRows, bool kRowGate>
@@ -45,11 +45,11 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   const DeltaBlock block(in, Shape::kColumns);
   const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
   const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
-  const int mine = Panel::product_column();
+  const int own_column = Panel::product_column();
   const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
-  const bool writes = Panel::is_of_q() && first_column + mine < in.value_dim;
+  const bool writes = Panel::is_of_q() && first_column + own_column < in.value_dim;
   const int64_t stride = heads * in.value_dim;  // of outputs
-  T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + mine;
+  T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + own_column;
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = block.tokens.begin; writes && t < block.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
     return;
@@ -57,8 +57,9 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   const float scale = static_cast<float>(in.scale.get());
   const StepGate gate(p, block.value_head);
   Panel state;
-  shared.columns.load(p.initial_state, p.state_dtype, DeltaPlace(in, slot * heads + block.value_head, first_column));
-  state.take(shared.columns);
+  shared.columns.load(p.initial_state, p.state_dtype,
+                      DeltaStateView(in, slot * heads + block.value_head, first_column));
+  state.load_from(shared.columns);
   // A snapshot overwrites the tokens in shared memory.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
   for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
@@ -88,12 +89,12 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         }
         product = whole * state.products(k, q);
       }
-      const float one = shared.tokens.beta[i][mine] * (shared.tokens.v[i][mine] - product);
+      const float one = shared.tokens.beta[i][own_column] * (shared.tokens.v[i][own_column] - product);
       const float added = kRowGate ? one : __fdividef(one, whole);
       float u[Panel::kColumns];
 #pragma unroll
       for (int c = 0; c < Panel::kColumns; ++c) u[c] = Panel::of_column(added, c);
-      const float out = scale * fmaf(of_both[i], Panel::of_column(one, mine % Panel::kColumns), product);
+      const float out = scale * fmaf(of_both[i], Panel::of_column(one, own_column % Panel::kColumns), product);
       state.add(k, u);
       if (writes) *o = from_float<T>(out);
       if (p.snapshots) {  // one token at a time then, see above

@@ -74,7 +74,7 @@ struct DeltaPanel {
 
   // From or to a block's columns in shared memory.
   template <typename Columns>
-  __device__ __forceinline__ void take(const Columns& from) {
+  __device__ __forceinline__ void load_from(const Columns& from) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
@@ -82,7 +82,7 @@ struct DeltaPanel {
     }
   }
   template <typename Columns>
-  __device__ __forceinline__ void give(Columns& to) const {
+  __device__ __forceinline__ void store_to(Columns& to) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll

@@ -8,7 +8,7 @@
 namespace flashinfer::cuda {
 
 // Sums that blocks leave behind, in floats. Slices lie behind each other.
-struct DeltaSums {
+struct DeltaBackwardSums {
   int64_t slices, tokens, keys, values, heads_of_states;
   bool row_gates;
   float *r, *dv;                // [B, T, HV, V]
@@ -16,7 +16,7 @@ struct DeltaSums {
   float *dbeta, *gate;          // [slices, B, T, HV]
   float *last_gate, *last_row;  // [slices, N, HV] and [slices, N, HV, K]: <dS, S> behind the last token
 
-  FLASHINFER_HD DeltaSums(const DeltaRuleInputs& in, int columns, void* workspace)
+  FLASHINFER_HD DeltaBackwardSums(const DeltaRuleInputs& in, int columns, void* workspace)
       : slices((in.value_dim + columns - 1) / columns),
         tokens(in.batch_size * in.num_tokens * in.num_value_heads),
         keys(tokens * in.key_dim),
@@ -24,16 +24,16 @@ struct DeltaSums {
         heads_of_states(in.num_sequences * in.num_value_heads),
         row_gates(in.gk != nullptr) {
     float* next = static_cast<float*>(workspace);
-    const auto take = [&](int64_t count) {
+    const auto allocate = [&](int64_t count) {
       float* const here = next;
       next += count;
       return here;
     };
-    r = take(values), dv = take(values), dq = take(slices * keys), dk = take(slices * keys);
-    dbeta = take(slices * tokens), gate = take(slices * tokens);
-    last_gate = take(slices * heads_of_states);
-    row_gate = take(row_gates ? slices * keys : 0);
-    last_row = take(row_gates ? slices * heads_of_states * in.key_dim : 0);
+    r = allocate(values), dv = allocate(values), dq = allocate(slices * keys), dk = allocate(slices * keys);
+    dbeta = allocate(slices * tokens), gate = allocate(slices * tokens);
+    last_gate = allocate(slices * heads_of_states);
+    row_gate = allocate(row_gates ? slices * keys : 0);
+    last_row = allocate(row_gates ? slices * heads_of_states * in.key_dim : 0);
     end = next;
   }
   float* end;
@@ -42,7 +42,7 @@ struct DeltaSums {
 inline int delta_backward_columns(const DeltaRuleInputs& in) { return in.key_dim <= 128 ? 128 : 64; }
 
 inline int64_t delta_rule_workspace(const DeltaRuleInputs& in) {
-  const DeltaSums sums(in, delta_backward_columns(in), nullptr);
+  const DeltaBackwardSums sums(in, delta_backward_columns(in), nullptr);
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(sums.end));
 }
 
@@ -54,33 +54,32 @@ __device__ __forceinline__ void column_sums(float (&values)[kRows], float (&sums
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kRows / 2; ++i) {
-    const float kept = lane & 4 ? values[2 * i + 1] : values[2 * i],
-                sent = lane & 4 ? values[2 * i] : values[2 * i + 1];
-    half[i] = kept + __shfl_xor_sync(kAllLanes, sent, 4);
+    const float own = lane & 4 ? values[2 * i + 1] : values[2 * i], sent = lane & 4 ? values[2 * i] : values[2 * i + 1];
+    half[i] = own + __shfl_xor_sync(kAllLanes, sent, 4);
   }
 #pragma unroll
   for (int i = 0; i < kRows / 4; ++i) {
-    const float kept = lane & 8 ? half[2 * i + 1] : half[2 * i], sent = lane & 8 ? half[2 * i] : half[2 * i + 1];
-    quarter[i] = kept + __shfl_xor_sync(kAllLanes, sent, 8);
+    const float own = lane & 8 ? half[2 * i + 1] : half[2 * i], sent = lane & 8 ? half[2 * i] : half[2 * i + 1];
+    quarter[i] = own + __shfl_xor_sync(kAllLanes, sent, 8);
   }
 #pragma unroll
   for (int i = 0; i < kRows / 8; ++i) {
-    const float kept = lane & 16 ? quarter[2 * i + 1] : quarter[2 * i];
+    const float own = lane & 16 ? quarter[2 * i + 1] : quarter[2 * i];
     const float sent = lane & 16 ? quarter[2 * i] : quarter[2 * i + 1];
-    sums[i] = kept + __shfl_xor_sync(kAllLanes, sent, 16);
+    sums[i] = own + __shfl_xor_sync(kAllLanes, sent, 16);
   }
 }
 
 // A block's sums over all its columns, for one token: of each row of the state, and of two numbers more.
 template <int kKeys, int kColumns>
-struct DeltaPartials {
+struct DeltaColumnSums {
   static constexpr int kWarps = kColumns / 8;
 
   float rows[kWarps][kKeys];
   float more[kWarps][2];
 
   template <int kRows>
-  __device__ __forceinline__ void give(float (&values)[kRows]) {
+  __device__ __forceinline__ void put(float (&values)[kRows]) {
     float sums[kRows / 8];
     column_sums(values, sums);
     const int column = threadIdx.x % 32 / 4;
@@ -88,11 +87,11 @@ struct DeltaPartials {
     for (int i = 0; i < kRows / 8; ++i) rows[threadIdx.x / 32][DeltaState<kRows>::row(8 * i + column)] = sums[i];
   }
   // Every thread of a column has the same two numbers.
-  __device__ __forceinline__ void give_more(float first, float second) {
-    float mine = threadIdx.x % 2 ? second : first;
+  __device__ __forceinline__ void put_more(float first, float second) {
+    float own_value = threadIdx.x % 2 ? second : first;
 #pragma unroll
-    for (int by = 4; by < 32; by *= 2) mine += __shfl_xor_sync(kAllLanes, mine, by);
-    if (threadIdx.x % 32 < 2) more[threadIdx.x / 32][threadIdx.x % 32] = mine;
+    for (int by = 4; by < 32; by *= 2) own_value += __shfl_xor_sync(kAllLanes, own_value, by);
+    if (threadIdx.x % 32 < 2) more[threadIdx.x / 32][threadIdx.x % 32] = own_value;
   }
   __device__ __forceinline__ float row(int d) const {
     float total = 0;

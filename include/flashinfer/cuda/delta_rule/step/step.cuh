@@ -214,10 +214,10 @@ struct StepState {
     constexpr int kShare = kLanes / (2 * kVectors);  // lanes that get the same sum
     static_assert(kShare >= 1, "there is a lane for each sum");
     parted_sums<kLanes, 2 * kVectors>(sums);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes, mine = line(lane / kShare % kVectors);
-    const float u = token.beta[mine] * (token.v[mine] - norms.of_k * sums[0]);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
+    const float u = token.beta[own_line] * (token.v[own_line] - norms.of_k * sums[0]);
     const float of_column = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
-    if (lane >= kLanes / 2 && lane % kShare == 0) out(mine, fmaf(of_column, norms.kq, norms.of_q * sums[0]));
+    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(of_column, norms.kq, norms.of_q * sums[0]));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const float added = norms.of_k * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
@@ -289,14 +289,14 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     return;
   }
   // Of the block's columns, where states lie one after the other: of sequences, slots or tokens, then of heads.
-  const auto place = [&](int64_t number) {
+  const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
   };
   StepToken<T, kKeys, kRowGate> token;
   if (in.num_tokens > 0) token.load(in, block, 0);
   const typename State::Lines lines(in, first);
   State state;
-  state.load(p.initial_state, p.state_dtype, place(slot), lines);
+  state.load(p.initial_state, p.state_dtype, start_of(slot), lines);
   const StepGate gate(p, block.value_head);
   const float scale = static_cast<float>(in.scale.get());
   for (int64_t t = 0; t < in.num_tokens; ++t) {
@@ -305,10 +305,10 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     __syncthreads();
     if (t + 1 < in.num_tokens) token.load(in, block, t + 1);
     state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
-    if (p.snapshots) state.store(p.snapshots, p.state_dtype, place(block.sequence * p.snapshot_rows + t), lines);
+    if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(block.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    state.store(p.final_state, p.state_dtype, place(to_slot), lines);
+    state.store(p.final_state, p.state_dtype, start_of(to_slot), lines);
 }
 
 // Whether a sequence has few tokens, and four neighbours of a state are one access.

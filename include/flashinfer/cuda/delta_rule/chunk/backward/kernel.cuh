@@ -16,7 +16,7 @@ namespace flashinfer::cuda {
 template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
 struct DeltaGradientShape {
   using T = T_;
-  using Products = std::conditional_t<kHopper_, DeltaGroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
+  using Products = std::conditional_t<kHopper_, DeltaWarpgroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
   static constexpr bool kHopper = kHopper_;
   static constexpr int kParts = kParts_;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
@@ -35,18 +35,18 @@ struct DeltaGradientsShared {
   Stage stages[2];
   alignas(1024) Matrix p;  // dP, and X
   alignas(1024) Matrix x;
-  DeltaGradientFactors factors[Shape::kHeads];             // of a value head and of the next one
-  float along_q[2][kDeltaChunk], along_k[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
-  float behind[8];                                         // <D, S behind the chunk>, a part of each warp
-  float all_q[kDeltaChunk], all_k[kDeltaChunk];            // <q, dq> and <k, dk> of the parts before
-  DeltaChunkSpace space;
-  DeltaGradientWay way;
-  DeltaGradientPlace places[4];  // of this step and of those that follow
+  DeltaGradientFactors factors[Shape::kHeads];           // of a value head and of the next one
+  float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
+  float after[8];                                        // <D, S behind the chunk>, a part of each warp
+  float all_q[kDeltaChunk], all_k[kDeltaChunk];          // <q, dq> and <k, dk> of the parts before
+  DeltaBackwardWorkspace space;
+  GradientGrid grid;
+  GradientCursor cursors[4];  // of this step and of those that follow
 };
 
 template <typename Shape>
-struct DeltaGradients : DeltaGradientParts<Shape> {
-  using Base = DeltaGradientParts<Shape>;
+struct DeltaGradients : DeltaGradientSlices<Shape> {
+  using Base = DeltaGradientSlices<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Shared = DeltaGradientsShared<Shape>;
@@ -54,22 +54,24 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
   using Rows = typename Products::Rows;
   using GradientSums = typename Products::Sums;
   using Sums = typename GradientSums::Keys;
-  using Place = DeltaGradientPlace;
+  using Cursor = GradientCursor;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::way, Base::space, Base::pair_of, Base::along;
+  using Base::p, Base::in, Base::grid, Base::space, Base::pair_of, Base::row_dot;
 
   Shared& shared;
 
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.way, memory.space), shared(memory) {}
+      : Base(params, memory.grid, memory.space), shared(memory) {}
 
-  __device__ __forceinline__ const Rows& keys(const Place& at) const { return shared.k[at.chunks % Shape::kChunks]; }
-  __device__ __forceinline__ const Rows& queries(const Place& at) const { return shared.q[at.chunks % Shape::kChunks]; }
+  __device__ __forceinline__ const Rows& keys(const Cursor& at) const { return shared.k[at.chunks % Shape::kChunks]; }
+  __device__ __forceinline__ const Rows& queries(const Cursor& at) const {
+    return shared.q[at.chunks % Shape::kChunks];
+  }
 
   // Starts the copies of a place, if it is one.
-  __device__ __forceinline__ void load(Stage& to, const Place& at) const {
-    if (!at.done(way)) {
+  __device__ __forceinline__ void load(Stage& to, const Cursor& at) const {
+    if (!at.done(grid)) {
       if (at.slice == 0) {
         if (at.member == 0) {
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(keys(at)), in.k, in.k_strides, at.chunk,
@@ -78,7 +80,7 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
                                                            at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
                                                            thread);
         }
-        const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.place(in, way)]);
+        const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.index(in, grid)]);
         if (thread < sizeof(factors) / 16)
           ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
@@ -91,15 +93,15 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
   // A slice's part, and <D, S>. What follows three steps later is found while products are under way.
   __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& product) const {
     const Stage& stage = shared.stages[step % 2];
-    const Place& at = shared.places[step % 4];
+    const Cursor& at = shared.cursors[step % 4];
     Products::add_slice(stage, sums, at.slice == 0);
     if (thread == 0) {
-      Place place = shared.places[(step + 2) % 4];
-      place.advance(in, way), shared.places[(step + 3) % 4] = place;
+      Cursor cursor = shared.cursors[(step + 2) % 4];
+      cursor.advance(in, grid), shared.cursors[(step + 3) % 4] = cursor;
     }
     if (at.slice == 0) product = 0;
-    if (Shape::kParts == 1 || at.last_part(way))
-      this->give_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
+    if (Shape::kParts == 1 || at.last_part(grid))
+      this->store_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -110,20 +112,20 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
   }
 
   // What is behind a value head's slices: its sums are added to those of the head of q and k.
-  __device__ __forceinline__ void finish_head(const Place& at, float scale, GradientSums& sums, float product, Sums& dq,
-                                              Sums& dk) const {
+  __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float product,
+                                              Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
-    this->give_local(shared.p, shared.x, factors, sums.local, scale);
-    if (half && p.grad_beta && this->part(at) == 0) this->give_betas(at, sums.local);
+    this->store_local(shared.p, shared.x, factors, sums.local, scale);
+    if (half && p.grad_beta && this->part(at) == 0) this->store_betas(at, sums.local);
     this->scale_sums(sums, factors);
-    const float2 written = along(keys(at), sums.col);
+    const float2 written = row_dot(keys(at), sums.col);
     product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
-    if (lane == 0) shared.behind[thread / 32] = product;
+    if (lane == 0) shared.after[thread / 32] = product;
     Products::publish();
     __syncthreads();
     Products::add_local(keys(at), queries(at), shared.p, shared.x, sums);
     Products::wait(sums);
-    put(shared.along_q, along_all(at, sums));
+    put(shared.q_dots, row_dots_all(at, sums));
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
 #pragma unroll
@@ -133,18 +135,18 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
       }
     }
     __syncthreads();
-    if (thread < 32 && p.grad_g) this->give_gates(at, shared.along_q, shared.behind);
+    if (thread < 32 && p.grad_g) this->store_gates(at, shared.q_dots, shared.after);
   }
 
   // dq and dk of a chunk.
-  __device__ __forceinline__ void finish_chunk(const Place& at, Sums& dq, Sums& dk) const {
+  __device__ __forceinline__ void finish_chunk(const Cursor& at, Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     if (in.l2norm) {
       __syncthreads();  // the sums of one head have been read
-      put(shared.along_q, along(queries(at), dq)), put(shared.along_k, along(keys(at), dk));
+      put(shared.q_dots, row_dot(queries(at), dq)), put(shared.k_dots, row_dot(keys(at), dk));
       __syncthreads();
-      const float2 all_q = both(at, shared.along_q, shared.all_q), all_k = both(at, shared.along_k, shared.all_k);
-      if (Shape::kParts > 1 && !at.last_part(way)) {
+      const float2 all_q = both(at, shared.q_dots, shared.all_q), all_k = both(at, shared.k_dots, shared.all_k);
+      if (Shape::kParts > 1 && !at.last_part(grid)) {
         __syncthreads();  // sums of the parts before have been read
         if (half == 0 && lane % 4 == 0) {
           shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
@@ -158,7 +160,7 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
       this->store(p.grad_q, at, dq, queries(at));
       this->store(p.grad_k, at, dk, keys(at));
       if constexpr (Shape::kParts > 1) {
-        Place before(at);
+        Cursor before(at);
 #pragma unroll 1
         for (before.part = 0; before.part < at.part; ++before.part) {
           this->restore(before, 0, in.q, in.q_strides, factors.q_factor, all_q, dq);
@@ -175,7 +177,7 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
 
  private:
   // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
-  __device__ __forceinline__ float2 along_all(const Place& at, const GradientSums& sums) const {
+  __device__ __forceinline__ float2 row_dots_all(const Cursor& at, const GradientSums& sums) const {
     float total[2] = {};
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
@@ -193,7 +195,7 @@ struct DeltaGradients : DeltaGradientParts<Shape> {
     return make_float2(of[row()], of[row() + 8]);
   }
   // Of all keys up to this part's.
-  __device__ __forceinline__ float2 both(const Place& at, const float (&of)[2][kDeltaChunk],
+  __device__ __forceinline__ float2 both(const Cursor& at, const float (&of)[2][kDeltaChunk],
                                          const float (&before)[kDeltaChunk]) const {
     const float2 first = of_rows(of[0]), second = of_rows(of[1]);
     float2 sum = make_float2(first.x + second.x, first.y + second.y);
@@ -222,37 +224,37 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const DeltaRuleInputs& in = p.in;
     // What threads would know alike is in shared memory: sums need the registers.
     if (threadIdx.x == 0) {
-      shared.space = DeltaChunkSpace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
-      shared.way = DeltaGradientWay(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
-      DeltaGradientPlace place(in, shared.way);
+      shared.space = DeltaBackwardWorkspace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
+      shared.grid = GradientGrid(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
+      GradientCursor cursor(in, shared.grid);
 #pragma unroll 1
-      for (int i = 0; i < 3; ++i, place.advance(in, shared.way)) shared.places[i] = place;
+      for (int i = 0; i < 3; ++i, cursor.advance(in, shared.grid)) shared.cursors[i] = cursor;
     }
     // Above the diagonal there are zeros, and stay.
     for (int i = threadIdx.x; i < sizeof(shared.p) / 16; i += Shape::kThreads)
       (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    const DeltaGradientWay& way = shared.way;
-    const auto load = [&](int step) { Gradients(p, shared).load(shared.stages[step % 2], shared.places[step % 4]); };
+    const GradientGrid& grid = shared.grid;
+    const auto load = [&](int step) { Gradients(p, shared).load(shared.stages[step % 2], shared.cursors[step % 4]); };
     load(0), load(1);
     typename Gradients::GradientSums sums;
     typename Gradients::Sums dq, dk;
     float product = 0;
     for (int step = 0;; ++step) {
-      const DeltaGradientPlace& here = shared.places[step % 4];
+      const GradientCursor& here = shared.cursors[step % 4];
       ptx::cp_async_wait<1>();
       Gradients::publish();
       __syncthreads();
-      if (here.done(way)) break;
+      if (here.done(grid)) break;
       Gradients(p, shared).add_slice(step, sums, product);
       __syncthreads();
       // Rows and factors that a head of one slice needs still may be where those of the head behind the next one go.
-      const bool free = Shape::kHeads > 2 || way.slices > 1;
+      const bool free = Shape::kHeads > 2 || grid.slices > 1;
       if (free) load(step + 2);
-      if (here.last_slice(way)) {
+      if (here.last_slice(grid)) {
         const Gradients gradients(p, shared);
         gradients.finish_head(here, static_cast<float>(in.scale.get()), sums, product, dq, dk);
-        if (here.last_member(way)) gradients.finish_chunk(here, dq, dk);
+        if (here.last_member(grid)) gradients.finish_chunk(here, dq, dk);
         __syncthreads();
       }
       if (!free) load(step + 2);

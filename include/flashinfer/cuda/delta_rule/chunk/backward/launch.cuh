@@ -17,16 +17,20 @@ bool takes_chunks(const DeltaRuleBackwardParams& p, const Launch& where) {
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
-  const DeltaChunkSpace space(in, in.key_dim <= 64 ? 64 : in.key_dim <= 128 ? 128 : 256, count_chunks(in), nullptr);
+  const DeltaBackwardWorkspace space(in,
+                                     in.key_dim <= 64    ? 64
+                                     : in.key_dim <= 128 ? 128
+                                                         : 256,
+                                     count_chunks(in), nullptr);
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
 }
 
 // Whether there is the memory for it.
-template <typename Walks>
-bool launch_delta_split_walks(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
-  if (Walks::kBytes > device_info(where.device).shared_bytes) return false;
-  launch_chunks<delta_split_walks_kernel<Walks>>(2 * delta_blocks(p.in, Walks::kColumns), Walks::kThreads,
-                                                 Walks::kBytes, where, p, chunks);
+template <typename Scans>
+bool launch_delta_split_scans(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
+  if (Scans::kBytes > device_info(where.device).shared_bytes) return false;
+  launch_chunks<delta_split_backward_scans_kernel<Scans>>(2 * delta_blocks(p.in, Scans::kColumns), Scans::kThreads,
+                                                          Scans::kBytes, where, p, chunks);
   return true;
 }
 
@@ -34,15 +38,15 @@ template <typename T, int kKeys>
 void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
   const int64_t chunks = count_chunks(p.in);
-  launch_delta_prepare<T, kKeys>(p.in, DeltaChunkSpace(p.in, kKeys, chunks, p.workspace).terms, where);
-  with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
+  launch_delta_prepare<T, kKeys>(p.in, DeltaBackwardWorkspace(p.in, kKeys, chunks, p.workspace).terms, where);
+  with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
     if constexpr (Shape::kLoaders > 0 && !Shape::kHopper) {
-      if (launch_delta_split_walks<DeltaSplitWalks<T, kKeys>>(p, chunks, where)) return;
+      if (launch_delta_split_scans<DeltaSplitScans<T, kKeys>>(p, chunks, where)) return;
     }
-    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                             kBothWalksBytes<Shape>, where, p, chunks);
+    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                      kBothScansBytes<Shape>, where, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
@@ -60,8 +64,8 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
 
 // More keys than one warp has in registers.
 template <typename T>
-struct DeltaWideWalkShape : DeltaGroupShape<T, 256, 2> {
-  static constexpr int kJoined = 16;  // beside what is kept there is no memory for more
+struct DeltaWideShape : DeltaWarpgroupShape<T, 256, 2> {
+  static constexpr int kPartTokens = 16;  // beside what is kept there is no memory for more
 };
 template <typename T>
 void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
@@ -71,18 +75,18 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
   const auto run = [&](auto shape, auto gradients, int64_t blocks) {
     using Shape = decltype(shape);
     using Gradients = decltype(gradients);
-    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                             kBothWalksBytes<Shape>, where, p, chunks);
+    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                      kBothScansBytes<Shape>, where, p, chunks);
     static_assert(Gradients::kHopper || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
     launch_chunks<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads,
                                                      sizeof(DeltaGradientsShared<Gradients>), where, p, chunks);
   };
   if (serves_sm90a(where.device)) {
-    run(DeltaWideWalkShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
+    run(DeltaWideShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
         std::min<int64_t>(items, device_info(where.device).num_sms));
   } else {
-    run(DeltaWalkShape<T, 256, 4, 0>{}, DeltaGradientShape<T, 64, false, 4>{}, items);
+    run(DeltaWarpShape<T, 256, 4, 0>{}, DeltaGradientShape<T, 64, false, 4>{}, items);
   }
 }
 
@@ -92,19 +96,19 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   const Launch where{stream.stream, stream.device, 0};
   const int64_t chunks = count_chunks(p.in);
   launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
-  const auto walk = [&](auto shape) {
+  const auto scan = [&](auto shape) {
     using Shape = decltype(shape);
-    static_assert(Shape::kHopper || kBothWalksBytes<Shape> <= kChunkSharedBytes);
-    launch_chunks<delta_walks_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                             kBothWalksBytes<Shape>, where, p, chunks);
+    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                      kBothScansBytes<Shape>, where, p, chunks);
   };
-  using Group = DeltaGroupShape<T, kKeys, 1, true>;
+  using Group = DeltaWarpgroupShape<T, kKeys, 1, true>;
   if (!serves_sm90a(where.device)) {
-    with_warps_shape<T, kKeys, true>(p.in, where, walk);
+    with_warp_shape<T, kKeys, true>(p.in, where, scan);
   } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
-    walk(Group{});
+    scan(Group{});
   } else {
-    walk(DeltaGroupShape<T, kKeys, 2, true>{});
+    scan(DeltaWarpgroupShape<T, kKeys, 2, true>{});
   }
   using Gradients = DeltaChannelGradientShape<T, kKeys>;
   static_assert(sizeof(DeltaChannelGradientsShared<Gradients>) <= kChunkSharedBytes);

@@ -9,33 +9,33 @@
 namespace flashinfer::cuda {
 
 template <typename Shape>
-struct DeltaGradientResults : Shape::Products {
+struct DeltaGradientOutput : Shape::Products {
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Rows = typename Products::Rows;
   using Sums = typename Products::Sums::Keys;
-  using Place = DeltaGradientPlace;
+  using Cursor = GradientCursor;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using KeyRows = Swizzle<2 * kKeys, kDeltaChunk>;
   using Products::half, Products::lane, Products::row, Products::rows, Products::thread;
 
   const DeltaRuleBackwardParams& p;
   const DeltaRuleInputs& in;
-  const DeltaGradientWay& way;
+  const GradientGrid& grid;
 
-  __device__ __forceinline__ DeltaGradientResults(const DeltaRuleBackwardParams& params, const DeltaGradientWay& way_)
-      : p(params), in(params.in), way(way_) {}
+  __device__ __forceinline__ DeltaGradientOutput(const DeltaRuleBackwardParams& params, const GradientGrid& grid_)
+      : p(params), in(params.in), grid(grid_) {}
 
   // Of the keys: the first, where there is one.
-  __device__ __forceinline__ static int part(const Place& at) { return Shape::kParts > 1 ? at.part : 0; }
+  __device__ __forceinline__ static int part(const Cursor& at) { return Shape::kParts > 1 ? at.part : 0; }
 
   __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
     float2 two;
-    unpack<T>(ptx::load_shared(place_of(tile, n, lower)), two.x, two.y);
+    unpack<T>(ptx::load_shared(pair_address(tile, n, lower)), two.x, two.y);
     return two;
   }
   // Of each row, over this warp's keys.
-  __device__ __forceinline__ float2 along(const Rows& tile, const Sums& sums) const {
+  __device__ __forceinline__ float2 row_dot(const Rows& tile, const Sums& sums) const {
     float2 total = make_float2(0.f, 0.f);
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
@@ -59,13 +59,13 @@ struct DeltaGradientResults : Shape::Products {
     }
   }
   // dq or dk, by way of this warp's part of a tile that nobody else reads any more.
-  __device__ __forceinline__ void store(void* to, const Place& at, const Sums& sums, const Rows& tile) const {
+  __device__ __forceinline__ void store(void* to, const Cursor& at, const Sums& sums, const Rows& tile) const {
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        ptx::store_shared(place_of(tile, n, i), pack<T>(sums[0][n][2 * i], sums[0][n][2 * i + 1]));
+        ptx::store_shared(pair_address(tile, n, i), pack<T>(sums[0][n][2 * i], sums[0][n][2 * i + 1]));
     }
     __syncwarp();
     constexpr int kUnits = kKeys / 16, kRows = 32 / kUnits;  // at a time
@@ -83,9 +83,9 @@ struct DeltaGradientResults : Shape::Products {
   }
 
   // By one warp: sums from the last token to the first.
-  __device__ __forceinline__ void give_gates(const Place& at, const float (&along)[2][kDeltaChunk],
-                                             const float (&behinds)[8]) const {
-    const auto of = [&](int i) { return along[0][i] + along[1][i]; };
+  __device__ __forceinline__ void store_gates(const Cursor& at, const float (&row_dot)[2][kDeltaChunk],
+                                              const float (&after_parts)[8]) const {
+    const auto of = [&](int i) { return row_dot[0][i] + row_dot[1][i]; };
     const int last = kDeltaChunk - 1 - 2 * lane;  // this lane's two tokens: last, and the one before it
     const float one = of(last), two = of(last - 1);
     float sum = one + two;
@@ -96,17 +96,17 @@ struct DeltaGradientResults : Shape::Products {
     }
     float before = __shfl_up_sync(kAllLanes, sum, 1);
     if (lane == 0) before = 0;
-    float behind = 0;
+    float after = 0;
 #pragma unroll
-    for (float part : behinds) behind += part;
+    for (float part : after_parts) after += part;
     float* to = static_cast<float*>(p.grad_g);
-    const auto give = [&](int i, float value) {  // parts of the keys add
+    const auto write = [&](int i, float value) {  // parts of the keys add
       if (i < at.chunk.count) to[token(i, at)] = part(at) > 0 ? to[token(i, at)] + value : value;
     };
-    give(last, behind + before + one), give(last - 1, behind + sum);
+    write(last, after + before + one), write(last - 1, after + sum);
   }
   // Of <dy_i, r_j>, those of i = j.
-  __device__ __forceinline__ void give_betas(const Place& at, const Accumulator<16, kDeltaChunk>& local) const {
+  __device__ __forceinline__ void store_betas(const Cursor& at, const Accumulator<16, kDeltaChunk>& local) const {
     float upper = 0, lower = 0;
 #pragma unroll
     for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
@@ -121,8 +121,8 @@ struct DeltaGradientResults : Shape::Products {
     if (row() + 8 < at.chunk.count) to[token(row() + 8, at)] = lower;
   }
   // dV, where dy came from.
-  __device__ __forceinline__ void give_values(const uint4 (&tile)[kDeltaChunk][Shape::kSlice / 8], const Place& at,
-                                              const float (&betas)[kDeltaChunk]) const {
+  __device__ __forceinline__ void store_values(const uint4 (&tile)[kDeltaChunk][Shape::kSlice / 8], const Cursor& at,
+                                               const float (&betas)[kDeltaChunk]) const {
     constexpr int kUnits = Shape::kSlice / 8;
     const int first = at.slice * Shape::kSlice;
 #pragma unroll
@@ -142,11 +142,11 @@ struct DeltaGradientResults : Shape::Products {
   }
 
  private:
-  __device__ __forceinline__ int64_t token(int i, const Place& at) const {
-    return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(way);
+  __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
+    return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
   // Where a tile has a lane's pair of tile n of sums, of the upper or the lower row.
-  __device__ __forceinline__ uint32_t place_of(const Rows& tile, int n, int lower) const {
+  __device__ __forceinline__ uint32_t pair_address(const Rows& tile, int n, int lower) const {
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row() + 8 * lower);
     return KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4;
   }

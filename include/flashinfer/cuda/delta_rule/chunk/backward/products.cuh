@@ -46,18 +46,18 @@ struct DeltaWarpGradients : DeltaGradientThread {
     if (first) sums.queries.clear(), sums.read.clear(), sums.col.clear(), sums.local.clear();
 #pragma unroll
     for (int step = 0; step < Stage::kStrips; ++step) {
-      uint32_t out[1][4], value[1][4], u[1][4], mine[1][4], r[4];
+      uint32_t out[1][4], value[1][4], u[1][4], local_a[1][4], r[4];
       outs.load(out[0], 0, step), values.load(value[0], 0, step);
       load_block<true>(r, ptx::shared_address(stage.r[step][rows]));
       u[0][0] = r[0], u[0][1] = r[2], u[0][2] = r[1], u[0][3] = r[3];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) mine[0][i] = half ? value[0][i] : out[0][i];
+      for (int i = 0; i < 4; ++i) local_a[0][i] = half ? value[0][i] : out[0][i];
 #pragma unroll
       for (int pair = 0; pair < kSteps; ++pair) {
         if (pair > rows) continue;
         load_block<true>(r, ptx::shared_address(stage.r[step][pair]));
         const uint32_t b[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
-        sums.local.template add<T>(mine, b, pair);
+        sums.local.template add<T>(local_a, b, pair);
       }
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -112,7 +112,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
 };
 
 template <typename T, int kKeys>
-struct DeltaGroupGradients : DeltaGradientThread {
+struct DeltaWarpgroupGradients : DeltaGradientThread {
   using Sums = DeltaGradientSums<kKeys>;
   using Matrix = DeltaTileMatrix;
   using Rows = uint4[kDeltaChunk][kKeys / 8];
@@ -137,7 +137,7 @@ struct DeltaGroupGradients : DeltaGradientThread {
     const uint64_t r = blocks(ptx::shared_address(stage.r));
     const uint64_t state = blocks(ptx::shared_address(stage.state) + half * kHalf);
     const uint64_t grad = blocks(ptx::shared_address(stage.grad) + half * kHalf);
-    const uint64_t mine = half ? values : outs;
+    const uint64_t local_a = half ? values : outs;
     ptx::warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < Stage::kStrips; ++step) {
@@ -147,7 +147,7 @@ struct DeltaGroupGradients : DeltaGradientThread {
       Keys::template ss<kType, true>(flat(sums.queries), outs + by, state + state_by, accumulate);
       Keys::template ss<kType, true>(flat(sums.read), values + by, state + state_by, accumulate);
       Keys::template ss<kType, true, true>(flat(sums.col), r + r_by, grad + state_by, accumulate);
-      ptx::Wgmma<kDeltaChunk>::template ss<kType, true>(flat(sums.local), mine + by, r + r_by, accumulate);
+      ptx::Wgmma<kDeltaChunk>::template ss<kType, true>(flat(sums.local), local_a + by, r + r_by, accumulate);
     }
     ptx::warpgroup_commit();
   }

@@ -11,14 +11,14 @@ namespace flashinfer::cuda {
 
 // What chunks and value heads leave behind, in order. Of states, blocks [columns / 16, kKeys / 16]; of residuals, r
 // transposed, blocks [columns / 16, 4]. The columns fill whole slices of 64.
-struct DeltaChunkSpace {
+struct DeltaBackwardWorkspace {
   int64_t strips, state_bytes, residual_bytes;
   DeltaTerms* terms;  // or what has them and more
   char *states, *grads, *residuals;
   float* sums;  // dq and dk that more is added to: of value heads, of parts of keys
   char* end;
 
-  FLASHINFER_HD DeltaChunkSpace(const DeltaRuleInputs& in, int keys, int64_t chunks, void* workspace)
+  FLASHINFER_HD DeltaBackwardWorkspace(const DeltaRuleInputs& in, int keys, int64_t chunks, void* workspace)
       : strips((in.value_dim + 63) / 64 * 4),
         state_bytes(strips * keys / 16 * 512),
         residual_bytes(strips * kDeltaChunk / 16 * 512) {
@@ -37,159 +37,159 @@ struct DeltaChunkSpace {
 
 // Blocks of a warp on their way to memory.
 template <typename Shape>
-struct DeltaKeptState {
+struct DeltaStateStaging {
   DeltaBlocks state[Shape::kPartKeys / 16];
 };
 template <typename Shape>
-struct DeltaKeptResiduals : DeltaKeptState<Shape> {
+struct DeltaResidualStaging : DeltaStateStaging<Shape> {
   DeltaBlocks r[kDeltaChunk / 16];
 };
 
 // Of shared memory behind the stages: those of all warps, and what parts of a state's keys add.
-template <typename Shape, typename Kept>
-constexpr int kDeltaWayBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Kept)) : 0;
-template <typename Shape, typename Kept>
-constexpr int kDeltaKeptBytes =
-    kDeltaWayBytes<Shape, Kept> + (Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaJoined<Shape>)) : 0);
+template <typename Shape, typename Staging>
+constexpr int kDeltaStagingBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
+template <typename Shape, typename Staging>
+constexpr int kDeltaTailBytes =
+    kDeltaStagingBytes<Shape, Staging> + (Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaPartSums<Shape>)) : 0);
 
 template <typename Shape>
-struct DeltaReplayStage : DeltaKeyRows<Shape, Shape::kChannels> {
-  using Kept = DeltaKeptResiduals<Shape>;
-  static constexpr int kKeptBytes = kDeltaKeptBytes<Shape, Kept>;
+struct DeltaRecomputeStage : DeltaKeyRows<Shape, Shape::kChannels> {
+  using Staging = DeltaResidualStaging<Shape>;
+  static constexpr int kTailBytes = kDeltaTailBytes<Shape, Staging>;
   alignas(128) typename Shape::Values v;
   typename Shape::TermsOfZ terms;
 };
 
 template <typename Shape>
-struct DeltaReplay : DeltaWalk<Shape> {
-  using Base = DeltaWalk<Shape>;
+struct DeltaRecomputeScan : DeltaScan<Shape> {
+  using Base = DeltaScan<Shape>;
   using T = typename Shape::T;
-  using Stage = DeltaReplayStage<Shape>;
+  using Stage = DeltaRecomputeStage<Shape>;
   using State = typename Base::State;
   using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
-  const DeltaChunkSpace& space;
-  typename Stage::Kept* kept;
-  DeltaJoined<Shape>* joined;
+  const DeltaBackwardWorkspace& space;
+  typename Stage::Staging* staging;
+  DeltaPartSums<Shape>* part_sums;
 
-  __device__ __forceinline__ DeltaReplay(const DeltaRuleInputs& inputs, const DeltaChunkSpace& to, void* behind_stages,
-                                         uint32_t number)
+  __device__ __forceinline__ DeltaRecomputeScan(const DeltaRuleInputs& inputs, const DeltaBackwardWorkspace& to,
+                                                void* after_stages, uint32_t number)
       : Base(inputs, number),
         space(to),
-        kept(static_cast<typename Stage::Kept*>(behind_stages) + threadIdx.x / 32),
-        joined(reinterpret_cast<DeltaJoined<Shape>*>(static_cast<char*>(behind_stages) +
-                                                     kDeltaWayBytes<Shape, typename Stage::Kept>)) {}
+        staging(static_cast<typename Stage::Staging*>(after_stages) + threadIdx.x / 32),
+        part_sums(reinterpret_cast<DeltaPartSums<Shape>*>(static_cast<char*>(after_stages) +
+                                                          kDeltaStagingBytes<Shape, typename Stage::Staging>)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    const auto& given = static_cast<const typename Shape::Given*>(space.terms)[this->place(number)];
-    this->load_keys(to, given, chunk);
+    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(space.terms)[this->index(number)];
+    this->load_keys(to, chunk_terms, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_terms(to.terms, given);
+    this->copy_terms(to.terms, chunk_terms);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
-    typename Base::StateLeft a;
+    typename Base::StateOperandA a;
     typename Base::Sums r;
-    typename Base::Left left, values;
-    const int64_t strip = this->column() / 16, place = this->place(number);
-    const bool wanted = strip < space.strips;
+    typename Base::OperandA left, values;
+    const int64_t strip = this->column() / 16, index = this->index(number);
+    const bool inside = strip < space.strips;
     this->pack_state(a, state);
-    char* const states = space.states + place * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+    char* const states = space.states + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
     if constexpr (Shape::kHopper) {
-      Products::read(r, a, this->mine(stage.k));
-      this->template keep_blocks<1>(states, kept->state, a, wanted);
+      Products::read(r, a, this->key_part(stage.k));
+      this->template store_blocks<1>(states, staging->state, a, inside);
     } else {
-      Products::read(r, a, this->mine(stage.k), this->keeper(states, a, wanted));
+      Products::read(r, a, this->key_part(stage.k), this->block_writer(states, a, inside));
     }
     this->load_values(values, stage.v);
     Products::template wait<0>(r, a);
-    this->template join<true>(r, joined);
+    this->template reduce_key_parts<true>(r, part_sums);
     this->finish_residuals(r, left, values, terms);
     this->decay(state, stage);
     Products::template wait<0>(r, left);
-    typename Base::Left residuals;
+    typename Base::OperandA residuals;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      pack_left<T>(residuals[m], r[0][2 * m], r[0][2 * m + 1]);
+      pack_operand_a<T>(residuals[m], r[0][2 * m], r[0][2 * m + 1]);
       this->scale_tokens(r, m, terms.beta);
     }
-    this->scaled(left, r, terms.write);
-    char* const to = space.residuals + place * space.residual_bytes + strip * sizeof(kept->r);
-    const bool first = wanted && this->part == 0;
+    this->pack_scaled(left, r, terms.write);
+    char* const to = space.residuals + index * space.residual_bytes + strip * sizeof(staging->r);
+    const bool first = inside && this->part == 0;
     if constexpr (Shape::kHopper) {
-      Products::write(state, left, this->mine(stage.written()));
-      this->template keep_blocks<1>(to, kept->r, residuals, first);
+      Products::write(state, left, this->key_part(stage.written()));
+      this->template store_blocks<1>(to, staging->r, residuals, first);
     } else {
-      Products::write(state, left, this->mine(stage.written()), this->keeper(to, residuals, first));
+      Products::write(state, left, this->key_part(stage.written()), this->block_writer(to, residuals, first));
     }
     Products::template wait<0>(state, left);
   }
 };
 
 template <typename Shape>
-struct DeltaReverseStage : DeltaKeyRows<Shape, Shape::kChannels> {
-  using Kept = DeltaKeptState<Shape>;
-  static constexpr int kKeptBytes = kDeltaKeptBytes<Shape, Kept>;
+struct DeltaBackwardStage : DeltaKeyRows<Shape, Shape::kChannels> {
+  using Staging = DeltaStateStaging<Shape>;
+  static constexpr int kTailBytes = kDeltaTailBytes<Shape, Staging>;
   alignas(Shape::kAlign) typename Shape::KeyTiles q;
   alignas(128) typename Shape::Values grad;  // dO, then dy
   typename Shape::Terms terms;
 };
 
 template <typename Shape>
-struct DeltaReverse : DeltaWalk<Shape> {
-  using Base = DeltaWalk<Shape>;
+struct DeltaBackwardScan : DeltaScan<Shape> {
+  using Base = DeltaScan<Shape>;
   using T = typename Shape::T;
-  using Stage = DeltaReverseStage<Shape>;
+  using Stage = DeltaBackwardStage<Shape>;
   using State = typename Base::State;
   using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
   const DeltaRuleBackwardParams& p;
-  const DeltaChunkSpace& space;
-  typename Stage::Kept* kept;
-  DeltaJoined<Shape>* joined;
+  const DeltaBackwardWorkspace& space;
+  typename Stage::Staging* staging;
+  DeltaPartSums<Shape>* part_sums;
 
-  __device__ __forceinline__ DeltaReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
-                                          void* behind_stages, uint32_t number)
+  __device__ __forceinline__ DeltaBackwardScan(const DeltaRuleBackwardParams& params, const DeltaBackwardWorkspace& to,
+                                               void* after_stages, uint32_t number)
       : Base(params.in, number),
         p(params),
         space(to),
-        kept(static_cast<typename Stage::Kept*>(behind_stages) + threadIdx.x / 32),
-        joined(reinterpret_cast<DeltaJoined<Shape>*>(static_cast<char*>(behind_stages) +
-                                                     kDeltaWayBytes<Shape, typename Stage::Kept>)) {}
+        staging(static_cast<typename Stage::Staging*>(after_stages) + threadIdx.x / 32),
+        part_sums(reinterpret_cast<DeltaPartSums<Shape>*>(static_cast<char*>(after_stages) +
+                                                          kDeltaStagingBytes<Shape, typename Stage::Staging>)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
     const int64_t heads = in.num_value_heads, values = in.value_dim;
-    const auto& given = static_cast<const typename Shape::Given*>(space.terms)[this->place(number)];
-    this->load_keys(to, given, chunk), this->load_queries(to, given, chunk);
+    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(space.terms)[this->index(number)];
+    this->load_keys(to, chunk_terms, chunk), this->load_queries(to, chunk_terms, chunk);
     this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, chunk);
-    this->copy_terms(to.terms, given);
+    this->copy_terms(to.terms, chunk_terms);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
-    const int64_t strip = this->column() / 16, place = this->place(number);
-    const bool wanted = strip < space.strips;
-    typename Base::StateLeft a;
+    const int64_t strip = this->column() / 16, index = this->index(number);
+    const bool inside = strip < space.strips;
+    typename Base::StateOperandA a;
     typename Base::Sums du, of_outputs;
-    typename Base::Left grad, left;
+    typename Base::OperandA grad, left;
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
-    char* const grads = space.grads + place * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+    char* const grads = space.grads + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
     if constexpr (Shape::kHopper) {
-      Products::read(du, a, this->mine(stage.written()));
+      Products::read(du, a, this->key_part(stage.written()));
       Products::template multiply<false, true>(of_outputs, grad, terms.p);
-      this->template keep_blocks<0>(grads, kept->state, a, wanted);
+      this->template store_blocks<0>(grads, staging->state, a, inside);
     } else {
-      Products::read(du, a, this->mine(stage.written()), this->keeper(grads, a, wanted));
+      Products::read(du, a, this->key_part(stage.written()), this->block_writer(grads, a, inside));
       Products::template multiply<false, true>(of_outputs, grad, terms.p);
     }
     Products::template wait<1>(du, a);
-    this->template join<true>(du, joined);
+    this->template reduce_key_parts<true>(du, part_sums);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.write);
     Products::template wait<0>(of_outputs, grad);
@@ -198,22 +198,22 @@ struct DeltaReverse : DeltaWalk<Shape> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) du[0][n][i] += of_outputs[0][n][i];
     }
-    this->scaled(left, du, terms.beta);
+    this->pack_scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
     this->decay(state, stage);
     this->scale_values(grad, terms.out);
-    Products::write(state, grad, this->mine(stage.q));
+    Products::write(state, grad, this->key_part(stage.q));
     Products::template wait<1>(du, left);
     typename Base::Sums values = du;  // dV
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(values, m, terms.beta);
-      this->scaled(left[m], values, m, terms.read, -1.f);
+      this->pack_scaled(left[m], values, m, terms.read, -1.f);
     }
-    Products::write(state, left, this->mine(stage.k));
+    Products::write(state, left, this->key_part(stage.k));
     if (Shape::kParts == 1 || this->part == 0) {
       this->template store<true>(p.grad_v, stage.grad, this->chunk(number), [&](uint32_t (&four)[4], int m) {
-        pack_finite_left<T>(four, du[0][2 * m], du[0][2 * m + 1]);
+        pack_finite_operand_a<T>(four, du[0][2 * m], du[0][2 * m + 1]);
       });
     }
     Products::template wait<0>(state, grad, left);
@@ -222,32 +222,34 @@ struct DeltaReverse : DeltaWalk<Shape> {
 
 // By block `number` of those that do.
 template <typename Shape>
-__device__ __forceinline__ void replay_chunks(const DeltaRuleBackwardParams& p, const DeltaChunkSpace& space,
-                                              unsigned char* memory, uint32_t number) {
-  using Stage = DeltaReplayStage<Shape>;
-  const DeltaReplay<Shape> replay(p.in, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes, number);
-  walk_chunks<Shape, false>(replay, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
+__device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p, const DeltaBackwardWorkspace& space,
+                                                 unsigned char* memory, uint32_t number) {
+  using Stage = DeltaRecomputeStage<Shape>;
+  const DeltaRecomputeScan<Shape> recompute(p.in, space, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes, number);
+  scan_chunks<Shape, false>(recompute, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
 }
 
 template <typename Shape>
-constexpr int kBothWalksBytes = kWalkBytes<Shape, DeltaReplayStage<Shape>> > kWalkBytes<Shape, DeltaReverseStage<Shape>>
-                                    ? kWalkBytes<Shape, DeltaReplayStage<Shape>>
-                                    : kWalkBytes<Shape, DeltaReverseStage<Shape>>;
+constexpr int kBothScansBytes =
+    kScanBytes<Shape, DeltaRecomputeStage<Shape>> > kScanBytes<Shape, DeltaBackwardStage<Shape>>
+        ? kScanBytes<Shape, DeltaRecomputeStage<Shape>>
+        : kScanBytes<Shape, DeltaBackwardStage<Shape>>;
 
 // The first half of the blocks walk back, as that takes longer.
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    delta_walks_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
+    delta_backward_scans_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  const DeltaChunkSpace space(p.in, Shape::kKeys, chunks, p.workspace);
-  const uint32_t walks = gridDim.x / 2;
-  if (blockIdx.x < walks) {
-    using Stage = DeltaReverseStage<Shape>;
-    const DeltaReverse<Shape> reverse(p, space, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes, blockIdx.x);
-    walk_chunks<Shape, true>(reverse, reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
+  const DeltaBackwardWorkspace space(p.in, Shape::kKeys, chunks, p.workspace);
+  const uint32_t scans = gridDim.x / 2;
+  if (blockIdx.x < scans) {
+    using Stage = DeltaBackwardStage<Shape>;
+    const DeltaBackwardScan<Shape> backward(p, space, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes,
+                                            blockIdx.x);
+    scan_chunks<Shape, true>(backward, reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
   } else {
-    replay_chunks<Shape>(p, space, memory, blockIdx.x - walks);
+    recompute_chunks<Shape>(p, space, memory, blockIdx.x - scans);
   }
 }
 

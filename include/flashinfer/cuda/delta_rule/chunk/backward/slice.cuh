@@ -21,41 +21,42 @@ struct DeltaGradientStage {
 };
 
 template <typename Shape>
-struct DeltaGradientParts : DeltaGradientResults<Shape> {
-  using Base = DeltaGradientResults<Shape>;
+struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
+  using Base = DeltaGradientOutput<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Stage = DeltaGradientStage<Shape>;
   using Matrix = typename Products::Matrix;
   using GradientSums = typename Products::Sums;
   using Sums = typename GradientSums::Keys;
-  using Place = DeltaGradientPlace;
+  using Cursor = GradientCursor;
   static constexpr int kThreads = Shape::kThreads;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::way;
+  using Base::p, Base::in, Base::grid;
 
-  const DeltaChunkSpace& space;
+  const DeltaBackwardWorkspace& space;
 
-  __device__ __forceinline__ DeltaGradientParts(const DeltaRuleBackwardParams& params, const DeltaGradientWay& way_,
-                                                const DeltaChunkSpace& space_)
-      : Base(params, way_), space(space_) {}
+  __device__ __forceinline__ DeltaGradientSlices(const DeltaRuleBackwardParams& params, const GradientGrid& grid_,
+                                                 const DeltaBackwardWorkspace& space_)
+      : Base(params, grid_), space(space_) {}
 
-  __device__ __forceinline__ void load_slice(Stage& to, const Place& at) const {
+  __device__ __forceinline__ void load_slice(Stage& to, const Cursor& at) const {
     const int64_t heads = in.num_value_heads, values = in.value_dim;
     const int first = at.slice * Shape::kSlice;
     const TokenStrides strides{in.num_tokens * heads * values, heads * values, values};
     copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_o), p.grad_o, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
+                                                at.value_head(grid), first, values, thread);
     copy_tokens<T, 2 * Shape::kSlice, kThreads>(ptx::shared_address(to.grad_y), p.grad_v, strides, at.chunk,
-                                                at.value_head(way), first, values, thread);
-    const int64_t place = at.place(in, way);
+                                                at.value_head(grid), first, values, thread);
+    const int64_t index = at.index(in, grid);
     const int strip = at.slice * Stage::kStrips;
-    const auto there = static_cast<int>((values - first + 15) / 16);                   // strips; zeros behind them
+    const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // strips; zeros behind them
     constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // of a part, and of all
-    const int64_t state = place * space.state_bytes + strip * kStates + this->part(at) * kState;
-    copy(to.r, space.residuals + place * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]), there);
-    copy(to.state, space.states + state, kStates, there);
-    copy(to.grad, space.grads + state, kStates, there);
+    const int64_t state = index * space.state_bytes + strip * kStates + this->part(at) * kState;
+    copy(to.r, space.residuals + index * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]),
+         strips_inside);
+    copy(to.state, space.states + state, kStates, strips_inside);
+    copy(to.grad, space.grads + state, kStates, strips_inside);
   }
   __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
     float a[2], b[2];
@@ -64,8 +65,8 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
   }
 
   // dP or X to shared memory, on and below the diagonal.
-  __device__ __forceinline__ void give_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
-                                             const Accumulator<16, kDeltaChunk>& local, float scale) const {
+  __device__ __forceinline__ void store_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
+                                              const Accumulator<16, kDeltaChunk>& local, float scale) const {
     const auto of_row = [&](int at) {
       return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
     };
@@ -93,11 +94,11 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
   }
 
   // dq or dk of a part of the keys, which is finished when all parts are there.
-  __device__ __forceinline__ float2* saved(const Place& at, int which) const {
+  __device__ __forceinline__ float2* saved(const Cursor& at, int which) const {
     const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
     return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
   }
-  __device__ __forceinline__ void save(const Place& at, int which, const Sums& sums) const {
+  __device__ __forceinline__ void save(const Cursor& at, int which, const Sums& sums) const {
     float2* const to = saved(at, which);
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
@@ -106,7 +107,7 @@ struct DeltaGradientParts : DeltaGradientResults<Shape> {
     }
   }
   // The same again, through what normalises rows of `x`.
-  __device__ __forceinline__ void restore(const Place& at, int which, const void* x, const TokenStrides& strides,
+  __device__ __forceinline__ void restore(const Cursor& at, int which, const void* x, const TokenStrides& strides,
                                           const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
     const float2* const from = saved(at, which);
 #pragma unroll

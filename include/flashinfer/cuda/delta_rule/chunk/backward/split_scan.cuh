@@ -9,13 +9,13 @@
 namespace flashinfer::cuda {
 
 template <typename T, int kKeys>
-struct DeltaSplitReverseShape : DeltaWalkShape<T, kKeys, 2, 4> {
+struct DeltaSplitBackwardShape : DeltaWarpShape<T, kKeys, 2, 4> {
   static constexpr int kThreads = 256;
 };
 
 // What a step needs: keys, Z and factors of its chunk, and queries, dO, P and factors of outputs of the next one.
 template <typename Shape>
-struct DeltaSplitReverseStage {
+struct DeltaSplitBackwardStage {
   alignas(128) typename Shape::Keys k;
   alignas(128) typename Shape::Keys q;
   alignas(128) typename Shape::Values grad;  // then dy of the chunk before
@@ -23,34 +23,34 @@ struct DeltaSplitReverseStage {
 };
 
 template <typename Shape>
-struct DeltaSplitReverseShared {
+struct DeltaSplitBackwardShared {
   static constexpr int kStages = 3;
 
-  DeltaSplitReverseStage<Shape> stages[kStages];
+  DeltaSplitBackwardStage<Shape> stages[kStages];
   struct {  // by lanes, of steps in turns
     DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // left operands
     float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                        // sums: P' dO
     float4 added[Shape::kWarps][Shape::kKeys / 8][32];                                         // scale Q' (e^G dO)
-  } handed[2];
+  } exchange[2];
 };
 
 template <typename Shape>
-struct DeltaSplitReverse : DeltaWalk<Shape> {
-  using Base = DeltaWalk<Shape>;
+struct DeltaSplitBackward : DeltaScan<Shape> {
+  using Base = DeltaScan<Shape>;
   using T = typename Shape::T;
   using State = typename Base::State;
   using Products = typename Shape::Products;
-  using Stage = DeltaSplitReverseStage<Shape>;
-  using Shared = DeltaSplitReverseShared<Shape>;
-  using Handed = decltype(Shared::handed[0]);
+  using Stage = DeltaSplitBackwardStage<Shape>;
+  using Shared = DeltaSplitBackwardShared<Shape>;
+  using Exchange = decltype(Shared::exchange[0]);
   using Base::in, Base::kSteps, Base::lane, Base::warp;
 
   const DeltaRuleBackwardParams& p;
-  const DeltaChunkSpace& space;
+  const DeltaBackwardWorkspace& space;
   const int role;  // 0: gradients of states, 1: what needs none, 2: copies
 
-  __device__ __forceinline__ DeltaSplitReverse(const DeltaRuleBackwardParams& params, const DeltaChunkSpace& to,
-                                               uint32_t number)
+  __device__ __forceinline__ DeltaSplitBackward(const DeltaRuleBackwardParams& params, const DeltaBackwardWorkspace& to,
+                                                uint32_t number)
       : Base(params.in, number), p(params), space(to), role(min(threadIdx.x / 32 / Shape::kWarps, 2)) {
     warp %= Shape::kWarps;
   }
@@ -58,7 +58,7 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
   // Of chunk `number`, and of the one before it, which comes next; either may be none.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
-      const DeltaTerms& from = space.terms[this->place(number)];
+      const DeltaTerms& from = space.terms[this->index(number)];
       this->copy_keys(to.k, in.k, in.k_strides, this->chunk(number));
       this->copy_bytes(&to.terms.z, &from.z, sizeof(from.z));
       this->copy_bytes(&to.terms.read, &from.read, sizeof(from.read) + sizeof(from.beta));
@@ -66,7 +66,7 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
     }
     if (number > 0) {
       const DeltaChunk next = this->chunk(number - 1);
-      const DeltaTerms& from = space.terms[this->place(number - 1)];
+      const DeltaTerms& from = space.terms[this->index(number - 1)];
       const int64_t heads = in.num_value_heads, values = in.value_dim;
       this->copy_keys(to.q, in.q, in.q_strides, next);
       this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, next);
@@ -75,63 +75,63 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
     }
   }
 
-  __device__ __forceinline__ void carry(const Stage& stage, Handed& handed, State& state) const {
+  __device__ __forceinline__ void carry(const Stage& stage, Exchange& exchange, State& state) const {
     const auto& terms = stage.terms;
-    typename Base::StateLeft a;
+    typename Base::StateOperandA a;
     typename Base::Sums du;
-    typename Base::Left left;
+    typename Base::OperandA left;
     Products::read(du, a, stage.k, [&](int i) {
-      pack_left<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
-      handed.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+      pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
+      exchange.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
     });
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
       const float2 by = this->of_tokens(terms.write, n);
-      add(du[0][n], by, handed.outputs[warp][n][lane]);
+      add(du[0][n], by, exchange.outputs[warp][n][lane]);
     }
-    this->scaled(left, du, terms.beta);
+    this->pack_scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
     const float2 last = make_float2(terms.last[0], terms.last[0]);
 #pragma unroll
-    for (int n = 0; n < State::kN; ++n) add(state[0][n], last, handed.added[warp][n][lane]);
+    for (int n = 0; n < State::kN; ++n) add(state[0][n], last, exchange.added[warp][n][lane]);
     Products::write(state, left, stage.k, [&](int m) {
-      pack_finite_left<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
-      handed.dy[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
+      pack_finite_operand_a<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
+      exchange.dy[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
       this->scale_tokens(du, m, terms.beta);
-      this->scaled(left[m], du, m, terms.read, -1.f);
+      this->pack_scaled(left[m], du, m, terms.read, -1.f);
     });
   }
 
   // What the next chunk's dO adds.
-  __device__ __forceinline__ void prepare(const Stage& stage, Handed& handed) const {
+  __device__ __forceinline__ void prepare(const Stage& stage, Exchange& exchange) const {
     typename Base::Sums outputs;
-    typename Base::Left grad;
+    typename Base::OperandA grad;
     State added;
     this->load_values(grad, stage.grad);
     Products::template multiply<false, true>(outputs, grad, stage.terms.p);
 #pragma unroll
-    for (int n = 0; n < Base::Sums::kN; ++n) handed.outputs[warp][n][lane] = four(outputs[0][n]);
+    for (int n = 0; n < Base::Sums::kN; ++n) exchange.outputs[warp][n][lane] = four(outputs[0][n]);
     this->scale_values(grad, stage.terms.out);
     added.clear();
     Products::write(added, grad, stage.q);
 #pragma unroll
-    for (int n = 0; n < State::kN; ++n) handed.added[warp][n][lane] = four(added[0][n]);
+    for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = four(added[0][n]);
   }
 
   // What a chunk has left, by way of this warp's part of a tile.
-  __device__ __forceinline__ void finish(Stage& stage, const Handed& handed, int64_t number) const {
+  __device__ __forceinline__ void finish(Stage& stage, const Exchange& exchange, int64_t number) const {
     const int64_t strip = this->column() / 16;
-    char* const grads = space.grads + this->place(number) * space.state_bytes + strip * sizeof(handed.state[0]);
+    char* const grads = space.grads + this->index(number) * space.state_bytes + strip * sizeof(exchange.state[0]);
     if (strip < space.strips) {
 #pragma unroll
       for (int i = 0; i < Shape::kKeys / 16; ++i) {
         uint32_t words[4];
-        take(words, handed.state[warp][i][lane]);
+        split_words(words, exchange.state[warp][i][lane]);
         store_block(grads + i * sizeof(DeltaBlocks), words);
       }
     }
     this->template store<false>(p.grad_v, stage.grad, this->chunk(number),
-                                [&](uint32_t (&words)[4], int m) { take(words, handed.dy[warp][m][lane]); });
+                                [&](uint32_t (&words)[4], int m) { split_words(words, exchange.dy[warp][m][lane]); });
   }
 
  private:
@@ -142,21 +142,21 @@ struct DeltaSplitReverse : DeltaWalk<Shape> {
   __device__ __forceinline__ static float4 four(const float (&sums)[4]) {
     return make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
-  __device__ __forceinline__ static void take(uint32_t (&words)[4], const uint4& from) {
+  __device__ __forceinline__ static void split_words(uint32_t (&words)[4], const uint4& from) {
     words[0] = from.x, words[1] = from.y, words[2] = from.z, words[3] = from.w;
   }
 };
 
 // Step i is that of the i-th chunk from the end: each role has one behind the one before it.
 template <typename Shape>
-__device__ __forceinline__ void split_reverse(const DeltaSplitReverse<Shape>& walk,
-                                              DeltaSplitReverseShared<Shape>& shared) {
-  const DeltaRuleBackwardParams& p = walk.p;
-  const int count = static_cast<int>(walk.num_chunks());
+__device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
+                                               DeltaSplitBackwardShared<Shape>& shared) {
+  const DeltaRuleBackwardParams& p = scan.p;
+  const int count = static_cast<int>(scan.num_chunks());
   const auto stage = [&](int i) -> auto& { return shared.stages[(i + 1) % shared.kStages]; };
-  if (walk.role == 2) {
+  if (scan.role == 2) {
     const auto load = [&](int i) {
-      if (i < count) walk.load(stage(i), count - 1 - i, count);
+      if (i < count) scan.load(stage(i), count - 1 - i, count);
       ptx::cp_async_commit();
     };
     load(-1), load(0);
@@ -165,52 +165,52 @@ __device__ __forceinline__ void split_reverse(const DeltaSplitReverse<Shape>& wa
       __syncthreads();
       load(i + 2);
     }
-  } else if (walk.role == 1) {
+  } else if (scan.role == 1) {
     for (int i = -1; i <= count; ++i) {
       __syncthreads();
-      if (i + 1 < count) walk.prepare(stage(i), shared.handed[(i + 1) % 2]);
-      if (i > 0) walk.finish(stage(i), shared.handed[(i - 1) % 2], count - i);
+      if (i + 1 < count) scan.prepare(stage(i), shared.exchange[(i + 1) % 2]);
+      if (i > 0) scan.finish(stage(i), shared.exchange[(i - 1) % 2], count - i);
     }
   } else {
-    typename DeltaSplitReverse<Shape>::State state;
+    typename DeltaSplitBackward<Shape>::State state;
     state.clear();
     if (p.grad_state)
-      walk.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.grad_state)[i]; });
+      scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.grad_state)[i]; });
     __syncthreads();
     for (int i = 0; i < count; ++i) {
       __syncthreads();
-      walk.carry(stage(i), shared.handed[i % 2], state);
+      scan.carry(stage(i), shared.exchange[i % 2], state);
     }
     __syncthreads();
-    walk.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });
+    scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });
   }
 }
 
 template <typename T, int kKeys>
-struct DeltaSplitWalks {
-  using Reverse = DeltaSplitReverseShape<T, kKeys>;
-  using Replay = DeltaWalkShape<T, kKeys, 2, 4>;
-  static constexpr int kThreads = Reverse::kThreads, kColumns = Reverse::kColumns;
-  static constexpr int kReplayBytes = kWalkBytes<Replay, DeltaReplayStage<Replay>>;
-  static constexpr int kReverseBytes = sizeof(DeltaSplitReverseShared<Reverse>);
-  static constexpr int kBytes = kReplayBytes > kReverseBytes ? kReplayBytes : kReverseBytes;
-  static_assert(Replay::kThreads <= kThreads && Replay::kColumns == kColumns, "blocks of one launch");
+struct DeltaSplitScans {
+  using Backward = DeltaSplitBackwardShape<T, kKeys>;
+  using Recompute = DeltaWarpShape<T, kKeys, 2, 4>;
+  static constexpr int kThreads = Backward::kThreads, kColumns = Backward::kColumns;
+  static constexpr int kRecomputeBytes = kScanBytes<Recompute, DeltaRecomputeStage<Recompute>>;
+  static constexpr int kBackwardBytes = sizeof(DeltaSplitBackwardShared<Backward>);
+  static constexpr int kBytes = kRecomputeBytes > kBackwardBytes ? kRecomputeBytes : kBackwardBytes;
+  static_assert(Recompute::kThreads <= kThreads && Recompute::kColumns == kColumns, "blocks of one launch");
 };
 
-template <typename Walks>
-__global__ void __launch_bounds__(Walks::kThreads, 1)
-    delta_split_walks_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
+template <typename Scans>
+__global__ void __launch_bounds__(Scans::kThreads, 1)
+    delta_split_backward_scans_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  using Replay = typename Walks::Replay;
-  using Reverse = typename Walks::Reverse;
+  using Recompute = typename Scans::Recompute;
+  using Backward = typename Scans::Backward;
   wait_for_inputs();
-  const DeltaChunkSpace space(p.in, Replay::kKeys, chunks, p.workspace);
-  const uint32_t walks = gridDim.x / 2;
-  if (blockIdx.x < walks) {
-    const DeltaSplitReverse<Reverse> reverse(p, space, blockIdx.x);
-    split_reverse(reverse, *reinterpret_cast<DeltaSplitReverseShared<Reverse>*>(memory));
-  } else if (threadIdx.x < Replay::kThreads) {  // barriers do not wait for threads that have ended
-    replay_chunks<Replay>(p, space, memory, blockIdx.x - walks);
+  const DeltaBackwardWorkspace space(p.in, Recompute::kKeys, chunks, p.workspace);
+  const uint32_t scans = gridDim.x / 2;
+  if (blockIdx.x < scans) {
+    const DeltaSplitBackward<Backward> backward(p, space, blockIdx.x);
+    split_backward(backward, *reinterpret_cast<DeltaSplitBackwardShared<Backward>*>(memory));
+  } else if (threadIdx.x < Recompute::kThreads) {  // barriers do not wait for threads that have ended
+    recompute_chunks<Recompute>(p, space, memory, blockIdx.x - scans);
   }
 }
 

@@ -13,15 +13,15 @@ template <typename Shape>
 struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   using Base = DeltaChannelProducts<Shape>;
   using T = typename Shape::T;
-  using typename Base::Place, typename Base::Rows, typename Base::Shared;
+  using typename Base::Cursor, typename Base::Rows, typename Base::Shared;
   using KeyRows = Swizzle<2 * Shape::kKeys, kDeltaChunk>;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
   static constexpr int kTasks = kBlocks * kKeys / kThreads;  // of a thread: a channel of 16 rows
   using Base::Base;
-  using Base::in, Base::p, Base::shared, Base::space, Base::thread, Base::way;
+  using Base::in, Base::p, Base::shared, Base::space, Base::thread, Base::grid;
 
   // Rows times the decays of their blocks, and the decays of whole blocks.
-  __device__ __forceinline__ void scale_rows(const Place& at) const {
+  __device__ __forceinline__ void scale_rows(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
       const int block = block_of(task);
@@ -46,7 +46,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     }
   }
   // This thread's channels: sums become gradients, to which those of the value heads before are added.
-  __device__ __forceinline__ void finish_channels(const Place& at) const {
+  __device__ __forceinline__ void finish_channels(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
       const int block = block_of(task), number = DeltaMatrices::block(block, block);
@@ -68,7 +68,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         shared.queries[row][channel()] = dq, shared.read[row][channel()] = read;
       }
       decay = 1;
-      float along = 0;
+      float row_dot = 0;
 #pragma unroll
       for (int i = 0; i < 16; ++i) w[i] = 0;  // what later rows give row i
 #pragma unroll
@@ -79,28 +79,28 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         const float k = to_float(element(shared.k, row, channel())), q = to_float(element(shared.q, row, channel()));
         const float dq = shared.queries[row][channel()], read = shared.read[row][channel()];
         const float col = decay * shared.col[row][channel()] + w[i] + of_p[i] * q;
-        along += q * dq + k * (read - col);
-        shared.col[row][channel()] = along;
+        row_dot += q * dq + k * (read - col);
+        shared.col[row][channel()] = row_dot;
         shared.read[row][channel()] = read + col;
 #pragma unroll
         for (int j = 0; j < i; ++j) w[j] = a[i] * (w[j] + of_p[j] * q + of_x[j] * k);
         decay *= a[i];
       }
-      shared.behind[block][channel()] = along;
+      shared.after[block][channel()] = row_dot;
     }
   }
   // Those of several value heads meet in memory, each number by the same thread.
-  __device__ __forceinline__ void add_members(const Place& at) const {
+  __device__ __forceinline__ void add_members(const Cursor& at) const {
     float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
     for (int row = thread / kKeys; row < kDeltaChunk; row += kThreads / kKeys) {
       float &dq = shared.queries[row][channel()], &dk = shared.read[row][channel()];
       float* to = sums + row * (2 * kKeys);
       if (at.member > 0) dq += to[0], dk += to[kKeys];
-      if (!at.last_member(way)) to[0] = dq, to[kKeys] = dk;
+      if (!at.last_member(grid)) to[0] = dq, to[kKeys] = dk;
     }
   }
-  __device__ __forceinline__ void give_gates(const Place& at) const {
+  __device__ __forceinline__ void store_gates(const Cursor& at) const {
     float state = 0, decay = 1;  // <D, S behind the chunk>
 #pragma unroll
     for (int block = kBlocks - 1; block >= 0; --block)
@@ -112,17 +112,17 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     if (channel() >= in.key_dim) return;
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
-      float behind = state;
-      for (int block = kBlocks - 1; block > block_of(task); --block) behind += shared.behind[block][channel()];
+      float after = state;
+      for (int block = kBlocks - 1; block > block_of(task); --block) after += shared.after[block][channel()];
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int row = 16 * block_of(task) + i;
         if (row < at.chunk.count)
-          static_cast<float*>(p.grad_gk)[token(row, at) * in.key_dim + channel()] = behind + shared.col[row][channel()];
+          static_cast<float*>(p.grad_gk)[token(row, at) * in.key_dim + channel()] = after + shared.col[row][channel()];
       }
     }
   }
-  __device__ __forceinline__ void store(const Place& at) const {
+  __device__ __forceinline__ void store(const Cursor& at) const {
     store(p.grad_q, at, shared.queries, shared.q, shared.factors.q_factor);
     store(p.grad_k, at, shared.read, shared.k, shared.factors.k_factor);
   }
@@ -130,8 +130,8 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
  private:
   __device__ __forceinline__ int channel() const { return thread % kKeys; }
   __device__ __forceinline__ int block_of(int task) const { return thread / kKeys + task * (kThreads / kKeys); }
-  __device__ __forceinline__ int64_t token(int i, const Place& at) const {
-    return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(way);
+  __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
+    return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
   // An element of a tile of rows.
   __device__ __forceinline__ static T& element(Rows& tile, int row, int channel) {
@@ -139,7 +139,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     return *reinterpret_cast<T*>(reinterpret_cast<char*>(&tile) + at);
   }
   // Decays of this thread's channel in a block's rows.
-  __device__ __forceinline__ void load_decays(float (&a)[16], const Place& at, int block) const {
+  __device__ __forceinline__ void load_decays(float (&a)[16], const Cursor& at, int block) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = 16 * block + i;
@@ -161,12 +161,12 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     }
   }
   // dq or dk, rows of four threads each, through what normalises.
-  __device__ __forceinline__ void store(void* to, const Place& at, const typename Shared::Sums& sums, const Rows& tile,
+  __device__ __forceinline__ void store(void* to, const Cursor& at, const typename Shared::Sums& sums, const Rows& tile,
                                         const float (&factors)[kDeltaChunk]) const {
     const int row = thread / 4;
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row);
     const int64_t token = (at.chunk.batch * in.num_tokens + at.chunk.first + row) * in.num_heads + at.head;
-    float along = 0;
+    float row_dot = 0;
     if (in.l2norm) {
 #pragma unroll
       for (int i = 0; i < kKeys / 32; ++i) {
@@ -174,9 +174,9 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         float x[8];
         load_eight(x, start, unit);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) along += x[e] * sums[row][8 * unit + e];
+        for (int e = 0; e < 8; ++e) row_dot += x[e] * sums[row][8 * unit + e];
       }
-      along = quad_sum(along) * factors[row] * factors[row];
+      row_dot = quad_sum(row_dot) * factors[row] * factors[row];
     }
 #pragma unroll
     for (int i = 0; i < kKeys / 32; ++i) {
@@ -184,7 +184,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       float x[8];
       load_eight(x, start, unit);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] = sums[row][8 * unit + e] - along * x[e];
+      for (int e = 0; e < 8; ++e) x[e] = sums[row][8 * unit + e] - row_dot * x[e];
       if (row < at.chunk.count && 8 * unit < in.key_dim)
         *reinterpret_cast<uint4*>(static_cast<T*>(to) + token * in.key_dim + 8 * unit) =
             make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
@@ -206,16 +206,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
   static_assert(sizeof(shared) <= 163 * 1024, "a block of 8.0 has it");
   wait_for_inputs();
   if (threadIdx.x == 0) {  // what threads would know alike
-    shared.space = DeltaChunkSpace(p.in, Shape::kKeys, chunks, p.workspace);
-    shared.way = DeltaGradientWay(p.in, chunks, shared.space.strips / DeltaGradientStage<Shape>::kStrips);
+    shared.space = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);
+    shared.grid = GradientGrid(p.in, chunks, shared.space.strips / DeltaGradientStage<Shape>::kStrips);
   }
   __syncthreads();
-  const DeltaGradientWay& way = shared.way;
-  DeltaGradientPlace at(p.in, way);
-  if (at.done(way)) return;
+  const GradientGrid& grid = shared.grid;
+  GradientCursor at(p.in, grid);
+  if (at.done(grid)) return;
   using Gradients = DeltaChannelGradients<Shape>;
   Gradients(p, shared).load_keys(at);
-  for (; at.member < way.group; ++at.member) {
+  for (; at.member < grid.group; ++at.member) {
     __syncthreads();  // the value head before has been read
     Gradients(p, shared).load_factors(at);
     ptx::cp_async_commit();
@@ -224,12 +224,12 @@ __global__ void __launch_bounds__(Shape::kThreads)
     Gradients(p, shared).scale_rows(at);
     typename Gradients::GradientSums sums;
     float product[8] = {};
-    for (at.slice = 0; at.slice < way.slices; ++at.slice) Gradients(p, shared).add_slice(at, sums, product);
+    for (at.slice = 0; at.slice < grid.slices; ++at.slice) Gradients(p, shared).add_slice(at, sums, product);
     Gradients(p, shared).finish_products(at, static_cast<float>(p.in.scale.get()), sums, product);
     Gradients(p, shared).finish_channels(at);
     __syncthreads();
-    if (way.group > 1) Gradients(p, shared).add_members(at);
-    if (p.grad_gk) Gradients(p, shared).give_gates(at);
+    if (grid.group > 1) Gradients(p, shared).add_members(at);
+    if (p.grad_gk) Gradients(p, shared).store_gates(at);
   }
   __syncthreads();
   Gradients(p, shared).store(at);

@@ -38,11 +38,12 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   using Base = DeltaSolve<T, Shared>;
   using Terms = DeltaChannelTerms<kKeys>;
   using Rows = Swizzle<2 * kKeys>;
-  using Base::give, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::two, Base::warp;
+  using Base::store_operand, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::as_float2,
+      Base::warp;
   static constexpr int kBytes = 2 * kKeys, kBlocks = Shared::kBlocks;
-  static constexpr int kMine = kKeys / 32;    // channels of a lane
-  static constexpr int kShared = kKeys / 16;  // of two lanes, where a warp's halves have other columns
-  using Mine = uint32_t[kMine / 2];
+  static constexpr int kLaneChannels = kKeys / 32;  // channels of a lane
+  static constexpr int kPairChannels = kKeys / 16;  // of two lanes, where a warp's halves have other columns
+  using LaneChannels = uint32_t[kLaneChannels / 2];
 
   const DeltaRuleInputs& in;
 
@@ -54,12 +55,12 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     load(chunk, value_head);
     correlate_block();
     __syncwarp();
-    give_rows(to);
+    store_rows(to);
     sync();
     Accumulator<16, kDeltaChunk> l, p;
     correlate_blocks(l, p);
     sync();
-    give_local(l, p, scale, to);
+    store_local(l, p, scale, to);
     this->solve(to);
     store(scale, to);
   }
@@ -68,29 +69,29 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   __device__ __forceinline__ void load(const DeltaChunk& chunk, int64_t value_head) const {
     this->copy_rows(in, chunk, value_head);
     const int64_t number = (chunk.batch * in.num_tokens + chunk.first) * in.num_value_heads + value_head;
-    float gates[16][kMine], product[kMine];
+    float gates[16][kLaneChannels], product[kLaneChannels];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = 16 * warp + i;
-      const bool inside = row < chunk.count && kMine * lane < in.key_dim;
+      const bool inside = row < chunk.count && kLaneChannels * lane < in.key_dim;
       const int64_t token = number + row * in.num_value_heads;
       const float all = row < chunk.count && in.g ? load_float<float>(in.g, token) : 0.f;
 #pragma unroll
-      for (int e = 0; e < kMine; ++e) gates[i][e] = 0;
-      if (inside) load_floats(gates[i], static_cast<const float*>(in.gk) + token * in.key_dim + kMine * lane);
+      for (int e = 0; e < kLaneChannels; ++e) gates[i][e] = 0;
+      if (inside) load_floats(gates[i], static_cast<const float*>(in.gk) + token * in.key_dim + kLaneChannels * lane);
 #pragma unroll
-      for (int e = 0; e < kMine; ++e) gates[i][e] += all;
+      for (int e = 0; e < kLaneChannels; ++e) gates[i][e] += all;
     }
 #pragma unroll
-    for (int e = 0; e < kMine; ++e) product[e] = 1;
+    for (int e = 0; e < kLaneChannels; ++e) product[e] = 1;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
 #pragma unroll
-      for (int e = 0; e < kMine; ++e)
+      for (int e = 0; e < kLaneChannels; ++e)
         gates[i][e] = ptx::ex2_approx(gates[i][e] * 1.4426950408889634f), product[e] *= gates[i][e];
-      store_floats(&shared.decay[16 * warp + i][kMine * lane], gates[i]);
+      store_floats(&shared.decay[16 * warp + i][kLaneChannels * lane], gates[i]);
     }
-    store_floats(&shared.blocks[warp][kMine * lane], product);
+    store_floats(&shared.blocks[warp][kLaneChannels * lane], product);
     if (thread < kDeltaChunk)
       shared.beta[thread] = thread >= chunk.count ? 0.f
                             : in.beta             ? load_float<float>(in.beta, number + thread * in.num_value_heads)
@@ -104,17 +105,17 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   // L and P of a block with itself, without the rows' factors: lane l of a half finds column 2 l + half of L, or of P
   // behind the first eight.
   __device__ __forceinline__ void correlate_block() const {
-    const int half = lane / 16, channel = lane % 16 * kShared;
+    const int half = lane / 16, channel = lane % 16 * kPairChannels;
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
-    float w[8][kShared];
+    float w[8][kPairChannels];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < kShared; ++e) w[j][e] = 0;
+      for (int e = 0; e < kPairChannels; ++e) w[j][e] = 0;
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      float a[kShared], k[kShared], q[kShared], values[16];
+      float a[kPairChannels], k[kPairChannels], q[kPairChannels], values[16];
       load_floats(a, &shared.decay[16 * warp + i][channel]);
       load_row(k, keys, 16 * warp + i, channel), load_row(q, queries, 16 * warp + i, channel);
 #pragma unroll
@@ -123,7 +124,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         if (2 * j <= i) {
           const bool first = 2 * j + half == i;
 #pragma unroll
-          for (int e = 0; e < kShared; ++e) {
+          for (int e = 0; e < kPairChannels; ++e) {
             w[j][e] *= a[e];
             if (2 * j >= i - 1 && first) w[j][e] = k[e];
             of_k += k[e] * w[j][e], of_q += q[e] * w[j][e];
@@ -137,60 +138,61 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
 
   // Rows times decays: to memory, and in shared memory those that meet between blocks. Behind the wait for other
   // blocks' decays.
-  __device__ __forceinline__ void give_rows(Terms& to) const {
+  __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
-    const int channel = kMine * lane;
-    float before[kMine], behind[kMine], all[kMine];
+    const int channel = kLaneChannels * lane;
+    float before[kLaneChannels], after[kLaneChannels], all[kLaneChannels];
 #pragma unroll
-    for (int e = 0; e < kMine; ++e) before[e] = behind[e] = 1;
+    for (int e = 0; e < kLaneChannels; ++e) before[e] = after[e] = 1;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      float of[kMine];
+      float of[kLaneChannels];
       load_floats(of, &shared.blocks[block][channel]);
 #pragma unroll
-      for (int e = 0; e < kMine; ++e) {
+      for (int e = 0; e < kLaneChannels; ++e) {
         if (block < warp) before[e] *= of[e];
-        if (block > warp) behind[e] *= of[e];
+        if (block > warp) after[e] *= of[e];
         all[e] = block == 0 ? of[e] : all[e] * of[e];
       }
     }
     if (warp == 0) store_floats(&to.decay[channel], all);
-    Mine written[16];
-    float product[kMine];
+    LaneChannels written[16];
+    float product[kLaneChannels];
 #pragma unroll
-    for (int e = 0; e < kMine; ++e) product[e] = 1;
+    for (int e = 0; e < kLaneChannels; ++e) product[e] = 1;
 #pragma unroll
     for (int i = 15; i >= 0; --i) {
-      float a[kMine], k[kMine];
+      float a[kLaneChannels], k[kLaneChannels];
       load_floats(a, &shared.decay[16 * warp + i][channel]);
       load_row(k, keys, 16 * warp + i, channel);
-      Mine row;
+      LaneChannels row;
 #pragma unroll
-      for (int e = 0; e < kMine; e += 2) {
+      for (int e = 0; e < kLaneChannels; e += 2) {
         const float low = k[e] * product[e], high = k[e + 1] * product[e + 1];
-        written[i][e / 2] = pack<T>(low, high), row[e / 2] = pack<T>(low * behind[e], high * behind[e + 1]);
+        written[i][e / 2] = pack<T>(low, high), row[e / 2] = pack<T>(low * after[e], high * after[e + 1]);
       }
       store_row(to.written, 16 * warp + i, row);
 #pragma unroll
-      for (int e = 0; e < kMine; ++e) product[e] *= a[e];
+      for (int e = 0; e < kLaneChannels; ++e) product[e] *= a[e];
     }
 #pragma unroll
-    for (int e = 0; e < kMine; ++e) product[e] = 1;
+    for (int e = 0; e < kLaneChannels; ++e) product[e] = 1;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      float a[kMine], k[kMine], q[kMine];
+      float a[kLaneChannels], k[kLaneChannels], q[kLaneChannels];
       load_floats(a, &shared.decay[16 * warp + i][channel]);
       __syncwarp();  // decays up to here make room for rows
       load_row(k, keys, 16 * warp + i, channel), load_row(q, queries, 16 * warp + i, channel);
-      Mine read, out, row;
+      LaneChannels read, out, row;
 #pragma unroll
-      for (int e = 0; e < kMine; ++e) product[e] *= a[e], k[e] *= product[e], q[e] *= product[e];
+      for (int e = 0; e < kLaneChannels; ++e) product[e] *= a[e], k[e] *= product[e], q[e] *= product[e];
 #pragma unroll
-      for (int e = 0; e < kMine; e += 2) read[e / 2] = pack<T>(k[e], k[e + 1]), out[e / 2] = pack<T>(q[e], q[e + 1]);
+      for (int e = 0; e < kLaneChannels; e += 2)
+        read[e / 2] = pack<T>(k[e], k[e + 1]), out[e / 2] = pack<T>(q[e], q[e + 1]);
       put_row(read_rows(), i, channel, read), put_row(queries, 16 * warp + i, channel, out);
       put_row(keys, 16 * warp + i, channel, written[i]);
 #pragma unroll
-      for (int e = 0; e < kMine; e += 2)
+      for (int e = 0; e < kLaneChannels; e += 2)
         row[e / 2] = pack<T>(k[e] * before[e], k[e + 1] * before[e + 1]),
                 out[e / 2] = pack<T>(q[e] * before[e], q[e + 1] * before[e + 1]);
       store_row(to.k, 16 * warp + i, row), store_row(to.q, 16 * warp + i, out);
@@ -214,7 +216,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         uint32_t left[1][4], right[1][4], b[2][2];
         if (block + 1 < warp) {
           float* of = &shared.blocks[block + 1][16 * step + 2 * (lane % 4)];
-          const float2 first = *two(of), second = *two(of + 8);
+          const float2 first = *as_float2(of), second = *as_float2(of + 8);
           between[0] *= first.x, between[1] *= first.y, between[2] *= second.x, between[3] *= second.y;
         }
 #pragma unroll
@@ -229,27 +231,27 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   }
 
   // L in place of the rows, and P as it leaves.
-  __device__ __forceinline__ void give_local(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
-                                             float scale, Terms& to) const {
+  __device__ __forceinline__ void store_local(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
+                                              float scale, Terms& to) const {
     const int start = 16 * warp, upper = start + lane / 4;
 #pragma unroll
     for (int n = 0; n < kDeltaChunk / 8 - 2; ++n) {
       if (n / 2 >= warp) continue;
       const int column = 8 * n + 2 * (lane % 4);
-      const float2 k = *two(&shared.k_factor[column]);
+      const float2 k = *as_float2(&shared.k_factor[column]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = upper + 8 * half;
         const float of_k = shared.k_factor[row], of_q = scale * shared.q_factor[row];
         p[0][n][2 * half] *= k.x * of_q, p[0][n][2 * half + 1] *= k.y * of_q;
-        *two(&shared.left[row][column]) =
+        *as_float2(&shared.left[row][column]) =
             make_float2(l[0][n][2 * half] * (k.x * of_k), l[0][n][2 * half + 1] * (k.y * of_k));
       }
     }
 #pragma unroll
     for (int column = 0; column < kBlocks - 1; ++column) {
       if (column >= warp) continue;
-      give(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
+      store_operand(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
     }
     const bool of_queries = lane % 16 >= 8;
     const int j = 2 * (lane % 8) + lane / 16;
@@ -264,7 +266,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     __syncwarp();
     float x[2][4];
     this->load_block_of(shared.right, start, start, x);
-    give(to.p[DeltaTerms::block(warp, warp)], x[0], x[1], 1.f);
+    store_operand(to.p[DeltaTerms::block(warp, warp)], x[0], x[1], 1.f);
     __syncwarp();
   }
 
@@ -298,14 +300,14 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) unpack<T>(words[i], to[2 * i], to[2 * i + 1]);
   }
-  __device__ __forceinline__ static void put_row(uint32_t tile, int row, int channel, const Mine& words) {
+  __device__ __forceinline__ static void put_row(uint32_t tile, int row, int channel, const LaneChannels& words) {
     const uint32_t at = Rows::chunk(Rows::row(tile, row), channel / 8) + channel % 8 * 2;
 #pragma unroll
-    for (int i = 0; i < kMine / 2; ++i) ptx::store_shared(at + 4 * i, words[i]);
+    for (int i = 0; i < kLaneChannels / 2; ++i) ptx::store_shared(at + 4 * i, words[i]);
   }
-  __device__ __forceinline__ void store_row(typename Terms::Rows& to, int row, const Mine& words) const {
-    uint32_t* at = reinterpret_cast<uint32_t*>(&to[row]) + kMine / 2 * lane;
-    if constexpr (kMine == 4) {
+  __device__ __forceinline__ void store_row(typename Terms::Rows& to, int row, const LaneChannels& words) const {
+    uint32_t* at = reinterpret_cast<uint32_t*>(&to[row]) + kLaneChannels / 2 * lane;
+    if constexpr (kLaneChannels == 4) {
       *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
     } else {
       *at = words[0];
@@ -320,17 +322,17 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   // Of 16 numbers of each of 16 lanes, the sum over these of the one that has this lane's number.
   __device__ __forceinline__ float lanes_sums(const float (&values)[16]) const {
     float eight[8], four[4], pair[2];
-    halve(eight, values, 8), halve(four, eight, 4), halve(pair, four, 2);
+    halve_lanes(eight, values, 8), halve_lanes(four, eight, 4), halve_lanes(pair, four, 2);
     float one[1];
-    halve(one, pair, 1);
+    halve_lanes(one, pair, 1);
     return one[0];
   }
   template <int kCount>
-  __device__ __forceinline__ void halve(float (&to)[kCount], const float (&from)[2 * kCount], int by) const {
+  __device__ __forceinline__ void halve_lanes(float (&to)[kCount], const float (&from)[2 * kCount], int by) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float kept = lane & by ? from[kCount + i] : from[i], sent = lane & by ? from[i] : from[kCount + i];
-      to[i] = kept + __shfl_xor_sync(kAllLanes, sent, by);
+      const float own = lane & by ? from[kCount + i] : from[i], sent = lane & by ? from[i] : from[kCount + i];
+      to[i] = own + __shfl_xor_sync(kAllLanes, sent, by);
     }
   }
 };

@@ -41,44 +41,44 @@ struct DeltaChannelGradientsShared {
   float blocks[kBlocks][kKeys];   // the decay of all rows of a block
   float written[kBlocks][kKeys];  // <k, u D'> with the decays behind the row to the end of the block
   float product[kParts][kKeys];   // <D, S>
-  float behind[kBlocks][kKeys];   // what a block's rows add to the gates before them
-  DeltaChunkSpace space;
-  DeltaGradientWay way;
+  float after[kBlocks][kKeys];    // what a block's rows add to the gates before them
+  DeltaBackwardWorkspace space;
+  GradientGrid grid;
 };
 
 template <typename Shape>
-struct DeltaChannelProducts : DeltaGradientParts<Shape> {
-  using Base = DeltaGradientParts<Shape>;
+struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
+  using Base = DeltaGradientSlices<Shape>;
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using Shared = DeltaChannelGradientsShared<Shape>;
   using Rows = typename Shared::Rows;
   using GradientSums = typename Products::Sums;
   using Sums = typename GradientSums::Keys;
-  using Place = DeltaGradientPlace;
+  using Cursor = GradientCursor;
   using Matrix = typename Products::Matrix;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::way, Base::space, Base::pair_of;
+  using Base::p, Base::in, Base::grid, Base::space, Base::pair_of;
 
   Shared& shared;
 
   __device__ __forceinline__ DeltaChannelProducts(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.way, memory.space), shared(memory) {}
+      : Base(params, memory.grid, memory.space), shared(memory) {}
 
   // Starts the copies of rows, and of a value head's factors.
-  __device__ __forceinline__ void load_keys(const Place& at) const {
+  __device__ __forceinline__ void load_keys(const Cursor& at) const {
     copy_keys(shared.k, in.k, in.k_strides, at), copy_keys(shared.q, in.q, in.q_strides, at);
   }
-  __device__ __forceinline__ void load_factors(const Place& at) const {
-    const auto& terms = static_cast<const DeltaChannelTerms<kKeys>*>(space.terms)[at.place(in, way)];
+  __device__ __forceinline__ void load_factors(const Cursor& at) const {
+    const auto& terms = static_cast<const DeltaChannelTerms<kKeys>*>(space.terms)[at.index(in, grid)];
     const auto& factors = static_cast<const DeltaGradientFactors&>(terms);
     if (thread < sizeof(factors) / 16)
       ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,
                        reinterpret_cast<const char*>(&factors) + thread * 16);
   }
   // A slice's part, and <D, S>: a thread has eight channels of blocks of states.
-  __device__ __forceinline__ void add_slice(const Place& at, GradientSums& sums, float (&product)[8]) const {
+  __device__ __forceinline__ void add_slice(const Cursor& at, GradientSums& sums, float (&product)[8]) const {
     auto& stage = shared.stage;
     __syncthreads();  // the slice before has been read
     this->load_slice(stage, at);
@@ -86,7 +86,7 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
     ptx::cp_async_wait<0>();
     __syncthreads();
     Products::add_slice(stage, sums, at.slice == 0);
-    this->give_values(stage.grad_y, at, shared.factors.beta);
+    this->store_values(stage.grad_y, at, shared.factors.beta);
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(stage.state)) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -100,10 +100,10 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
     }
   }
   // What products are left behind a value head's slices; then sums are in shared memory.
-  __device__ __forceinline__ void finish_products(const Place& at, float scale, GradientSums& sums,
+  __device__ __forceinline__ void finish_products(const Cursor& at, float scale, GradientSums& sums,
                                                   float (&product)[8]) const {
-    this->give_local(shared.p, shared.x, shared.factors, sums.local, scale);
-    if (half && p.grad_beta) this->give_betas(at, sums.local);
+    this->store_local(shared.p, shared.x, shared.factors, sums.local, scale);
+    if (half && p.grad_beta) this->store_betas(at, sums.local);
     this->scale_sums(sums, shared.factors);
     const int warp = thread / 32;
 #pragma unroll
@@ -136,7 +136,7 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
 
  private:
   __device__ __forceinline__ void copy_keys(Rows& to, const void* from, const TokenStrides& strides,
-                                            const Place& at) const {
+                                            const Cursor& at) const {
     copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.head, 0,
                                                      in.key_dim, thread);
   }
@@ -151,7 +151,7 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
     for (int m = 0; m < kBlocks - 1; ++m) {
       if (m >= rows) continue;
       uint32_t left[1][4], other[1][4], b[2][2];
-      load_left(left[0], shared.p, m), load_left(other[0], shared.x, m);
+      load_operand_a(left[0], shared.p, m), load_operand_a(other[0], shared.x, m);
       scale_channels(sums.queries, shared.blocks[m]), scale_channels(sums.read, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -175,7 +175,7 @@ struct DeltaChannelProducts : DeltaGradientParts<Shape> {
       }
     }
   }
-  __device__ __forceinline__ void load_left(uint32_t (&left)[4], const Matrix& from, int column) const {
+  __device__ __forceinline__ void load_operand_a(uint32_t (&left)[4], const Matrix& from, int column) const {
     uint32_t r[4];
     load_block<false>(r, ptx::shared_address(from[DeltaMatrices::block(rows, column)]));
     left[0] = r[0], left[1] = r[2], left[2] = r[1], left[3] = r[3];

@@ -6,60 +6,60 @@
 namespace flashinfer::cuda {
 
 template <typename Shape>
-struct DeltaChainStage : DeltaKeyRows<Shape, Shape::kChannels> {
-  static constexpr int kKeptBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaJoined<Shape>)) : 0;
+struct DeltaForwardStage : DeltaKeyRows<Shape, Shape::kChannels> {
+  static constexpr int kTailBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaPartSums<Shape>)) : 0;
   alignas(Shape::kAlign) typename Shape::KeyTiles q;
   alignas(128) typename Shape::Values v;  // then o
   typename Shape::Terms terms;
 };
 
 template <typename Shape>
-struct DeltaChain : DeltaWalk<Shape> {
-  using Base = DeltaWalk<Shape>;
+struct DeltaForwardScan : DeltaScan<Shape> {
+  using Base = DeltaScan<Shape>;
   using T = typename Shape::T;
-  using Stage = DeltaChainStage<Shape>;
+  using Stage = DeltaForwardStage<Shape>;
   using State = typename Base::State;
   using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
   const DeltaRuleParams& p;
-  DeltaJoined<Shape>* const joined;  // where there are parts
+  DeltaPartSums<Shape>* const part_sums;  // where there are parts
 
-  __device__ __forceinline__ explicit DeltaChain(const DeltaRuleParams& params, uint32_t block = blockIdx.x,
-                                                 void* kept = nullptr)
-      : Base(params.in, block), p(params), joined(static_cast<DeltaJoined<Shape>*>(kept)) {}
+  __device__ __forceinline__ explicit DeltaForwardScan(const DeltaRuleParams& params, uint32_t block = blockIdx.x,
+                                                       void* tail = nullptr)
+      : Base(params.in, block), p(params), part_sums(static_cast<DeltaPartSums<Shape>*>(tail)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    const auto& given = static_cast<const typename Shape::Given*>(p.workspace)[this->place(number)];
-    this->load_keys(to, given, chunk), this->load_queries(to, given, chunk);
+    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(p.workspace)[this->index(number)];
+    this->load_keys(to, chunk_terms, chunk), this->load_queries(to, chunk_terms, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
-    this->copy_terms(to.terms, given);
+    this->copy_terms(to.terms, chunk_terms);
   }
 
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
-    typename Base::StateLeft a;
+    typename Base::StateOperandA a;
     typename Base::Sums r, o;
-    typename Base::Left u, write;
+    typename Base::OperandA u, write;
     this->pack_state(a, state);
-    Products::read(r, a, this->mine(stage.k));
+    Products::read(r, a, this->key_part(stage.k));
     this->load_values(write, stage.v);
     Products::template wait<0>(r, a);
-    this->template join<true>(r, joined);
+    this->template reduce_key_parts<true>(r, part_sums);
     this->finish_residuals(r, u, write, terms);
-    Products::read(o, a, this->mine(stage.q));
+    Products::read(o, a, this->key_part(stage.q));
     Products::template wait<1>(r, u);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(r, m, terms.beta);
-      pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
-      this->scaled(write[m], r, m, terms.write);
+      pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
+      this->pack_scaled(write[m], r, m, terms.write);
     }
     this->decay(state, stage);
-    Products::write(state, write, this->mine(stage.written()));
+    Products::write(state, write, this->key_part(stage.written()));
     Products::template wait<1>(o, a);
-    this->template join<false>(o, joined);
+    this->template reduce_key_parts<false>(o, part_sums);
     if (Shape::kParts > 1 && this->part > 0) {
       Products::template wait<0>(state, write);
       return;
@@ -73,12 +73,12 @@ struct DeltaChain : DeltaWalk<Shape> {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_chain_kernel(const DeltaRuleParams p) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_forward_kernel(const DeltaRuleParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  using Stage = DeltaChainStage<Shape>;
-  const DeltaChain<Shape> chain(p, blockIdx.x, memory + kWalkBytes<Shape, Stage> - Stage::kKeptBytes);
-  walk_chunks<Shape, false>(chain, reinterpret_cast<Stage*>(memory), p.initial_state, p.final_state);
+  using Stage = DeltaForwardStage<Shape>;
+  const DeltaForwardScan<Shape> forward(p, blockIdx.x, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes);
+  scan_chunks<Shape, false>(forward, reinterpret_cast<Stage*>(memory), p.initial_state, p.final_state);
 }
 
 }  // namespace flashinfer::cuda

@@ -40,30 +40,30 @@ void launch_chunks(int64_t blocks, int threads, int64_t shared_bytes, const Laun
   Kernel<kKernel>::launch(static_cast<unsigned>(blocks), threads, shared_bytes, where, args...);
 }
 template <auto kKernel, typename Shape, typename Stage, typename... Args>
-void launch_walk(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
-  static_assert(Shape::kHopper || kWalkBytes<Shape, Stage> <= kChunkSharedBytes);
-  launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kWalkBytes<Shape, Stage>, where, args...);
+void launch_scan(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
+  static_assert(Shape::kHopper || kScanBytes<Shape, Stage> <= kChunkSharedBytes);
+  launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kScanBytes<Shape, Stage>, where, args...);
 }
 
 // Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
 // processors have one.
 template <typename T, int kKeys, bool kChannels, typename Body>
-void with_warps_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
-  const int64_t wanted = device_info(where.device).num_sms * 3 / 4;
-  if (in.value_dim > 64 && delta_blocks(in, 128) >= wanted) return body(DeltaWalkShape<T, kKeys, 8, 0, kChannels>{});
-  if (in.value_dim > 32 && delta_blocks(in, 64) >= wanted) return body(DeltaWalkShape<T, kKeys, 4, 0, kChannels>{});
-  body(DeltaWalkShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
+void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+  const int64_t enough = device_info(where.device).num_sms * 3 / 4;
+  if (in.value_dim > 64 && delta_blocks(in, 128) >= enough) return body(DeltaWarpShape<T, kKeys, 8, 0, kChannels>{});
+  if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
+  body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
 // On warpgroups: the fewest with which no block waits for another's processor, by times of all shapes on an H200.
 template <typename T, int kKeys, typename Body>
-void with_walk_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
+void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
   if (serves_sm90a(where.device)) {
-    if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWalkShape<T, kKeys, 2, 2>{});
-    if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaGroupShape<T, kKeys, 1>{});
-    return body(DeltaGroupShape<T, kKeys, 2>{});
+    if (in.value_dim <= 32 || delta_blocks(in, 32) <= num_sms) return body(DeltaWarpShape<T, kKeys, 2, 2>{});
+    if (in.value_dim <= 64 || delta_blocks(in, 64) <= num_sms) return body(DeltaWarpgroupShape<T, kKeys, 1>{});
+    return body(DeltaWarpgroupShape<T, kKeys, 2>{});
   }
-  with_warps_shape<T, kKeys, false>(in, where, body);
+  with_warp_shape<T, kKeys, false>(in, where, body);
 }
 
 template <typename T, int kKeys>
@@ -86,40 +86,40 @@ bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
 // all of them first. On an H200 a processor makes one in 3.8 us, and a chunk's step takes 1.4.
 template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
-  const int64_t num_sms = device_info(where.device).num_sms, walking = delta_blocks(in, Shape::kColumns);
-  const int64_t left = num_sms - walking, heads = in.num_sequences * in.num_value_heads;
+  const int64_t num_sms = device_info(where.device).num_sms, scanning = delta_blocks(in, Shape::kColumns);
+  const int64_t left = num_sms - scanning, heads = in.num_sequences * in.num_value_heads;
   const bool alike = !in.cu_seqlens.data;  // sequences of one length
-  return alike && walking > 0 && left > 0 && heads * 38 <= left * 14 && in.num_tokens >= 4 * kDeltaChunk ? left : 0;
+  return alike && scanning > 0 && left > 0 && heads * 38 <= left * 14 && in.num_tokens >= 4 * kDeltaChunk ? left : 0;
 }
 template <typename Shape>
-void launch_delta_split_groups(const DeltaRuleParams& p, int64_t preparing, const Launch& where) {
+void launch_delta_split_warpgroups(const DeltaRuleParams& p, int64_t preparing, const Launch& where) {
   auto* flags = reinterpret_cast<uint32_t*>(static_cast<char*>(p.workspace) + delta_terms_bytes(p.in));
   if (preparing > 0) {
     const auto bytes = static_cast<size_t>(count_chunks(p.in) * p.in.num_value_heads) * sizeof(uint32_t);
     check(cudaMemsetAsync(flags, 0, bytes, static_cast<cudaStream_t>(where.stream)), "cudaMemsetAsync");
   }
-  launch_chunks<delta_split_groups_kernel<Shape>>(preparing + delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                                  sizeof(DeltaSplitGroupShared<Shape>), where, p,
-                                                  DeltaReady{static_cast<uint32_t>(preparing), flags});
+  launch_chunks<delta_split_warpgroups_kernel<Shape>>(preparing + delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
+                                                      sizeof(DeltaSplitWarpgroupShared<Shape>), where, p,
+                                                      DeltaTermFlags{static_cast<uint32_t>(preparing), flags});
 }
 
 template <typename T, int kKeys>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
-  with_walk_shape<T, kKeys>(p.in, where, [&](auto shape) {
+  with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    using Groups = DeltaSplitGroupShape<T, kKeys>;
+    using Warpgroups = DeltaSplitWarpgroupShape<T, kKeys>;
     // Of few columns and few keys, a warp's products take less time than a warpgroup's.
-    const bool on_groups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
-    const int64_t preparing = on_groups ? delta_preparing_blocks<Groups>(p.in, where) : 0;
+    const bool on_warpgroups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
+    const int64_t preparing = on_warpgroups ? delta_preparing_blocks<Warpgroups>(p.in, where) : 0;
     if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
-    if (on_groups) {
-      launch_delta_split_groups<Groups>(p, preparing, where);
+    if (on_warpgroups) {
+      launch_delta_split_warpgroups<Warpgroups>(p, preparing, where);
     } else if constexpr (!Shape::kHopper) {
       if constexpr (Shape::kLoaders > 0) {
         if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
       }
-      launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
+      launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, where, p);
     }
   });
 }
@@ -128,13 +128,13 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
 template <typename T>
 void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
-  using Groups = DeltaGroupShape<T, 256, 2>;
-  using Warps = DeltaWalkShape<T, 256, 4, 0>;
+  using Warpgroups = DeltaWarpgroupShape<T, 256, 2>;
+  using Warps = DeltaWarpShape<T, 256, 4, 0>;
   launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
   if (serves_sm90a(where.device)) {
-    launch_walk<delta_chain_kernel<Groups>, Groups, DeltaChainStage<Groups>>(p.in, where, p);
+    launch_scan<delta_forward_kernel<Warpgroups>, Warpgroups, DeltaForwardStage<Warpgroups>>(p.in, where, p);
   } else {
-    launch_walk<delta_chain_kernel<Warps>, Warps, DeltaChainStage<Warps>>(p.in, where, p);
+    launch_scan<delta_forward_kernel<Warps>, Warps, DeltaForwardStage<Warps>>(p.in, where, p);
   }
 }
 
@@ -150,10 +150,11 @@ template <typename T, int kKeys>
 void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
   launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
-  if (serves_sm90a(where.device)) return launch_delta_split_groups<DeltaSplitGroupShape<T, kKeys, true>>(p, 0, where);
-  with_warps_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
+  if (serves_sm90a(where.device))
+    return launch_delta_split_warpgroups<DeltaSplitWarpgroupShape<T, kKeys, true>>(p, 0, where);
+  with_warp_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    launch_walk<delta_chain_kernel<Shape>, Shape, DeltaChainStage<Shape>>(p.in, where, p);
+    launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, where, p);
   });
 }
 template <typename T>

@@ -9,27 +9,27 @@
 namespace flashinfer::cuda {
 
 template <typename T, int kKeys>
-struct DeltaSplitShape : DeltaWalkShape<T, kKeys, 2, 2> {
+struct DeltaSplitShape : DeltaWarpShape<T, kKeys, 2, 2> {
   static constexpr int kThreads = 192, kStages = 4;
 };
 
 template <typename Shape>
 struct DeltaSplitShared {
-  DeltaChainStage<Shape> stages[Shape::kStages];
+  DeltaForwardStage<Shape> stages[Shape::kStages];
   struct {  // left operands, 16 bytes of each lane
     DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16];
     DeltaBlocks u[Shape::kWarps][kDeltaChunk / 16];
-  } handed[2];
+  } exchange[2];
 };
 
 template <typename Shape>
-struct DeltaSplit : DeltaChain<Shape> {
-  using Base = DeltaChain<Shape>;
+struct DeltaSplit : DeltaForwardScan<Shape> {
+  using Base = DeltaForwardScan<Shape>;
   using T = typename Shape::T;
   using Stage = typename Base::Stage;
   using State = typename Base::State;
   using Products = typename Shape::Products;
-  using Handed = decltype(DeltaSplitShared<Shape>::handed[0]);
+  using Exchange = decltype(DeltaSplitShared<Shape>::exchange[0]);
   using Base::kSteps, Base::lane, Base::warp;
 
   const int role;  // 0: states, 1: outputs, 2: copies
@@ -39,43 +39,43 @@ struct DeltaSplit : DeltaChain<Shape> {
     warp %= Shape::kWarps;
   }
 
-  __device__ __forceinline__ void carry(Stage& stage, Handed& to, State& state) const {
+  __device__ __forceinline__ void carry(Stage& stage, Exchange& to, State& state) const {
     const auto& terms = stage.terms;
-    typename Base::StateLeft a;
+    typename Base::StateOperandA a;
     typename Base::Sums r;
-    typename Base::Left left;
-    Products::read(r, a, this->mine(stage.k), [&](int i) {
-      pack_left<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
+    typename Base::OperandA left;
+    Products::read(r, a, this->key_part(stage.k), [&](int i) {
+      pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
       to.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
     });
     this->subtract_from_values(r, stage.v, terms.read);
-    this->scaled(left, r, terms.beta);
+    this->pack_scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
     this->decay(state, stage);
-    Products::write(state, left, this->mine(stage.written()), [&](int m) {
+    Products::write(state, left, this->key_part(stage.written()), [&](int m) {
       this->scale_tokens(r, m, terms.beta);
-      pack_left<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
+      pack_operand_a<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
       to.u[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
-      this->scaled(left[m], r, m, terms.write);
+      this->pack_scaled(left[m], r, m, terms.write);
     });
   }
 
-  __device__ __forceinline__ void output(Stage& stage, const Handed& from, int64_t number) const {
-    typename Base::StateLeft a;
+  __device__ __forceinline__ void output(Stage& stage, const Exchange& from, int64_t number) const {
+    typename Base::StateOperandA a;
     typename Base::Sums o;
-    typename Base::Left u;
-    Products::read(o, a, stage.q, [&](int i) { take(a[i], from.state[warp][i][lane]); });
+    typename Base::OperandA u;
+    Products::read(o, a, stage.q, [&](int i) { split_words(a[i], from.state[warp][i][lane]); });
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(o, m, stage.terms.out);
-      take(u[m], from.u[warp][m][lane]);
+      split_words(u[m], from.u[warp][m][lane]);
     }
     Products::template multiply<true>(o, u, stage.terms.p);
     this->template store<false>(this->p.o, stage.v, this->chunk(number), o);
   }
 
  private:
-  __device__ __forceinline__ static void take(uint32_t (&left)[4], const uint4& four) {
+  __device__ __forceinline__ static void split_words(uint32_t (&left)[4], const uint4& four) {
     left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
   }
 };
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
     __syncthreads();
     for (int64_t i = 0; i < count; ++i) {
       __syncthreads();  // the state and u of chunk i are there
-      split.output(shared.stages[i % Shape::kStages], shared.handed[i % 2], i);
+      split.output(shared.stages[i % Shape::kStages], shared.exchange[i % 2], i);
     }
   } else {
     typename DeltaSplit<Shape>::State state;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
       split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
     for (int64_t i = 0; i < count; ++i) {
       __syncthreads();
-      split.carry(shared.stages[i % Shape::kStages], shared.handed[i % 2], state);
+      split.carry(shared.stages[i % Shape::kStages], shared.exchange[i % 2], state);
     }
     __syncthreads();
     if (p.final_state)

@@ -11,48 +11,48 @@
 namespace flashinfer::cuda {
 
 template <typename T, int kKeys, bool kChannels = false>
-struct DeltaSplitGroupShape : DeltaGroupShape<T, kKeys, 1, kChannels> {
-  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kHanded = 2, kBlocks = 1;
+struct DeltaSplitWarpgroupShape : DeltaWarpgroupShape<T, kKeys, 1, kChannels> {
+  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kStateStages = 2, kBlocks = 1;
 };
 
 // States and u of 64 columns as right operands, tiles of rows of 128 bytes: a row for each column.
 template <typename Shape>
-struct DeltaHandedTiles {
+struct DeltaStateTiles {
   alignas(1024) uint4 state[Shape::kColumns][Shape::kKeys / 8];
   alignas(1024) uint4 u[Shape::kColumns][kDeltaChunk / 8];
 };
 template <typename Shape>
-struct DeltaSplitGroupShared {
-  DeltaChainStage<Shape> stages[Shape::kStages];
-  DeltaHandedTiles<Shape> handed[Shape::kHanded];
+struct DeltaSplitWarpgroupShared {
+  DeltaForwardStage<Shape> stages[Shape::kStages];
+  DeltaStateTiles<Shape> state_stages[Shape::kStateStages];
 };
 
 template <typename Shape>
-struct DeltaSplitGroups : DeltaChain<Shape> {
-  using Base = DeltaChain<Shape>;
+struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
+  using Base = DeltaForwardScan<Shape>;
   using T = typename Shape::T;
   using Stage = typename Base::Stage;
   using State = typename Base::State;
   using Products = typename Shape::Products;
-  using Handed = DeltaHandedTiles<Shape>;
+  using StateTiles = DeltaStateTiles<Shape>;
   using Tile = ChunkedTile<kDeltaChunk>;
   using Base::kSteps, Base::lane, Base::warp;
 
   const int role;  // 0: states, 1: outputs, 2: copies
 
-  __device__ __forceinline__ DeltaSplitGroups(const DeltaRuleParams& params, uint32_t block)
+  __device__ __forceinline__ DeltaSplitWarpgroups(const DeltaRuleParams& params, uint32_t block)
       : Base(params, block), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
     warp %= Shape::kWarps;
   }
 
-  __device__ __forceinline__ void carry(Stage& stage, Handed& to, State& state) const {
+  __device__ __forceinline__ void carry(Stage& stage, StateTiles& to, State& state) const {
     const auto& terms = stage.terms;
-    typename Base::StateLeft a;
+    typename Base::StateOperandA a;
     typename Base::Sums r;
-    typename Base::Left left, values;
+    typename Base::OperandA left, values;
     this->pack_state(a, state);
-    Products::read(r, a, this->mine(stage.k));
-    hand(ptx::shared_address(to.state), a);
+    Products::read(r, a, this->key_part(stage.k));
+    store_operand(ptx::shared_address(to.state), a);
     this->load_values(values, stage.v);
     Products::template wait<0>(r, a);
     this->finish_residuals(r, left, values, terms);
@@ -60,17 +60,17 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
     Products::template wait<0>(r, left);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
-    this->scaled(left, r, terms.write);
-    Products::write(state, left, this->mine(stage.written()));
-    typename Base::Left u;
+    this->pack_scaled(left, r, terms.write);
+    Products::write(state, left, this->key_part(stage.written()));
+    typename Base::OperandA u;
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) pack_left<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
-    hand(ptx::shared_address(to.u), u);
+    for (int m = 0; m < kSteps; ++m) pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
+    store_operand(ptx::shared_address(to.u), u);
     Products::template wait<0>(state, left);
   }
 
   // O = out Q S + P u, a row for each token: 16 of each warp.
-  __device__ __forceinline__ void start_output(DeltaSums16& o, const Stage& stage, const Handed& from) const {
+  __device__ __forceinline__ void start_output(DeltaSums16& o, const Stage& stage, const StateTiles& from) const {
     constexpr auto kType = Products::kType;
     const uint64_t queries = Tile::k_contiguous(ptx::shared_address(stage.q));
     const uint64_t states = Tile::k_contiguous(ptx::shared_address(from.state));
@@ -104,12 +104,12 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
   __device__ __forceinline__ void store_output(const DeltaSums16& o, Stage& stage, int64_t number) const {
     using Rows = Swizzle<Shape::kValueBytes>;
     const DeltaChunk chunk = this->chunk(number);
-    const uint32_t start = ptx::shared_address(stage.v), mine = Rows::row(start, 16 * warp + lane % 16);
+    const uint32_t start = ptx::shared_address(stage.v), own_row = Rows::row(start, 16 * warp + lane % 16);
 #pragma unroll
     for (int pair = 0; pair < kSteps; ++pair) {
       uint32_t four[4];
-      pack_left<T>(four, o[0][2 * pair], o[0][2 * pair + 1]);
-      ptx::stmatrix_x4(Rows::chunk(mine, 2 * pair + lane / 16), four[0], four[1], four[2], four[3]);
+      pack_operand_a<T>(four, o[0][2 * pair], o[0][2 * pair + 1]);
+      ptx::stmatrix_x4(Rows::chunk(own_row, 2 * pair + lane / 16), four[0], four[1], four[2], four[3]);
     }
     __syncwarp();
     constexpr int kUnits = Shape::kColumns / 8;
@@ -127,7 +127,7 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
  private:
   // A left operand of this warp's columns as rows of a tile.
   template <int kCount>
-  __device__ __forceinline__ void hand(uint32_t tile, const uint32_t (&left)[kCount][4]) const {
+  __device__ __forceinline__ void store_operand(uint32_t tile, const uint32_t (&left)[kCount][4]) const {
     const int row = 16 * warp + lane % 16;
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
@@ -139,25 +139,25 @@ struct DeltaSplitGroups : DeltaChain<Shape> {
 // no other. CUDA promises no order of starts: the launch has at most one CTA for each multiprocessor
 // (delta_preparing_blocks), so that all are resident at once and none waits for one that cannot start. Sequences go
 // through their chunks at the same time. With blocks = 0 all terms are ready.
-struct DeltaReady {
+struct DeltaTermFlags {
   uint32_t blocks;
   uint32_t* flags;  // of each chunk and value head, 0 at first
 
   // All lanes of a warp, for the first of kAhead chunks: a look at flags takes nearly as long as a chunk's step.
   static constexpr int kAhead = 8;
-  template <typename Walk>
-  __device__ __forceinline__ void wait(const Walk& walk, int chunk, int count) const {
+  template <typename Scan>
+  __device__ __forceinline__ void wait(const Scan& scan, int chunk, int count) const {
     if (blocks == 0 || chunk % kAhead != 0) return;
-    const int mine = chunk + walk.lane % kAhead;
-    if (mine < count)
-      while (ptx::load_acquire(flags + walk.place(mine)) == 0) __nanosleep(64);
+    const int watched = chunk + scan.lane % kAhead;
+    if (watched < count)
+      while (ptx::load_acquire(flags + scan.index(watched)) == 0) __nanosleep(64);
     __syncwarp();
   }
 };
 
 // A block of three groups of threads; each makes the terms of a chunk and head at a time.
 template <typename Shape>
-__device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaReady& ready, void* memory) {
+__device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaTermFlags& ready, void* memory) {
   using Prepare = DeltaPrepare<typename Shape::T, Shape::kKeys>;
   constexpr int kGroups = Shape::kThreads / Prepare::kThreads;
   const DeltaRuleInputs& in = p.in;
@@ -171,26 +171,26 @@ __device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const D
   for (uint32_t unit = blockIdx.x * kGroups + group; unit < units; unit += ready.blocks * kGroups) {
     const uint32_t of_heads = unit / heads, head = unit - of_heads * heads;
     const uint32_t chunk = of_heads / sequences, sequence = of_heads - chunk * sequences;
-    const int64_t place = (int64_t{sequence} * chunks + chunk) * heads + head;
-    prepare.run({sequence_of(in, sequence), chunk}, head, scale, static_cast<DeltaTerms*>(p.workspace)[place]);
+    const int64_t index = (int64_t{sequence} * chunks + chunk) * heads + head;
+    prepare.run({sequence_of(in, sequence), chunk}, head, scale, static_cast<DeltaTerms*>(p.workspace)[index]);
     __threadfence();
     ptx::named_barrier<Prepare::kThreads>(1 + group);
-    if (prepare.thread == 0) ptx::store_release(ready.flags + place, 1);
+    if (prepare.thread == 0) ptx::store_release(ready.flags + index, 1);
   }
 }
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    delta_split_groups_kernel(const DeltaRuleParams p, const DeltaReady ready) {
+    delta_split_warpgroups_kernel(const DeltaRuleParams p, const DeltaTermFlags ready) {
   if constexpr (is_compiled<Shape>()) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    using Split = DeltaSplitGroups<Shape>;
-    auto& shared = *reinterpret_cast<DeltaSplitGroupShared<Shape>*>(memory);
+    using Split = DeltaSplitWarpgroups<Shape>;
+    auto& shared = *reinterpret_cast<DeltaSplitWarpgroupShared<Shape>*>(memory);
     static_assert(sizeof(shared) <= 226 * 1024, "a block of 9.0 has it, and barriers");
-    constexpr int kStages = Shape::kStages, kHanded = Shape::kHanded;
-    __shared__ uint64_t barriers[2 * kStages], handed_barriers[2 * kHanded];
+    constexpr int kStages = Shape::kStages, kStateStages = Shape::kStateStages;
+    __shared__ uint64_t barriers[2 * kStages], state_barriers[2 * kStateStages];
     const Ring<kStages> ring{ptx::shared_address(barriers)};
-    const Ring<kHanded> handed{ptx::shared_address(handed_barriers)};
+    const Ring<kStateStages> state_ring{ptx::shared_address(state_barriers)};
     wait_for_inputs();
     if constexpr (!Shape::kChannels) {
       static_assert(sizeof(shared) >= Shape::kThreads / 128 * sizeof(DeltaPrepareShared<Shape::kKeys>));
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     const Split split(p, blockIdx.x - ready.blocks);
     if (threadIdx.x == 0) {
-      ring.init(Shape::kCopiers, 2 * Shape::kWarps), handed.init(Shape::kWarps, Shape::kWarps);
+      ring.init(Shape::kCopiers, 2 * Shape::kWarps), state_ring.init(Shape::kWarps, Shape::kWarps);
       ptx::mbarrier_fence_init();
     }
     clear_terms<Shape>(shared.stages, kStages);
@@ -217,11 +217,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       for (int i = 0; i < count; ++i) {
         auto& stage = shared.stages[i % kStages];
         ring.wait_full(i);
-        handed.wait_full(i);
+        state_ring.wait_full(i);
         ptx::fence_proxy_async();
         DeltaSums16 o;
-        split.start_output(o, stage, shared.handed[i % kHanded]);
-        if (split.lane == 0) handed.release(i);
+        split.start_output(o, stage, shared.state_stages[i % kStateStages]);
+        if (split.lane == 0) state_ring.release(i);
         split.store_output(o, stage, i);
         __syncwarp();
         if (split.lane == 0) ring.release(i);
@@ -232,13 +232,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (p.initial_state)
         split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
       for (int i = 0; i < count; ++i) {
-        handed.wait_empty(i);
+        state_ring.wait_empty(i);
         ring.wait_full(i);
         ptx::fence_proxy_async();  // tiles were written as ordinary stores write
-        split.carry(shared.stages[i % kStages], shared.handed[i % kHanded], state);
+        split.carry(shared.stages[i % kStages], shared.state_stages[i % kStateStages], state);
         ptx::fence_proxy_async();
         __syncwarp();
-        if (split.lane == 0) handed.arrive_full(i);
+        if (split.lane == 0) state_ring.arrive_full(i);
         if (split.lane == 0) ring.release(i);
       }
       if (p.final_state)
