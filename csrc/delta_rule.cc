@@ -1,4 +1,4 @@
-// Operators of the delta rule; the kernels are in delta_rule_cpu.cc and delta_rule_cuda.cu.
+// Operators of the delta rule. The kernels are in delta_rule_cpu.cc and delta_rule_cuda.cu.
 #include "delta_rule/inputs.h"
 
 #include <tuple>
@@ -40,7 +40,7 @@ std::tuple<Tensor, Tensor> delta_rule_forward(const Tensor& q, const Tensor& k, 
                              chunked);
 }
 
-// One or a few tokens of each sequence, on a pool of states that is changed in place.
+// Advances each sequence by a few tokens, on a pool of states that is updated in place.
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& state, const OptionalTensor& g,
                        const OptionalTensor& gk, const OptionalTensor& beta, const OptionalTensor& a_log,
                        const OptionalTensor& dt_bias, const OptionalTensor& state_indices,
@@ -77,9 +77,9 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
   params.dt_bias = per_head(dt_bias, "dt_bias", params.raw_rows);
   params.lower_bound = static_cast<float>(lower_bound);
   check.that(!a_log || g || gk, "g", "got None, wanted the raw gate that A_log is for");
-  check.that(lower_bound <= 0, "lower_bound", "got a number above 0, wanted one below, or 0 for none");
+  check.that(lower_bound <= 0, "lower_bound", "got a number above 0, wanted a negative one, or 0 for no bound");
   check.that(lower_bound == 0 || a_log, "A_log", "got None, wanted it for lower_bound");
-  check.that(!dt_bias || a_log, "A_log", "got None, wanted it beside dt_bias");
+  check.that(!dt_bias || a_log, "A_log", "got None, wanted it with dt_bias");
   check.that(beta_sigmoid == 0 || beta, "beta", "got None, wanted logits");
   const auto slots = [&](const OptionalTensor& tensor, const char* name) -> Indices {
     if (!tensor) return {};

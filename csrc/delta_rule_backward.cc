@@ -1,4 +1,4 @@
-// The operator of the delta rule's gradients; the kernels are in delta_rule_backward_{cpu,cuda}.
+// Operator of the delta rule's gradients. The kernels are in delta_rule_backward_{cpu,cuda}.
 #include "delta_rule/inputs.h"
 
 #include <tuple>
@@ -8,7 +8,7 @@ namespace {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// What is not there, or is not wanted, has a gradient of no elements.
+// A gradient that does not exist, or that the caller does not need, has no elements.
 Gradients delta_rule_gradients(const OptionalTensor& grad_o, const OptionalTensor& grad_state, const Tensor& q,
                                const Tensor& k, const Tensor& v, const OptionalTensor& g, const OptionalTensor& gk,
                                const OptionalTensor& beta, const OptionalTensor& initial_state,

@@ -1,4 +1,4 @@
-// The CPU kernels of the delta rule's gradients for the element types of this module.
+// CPU kernels of the delta rule's gradients, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/delta_rule/backward.h>
 

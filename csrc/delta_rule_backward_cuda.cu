@@ -1,5 +1,5 @@
-// The CUDA kernels of the delta rule's gradients: a part of this file for each element
-// type. Those over chunks are in csrc/delta_rule_backward.
+// CUDA kernels of the delta rule's gradients. Each element type is a part of this file.
+// csrc/delta_rule_backward has the chunk kernels.
 #include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 #include <flashinfer/cuda/delta_rule/recurrent/backward.cuh>
 

@@ -1,5 +1,5 @@
-// The CUDA kernels of the delta rule: a part of this file for each element type. Those over
-// chunks are in csrc/delta_rule.
+// CUDA kernels of the delta rule. Each element type is a part of this file. csrc/delta_rule has the chunk
+// kernels.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 #include <flashinfer/cuda/delta_rule/recurrent/forward.cuh>
 

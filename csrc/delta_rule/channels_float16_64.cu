@@ -1,8 +1,8 @@
-// The delta rule over chunks on CUDA with a gate of each channel, float16, of keys of up to 64.
+// Instance of the chunk kernels: float16, a decay per channel, up to 64 keys.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_channels<half_t, 64>(const DeltaRuleParams& p, const Launch& stream);
+template void delta_rule_channels<half_t, 64>(const DeltaRuleParams& p, const Launch& where);
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,4 @@
-// The delta rule over chunks on CUDA, bfloat16.
+// Instance of the chunk kernels: bfloat16, up to 128 keys.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

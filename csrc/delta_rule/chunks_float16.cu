@@ -1,4 +1,4 @@
-// The delta rule over chunks on CUDA, float16.
+// Instance of the chunk kernels: float16, up to 128 keys.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

@@ -1,4 +1,4 @@
-// Checks of what the operators of the delta rule have in common.
+// Checks that the operators of the delta rule share.
 #pragma once
 
 #include "binding/binding.h"
@@ -11,13 +11,13 @@ namespace flashinfer::binding {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// The type of states, gates and beta beside q's: float, and double for double.
+// Type of states, gates and beta: float, and double if q is double.
 inline int32_t state_type(DType dtype) {
   return dtype == DType::kFloat64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
 }
 inline DType state_dtype(DType dtype) { return dtype == DType::kFloat64 ? dtype : DType::kFloat32; }
 
-// q, k, v and what comes with each token, checked; `inputs` is what kernels take.
+// Checked q, k, v and inputs per token. Kernels take `inputs`.
 struct DeltaRuleArguments {
   const Check& check;
   View q, k, v;
@@ -59,7 +59,7 @@ struct DeltaRuleArguments {
     inputs.dtype = q.dtype;
   }
 
-  // [num, HV, K, V] or [num, HV, V, K].
+  // Checks a state: [num, HV, K, V] or [num, HV, V, K].
   void state_shape(const View& state, int64_t num) const {
     const int64_t rows = inputs.v_first ? inputs.value_dim : inputs.key_dim;
     check.shape(state, {num, inputs.num_value_heads, rows, inputs.v_first ? inputs.key_dim : inputs.value_dim});
@@ -93,7 +93,7 @@ struct DeltaRuleArguments {
  private:
   static TokenStrides strides(const View& arg) { return {arg.stride(0), arg.stride(1), arg.stride(2)}; }
 
-  // A contiguous tensor [B, T, HV], or [B, T, HV, last] where `last` is not negative.
+  // Returns the data of a contiguous tensor [B, T, HV], or [B, T, HV, last] if `last` is not negative.
   const void* of_tokens(const OptionalTensor& tensor, const char* name, int64_t last) const {
     if (!tensor) return nullptr;
     const View arg(*tensor, name);
@@ -114,12 +114,12 @@ struct DeltaRuleArguments {
     inputs.cu_seqlens = indices(cu_seqlens);
     if (cu_seqlens.size(0) < 1) check.fail(cu_seqlens, "got no elements, wanted at least one");
     if (inputs.batch_size != 1)
-      check.fail(q, "got a batch of " + std::to_string(inputs.batch_size) + ", wanted 1 beside cu_seqlens");
+      check.fail(q, "got a batch of " + std::to_string(inputs.batch_size) + ", wanted 1 with cu_seqlens");
     inputs.num_sequences = cu_seqlens.size(0) - 1;
     if (inputs.num_sequences == 0 && inputs.num_tokens > 0)
       check.fail(cu_seqlens,
-                 "got one element, wanted at least two beside " + std::to_string(inputs.num_tokens) + " tokens");
-    if (kOnCuda) return;  // values are read where the kernel runs
+                 "got one element, wanted at least two with " + std::to_string(inputs.num_tokens) + " tokens");
+    if (kOnCuda) return;  // kernels clamp the values instead
     for (int64_t n = 0; n <= inputs.num_sequences; ++n) {
       const int64_t got = inputs.cu_seqlens[n], least = n ? inputs.cu_seqlens[n - 1] : 0;
       const bool last = n == inputs.num_sequences;

@@ -1,8 +1,8 @@
-// The delta rule over chunks on CUDA with more than 128 keys, bfloat16.
+// Instance of the chunk kernels: bfloat16, 129 to 256 keys.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_wide_chunks<bfloat16_t>(const DeltaRuleParams& p, const Launch& stream);
+template void delta_rule_wide_chunks<bfloat16_t>(const DeltaRuleParams& p, const Launch& where);
 
 }  // namespace flashinfer::cuda

@@ -1,8 +1,8 @@
-// Gradients of the delta rule over chunks on CUDA with a gate of each channel, float16, of keys of up to 128.
+// Instance of the chunk gradients: float16, a decay per channel, up to 128 keys.
 #include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_channels_backward<half_t, 128>(const DeltaRuleBackwardParams& p, const Launch& stream);
+template void delta_rule_channels_backward<half_t, 128>(const DeltaRuleBackwardParams& p, const Launch& where);
 
 }  // namespace flashinfer::cuda

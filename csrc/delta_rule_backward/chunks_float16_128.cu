@@ -1,8 +1,8 @@
-// Gradients of the delta rule over chunks on CUDA, float16, of keys of up to 128.
+// Instance of the chunk gradients: float16, up to 128 keys.
 #include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_chunks_backward<half_t, 128>(const DeltaRuleBackwardParams& p, const Launch& stream);
+template void delta_rule_chunks_backward<half_t, 128>(const DeltaRuleBackwardParams& p, const Launch& where);
 
 }  // namespace flashinfer::cuda

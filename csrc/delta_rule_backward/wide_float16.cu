@@ -1,8 +1,8 @@
-// Gradients of the delta rule over chunks on CUDA with more than 128 keys, float16.
+// Instance of the chunk gradients: float16, 129 to 256 keys.
 #include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {
 
-template void delta_rule_wide_chunks_backward<half_t>(const DeltaRuleBackwardParams& p, const Launch& stream);
+template void delta_rule_wide_chunks_backward<half_t>(const DeltaRuleBackwardParams& p, const Launch& where);
 
 }  // namespace flashinfer::cuda

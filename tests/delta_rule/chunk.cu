@@ -1,4 +1,4 @@
-// The kernels of the delta rule over chunks, for the compiler alone: each shape of a block, for the longest heads.
+// Chunk forward kernels, compiled but not run: every CTA shape, for the longest heads.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

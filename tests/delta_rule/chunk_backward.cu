@@ -1,4 +1,4 @@
-// The kernels of the gradients over chunks, for the compiler alone, in the way of chunk.cu.
+// Chunk gradients, compiled but not run: every CTA shape, for the longest heads.
 #include <flashinfer/cuda/delta_rule/chunk/backward/launch.cuh>
 
 namespace flashinfer::cuda {

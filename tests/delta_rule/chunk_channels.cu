@@ -1,4 +1,4 @@
-// The kernels over chunks with a gate of each channel, for the compiler alone, in the way of chunk.cu.
+// Chunk forward kernels with a decay per channel, compiled but not run: every CTA shape, for the longest heads.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

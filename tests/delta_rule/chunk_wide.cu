@@ -1,4 +1,4 @@
-// The kernels over chunks with more than 128 keys, for the compiler alone, in the way of chunk.cu.
+// Chunk forward kernels with more than 128 keys, compiled but not run: every CTA shape, for the longest heads.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

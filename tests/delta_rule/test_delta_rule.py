@@ -293,10 +293,10 @@ MISTAKES = [
     (ValueError, "beta: got shape", lambda x: dict(beta=x["beta"][:, :, :-1])),
     (ValueError, "initial_state: got shape", lambda x: dict(initial_state=x["initial_state"].mT)),
     (ValueError, "one device|another device|on meta", lambda x: dict(k=x["k"].to("meta"))),
-    (ValueError, "wanted 1 beside cu_seqlens", lambda x: dict(cu_seqlens=torch.tensor([0, 9], device=x["q"].device))),
+    (ValueError, "wanted 1 with cu_seqlens", lambda x: dict(cu_seqlens=torch.tensor([0, 9], device=x["q"].device))),
     (
         ValueError,
-        "cu_seqlens: got one element, wanted at least two beside 9 tokens",
+        "cu_seqlens: got one element, wanted at least two with 9 tokens",
         lambda x: {name: one[:1] for name, one in x.items()} | dict(cu_seqlens=x["q"].new_zeros(1, dtype=torch.int64)),
     ),
     (

@@ -1,8 +1,11 @@
-// The gated delta rule: parameters shared by the binding and by the kernels of every backend.
+// The gated delta rule: parameters that the binding and the kernels of every backend share.
 //
-// Of a sequence and a value head, with a state S of [K x V], decays a = exp(g + gk) of its rows, and s the scale:
+// DeltaNet (Yang et al. 2024, arXiv 2406.06484), Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) and,
+// with a decay per channel, Kimi Delta Attention (Kimi Linear, 2025, arXiv 2510.26692).
+//
+// For each sequence and value head, with a state S [K x V], row decays a = exp(g + gk) and scale s:
 //   S~ = a S;  r = v - S~' k;  u = beta r;  S = S~ + k u';  o = s S' q
-// The decay comes before the prediction S~' k, the output after the update.
+// The decay precedes the prediction S~' k. The output uses the updated state.
 #pragma once
 
 #include <cstdint>
@@ -14,40 +17,41 @@
 
 namespace flashinfer {
 
-// Strides of [B, T, heads, n] in elements; the last dimension is contiguous.
+// Strides of [B, T, heads, n] in elements. The last dimension is contiguous.
 struct TokenStrides {
   int64_t batch, token, head;
 
   FLASHINFER_HD int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
 };
 
-// What q, k and v are, and what each token does to the state. Numbers "of the state" are float, double beside double.
+// Tensors of a call and the options of its recurrence. "State type" is float, and double if q is double.
 struct DeltaRuleInputs {
   const void* q;     // [B, T, H, K]
   const void* k;     // [B, T, H, K]
   const void* v;     // [B, T, HV, V]; value head h reads head h / (HV / H) of q and k
-  const void* g;     // [B, T, HV] of the state, natural logarithm; null: no decay
-  const void* gk;    // [B, T, HV, K] of the state, one for each row; null: none
-  const void* beta;  // [B, T, HV] of the state, or [B, T, HV, V]; null: 1
+  const void* g;     // [B, T, HV], state type, natural logarithm; null: no decay
+  const void* gk;    // [B, T, HV, K], state type, one per row; null: none
+  const void* beta;  // [B, T, HV] or [B, T, HV, V], state type; null: 1
   bool beta_is_vector;
   TokenStrides q_strides, k_strides, v_strides;
   int64_t batch_size, num_tokens, num_heads, num_value_heads, key_dim, value_dim;
-  Indices cu_seqlens;     // [num_sequences + 1], of one batch; null: each batch is a sequence
-  int64_t num_sequences;  // B, or one less than cu_seqlens has
+  Indices cu_seqlens;     // [num_sequences + 1], batch 1; null: each batch is a sequence
+  int64_t num_sequences;  // B, or the length of cu_seqlens minus 1
   Scalar scale;
   bool l2norm;   // q and k are divided by sqrt(sum x^2 + 1e-6)
-  bool v_first;  // states are [.., V, K], else [.., K, V]
+  bool v_first;  // states are [.., V, K] instead of [.., K, V]
   bool chunked;  // operands of products may be rounded to q's type
   DType dtype;   // of q, k, v and o
 
   FLASHINFER_HD int64_t group() const { return num_value_heads / num_heads; }
   FLASHINFER_HD int64_t state_size() const { return key_dim * value_dim; }
-  // Where a row's elements of one column lie behind each other, and a column's of one row.
+  // Distances in elements between two rows of a column, and between two columns of a row.
   FLASHINFER_HD int64_t row_stride() const { return v_first ? 1 : value_dim; }
   FLASHINFER_HD int64_t column_stride() const { return v_first ? key_dim : 1; }
 };
 
-// Tokens [begin, end) of a batch. Values of cu_seqlens are clamped: wrong ones give wrong numbers and no wild access.
+// Tokens [begin, end) of a batch. Values of cu_seqlens are clamped: invalid ones give wrong numbers, but no
+// access out of bounds.
 struct Sequence {
   int64_t batch, begin, end;
 };
@@ -61,46 +65,47 @@ FLASHINFER_HD Sequence sequence_of(const DeltaRuleInputs& in, int64_t n) {
 
 struct DeltaRuleParams {
   DeltaRuleInputs in;
-  // A step may compute its gates from raw numbers: g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a lower bound
-  // bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). `raw_rows`: gk is raw, with dt_bias[h, d], and there is no g. beta
-  // is sigmoid(beta), times 2 where eigenvalues may be negative. Null or 0: g, gk and beta are final.
+  // A step may compute its gates from raw values. g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a
+  // lower bound, bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). With `raw_rows`, gk is raw with dt_bias[h,
+  // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. Null or 0: g, gk
+  // and beta are final.
   const float* a_log;    // [HV]
   const float* dt_bias;  // [HV], or [HV, K] of rows; null: 0
-  float lower_bound;     // below 0, or 0: none
+  float lower_bound;     // negative, or 0: none
   bool raw_rows;
   int beta_sigmoid;  // the factor of the sigmoid, or 0
   void* o;           // [B, T, HV, V], contiguous
   const void* initial_state;
-  void* final_state;      // may be initial_state's memory
+  void* final_state;      // may alias initial_state
   void* snapshots;        // [B, at least T, HV, ...], the state after each token, or null
-  int64_t snapshot_rows;  // its second size
-  Indices slots;          // [num_sequences] where a sequence's state lies in initial_state; null: at its own number
-  Indices output_slots;   // where it goes to in final_state; null: as slots. Negative ones: nothing is touched, o is 0
-  int64_t num_slots;      // of both
+  int64_t snapshot_rows;  // second dimension of snapshots
+  Indices slots;          // [num_sequences], slot of a sequence in initial_state; null: its number
+  Indices output_slots;   // slot in final_state; null: as slots. Negative: no slot is touched, o is 0
+  int64_t num_slots;      // of initial_state and of final_state
   DType state_dtype;
-  void* workspace;  // delta_rule_chunk_workspace() bytes, of calls that are no step
+  void* workspace;  // delta_rule_chunk_workspace() bytes, unused by steps
 };
 
 struct DeltaRuleBackwardParams {
   DeltaRuleInputs in;
   const void* grad_o;         // [B, T, HV, V], contiguous, of q's dtype; null: 0
-  const void* grad_state;     // [N, HV, ...] of the state; null: 0
-  const void* initial_state;  // [N, HV, ...] of the state; null: 0
-  void* grad_q;               // contiguous, as the ones that follow
+  const void* grad_state;     // [N, HV, ...], state type; null: 0
+  const void* initial_state;  // [N, HV, ...], state type; null: 0
+  void* grad_q;               // contiguous, as the next ones
   void* grad_k;
   void* grad_v;
-  void* grad_g;              // of the state, null: not wanted
-  void* grad_gk;             // of the state, null: not wanted
-  void* grad_beta;           // of the state, null: not wanted
-  void* grad_initial_state;  // of the state
+  void* grad_g;              // state type; null: not computed
+  void* grad_gk;             // state type; null: not computed
+  void* grad_beta;           // state type; null: not computed
+  void* grad_initial_state;  // state type
   void* workspace;           // delta_rule_workspace() bytes
 };
 
 struct Launch;
 
-// Bytes that the kernels of chunks work in: 0 where the call is not theirs.
+// Returns the workspace of the chunk kernels in bytes, or 0 if the call does not use them.
 int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
-// Bytes that the gradient's kernels work in.
+// Returns the workspace of the gradient kernels in bytes.
 int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch& launch);
 
 void delta_rule(const DeltaRuleParams& params, const Launch& launch);

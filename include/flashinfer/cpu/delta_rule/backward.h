@@ -1,16 +1,19 @@
-// Gradients of the delta rule on the CPU. Nothing is saved by the forward pass; three passes over a sequence's tokens:
+// Gradients of the token-by-token delta rule on the CPU. The forward pass saves nothing. Three passes over a
+// sequence:
 //   F, forward: r of each token again, and the last state S.
-//   A, backward, from D = dL/dS of the last state:  D += s q do';  dy = D' k;  dv = beta dy;  D = a (D - k dv')
-//   B, forward: dq = s S do;  dk = D u - S~ dv, of which A adds the first term.
-// A gate's gradient needs no state: dg_t = <dS, S>_T + sum over tokens from t on of <o, do> - <v, dv>. Of one row d it
-// is (dS S)_d + sum of q_d dq_d + k_d (row_d - column_d), with row = -S~ dv and column = D u.
+//   A, backward, from D = dL/dS of the last state:
+//      D += s q do';  dy = D' k;  dv = beta dy;  D = a (D - k dv')
+//   B, forward: dq = s S do;  dk = D u - S~ dv. A adds the first term.
+// The gradient of a gate needs no state: dg_t = <dS, S>_T + sum over tokens from t on of <o, do> - <v, dv>.
+// For one row d it is (dS S)_d + sum of q_d dq_d + k_d (row_d - column_d), with row = -S~ dv and column = D
+// u.
 #pragma once
 
 #include <flashinfer/cpu/delta_rule/chunk_backward.h>
 
 namespace flashinfer::cpu {
 
-// One head of q and k, with the value heads that read it, in one thread: their sums have one order, without atomics.
+// One thread computes a head of q and k and its value heads, so the order of sums is fixed without atomics.
 template <typename T>
 class DeltaRuleGradient {
  public:
@@ -36,9 +39,9 @@ class DeltaRuleGradient {
       if (p_.grad_gk) row_gate_.assign((length + 1) * keys, 0);
       for (int64_t first = 0; first < in_.value_dim; first += kDeltaColumns) {
         const Slice slice{n, value_head, first, std::min<int64_t>(kDeltaColumns, in_.value_dim - first), tokens};
-        replay(slice, rows);
-        go_back(slice, rows);
-        go_forward(slice, rows);
+        recompute(slice, rows);
+        backward_pass(slice, rows);
+        forward_pass(slice, rows);
       }
       write_gates(tokens, rows);
     }
@@ -61,7 +64,7 @@ class DeltaRuleGradient {
   Columns<S> beta(const Slice& s, const TokenRows<T>& rows, int64_t t) const {
     return rows.beta(s.tokens.batch, t, s.first, s.count, rows.scalar_beta(s.tokens.batch, t));
   }
-  // s do of a token.
+  // Returns s do of a token.
   Columns<S> scaled_grad(const Slice& s, const TokenRows<T>& rows, int64_t t) const {
     if (!p_.grad_o) return {};
     const T* from = static_cast<const T*>(p_.grad_o) + rows.number(s.tokens.batch, t) * in_.value_dim + s.first;
@@ -69,17 +72,17 @@ class DeltaRuleGradient {
     result.scale(scale_);
     return result;
   }
-  void enter(const Slice& s, const TokenRows<T>& rows, int64_t t) {
+  void load_token(const Slice& s, const TokenRows<T>& rows, int64_t t) {
     rows.key(s.tokens.batch, t, k_.data());
     rows.decays(s.tokens.batch, t, rows.gate(s.tokens.batch, t), decay_.data());
   }
 
-  void replay(const Slice& s, const TokenRows<T>& rows) {
+  void recompute(const Slice& s, const TokenRows<T>& rows) {
     r_.resize(s.length());
     load_state(in_, p_.initial_state, kState, s.state(in_), s.first, s.count, state_.data());
     for (int64_t i = 0; i < s.length(); ++i) {
       const int64_t t = s.tokens.begin + i;
-      enter(s, rows, t);
+      load_token(s, rows, t);
       Columns<S> prediction{};
       for (int64_t d = 0; d < in_.key_dim; ++d) prediction.add(state_[d], decay_[d] * k_[d]);
       r_[i] = load_columns<S>(rows.value(s.tokens.batch, t) + s.first, s.count);
@@ -92,8 +95,8 @@ class DeltaRuleGradient {
     }
   }
 
-  // On entry the last state is in state_.
-  void go_back(const Slice& s, const TokenRows<T>& rows) {
+  // Pass A. state_ has the last state.
+  void backward_pass(const Slice& s, const TokenRows<T>& rows) {
     dv_.resize(s.length());
     grad_.resize(in_.key_dim);
     load_state(in_, p_.grad_state, kState, s.state(in_), s.first, s.count, grad_.data());
@@ -105,7 +108,7 @@ class DeltaRuleGradient {
     for (int64_t i = s.length() - 1; i >= 0; --i) {
       const int64_t t = s.tokens.begin + i;
       const Columns<S> go = scaled_grad(s, rows, t), betas = beta(s, rows, t), u = product(r_[i], betas);
-      enter(s, rows, t);
+      load_token(s, rows, t);
       rows.query(s.tokens.batch, t, q_.data());
       Columns<S> dy{};
       for (int64_t d = 0; d < in_.key_dim; ++d) {
@@ -113,7 +116,7 @@ class DeltaRuleGradient {
         dy.add(grad_[d], k_[d]);
       }
       std::fill(row_.begin(), row_.end(), S(0));
-      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return in_one(grad_[d], u); });
+      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return dot_parts(grad_[d], u); });
       add_to_key(i, S(1));
       if (p_.grad_gk) add_to_row_gate(i, k_, S(-1));
       const Columns<S> dr = product(betas, dy), dbeta = product(dy, r_[i]);
@@ -135,21 +138,21 @@ class DeltaRuleGradient {
     store_state(in_, p_.grad_initial_state, kState, s.state(in_), s.first, s.count, grad_.data());
   }
 
-  void go_forward(const Slice& s, const TokenRows<T>& rows) {
+  void forward_pass(const Slice& s, const TokenRows<T>& rows) {
     load_state(in_, p_.initial_state, kState, s.state(in_), s.first, s.count, state_.data());
     for (int64_t i = 0; i < s.length(); ++i) {
       const int64_t t = s.tokens.begin + i;
-      enter(s, rows, t);
+      load_token(s, rows, t);
       rows.query(s.tokens.batch, t, q_.data());
       for (int64_t d = 0; d < in_.key_dim; ++d) state_[d].scale(decay_[d]);
       std::fill(row_.begin(), row_.end(), S(0));
-      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return in_one(state_[d], dv_[i]); });
+      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return dot_parts(state_[d], dv_[i]); });
       add_to_key(i, S(-1));
       if (p_.grad_gk) add_to_row_gate(i, k_, S(-1));
       const Columns<S> u = product(r_[i], beta(s, rows, t)), go = scaled_grad(s, rows, t);
       for (int64_t d = 0; d < in_.key_dim; ++d) state_[d].add(u, k_[d]);
       std::fill(row_.begin(), row_.end(), S(0));
-      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return in_one(state_[d], go); });
+      row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return dot_parts(state_[d], go); });
       S share = 0;
       for (int64_t d = 0; d < in_.key_dim; ++d) at(dq_, i)[d] += row_[d], share += q_[d] * row_[d];
       gate_[i] += share;
@@ -164,7 +167,7 @@ class DeltaRuleGradient {
     for (int64_t d = 0; d < in_.key_dim; ++d) at(row_gate_, i)[d] += sign * factor[d] * row_[d];
   }
 
-  // Gates of a value head: sums from the last token to the first.
+  // Sums the gates of a value head from the last token to the first.
   void write_gates(const Sequence& tokens, const TokenRows<T>& rows) {
     const int64_t length = tokens.end - tokens.begin;
     for (int64_t i = length - 1; i >= 0; --i) {
@@ -178,7 +181,7 @@ class DeltaRuleGradient {
     }
   }
 
-  // dq and dk of the head.
+  // Writes dq and dk of the head.
   void write_rows(const Sequence& tokens, const TokenRows<T>& rows, int64_t head) {
     for (int64_t i = 0; i < tokens.end - tokens.begin; ++i) {
       const int64_t t = tokens.begin + i;

@@ -1,8 +1,10 @@
-// What the delta rule's chunk forms on the CPU share: sixteen tokens of a value head, and products of small matrices.
+// Shared parts of the chunk form on the CPU: sixteen tokens of a value head, and products of small matrices.
+// The form is that of cuda/delta_rule/chunk/chunk.cuh (arXiv 2406.06484 and 2412.06464).
 //
-// States lie transposed, 32 rows of V by K, and everything of a chunk [V, tokens], so that each product has tokens or
-// keys in its vectors. With i, j numbers of tokens, G the sums of g from the chunk's start and Gam_ij = exp(G_i - G_j):
-//   L = strict lower(k_i k_j Gam_ij)    P = scale lower(q_i k_j Gam_ij)    Z = (I + L B)^-1 L,   B = diag(beta)
+// States are transposed, 32 rows of V by K. Matrices of a chunk are [V, tokens]. Vectors of each product then
+// run over tokens or keys. i and j are tokens of a chunk, G the cumulative sum of g from its first token, and
+// Gam_ij = exp(G_i - G_j), B = diag(beta):
+//   L = strict lower(k_i k_j Gam_ij)    P = scale lower(q_i k_j Gam_ij)    Z = (I + L B)^-1 L
 #pragma once
 
 #include <flashinfer/cpu/delta_rule/columns.h>
@@ -16,11 +18,11 @@ struct alignas(64) Line {
   float at[16];
 };
 
-// Floats from the start of a line of the cache on.
+// Floats aligned to cache lines.
 class Lines {
  public:
   explicit Lines(int64_t count = 0) { resize(count); }
-  // All of them are zeros then.
+  // Resizes and clears.
   void resize(int64_t count) { lines_.assign((count + 15) / 16, Line{}); }
   float* data() { return lines_.empty() ? nullptr : lines_[0].at; }
   const float* data() const { return lines_.empty() ? nullptr : lines_[0].at; }
@@ -29,12 +31,12 @@ class Lines {
   std::vector<Line> lines_;
 };
 
-// A left factor: element (row, k) is at[row * row_step + k * depth_step].
+// Left factor: element (row, k) is at[row * row_step + k * depth_step].
 struct Left {
   const float* at;
   int64_t row_step, depth_step;
 };
-// A right factor of rows that lie `step` apart.
+// Right factor, with rows `step` apart.
 struct Right {
   const float* at;
   int64_t step;
@@ -57,8 +59,8 @@ inline void product_tile(int64_t depth, const Left& left, int64_t row, const Rig
     for (int v = 0; v < kVectors; ++v) finish(row + i, column + v * kLanes, sums[i][v]);
 }
 
-// Calls finish(row, column, sums) for each vector of left [rows, depth] times right [depth, columns], both sizes being
-// multiples of 16.
+// Calls finish(row, column, sums) for each vector of left [rows, depth] times right [depth, columns]. Rows
+// and columns are multiples of 16.
 template <typename Finish>
 inline void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& left, const Right& right,
                      const Finish& finish) {
@@ -71,7 +73,7 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& l
       product_tile<2 * kGemmRows, 1>(depth, left, row, right, column, finish);
 }
 
-// to[j][i] = from[i][j] of a matrix whose sizes are multiples of 16.
+// Transposes a matrix with sizes that are multiples of 16.
 inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_step, float* to, int64_t to_step) {
   for (int64_t i = 0; i < rows; i += kLanes) {
     for (int64_t j = 0; j < columns; j += kLanes) {
@@ -83,8 +85,8 @@ inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t 
   }
 }
 
-// Columns [first, first + count) of each of some tokens' rows as [kDeltaColumns, kChunk]; zeros elsewhere. `row(i)`
-// points to the first of them.
+// Loads columns [first, first + count) of the rows of some tokens as [kDeltaColumns, kChunk], padded with
+// zeros. `row(i)` points to the first column of token i.
 template <typename Row>
 void load_transposed(int tokens, int64_t count, float* to, const Row& row) {
   alignas(64) float rows[kChunk][kDeltaColumns] = {};
@@ -98,7 +100,7 @@ void store_transposed(int tokens, int64_t count, const float* from, const Row& r
   for (int i = 0; i < tokens; ++i) store_row(row(i), rows[i], count);
 }
 
-// 32 columns of a state, transposed: from or to a tensor of states, which are floats. Null: zeros.
+// Load and store 32 columns of a float state, transposed. A null state is loaded as zeros.
 inline void load_panel(const DeltaRuleInputs& in, const void* states, int64_t head, int64_t first, int64_t pad,
                        float* to) {
   std::fill_n(to, kDeltaColumns * pad, 0.f);
@@ -133,29 +135,31 @@ inline void store_panel(const DeltaRuleInputs& in, void* states, int64_t head, i
   }
 }
 
-// Whether a call is one for these forms: numbers of the state are floats, rows decay alike, and there are some tokens.
+// Returns true if the chunk form supports the call: states are float, all rows share a decay, and sequences
+// have some tokens.
 template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in) {
   return !std::is_same_v<T, double> && !in.gk && !in.beta_is_vector &&
          in.batch_size * in.num_tokens >= 8 * in.num_sequences;
 }
 
-// e^x of x that is not positive.
+// Returns e^x for x <= 0.
 inline vfloat decay_of(vfloat x) { return exp(max(x, splat(-87.f))); }
 
-// Numbers of up to sixteen tokens of a value head. Tokens that are not there are zeros which decay nothing.
+// Factors of up to sixteen tokens of a value head. Missing tokens are zeros with decay 1.
 struct ChunkFactors {
   static constexpr int kSquare = kChunk * kChunk;
 
-  alignas(64) float beta[kChunk], decay[kChunk], rest[kChunk];  // exp(G_i), and exp(G of the last - G_i)
-  alignas(64) float gam[kSquare], l[kSquare], p[kSquare], z[kSquare], zt[kSquare], pt[kSquare];  // ..t: transposed
-  float last;                                                                                    // exp(G of the last)
+  alignas(64) float beta[kChunk], decay[kChunk], rest[kChunk];  // exp(G_i), and exp(G_n - G_i) with the last token n
+  alignas(64) float gam[kSquare], l[kSquare], p[kSquare], z[kSquare], zt[kSquare], pt[kSquare];  // zt, pt: transposed
+  float last;                                                                                    // exp(G_n)
 
   template <typename T>
   void load(const TokenRows<T>& rows, int64_t batch, int64_t first, int count) {
     float sums[kChunk], sum = 0;
     for (int i = 0; i < kChunk; ++i) {
-      // Sums of hugely negative numbers would lose the digits of those that follow; exp(-50) is nothing.
+      // In the cumulative sum, a hugely negative g would take the digits of all later ones. exp(-50) is
+      // negligible.
       if (i < count) sum += std::max(rows.gate(batch, first + i), -50.f);
       beta[i] = i < count ? rows.scalar_beta(batch, first + i) : 0.f;
       sums[i] = sum;
@@ -172,7 +176,7 @@ struct ChunkFactors {
     }
   }
 
-  // L, P and Z of rows k and q, and of k transposed.
+  // Computes L, P and Z from rows k and q, and from k transposed.
   void correlate(int64_t pad, const float* k, const float* q, const Right& keys, float scale) {
     multiply(kChunk, kChunk, pad, {k, pad, 1}, keys, [&](int64_t i, int64_t j, vfloat sums) {
       store(l + i * kChunk + j, sums * cpu::load(gam + i * kChunk + j));
@@ -195,7 +199,7 @@ struct ChunkFactors {
   }
 };
 
-// Rows of these tokens, k and q, and k transposed or both.
+// Rows k and q of a chunk, and k transposed, optionally q too.
 template <typename T>
 class ChunkRows {
  public:
@@ -209,7 +213,7 @@ class ChunkRows {
   int64_t batch, first;  // of the tokens
 
   float* k() { return rows_.data(); }                           // [kChunk, pad]
-  float* q() { return rows_.data() + kChunk * pad; }            // [kChunk, pad], behind k
+  float* q() { return rows_.data() + kChunk * pad; }            // [kChunk, pad], after k
   float* columns() { return rows_.data() + 2 * kChunk * pad; }  // [pad, 2 kChunk], keys first
   Right keys() { return {columns(), transposed_ * kChunk}; }
 
@@ -231,16 +235,16 @@ class ChunkRows {
   Lines rows_;
 };
 
-// Rows of the chunk that comes next, each far from the others in memory: lines of them are asked for a few at a time
-// while this chunk is computed, since all at once they would wait for each other as the loads themselves do.
-class Ahead {
+// Prefetches rows of the next chunk, which are scattered in memory. It issues a few cache lines at a time
+// during the computation, because issued at once they would wait for each other as loads do.
+class Prefetcher {
  public:
   void clear() { rows_.clear(), row_ = 0, line_ = 0; }
   template <typename T>
   void add(const T* row, int64_t count) {
     rows_.push_back({reinterpret_cast<const char*>(row), count * static_cast<int64_t>(sizeof(T))});
   }
-  void ask(int lines) {
+  void prefetch(int lines) {
     for (; lines > 0 && row_ < rows_.size(); --lines) {
       __builtin_prefetch(rows_[row_].at + line_, 0, 2);
       line_ += 64;
@@ -258,7 +262,7 @@ class Ahead {
   int64_t line_ = 0;
 };
 
-// state = last state + left [kDeltaColumns, depth] right [depth, pad].
+// state = last state + left right, with left [kDeltaColumns, depth] and right [depth, pad].
 inline void advance(float* state, int64_t pad, float last, int64_t depth, const float* left, const float* right) {
   multiply(kDeltaColumns, pad, depth, {left, depth, 1}, {right, pad}, [&](int64_t row, int64_t d, vfloat sums) {
     float* to = state + row * pad + d;

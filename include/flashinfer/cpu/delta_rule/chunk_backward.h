@@ -1,11 +1,11 @@
-// Gradients of the delta rule on the CPU over chunks of sixteen tokens. Of each 32 columns of V, three passes:
+// Gradients of the chunk form on the CPU, with chunks of sixteen tokens. Three passes per 32 columns of V:
 //   F, forward: r of each token again, and the last state S.
-//   A, backward, from D = dL/dS of the last state:  du = P' dO + e^(Gn-G) K D;  dy = du - Z' (beta du);  dR = beta dy =
-//   dV;
+//   A, backward, from D = dL/dS of the last state:
+//      du = P' dO + e^(Gn-G) K D;  dy = du - Z' (beta du);  dR = beta dy = dV;
 //      D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
-//   B, forward: dq += scale e^G dO S';  dk -= e^G dR S', of which A adds e^(Gn-G) u D'.
-// Sums of dO u' and dR u' over all columns give the rest of dq and dk. A gate's gradient needs no state: dg_t = <dS, S>
-// of the last state + sum over tokens from t on of <q, dq> - <v, dv>.
+//   B, forward: dq += scale e^G dO S';  dk -= e^G dR S'. A adds e^(Gn-G) u D' to dk.
+// Sums of dO u' and dR u' over all columns give the rest of dq and dk. The gradient of a gate needs no state:
+// dg_t = <dS, S> of the last state + sum over tokens from t on of <q, dq> - <v, dv>.
 #pragma once
 
 #include <flashinfer/cpu/delta_rule/chunk.h>
@@ -13,7 +13,7 @@
 
 namespace flashinfer::cpu {
 
-// One head of q and k, with the value heads that read it, in one thread: their sums have one order, without atomics.
+// One thread computes a head of q and k and its value heads, so the order of sums is fixed without atomics.
 template <typename T>
 class DeltaChunkGradient {
  public:
@@ -38,12 +38,12 @@ class DeltaChunkGradient {
       for (int64_t first = 0; first < in_.value_dim; first += kDeltaColumns) {
         const Panel panel{n * in_.num_value_heads + value_head, first,
                           std::min<int64_t>(kDeltaColumns, in_.value_dim - first)};
-        replay(panel, rows);
-        compare_last(panel);
-        go_back(panel, rows);
-        go_forward(panel);
+        recompute(panel, rows);
+        dot_last_states(panel);
+        backward_pass(panel, rows);
+        forward_pass(panel);
       }
-      within_chunks();
+      add_within_chunks();
       write_gates(rows);
     }
     write_rows(head);
@@ -53,10 +53,10 @@ class DeltaChunkGradient {
   static constexpr int kPanelSize = kDeltaColumns * kChunk;  // [kDeltaColumns, kChunk]
 
   struct Panel {
-    int64_t head, first, count;  // the head among those of all sequences, and its columns
+    int64_t head, first, count;  // index of the head among all sequences, and its columns
   };
 
-  // Rows of a head lie far apart in tensors, and each pass needs them: here they lie beside each other.
+  // Copies the rows of a head next to each other. They are scattered in tensors, and each pass reads them.
   void load_rows(const TokenRows<T>& rows) {
     while (static_cast<int64_t>(rows_.size()) < chunks_) rows_.emplace_back(in_.key_dim, 1);
     for (int64_t c = 0; c < chunks_; ++c) {
@@ -65,7 +65,7 @@ class DeltaChunkGradient {
     }
   }
 
-  // What comes with the tokens, and sums of nothing yet.
+  // Loads the factors of the tokens, and clears the sums.
   void prepare(const TokenRows<T>& rows) {
     factors_.resize(chunks_);
     gate_.assign(chunks_ * kChunk + 1, 0), dbeta_.assign(chunks_ * kChunk, 0);
@@ -83,7 +83,7 @@ class DeltaChunkGradient {
     for (int at = 0; at < kPanelSize; at += kLanes) store(to + at, load(from + at) * load(factor + at % kChunk));
   }
 
-  void replay(const Panel& panel, const TokenRows<T>& rows) {
+  void recompute(const Panel& panel, const TokenRows<T>& rows) {
     alignas(64) float betas_r[kPanelSize];
     load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
     for (int64_t c = 0; c < chunks_; ++c) {
@@ -103,31 +103,31 @@ class DeltaChunkGradient {
                  float* to = r + row * kChunk + i;
                  store(to, load(to) - sums);
                });
-      take_tokens(c);
+      update_state(c);
     }
   }
 
   // S = e^Gn S + K' e^(Gn-G) u
-  void take_tokens(int64_t c) {
+  void update_state(int64_t c) {
     alignas(64) float u[kPanelSize];
     scale_tokens(r_.data() + c * kPanelSize, factors_[c].beta, u);
     scale_tokens(u, factors_[c].rest, u);
     advance(state_.data(), pad_, factors_[c].last, kChunk, u, rows_[c].k());
   }
 
-  void compare_last(const Panel& panel) {
+  void dot_last_states(const Panel& panel) {
     load_panel(in_, p_.grad_state, panel.head, panel.first, pad_, grad_.data());
     gate_[chunks_ * kChunk] += dot(grad_.data(), state_.data(), kDeltaColumns * pad_);
   }
 
-  void go_back(const Panel& panel, const TokenRows<T>& rows) {
+  void backward_pass(const Panel& panel, const TokenRows<T>& rows) {
     alignas(64) float go[kPanelSize], du[kPanelSize], u[kPanelSize], dr[kPanelSize];
     for (int64_t c = chunks_ - 1; c >= 0; --c) {
       const ChunkFactors& f = factors_[c];
       ChunkRows<T>& chunk = rows_[c];
       const float *v = v_.data() + c * kPanelSize, *r = r_.data() + c * kPanelSize;
       load_transposed(p_.grad_o ? chunk.count : 0, panel.count, go,
-                      [&](int i) { return static_cast<const T*>(p_.grad_o) + place(rows, chunk, i) + panel.first; });
+                      [&](int i) { return static_cast<const T*>(p_.grad_o) + offset(rows, chunk, i) + panel.first; });
       multiply(kDeltaColumns, kChunk, pad_, {grad_.data(), pad_, 1}, chunk.keys(),
                [&](int64_t row, int64_t i, vfloat sums) { store(du + row * kChunk + i, sums * load(f.rest + i)); });
       multiply(kDeltaColumns, kChunk, kChunk, {go, kChunk, 1}, {f.p, kChunk}, [&](int64_t row, int64_t i, vfloat sums) {
@@ -149,13 +149,13 @@ class DeltaChunkGradient {
         store(dbeta_.data() + c * kChunk + i, beta), store(gate_.data() + c * kChunk + i, gate);
       }
       store_transposed(chunk.count, panel.count, dr,
-                       [&](int i) { return static_cast<T*>(p_.grad_v) + place(rows, chunk, i) + panel.first; });
+                       [&](int i) { return static_cast<T*>(p_.grad_v) + offset(rows, chunk, i) + panel.first; });
       scale_tokens(r, f.beta, u);
       add_product({go, 1, kChunk}, {u, kChunk}, dp_.data() + c * ChunkFactors::kSquare);
       add_product({dr, 1, kChunk}, {u, kChunk}, x_.data() + c * ChunkFactors::kSquare);
       scale_tokens(u, f.rest, u);
       add_rows(kDeltaColumns, {u, 1, kChunk}, {grad_.data(), pad_}, dk_, c);
-      // -e^G dR and scale e^G dO of each column, beside each other as k and q are.
+      // -e^G dR and scale e^G dO per column, in the order of k and q.
       float* both = grads_.data() + 2 * c * kPanelSize;
       for (int row = 0; row < kDeltaColumns; ++row)
         for (int i = 0; i < kChunk; i += kLanes) {
@@ -167,18 +167,18 @@ class DeltaChunkGradient {
     store_panel(in_, p_.grad_initial_state, panel.head, panel.first, pad_, grad_.data());
   }
 
-  void go_forward(const Panel& panel) {
+  void forward_pass(const Panel& panel) {
     load_panel(in_, p_.initial_state, panel.head, panel.first, pad_, state_.data());
     for (int64_t c = 0; c < chunks_; ++c) {
       const float* both = grads_.data() + 2 * c * kPanelSize;
       add_rows(kDeltaColumns, {both, 1, 2 * kChunk}, {state_.data(), pad_}, dk_, c);
       add_queries(kDeltaColumns, {both + kChunk, 1, 2 * kChunk}, {state_.data(), pad_}, c);
-      take_tokens(c);
+      update_state(c);
     }
   }
 
-  // What tokens of a chunk do to each other.
-  void within_chunks() {
+  // Adds the terms between the tokens of a chunk.
+  void add_within_chunks() {
     alignas(64) float dp[ChunkFactors::kSquare], x[ChunkFactors::kSquare], sum[ChunkFactors::kSquare];
     for (int64_t c = 0; c < chunks_; ++c) {
       const float *gam = factors_[c].gam, *all_dp = dp_.data() + c * ChunkFactors::kSquare,
@@ -195,7 +195,7 @@ class DeltaChunkGradient {
     }
   }
 
-  // to [kChunk, kChunk] += left right, whose depth are the columns.
+  // to [kChunk, kChunk] += left right, summed over columns.
   static void add_product(const Left& left, const Right& right, float* to) {
     multiply(kChunk, kChunk, kDeltaColumns, left, right,
              [&](int64_t i, int64_t j, vfloat sums) { store(to + i * kChunk + j, load(to + i * kChunk + j) + sums); });
@@ -206,7 +206,7 @@ class DeltaChunkGradient {
     multiply(kChunk, pad_, depth, left, right,
              [&](int64_t i, int64_t d, vfloat sums) { store(rows + i * pad_ + d, load(rows + i * pad_ + d) + sums); });
   }
-  // The same of dq, whose products with q are the gates'.
+  // The same for dq. Its products with q belong to the gates.
   void add_queries(int64_t depth, const Left& left, const Right& right, int64_t chunk) {
     float *rows = dq_.data() + chunk * kChunk * pad_, *q = rows_[chunk].q();
     vfloat shares[kChunk] = {};
@@ -217,12 +217,12 @@ class DeltaChunkGradient {
     for (int i = 0; i < kChunk; ++i) gate_[chunk * kChunk + i] += sum(shares[i]);
   }
 
-  // Number of a token's columns in tensors like v.
-  int64_t place(const TokenRows<T>& rows, const ChunkRows<T>& chunk, int i) const {
+  // Offset of a token's columns in tensors like v.
+  int64_t offset(const TokenRows<T>& rows, const ChunkRows<T>& chunk, int i) const {
     return rows.number(chunk.batch, chunk.first + i) * in_.value_dim;
   }
 
-  // Sums from the last token to the first.
+  // Sums gates from the last token to the first.
   void write_gates(const TokenRows<T>& rows) {
     float total = gate_[chunks_ * kChunk];
     for (int64_t t = tokens_.end - 1; t >= tokens_.begin; --t) {

@@ -1,6 +1,7 @@
-// The delta rule on the CPU over chunks of sixteen tokens: products of matrices in place of a pass over the state for
-// each token. With R = V - e^G K S:  r = R - Z (beta R);  u = beta r;  O = scale e^G Q S + P u;  S = e^Gn S + K'
-// e^(Gn-G) u.
+// The chunk form on the CPU, with chunks of sixteen tokens: matrix products replace a pass over the state per
+// token.
+//   R = V - e^G K S    r = R - Z (beta R)    u = beta r
+//   O = scale e^G Q S + P u    S = e^Gn S + K' e^(Gn-G) u
 #pragma once
 
 #include <flashinfer/cpu/delta_rule/chunk.h>
@@ -9,12 +10,12 @@
 namespace flashinfer::cpu {
 
 template <typename T>
-class DeltaChunkChain {
+class DeltaChunkScan {
  public:
-  explicit DeltaChunkChain(const DeltaRuleParams& p)
+  explicit DeltaChunkScan(const DeltaRuleParams& p)
       : p_(p), in_(p.in), rows_(p.in.key_dim), scale_(static_cast<float>(p.in.scale.get())) {}
 
-  // Columns [begin, end) of one value head of sequence n; `begin` is a multiple of kDeltaColumns.
+  // Computes columns [begin, end) of one value head of sequence n. `begin` is a multiple of kDeltaColumns.
   void run(int64_t n, int64_t value_head, int64_t begin, int64_t end) {
     const Sequence tokens = sequence_of(in_, n);
     const TokenRows<T> rows(in_, value_head);
@@ -24,7 +25,7 @@ class DeltaChunkChain {
       load_panel(in_, p_.initial_state, head, first, rows_.pad, of(first - begin));
     for (int64_t number = 0; tokens.begin + number * kChunk < tokens.end; ++number) {
       rows_.load(rows, tokens, number);
-      look_ahead(rows, tokens, begin, end);
+      queue_prefetches(rows, tokens, begin, end);
       rows_.transpose_keys(), rows_.transpose_queries();
       factors_.load(rows, rows_.batch, rows_.first, rows_.count);
       factors_.correlate(rows_.pad, rows_.k(), rows_.q(), rows_.keys(), scale_);
@@ -36,13 +37,13 @@ class DeltaChunkChain {
   }
 
  private:
-  void look_ahead(const TokenRows<T>& rows, const Sequence& tokens, int64_t begin, int64_t end) {
-    ahead_.clear();
+  void queue_prefetches(const TokenRows<T>& rows, const Sequence& tokens, int64_t begin, int64_t end) {
+    prefetcher_.clear();
     const int64_t first = rows_.first + kChunk, last = std::min(first + kChunk, tokens.end);
     for (int64_t t = first; t < last; ++t) {
-      ahead_.add(rows.raw_key(tokens.batch, t), in_.key_dim);
-      ahead_.add(rows.raw_query(tokens.batch, t), in_.key_dim);
-      ahead_.add(rows.value(tokens.batch, t) + begin, end - begin);
+      prefetcher_.add(rows.raw_key(tokens.batch, t), in_.key_dim);
+      prefetcher_.add(rows.raw_query(tokens.batch, t), in_.key_dim);
+      prefetcher_.add(rows.value(tokens.batch, t) + begin, end - begin);
     }
   }
 
@@ -59,7 +60,7 @@ class DeltaChunkChain {
              [&](int64_t row, int64_t column, vfloat sums) {
                const int64_t i = column % kChunk, at = row * kChunk + i;
                const vfloat decayed = sums * load(f.decay + i);
-               ahead_.ask(2);  // of 128 keys and columns: 256 calls a chunk, for 384 lines
+               prefetcher_.prefetch(2);  // with 128 keys and columns, 256 calls per chunk issue 384 lines
                if (column >= kChunk) return store(o + at, decayed * scale_);
                const vfloat rest = load(v + at) - decayed;
                store(r + at, rest), store(u + at, rest * load(f.beta + i));
@@ -83,24 +84,25 @@ class DeltaChunkChain {
   const DeltaRuleInputs& in_;
   ChunkRows<T> rows_;
   ChunkFactors factors_;
-  Ahead ahead_;
+  Prefetcher prefetcher_;
   Lines state_;
   float scale_;
 };
 
 template <typename T>
 void delta_rule_chunks(const DeltaRuleParams& p) {
-  const int64_t chains = p.in.num_sequences * p.in.num_value_heads, values = p.in.value_dim;
-  // A task has all columns of a head where there are enough heads: what a chunk's columns share is made for each task.
-  const int64_t panels = (values + kDeltaColumns - 1) / kDeltaColumns, wanted = 2 * num_threads();
-  const int64_t slices = std::min(panels, (wanted + chains - 1) / std::max<int64_t>(chains, 1));
+  const int64_t scans = p.in.num_sequences * p.in.num_value_heads, values = p.in.value_dim;
+  // With enough heads a task has all columns of a head, because each task recomputes the terms that columns
+  // share.
+  const int64_t panels = (values + kDeltaColumns - 1) / kDeltaColumns, enough = 2 * num_threads();
+  const int64_t slices = std::min(panels, (enough + scans - 1) / std::max<int64_t>(scans, 1));
   const int64_t width = (panels + slices - 1) / std::max<int64_t>(slices, 1) * kDeltaColumns;
-  const int64_t tasks = chains * slices;
+  const int64_t tasks = scans * slices;
   parallel_tasks(tasks, [&](auto next) {
-    DeltaChunkChain<T> chain(p);
+    DeltaChunkScan<T> scan(p);
     for (int64_t task = next(); task < tasks; task = next()) {
       const int64_t begin = task % slices * width, head = task / slices;
-      chain.run(head / p.in.num_value_heads, head % p.in.num_value_heads, begin, std::min(begin + width, values));
+      scan.run(head / p.in.num_value_heads, head % p.in.num_value_heads, begin, std::min(begin + width, values));
     }
   });
 }

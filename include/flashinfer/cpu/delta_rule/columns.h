@@ -1,4 +1,5 @@
-// What the delta rule's kernels on the CPU share: 32 columns of a head's state, rows of tokens, factors of a token.
+// Shared parts of the delta rule on the CPU: 32 columns of a head's state, rows of tokens, factors of a
+// token.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,10 @@
 
 namespace flashinfer::cpu {
 
-// Columns of V are independent of each other. 32 of them, with 128 rows, are 16 KB: they stay in the L1 cache.
+// Columns of V are independent. 32 of them with 128 rows take 16 KB, and stay in the L1 cache.
 constexpr int kDeltaColumns = 32;
 
-// Vectors of what states are computed in: float, and double for double.
+// Vectors of the state type: float, and double if q is double.
 template <typename S>
 struct StateLanes {
   using V = vfloat;
@@ -64,7 +65,8 @@ Columns<S> product(const Columns<S>& a, const Columns<S>& b) {
   return result;
 }
 
-// Sums of the elements of each of `count` rows: S x for a matrix S of rows. `at(d)` are a row's products in one vector.
+// Adds the element sums of `count` rows to `sums`: S x for a matrix S of rows. `at(d)` returns the products
+// of row d in one vector.
 template <typename S, typename Row>
 void row_sums_into(int64_t count, S* sums, const Row& at) {
   int64_t d = 0;
@@ -84,13 +86,13 @@ void row_sums_into(int64_t count, S* sums, const Row& at) {
 }
 
 template <typename S>
-auto in_one(const Columns<S>& a, const Columns<S>& b) {
+auto dot_parts(const Columns<S>& a, const Columns<S>& b) {
   auto total = a.part[0] * b.part[0];
   for (int i = 1; i < Columns<S>::kParts; ++i) total += a.part[i] * b.part[i];
   return total;
 }
 
-// ---- rows of tokens ----------------------------------------------------------------------------------------------
+// ---- rows of tokens ------------------------------------------------------------------------------
 
 template <typename S, typename T>
 void load_row(const T* from, int64_t count, S* to) {
@@ -140,14 +142,14 @@ S dot(const S* a, const S* b, int64_t count) {
   return total;
 }
 
-// 1 / sqrt(sum x^2 + 1e-6).
+// Returns 1 / sqrt(sum x^2 + 1e-6).
 template <typename S>
 S l2_factor(const S* row, int64_t count) {
   return 1 / std::sqrt(dot(row, row, count) + static_cast<S>(1e-6));
 }
 
-// Writes the gradient of a row of q or k: where the kernel normalises, y = x f has dx = f (dy - y <y, dy>). `grad` may
-// be changed, and `scratch` is as long as a row.
+// Writes the gradient of a row of q or k. If the kernel normalises, y = x f has dx = f (dy - y <y, dy>).
+// `grad` may be overwritten, and `scratch` is as long as a row.
 template <typename S, typename T>
 void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* grad, S* scratch, T* to) {
   if (in.l2norm) {
@@ -158,9 +160,9 @@ void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* 
   store_row(to, grad, in.key_dim);
 }
 
-// ---- states ------------------------------------------------------------------------------------------------------
+// ---- states --------------------------------------------------------------------------------------
 
-// Calls body(pointer of the state's type).
+// Calls body(null pointer of the state's type).
 template <typename S, typename Body>
 void with_state_type(DType dtype, const Body& body) {
   if constexpr (std::is_same_v<S, double>) {
@@ -172,7 +174,8 @@ void with_state_type(DType dtype, const Body& body) {
   }
 }
 
-// Columns [first, first + count) of head number `head` (of all slots) from or to a tensor of states; null: zeros.
+// Load and store columns [first, first + count) of head number `head` (of all slots). A null tensor is loaded
+// as zeros.
 template <typename S>
 void load_state(const DeltaRuleInputs& in, const void* states, DType dtype, int64_t head, int64_t first, int64_t count,
                 Columns<S>* rows) {
@@ -230,9 +233,9 @@ void store_state(const DeltaRuleInputs& in, void* states, DType dtype, int64_t h
   });
 }
 
-// ---- a token -----------------------------------------------------------------------------------------------------
+// ---- a token -------------------------------------------------------------------------------------
 
-// The rows of a token that a value head reads, as numbers of the state.
+// Rows of a token that a value head reads, converted to the state type.
 template <typename T>
 class TokenRows {
  public:
@@ -250,9 +253,9 @@ class TokenRows {
   const T* value(int64_t b, int64_t t) const {
     return static_cast<const T*>(in_.v) + in_.v_strides.at(b, t, value_head_);
   }
-  // Number of the token and value head in contiguous tensors [B, T, HV, ...].
+  // Index of the token and value head in contiguous tensors [B, T, HV, ...].
   int64_t number(int64_t b, int64_t t) const { return (b * in_.num_tokens + t) * in_.num_value_heads + value_head_; }
-  // exp(g + gk) of each row, with `g` in place of the token's own, and row_gate(gk, d) in that of gk.
+  // Computes exp(g + gk) of each row, with `g` as the token's gate and row_gate(gk, d) instead of gk.
   template <typename RowGate>
   void decays(int64_t b, int64_t t, S g, S* to, const RowGate& row_gate) const {
     const S* gk = static_cast<const S*>(in_.gk);
@@ -267,13 +270,13 @@ class TokenRows {
     decays(b, t, g, to, [](S gk, int64_t) { return gk; });
   }
   S gate(int64_t b, int64_t t) const { return in_.g ? static_cast<const S*>(in_.g)[number(b, t)] : S(0); }
-  // Whether a token's gate leaves less of a state than the state's rounding: the gate's gradient <dS, e^g S> is 0 then,
-  // and the sums that gradients of gates are begin anew.
+  // Returns true if the gate leaves less of a state than its rounding error. The gradient <dS, e^g S> of that
+  // gate is then 0, and the sums of gate gradients restart.
   bool forgets(int64_t b, int64_t t) const { return gate(b, t) < (std::is_same_v<S, double> ? -60 : -25); }
   S scalar_beta(int64_t b, int64_t t) const {
     return in_.beta && !in_.beta_is_vector ? static_cast<const S*>(in_.beta)[number(b, t)] : S(1);
   }
-  // beta of some columns; `scalar` where it is one number.
+  // Returns beta of some columns, or `scalar` for all.
   Columns<S> beta(int64_t b, int64_t t, int64_t first, int64_t count, S scalar) const {
     if (in_.beta_is_vector)
       return load_columns<S>(static_cast<const S*>(in_.beta) + number(b, t) * in_.value_dim + first, count);

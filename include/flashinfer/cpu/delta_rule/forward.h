@@ -1,4 +1,5 @@
-// The delta rule on the CPU: 32 columns of a head's state go through a sequence in the L1 cache, one pass a token.
+// The token-by-token delta rule on the CPU: 32 columns of a head's state stay in the L1 cache, with one pass
+// over them per token.
 #pragma once
 
 #include <flashinfer/cpu/delta_rule/chunk_forward.h>
@@ -6,7 +7,7 @@
 
 namespace flashinfer::cpu {
 
-// g, gk and beta of a token as its sequence's step computes them from raw numbers.
+// Computes g, gk and beta of a token from raw values.
 template <typename S>
 struct StepGate {
   const DeltaRuleParams& p;
@@ -14,7 +15,7 @@ struct StepGate {
 
   S gate(S g) const { return p.a_log && !p.raw_rows ? logarithm(g, value_head) : g; }
   S row_gate(S g, int64_t d) const { return p.raw_rows ? logarithm(g, value_head * p.in.key_dim + d) : g; }
-  // The decay's logarithm; `bias` is the place of its bias.
+  // Returns the logarithm of the decay. `bias` is the index of its bias.
   S logarithm(S g, int64_t bias) const {
     const S rate = std::exp(static_cast<S>(p.a_log[value_head]));
     const S x = g + (p.dt_bias ? static_cast<S>(p.dt_bias[bias]) : S(0));
@@ -25,14 +26,14 @@ struct StepGate {
 };
 
 template <typename T>
-class DeltaRuleChain {
+class DeltaRuleScan {
  public:
   using S = StateOf<T>;
 
-  explicit DeltaRuleChain(const DeltaRuleParams& p)
+  explicit DeltaRuleScan(const DeltaRuleParams& p)
       : p_(p), in_(p.in), state_(p.in.key_dim), numbers_(5 * p.in.key_dim), scale_(static_cast<S>(p.in.scale.get())) {}
 
-  // Columns [first, first + 32) of one value head of sequence n.
+  // Computes columns [first, first + 32) of one value head of sequence n.
   void run(int64_t n, int64_t value_head, int64_t first) {
     const Sequence tokens = sequence_of(in_, n);
     const int64_t count = std::min<int64_t>(kDeltaColumns, in_.value_dim - first);
@@ -51,14 +52,14 @@ class DeltaRuleChain {
     S *q = numbers_.data(), *k = q + in_.key_dim, *next = k + in_.key_dim;
     S *decay = next + in_.key_dim, *next_decay = decay + in_.key_dim;
     Columns<S> prediction{};
-    // A token's key and decays: what is read of the state before it.
-    const auto enter = [&](int64_t t, S* key, S* decay) {
+    // Loads the key and decays of a token, which the prediction from the previous state needs.
+    const auto load_token = [&](int64_t t, S* key, S* decay) {
       rows.key(tokens.batch, t, key);
       rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay,
                   [&](S g, int64_t d) { return step.row_gate(g, d); });
     };
     if (tokens.begin < tokens.end) {
-      enter(tokens.begin, k, decay);
+      load_token(tokens.begin, k, decay);
       for (int64_t d = 0; d < in_.key_dim; ++d) prediction.add(state_[d], decay[d] * k[d]);
     }
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -68,7 +69,7 @@ class DeltaRuleChain {
       u.add(prediction, -1);
       u = product(u, rows.beta(tokens.batch, t, first, count, step.beta(rows.scalar_beta(tokens.batch, t))));
       const bool last = t + 1 == tokens.end;
-      if (!last) enter(t + 1, next, next_decay);
+      if (!last) load_token(t + 1, next, next_decay);
       Columns<S> out = last ? pass<true>(q, k, decay, next, next_decay, u, prediction)
                             : pass<false>(q, k, decay, next, next_decay, u, prediction);
       out.scale(scale_);
@@ -85,7 +86,7 @@ class DeltaRuleChain {
   }
 
  private:
-  // Takes a token into the state, and makes the next one's prediction while a row is in registers.
+  // Updates the state with a token, and computes the next token's prediction while a row is in registers.
   template <bool kLast>
   Columns<S> pass(const S* q, const S* k, const S* decay, const S* next, const S* next_decay, const Columns<S>& u,
                   Columns<S>& prediction) {
@@ -119,10 +120,10 @@ void delta_rule(const DeltaRuleParams& p) {
   }
   const int64_t slices = (p.in.value_dim + kDeltaColumns - 1) / kDeltaColumns, heads = p.in.num_value_heads;
   parallel_tasks(p.in.num_sequences * heads * slices, [&](auto next) {
-    DeltaRuleChain<T> chain(p);
+    DeltaRuleScan<T> scan(p);
     const int64_t tasks = p.in.num_sequences * heads * slices;
     for (int64_t task = next(); task < tasks; task = next())
-      chain.run(task / slices / heads, task / slices % heads, task % slices * kDeltaColumns);
+      scan.run(task / slices / heads, task / slices % heads, task % slices * kDeltaColumns);
   });
 }
 

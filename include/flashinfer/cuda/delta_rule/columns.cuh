@@ -1,7 +1,7 @@
-// What the delta rule's kernels share on CUDA: tokens in shared memory as floats, and the threads of a state.
+// Shared parts of the CUDA kernels of the delta rule: tokens in smem as floats, and the layout of a state.
 //
-// Four threads have a column of the state, in registers: part p of them rows 16 j + 4 p to 16 j + 4 p + 3 for each j,
-// so that a warp reads a token's row from shared memory in words of 16 bytes that all of its columns share.
+// Four threads share a column of the state, in registers. Part p has rows 16 j + 4 p to 16 j + 4 p + 3 for
+// each j. A warp reads a token's row from smem in words of 16 bytes, which all of its columns share.
 #pragma once
 
 #include <type_traits>
@@ -14,8 +14,8 @@
 
 namespace flashinfer::cuda {
 
-// A block's part of the work: some columns of a value head of a sequence. Blocks and heads are counted in 32 bits:
-// divisions in 64 are long.
+// Work of a CTA: some columns of a value head of a sequence. CTAs and heads are counted in 32 bits, because
+// 64-bit divisions are slow.
 struct DeltaBlock {
   int64_t sequence, value_head, key_head, slice;
   Sequence tokens;
@@ -28,11 +28,11 @@ struct DeltaBlock {
     slice = block - of_slices * slices, value_head = head, key_head = head / (heads / key_heads), sequence = of_heads;
     tokens = sequence_of(in, sequence);
   }
-  // Of the value head among all sequences' or slots'.
+  // Index of the value head among the heads of all sequences or slots.
   __device__ __forceinline__ int64_t head(const DeltaRuleInputs& in) const {
     return sequence * in.num_value_heads + value_head;
   }
-  // Of a token and value head in contiguous tensors [B, T, HV, ...].
+  // Index of a token and value head in contiguous tensors [B, T, HV, ...].
   __device__ __forceinline__ int64_t number(const DeltaRuleInputs& in, int64_t t) const {
     return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head;
   }
@@ -47,7 +47,7 @@ __device__ __forceinline__ float load_float(const void* from, int64_t i) {
   return to_float(static_cast<const T*>(from)[i]);
 }
 
-// Numbers of a lane behind each other.
+// Loads contiguous floats of a lane.
 template <int kCount>
 __device__ __forceinline__ void load_floats(float (&to)[kCount], const float* from) {
 #pragma unroll
@@ -73,14 +73,14 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Gates that are final. A step's, which may be raw, are in step/step.cuh.
+// Identity gates, for inputs that are final. step/step.cuh has the gates of a step, which may be raw.
 struct FinalGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
 };
 
-// Some tokens of a head. Those behind the sequence's end are zeros that decay nothing.
+// Some tokens of a head. Tokens after the end of the sequence are zeros with decay 1.
 template <int kRows_, int kColumns_, int kTokens_, bool kRowGate, int kThreads_ = 4 * kColumns_>
 struct DeltaTokens {
   static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
@@ -88,10 +88,10 @@ struct DeltaTokens {
 
   alignas(16) float q[kTokens][kKeys];
   float k[kTokens][kKeys];
-  float decay[kTokens][kRowGate ? kKeys : 4];  // the first of four where all rows have one
+  float decay[kTokens][kRowGate ? kKeys : 4];  // only the first of four if all rows share one
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
-  // What a thread loads is on its way before the first of it is waited for: what a token costs is a part of one wait.
+  // Issues all loads of a thread before it waits for the first: a group of tokens costs one latency.
   template <typename T, typename Gate>
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
@@ -137,7 +137,7 @@ struct DeltaTokens {
     __syncthreads();
   }
 
-  // q k' of each token, by all threads.
+  // Computes q k' of each token. All threads call it.
   __device__ __forceinline__ void multiply(float (&to)[kTokens]) const {
 #pragma unroll
     for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
@@ -152,7 +152,7 @@ struct DeltaTokens {
     __syncthreads();
   }
 
-  // q and k, by all threads.
+  // Normalises q and k. All threads call it.
   __device__ __forceinline__ void normalise() {
     __syncthreads();
     for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
@@ -165,29 +165,29 @@ struct DeltaTokens {
   }
 
  private:
-  // Elements first, first + kThreads and so on of all tokens'.
+  // Loads elements first, first + kThreads and so on.
   template <int kCount, typename Load>
   static __device__ __forceinline__ void loaded(float (&each)[kCount], int first, const Load& load) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
 
-  // Rows of tokens in memory, `step` elements apart.
+  // Rows of tokens in gmem, `step` elements apart.
   template <typename T>
   struct Lines {
     const T* from;
-    int64_t step, size, left;  // left: of tokens
+    int64_t step, size, left;  // left: tokens
 
     __device__ __forceinline__ Lines(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
         : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
 
-    // Whether all of them are vectors of 16 bytes.
+    // Returns true if all rows consist of aligned vectors of 16 bytes.
     __device__ __forceinline__ bool whole() const {
       return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
     }
     __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
 
-    // To shared memory as floats, element by element; change(x, row, d) is what is written.
+    // Copies to smem as floats, element by element, through change(x, row, d).
     template <int kSize, typename Change>
     __device__ __forceinline__ void copy(float (&to)[kTokens][kSize], const Change& change) const {
       constexpr int kAll = kTokens * kSize, kCount = kAll < 8 * kThreads ? (kAll + kThreads - 1) / kThreads : 8;
@@ -210,7 +210,7 @@ struct DeltaTokens {
     }
   };
 
-  // A thread's vectors of them, on their way since they were made.
+  // Vectors of a thread. The constructor issues their loads.
   template <typename T, int kSize>
   struct Pieces {
     static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
@@ -243,14 +243,15 @@ struct DeltaTokens {
   };
 };
 
-// Some columns of a head's state in a tensor of states: by value, so that what is called with it has it in registers.
+// Some columns of a head's state in a tensor of states. Passed by value, so that the callee has it in
+// registers.
 struct DeltaStateView {
   int64_t start;
-  int row_stride, column_stride;  // in elements of a state, of which there are fewer than 2^31
+  int row_stride, column_stride;  // in elements of a state, which has fewer than 2^31
   int rows, columns;
   bool v_first;
 
-  // `head` counts the value heads of all states.
+  // `head` indexes the value heads of all states.
   __device__ __forceinline__ DeltaStateView(const DeltaRuleInputs& in, int64_t head, int64_t first)
       : start(head * in.state_size() + first * in.column_stride()),
         row_stride(static_cast<int>(in.row_stride())),
@@ -260,14 +261,14 @@ struct DeltaStateView {
         v_first(in.v_first) {}
 };
 
-// Columns of a state on their way from or to memory, where a row's or a column's elements lie behind each other.
+// Columns of a state in smem, on the way from or to gmem. Threads access gmem along its contiguous dimension.
 template <int kKeys, int kColumns, int kThreads_>
 struct DeltaColumns {
   static constexpr int kThreads = kThreads_;
 
   float at[kKeys][kColumns + 1];
 
-  // All threads call these. Zeros beyond the state, and for null.
+  // All threads call these. Elements beyond the state are zeros, and so is a null state.
   __device__ __noinline__ void load(const void* states, DType dtype, DeltaStateView view) {
     for_elements(view, [&](int d, int c, int64_t i, bool inside) {
       at[d][c] = !inside || !states         ? 0.f
@@ -303,17 +304,17 @@ struct DeltaColumns {
   }
 };
 
-// A thread's rows of a column of a state.
+// Rows of a column of a state, in the registers of a thread.
 template <int kRows>
 struct DeltaState {
   float at[kRows];
 
   static __device__ __forceinline__ int part() { return threadIdx.x % 4; }
   static __device__ __forceinline__ int column() { return threadIdx.x / 4; }
-  // The state's row of element i.
+  // Returns the row of the state that element i holds.
   static __device__ __forceinline__ int row(int i) { return i / 4 * 16 + part() * 4 + i % 4; }
 
-  // This thread's elements of a row in shared memory.
+  // Loads this thread's elements of a row in smem.
   static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
@@ -347,7 +348,7 @@ struct DeltaState {
     for (int i = 0; i < kRows; ++i) at[i] = fmaf(row[i], factor, at[i]);
   }
 
-  // The column's product with a row; the four threads all get it.
+  // Returns the dot product of the column with a row, in all four threads.
   __device__ __forceinline__ float dot(const float (&row)[kRows]) const {
     float sums[4] = {};
 #pragma unroll
@@ -356,7 +357,7 @@ struct DeltaState {
   }
 };
 
-// How many rows a thread has, and whether they decay apart.
+// Calls body(rows of a thread, whether each row has its own decay).
 template <typename Body>
 void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
   const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };

@@ -1,4 +1,4 @@
-// How blocks of the delta rule walk from chunk to chunk: who waits for whom, on warps and on warpgroups.
+// Mainloops of the scans over chunks: pipelines of copies and products, on warps and on warpgroups.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/scan.cuh>
@@ -6,8 +6,8 @@
 
 namespace flashinfer::cuda {
 
-// Walks from chunk to chunk, or from the last to the first, with a state that comes from `from` and goes to `to`; both
-// may be null.
+// Scans the chunks in order, or from the last to the first. The state is loaded from `from` and stored to
+// `to`. Both may be null.
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, const void* from, void* to) {
   const int64_t count = scan.num_chunks();
@@ -19,10 +19,10 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
     if (i < count) scan.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
   };
-  // Waits for a chunk's tiles, and starts the copies of one further on where no loaders do.
+  // With `loads`, waits for the copies of chunk i and issues those of chunk i + kAhead.
   const auto acquire_stage = [&](int64_t i, bool loads) {
     if (loads) ptx::cp_async_wait<kAhead - 1>();
-    __syncthreads();  // the stage of the chunk before has been read, too
+    __syncthreads();  // also: all threads have read the stage of the previous chunk
     if (loads) load(i + kAhead);
   };
   if (copies)
@@ -41,7 +41,7 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
   if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }
 
-// Zeros, which stay above the diagonal.
+// Writes zeros. Those above the diagonal are never overwritten.
 template <typename Shape, typename Stage>
 __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
   constexpr int kUnits = sizeof(typename decltype(stages->terms)::Matrices) / 16;
@@ -49,13 +49,13 @@ __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
     (&stages[i / kUnits].terms.z[0][0])[i % kUnits] = make_uint4(0, 0, 0, 0);
 }
 
-// The same on warpgroups: those that compute wait for a stage's copies, the one that copies for stages that nobody
-// reads.
+// Scans the chunks on warpgroups. Consumers wait for full stages. The producer warpgroup waits for empty
+// ones.
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stages, const void* from, void* to) {
   constexpr int kStages = kScanStages<Shape, Stage>;
   static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
-  __shared__ uint64_t barriers[2 * kStages];  // that there are some tells the host that there is a kernel
+  __shared__ uint64_t barriers[2 * kStages];
   const Ring<kStages> ring{ptx::shared_address(barriers)};
   if (threadIdx.x == 0) ring.init(Shape::kCopiers, Shape::kWarps), ptx::mbarrier_fence_init();
   clear_terms<Shape>(stages, kStages);
@@ -78,10 +78,10 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
     if (from) scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
     for (int i = 0; i < count; ++i) {
       ring.wait_full(i);
-      ptx::fence_proxy_async();  // tiles were written as ordinary stores write
+      ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
       scan.advance(stages[i % kStages], number(i), state);
-      // One lane arrives for its warp, in order behind the reads of all. Racecheck does not follow that, and reports
-      // the copies that come next; it reports none where each lane arrives.
+      // One lane arrives for its warp, after the reads of all its lanes. Racecheck does not follow this and
+      // reports the next copies. It reports none if each lane arrives.
       __syncwarp();
       if (scan.lane == 0) ring.release(i);
     }
@@ -90,8 +90,9 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
   }
 }
 
-// Whether kernels of a shape are compiled for this architecture. For 9.0a: warpgroups, and the blocks of few columns
-// that walk where warpgroups would leave processors without work; for all others what is no warpgroup's.
+// Returns true if kernels of a shape are compiled for this architecture. 9.0a has the warpgroups, and the
+// narrow CTAs on warps for calls in which warpgroups would leave SMs idle. Every other architecture has the
+// shapes on warps.
 template <typename Shape>
 __device__ __forceinline__ constexpr bool is_compiled() {
 #if !defined(__CUDA_ARCH__)

@@ -1,5 +1,5 @@
-// The first kernel of the delta rule over chunks: P, Z and the factors of each chunk and value head, apart from each
-// other. A warp has 16 rows.
+// First kernel of the chunk form: P, Z and the factors of every chunk and value head, independently.
+// chunk.cuh has the equations. A warp has 16 rows.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/solve.cuh>
@@ -20,7 +20,7 @@ struct DeltaPrepareShared {
       Matrix left, right;
     };
   };
-  float sums[kDeltaChunk];  // G, of powers of two
+  float sums[kDeltaChunk];  // G / ln 2, for ex2
   float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 
@@ -35,11 +35,11 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
 
   const DeltaRuleInputs& in;
 
-  // Of kThreads threads, which meet at a barrier.
+  // For kThreads threads that share a named barrier.
   __device__ __forceinline__ DeltaPrepare(const DeltaRuleInputs& inputs, Shared& memory, int number, int barrier)
       : Base(memory, number, barrier), in(inputs) {}
 
-  // All of a chunk and head.
+  // Computes the terms of a chunk and value head.
   __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, DeltaTerms& to) const {
     load(chunk, value_head);
     correlate(scale, to);
@@ -73,7 +73,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     sync();
   }
 
-  // Products of the rows, P as it leaves, and L in place of q and k.
+  // Computes K K' and Q K'. P goes to gmem, L replaces q and k in smem.
   __device__ __forceinline__ void correlate(float scale, DeltaTerms& to) const {
     const LeftRows<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
     const LeftRows<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
@@ -134,8 +134,8 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     }
   }
 
-  // The gate in powers of two. Sums of hugely negative numbers would lose the digits of those that follow; exp(-50) is
-  // nothing.
+  // Returns g / ln 2 of a token. g is at least -50: in the cumulative sum, a hugely negative g would take the
+  // digits of all later ones, and exp(-50) is negligible.
   __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
     if (i >= count || !in.g) return 0.f;
     const float g = load_float<float>(in.g, number + i * in.num_value_heads);

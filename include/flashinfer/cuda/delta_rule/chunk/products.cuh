@@ -1,6 +1,8 @@
-// Products of a walk over chunks: of a state's columns, transposed, as a left operand in registers, with tiles of k or
-// q, with -Z or P, and with rows that are added to the state. On warps by themselves, or on warpgroups of Hopper, where
-// four warps share what is read from shared memory and a product is under way until it is waited for.
+// Matrix products of a scan. The state is transposed: its columns are the A operand, in registers. B operands
+// are tiles of k or q, -Z or P, and rows that are added to the state.
+//
+// DeltaWarpProducts uses mma.sync. DeltaWarpgroupProducts uses wgmma, which is asynchronous: four warps share
+// each B operand in smem.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -11,8 +13,7 @@
 
 namespace flashinfer::cuda {
 
-// -Z and P in shared memory as warpgroups take them: tiles of 64 rows of 128 bytes, swizzled, with zeros above the
-// diagonal.
+// -Z and P in smem for wgmma: tiles of 64 rows of 128 bytes, swizzled, with zeros above the diagonal.
 using DeltaTileMatrix = uint4[kDeltaChunk][kDeltaChunk / 8];
 struct DeltaTileOfZ {
   alignas(1024) DeltaTileMatrix z;
@@ -25,7 +26,7 @@ struct DeltaTileTerms : Matrices_, DeltaFactors {
   using Matrices = Matrices_;
 };
 
-// Sums of 16 columns and 64 tokens, and left operands of as many columns: tokens, and a state's rows.
+// Accumulators of 16 columns and 64 tokens. A operands of 16 columns by tokens, and by rows of the state.
 using DeltaSums16 = Accumulator<16, kDeltaChunk>;
 using DeltaOperandA = uint32_t[kDeltaChunk / 16][4];
 template <int kKeys>
@@ -37,11 +38,11 @@ struct DeltaWarpProducts {
   using Keys = uint4[kDeltaChunk][kKeys / 8];
   static constexpr int kBytes = 2 * kKeys, kSteps = kDeltaChunk / 16;
 
-  // A product is done when it has been called.
+  // mma.sync is complete when it returns.
   template <int kPending, typename... Registers>
   __device__ __forceinline__ static void wait(Registers&...) {}
 
-  // sums = the state times k or q, transposed. Here and in write(), each(i) is called beside the products of a[i].
+  // sums = S' K' or S' Q'. Here and in write(), each(i) is called next to the products with a[i], to overlap.
   template <typename Each>
   __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile,
                                               const Each& each) {
@@ -60,7 +61,7 @@ struct DeltaWarpProducts {
   __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile) {
     read(sums, a, tile, [](int) {});
   }
-  // sums += left times a matrix of blocks on and below the diagonal, as it is or transposed; kFirst: sums are that.
+  // sums += A times a lower triangular matrix of blocks, or its transpose. kFirst: sums are zero before.
   template <bool kTransposed, bool kFirst = false>
   __device__ __forceinline__ static void multiply(DeltaSums16& sums, const DeltaOperandA& left,
                                                   const DeltaMatrices::Matrix& blocks) {
@@ -81,7 +82,7 @@ struct DeltaWarpProducts {
       }
     }
   }
-  // The state += the tokens' rows of k or q.
+  // state += A times rows of k or q.
   template <typename Each>
   __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile,
                                                const Each& each) {
@@ -111,11 +112,11 @@ template <typename T, int kKeys>
 struct DeltaWarpgroupProducts {
   using State = Accumulator<16, kKeys>;
   using Keys = uint4[kDeltaChunk][kKeys / 8];
-  using Tile = ChunkedTile<kDeltaChunk>;  // of 64 keys or tokens, one behind the other
+  using Tile = ChunkedTile<kDeltaChunk>;  // of 64 keys or tokens, one after the other
   static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
-  // Until at most kPending products are under way; what the others wrote or read can be used then.
+  // Waits until at most kPending products are in flight. Operands and results of the others can then be used.
   template <int kPending, typename... Registers>
   __device__ __forceinline__ static void wait(Registers&... registers) {
     ptx::warpgroup_wait<kPending>();

@@ -1,6 +1,8 @@
-// What walks from chunk to chunk of a value head share. A warp has 16 columns of a state, transposed, as sums in
-// registers, which are left operands as they are: nothing of a state is in shared memory, and warps of a block share
-// tiles of rows and terms alone. Chunks that follow are on their way while one is computed.
+// Base of the scans over the chunks of a value head.
+//
+// A warp has 16 columns of the state, transposed, as accumulators. Packed, these are A operands without a
+// layout change, so no part of the state is in smem. Warps of a CTA share only the tiles of rows and the
+// terms. Copies of the next chunks are in flight while one is computed.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/shape.cuh>
@@ -18,7 +20,7 @@ struct DeltaScan {
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using State = typename Products::State;
-  using Sums = DeltaSums16;  // of columns and tokens
+  using Sums = DeltaSums16;  // columns x tokens
   using OperandA = DeltaOperandA;
   using StateOperandA = DeltaStateOperandA<Shape::kPartKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
@@ -34,21 +36,21 @@ struct DeltaScan {
   }
 
   __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
-  // Of the threads that start copies.
+  // Returns the index of this thread among those that issue copies.
   __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
     return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
   }
   __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {block.tokens, number}; }
-  // Of a chunk of this head among all chunks and value heads.
+  // Index of a chunk and this value head among all chunks and value heads.
   __device__ __forceinline__ int64_t index(int64_t number) const {
     return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
   }
-  // The first of this warp's blocks of 16 x 16 of states that are in memory, of 16 columns.
+  // Returns the first of this warp's 16 x 16 blocks of a state in gmem, in a strip of 16 columns.
   __device__ __forceinline__ int64_t state_block(int64_t strip) const {
     return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
   }
-  // The first of this warp's columns.
+  // Returns the first of this warp's columns.
   __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
@@ -60,7 +62,7 @@ struct DeltaScan {
                                             const TokenStrides& strides, const DeltaChunk& chunk) const {
     copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
   }
-  // From rows of a chunk that are there for all tokens and keys.
+  // Copies rows of a chunk that exist for all tokens and keys.
   __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
         ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
@@ -84,7 +86,7 @@ struct DeltaScan {
       copy_keys(to.q, in.q, in.q_strides, chunk);
     }
   }
-  // Of a tile of keys, this warp's part.
+  // Returns this warp's part of the keys of a tile.
   __device__ __forceinline__ const typename Shape::Keys& key_part(const typename Shape::Keys& tile) const {
     return tile;
   }
@@ -96,7 +98,7 @@ struct DeltaScan {
     copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
                                                         block.slice * Shape::kColumns, in.value_dim, copier());
   }
-  // `bytes` from the start of some memory, multiples of 16.
+  // Copies `bytes` contiguous bytes, a multiple of 16.
   __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
     const uint32_t start = ptx::shared_address(to);
     for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
@@ -112,7 +114,7 @@ struct DeltaScan {
     copy_bytes(to.read, from.read, sizeof(DeltaFactors));
   }
 
-  // Calls body(one, i) for each of a lane's elements of the state, element i of a tensor of states.
+  // Calls body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
   template <typename Body>
   __device__ __forceinline__ void for_state(State& state, const Body& body) const {
     const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
@@ -127,7 +129,7 @@ struct DeltaScan {
     }
   }
 
-  // A state times the decays of a chunk.
+  // Multiplies a state by the decay of a chunk.
   template <typename Stage>
   __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
     if constexpr (Shape::kChannels) {
@@ -140,7 +142,7 @@ struct DeltaScan {
       state.scale(stage.terms.last[0]);
     }
   }
-  // Factors of a lane's two tokens of tile n.
+  // Returns the factors of a lane's two tokens in accumulator tile n.
   __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
   }
@@ -151,7 +153,7 @@ struct DeltaScan {
       sums[0][n][0] *= by.x, sums[0][n][1] *= by.y, sums[0][n][2] *= by.x, sums[0][n][3] *= by.y;
     }
   }
-  // Tokens 16 m to 16 m + 15 times their factors as a left operand.
+  // Packs tokens 16 m to 16 m + 15 times their factors as an A operand.
   __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4], const Sums& sums, int m,
                                               const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
@@ -167,13 +169,13 @@ struct DeltaScan {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_scaled(left[m], sums, m, factors);
   }
-  // A state as a left operand.
+  // Packs a state as an A operand.
   __device__ __forceinline__ static void pack_state(StateOperandA& a, const State& state) {
 #pragma unroll
     for (int step = 0; step < Shape::kPartKeys / 16; ++step)
       pack_operand_a<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
   }
-  // Columns of this warp and tokens 16 m to 16 m + 15 of a tile [tokens, columns], as a left operand.
+  // Loads this warp's columns and tokens 16 m to 16 m + 15 of a tile [tokens, columns] as an A operand.
   __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
     uint32_t b[2][2];
     SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
@@ -183,7 +185,7 @@ struct DeltaScan {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
   }
-  // Those rows times their factors.
+  // Multiplies loaded values by the factors of their tokens.
   __device__ __forceinline__ void scale_values(OperandA& left, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
@@ -196,14 +198,15 @@ struct DeltaScan {
       }
     }
   }
-  // Sums of all keys of those that parts have: for all parts, or for the first one alone.
+  // Adds the sums of all key parts, exchanged through smem. kForAll: every part receives the total, else only
+  // part 0.
   template <bool kForAll>
   __device__ __forceinline__ void reduce_key_parts(DeltaSums16& sums, DeltaPartSums<Shape>* part_sums) const {
     if constexpr (Shape::kParts > 1) {
       constexpr int kWarps = Shape::kPartWarps, kTiles = Shape::kPartTokens / 8;
 #pragma unroll
       for (int first = 0; first < DeltaSums16::kN; first += kTiles) {
-        ptx::named_barrier<32 * Shape::kWarps>(1);  // what was there has been read
+        ptx::named_barrier<32 * Shape::kWarps>(1);  // the previous sums have been read
         if (kForAll || part > 0) {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
@@ -225,7 +228,7 @@ struct DeltaScan {
     }
   }
 
-  // r = V - read K S, behind K S: of tokens 16 m to 16 m + 15, or of all.
+  // Turns K S into R = V - e^G K S, for tokens 16 m to 16 m + 15 or for all.
   __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
@@ -252,7 +255,7 @@ struct DeltaScan {
     }
   }
 
-  // r = V - read K S - Z B (V - read K S) of K S, but for the wait for the last product, whose left operand is `left`.
+  // Turns K S into r = R - Z (B R). The caller waits for the last product, whose A operand is `left`.
   template <typename Terms>
   __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& left, const OperandA& v,
                                                    const Terms& terms) const {
@@ -261,15 +264,16 @@ struct DeltaScan {
     Products::template multiply<true>(r, left, terms.z);
   }
 
-  // To a contiguous tensor [B, T, HV, V], by way of this warp's part of a tile, which it has read. kFewRegisters: where
-  // rows begin is found here, and not before a loop: registers are for sums.
+  // Stores to a contiguous tensor [B, T, HV, V], through this warp's part of a tile that it has read.
+  // kFewRegisters recomputes the row addresses here instead of before the loop, which would take registers
+  // from sums.
   template <bool kFewRegisters = true>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
     store<kFewRegisters>(to, tile, chunk,
                          [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
-  // The same of left operands: take(words, m) gets those of tokens 16 m to 16 m + 15.
+  // The same for A operands: fill(words, m) returns those of tokens 16 m to 16 m + 15.
   template <bool kFewRegisters, typename Fill>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Fill& fill) const {
@@ -304,15 +308,16 @@ struct DeltaScan {
     }
   }
 
-  // Blocks behind each other to memory, from a warp beside the products of each: stores would hold up those behind.
+  // Returns a functor that stores block i to gmem. A warp calls it next to the products with block i, because
+  // a burst of stores would stall the next loads.
   template <int kCount>
   __device__ __forceinline__ static auto block_writer(char* to, const uint32_t (&r)[kCount][4], bool writes) {
     return [to, &r, writes](int i) {
       if (writes) store_block(to + i * sizeof(DeltaBlocks), r[i]);
     };
   }
-  // From a warpgroup by way of this warp's part of shared memory and a bulk copy, of which kPending may be under way
-  // that read elsewhere.
+  // Stores blocks from a warpgroup, through this warp's part of smem and a bulk copy. kPending bulk copies
+  // from other parts may still be reading.
   template <int kPending, int kCount>
   __device__ __forceinline__ void store_blocks(char* to, DeltaBlocks* staging, const uint32_t (&r)[kCount][4],
                                                bool writes) const {
@@ -329,7 +334,7 @@ struct DeltaScan {
   }
 
  private:
-  // Blocks on and below the diagonal to where they are in a tile.
+  // Copies lower triangular blocks to their positions in a tile.
   __device__ __forceinline__ void copy_blocks(DeltaTileMatrix& to, const DeltaMatrices::Matrix& from) const {
     const uint32_t start = ptx::shared_address(to);
     for (int i = copier(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {

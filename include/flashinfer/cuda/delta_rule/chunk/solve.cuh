@@ -1,7 +1,9 @@
-// Z of a chunk of L, by four warps. Z's blocks on the diagonal come by substitution in float, those below them by
-// products of tf32 from which the identity is kept:
+// Z = (I + L B)^-1 L of a chunk, by four warps.
+//
+// Diagonal blocks come from forward substitution in float32. Blocks below them come from tf32 products, with
+// the identity kept exact:
 //   Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
-// Left operands are in one matrix, Z_ii in place of L_ii, and right ones, B Z, in another.
+// One matrix in smem has the left operands, with Z_ii in the place of L_ii. Another has the right ones, B Z.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -10,10 +12,10 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kDeltaSolvePitch = kDeltaChunk + 8;  // no pairs of eight rows and columns meet the same bank
+constexpr int kDeltaSolvePitch = kDeltaChunk + 8;  // no bank conflicts between pairs of eight rows and columns
 using DeltaSolveMatrix = float[kDeltaChunk][kDeltaSolvePitch];
 
-// 1 / sqrt(sum x^2 + 1e-6) of a row of a tile.
+// Returns 1 / sqrt(sum x^2 + 1e-6) of a row of a tile.
 template <typename T, int kUnits>
 __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChunk][kUnits], int row) {
   const uint32_t start = Swizzle<16 * kUnits>::row(ptx::shared_address(rows), row);
@@ -32,21 +34,21 @@ __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChun
   return rsqrtf(total + 1e-6f);
 }
 
-// Shared has tiles `k` and `q`, which make room for matrices `left` and `right`, and of each token `beta`, `k_factor`
-// and `q_factor`.
+// Shared has tiles `k` and `q`, which are later overwritten by matrices `left` and `right`, and per token
+// `beta`, `k_factor` and `q_factor`.
 template <typename T, typename Shared>
 struct DeltaSolve {
   static constexpr int kThreads = 128;
   using Matrix = DeltaSolveMatrix;
 
   Shared& shared;
-  int thread, barrier;  // of kThreads, and that they meet at
+  int thread, barrier;  // index among kThreads, and named barrier
   int warp = thread / 32, lane = thread % 32;
 
   __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int meets)
       : shared(memory), thread(number), barrier(meets) {}
 
-  // Rows of k and q, on their way to shared memory.
+  // Issues copies of the rows of k and q to smem.
   __device__ __forceinline__ void copy_rows(const DeltaRuleInputs& in, const DeltaChunk& chunk,
                                             int64_t value_head) const {
     constexpr int kBytes = sizeof(shared.k[0]);
@@ -57,7 +59,7 @@ struct DeltaSolve {
                                      thread);
     ptx::cp_async_commit();
   }
-  // What rows that are there are multiplied by.
+  // Computes the L2 factors of rows in smem.
   __device__ __forceinline__ void find_factors(bool l2norm) const {
     const int row = thread % kDeltaChunk;
     (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
@@ -66,7 +68,7 @@ struct DeltaSolve {
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<kThreads>(barrier); }
 
-  // Z of L.
+  // Computes Z from L.
   __device__ __forceinline__ void solve(DeltaTerms& to) const {
     const int j = 16 * warp;
     substitute(j);
@@ -89,8 +91,8 @@ struct DeltaSolve {
 
   __device__ __forceinline__ static float2* as_float2(float* at) { return reinterpret_cast<float2*>(at); }
 
-  // A block in the layout of sums: from a matrix, times beta to that of right operands, and as 8 x 8 matrices to where
-  // it is wanted.
+  // A block in accumulator layout: load from a matrix, store times beta as a right operand, store as 8 x 8
+  // matrices.
   __device__ __forceinline__ void load_block_of(Matrix& from, int row, int column, float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -120,7 +122,7 @@ struct DeltaSolve {
   }
 
  private:
-  // A block on the diagonal, a column for each of 16 lanes, of which there are two: one keeps Z, one what it weighs.
+  // Solves a diagonal block. Each of 16 lanes has a column. Lanes 0-15 store Z, lanes 16-31 store B Z.
   __device__ __forceinline__ void substitute(int start) const {
     const int column = start + lane % 16;
     float found[16], weighted[16];
@@ -145,7 +147,8 @@ struct DeltaSolve {
     __syncwarp();
   }
 
-  // x -= A_im B_m Z_mj of blocks. A lane has neighbouring columns of the left operand, and those rows of the right one.
+  // x -= A_im B_m Z_mj for blocks. A lane has adjacent columns of the left operand and the same rows of the
+  // right one.
   __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
     const int group = lane / 4, one = lane % 4;
 #pragma unroll

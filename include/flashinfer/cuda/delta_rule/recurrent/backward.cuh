@@ -1,6 +1,8 @@
-// Gradients of the delta rule on CUDA, in the three passes of cpu/delta_rule/backward.h. A block has up to 128 columns
-// of a value head's state; what it sums over its columns goes to a workspace, and is put together by kernels that
-// follow: slices of columns, heads of a group and tokens in fixed orders, without atomics.
+// Gradients of the token-by-token delta rule on CUDA, in the three passes of cpu/delta_rule/backward.h, which
+// has the equations.
+//
+// A CTA has up to 128 columns of a value head's state. It writes its sums over columns to a workspace. Two
+// more kernels add slices of columns, heads of a group and tokens, in a fixed order and without atomics.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/columns.cuh>
@@ -54,7 +56,7 @@ struct DeltaGradient {
   __device__ __forceinline__ float& of_value(float* values, int64_t t) const {
     return values[block.number(in, t) * in.value_dim + column];
   }
-  // Tokens first to first + 3, or those of them that are the sequence's.
+  // Loads tokens first to first + 3, and returns how many belong to the sequence.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
     shared.tokens.template load<T>(in, block, first, FinalGate{});
@@ -62,7 +64,7 @@ struct DeltaGradient {
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
 
-  // r of every token; the last state.
+  // Computes r of every token again, and the last state.
   __device__ __forceinline__ void recompute(State& state) const {
     load_state(state, p.initial_state);
     for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
@@ -78,7 +80,7 @@ struct DeltaGradient {
     }
   }
 
-  // <dS, S> of each row.
+  // Computes <dS, S> of each row of the last state.
   __device__ __forceinline__ void dot_last_states(const State& state, const State& grad) const {
     auto& partials = shared.partials[0];
     float products[kRows];
@@ -189,8 +191,9 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
   gradient.forward_pass(state);
 }
 
-// dq and dk of a head's token: a warp adds the heads of the group and the slices, and goes through the normalisation,
-// y = x f having dx = f (dy - y <y, dy>). <q, dq> of each value head is the gate's.
+// Computes dq and dk of a token and head of q and k. A warp adds the heads of the group and the slices, then
+// differentiates the normalisation: y = x f has dx = f (dy - y <y, dy>). <q, dq> of each value head goes to
+// its gate.
 template <typename T>
 __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
@@ -210,7 +213,7 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
   }
   const float norm_q = in.l2norm ? rsqrtf(lanes_sum<32>(squares_q) + 1e-6f) : 1.f;
   const float norm_k = in.l2norm ? rsqrtf(lanes_sum<32>(squares_k) + 1e-6f) : 1.f;
-  float dq[8] = {}, dk[8] = {};  // of 256 elements
+  float dq[8] = {}, dk[8] = {};  // covers 256 elements
   for (int64_t of_group = 0; of_group < in.group(); ++of_group) {
     const int64_t number = token * in.num_value_heads + head * in.group() + of_group;
     float share = 0, value_gate = 0, beta = 0;
@@ -248,8 +251,8 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
   }
 }
 
-// Sums of a sequence's gates from the last token to the first: of a value head, or of a row of its state. A warp has 32
-// tokens at a time, or a thread a row.
+// Sums the gates of a sequence from the last token to the first, per value head or per row of its state. A
+// warp takes 32 tokens at a time. For rows, a thread takes one row.
 template <bool kRowGate>
 __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
@@ -290,7 +293,7 @@ __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int col
 
 template <typename T>
 void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
+  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
   const DeltaRuleInputs& in = p.in;
   const int columns = delta_backward_columns(in);
   with_delta_shape(in, [&](auto rows, auto row_gate) {

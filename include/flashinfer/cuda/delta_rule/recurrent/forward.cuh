@@ -1,5 +1,7 @@
-// The delta rule on CUDA, token by token in float: a block has 64 columns of a head's state in registers. As in a step,
-// one pass over the state before its update gives both products.
+// The delta rule on CUDA, token by token in float32. common/delta_rule.h has the equations.
+//
+// A CTA has 64 columns of a head's state in registers. One pass over the state before its update gives both
+// products with k and q, because S' q = S~' q + u (k' q).
 #pragma once
 
 #include <type_traits>
@@ -10,12 +12,12 @@
 
 namespace flashinfer::cuda {
 
-// A block's shape, by a thread's rows of its four columns: eight threads have those.
+// Shape of a CTA. Eight threads share four columns, and each has kRows rows of them.
 template <int kRows>
 struct DeltaRuleShape {
   static constexpr int kKeys = 8 * kRows, kColumns = kRows == 32 ? 32 : 64, kThreads = 2 * kColumns;
-  static constexpr int kTokens = kRows == 32 ? 8 : 16;                  // in shared memory at a time
-  static constexpr int kBlocks = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // of a processor, at least
+  static constexpr int kTokens = kRows == 32 ? 8 : 16;                  // in smem at a time
+  static constexpr int kBlocks = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // CTAs per SM, at least
 };
 
 constexpr float kLeastScale = 1e-9f;
@@ -48,7 +50,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   const int own_column = Panel::product_column();
   const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
   const bool writes = Panel::is_of_q() && first_column + own_column < in.value_dim;
-  const int64_t stride = heads * in.value_dim;  // of outputs
+  const int64_t stride = heads * in.value_dim;  // between tokens of the output
   T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + own_column;
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = block.tokens.begin; writes && t < block.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   shared.columns.load(p.initial_state, p.state_dtype,
                       DeltaStateView(in, slot * heads + block.value_head, first_column));
   state.load_from(shared.columns);
-  // A snapshot overwrites the tokens in shared memory.
+  // A snapshot overwrites the tokens in smem, so it takes them one by one.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
   for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
     __syncthreads();
@@ -68,8 +70,8 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
     shared.tokens.multiply(of_both);
     const int64_t left = block.tokens.end - first;
     const int count = left < step ? static_cast<int>(left) : step;
-    // The state is what registers have times `whole`, the decays of these tokens: it is multiplied once for all of
-    // them.
+    // The state is the registers times `whole`, the product of the decays since the last scaling. The
+    // registers are scaled once per group of tokens.
     float whole = 1;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, o += stride) {
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         product = state.products(k, q);
       } else {
         whole *= shared.tokens.decay[i][0];
-        if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // of which the reciprocal is taken
+        if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // its reciprocal must be finite
           state.scale(whole);
           whole = 1;
         }
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
       const float out = scale * fmaf(of_both[i], Panel::of_column(one, own_column % Panel::kColumns), product);
       state.add(k, u);
       if (writes) *o = from_float<T>(out);
-      if (p.snapshots) {  // one token at a time then, see above
+      if (p.snapshots) {  // the group has one token, see `step`
         state.scale(whole);
         whole = 1;
         const int64_t row = block.sequence * p.snapshot_rows + first - block.tokens.begin;

@@ -1,12 +1,13 @@
-// What the delta rule token by token has in registers: four columns of a state to a thread, whose rows eight threads
-// share. A row of q or k is read from shared memory once for four columns: reads of it are what binds narrower threads.
+// Register layout of the recurrent kernel: a thread has four columns of a state, and eight threads share
+// their rows. A row of q or k is read from smem once for four columns. With fewer columns per thread, smem
+// reads bound the kernel.
 #pragma once
 
 #include <flashinfer/cuda/tile/reduce.cuh>
 
 namespace flashinfer::cuda {
 
-// Part p of the eight has rows 32 j + 4 p to 32 j + 4 p + 3 for each j.
+// Part p of eight has rows 32 j + 4 p to 32 j + 4 p + 3 for each j.
 template <int kRows>
 struct DeltaPanel {
   static constexpr int kParts = 8, kColumns = 4;
@@ -15,15 +16,16 @@ struct DeltaPanel {
   float at[kColumns][kRows];
 
   static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x) % kParts; }
-  // The first of this thread's columns.
+  // Returns the first column of this thread.
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) / kParts * kColumns; }
-  // The column of which this thread has one of the two products, and whether it is that with q.
+  // A thread receives one of the two products of one column: the column, and whether the product is that with
+  // q.
   static __device__ __forceinline__ int product_column() { return column() + part() % kColumns; }
   static __device__ __forceinline__ bool is_of_q() { return part() >= kColumns; }
-  // The state's row of element i.
+  // Returns the row of the state that element i holds.
   static __device__ __forceinline__ int row(int i) { return i / 4 * 32 + part() * 4 + i % 4; }
 
-  // This thread's elements of a row in shared memory.
+  // Loads this thread's elements of a row in smem.
   static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
@@ -32,7 +34,7 @@ struct DeltaPanel {
     }
   }
 
-  // Products of all columns with k and with q. Each of the eight threads gets one of them.
+  // Computes the products of all columns with k and with q. Each of the eight threads returns one of them.
   __device__ __forceinline__ float products(const float (&k)[kRows], const float (&q)[kRows]) const {
     float sums[2 * kColumns] = {};
 #pragma unroll
@@ -46,7 +48,7 @@ struct DeltaPanel {
     parted_sums<kParts, 2 * kColumns>(sums);
     return sums[0];
   }
-  // What the thread of column c's product with k has, of its eight.
+  // Returns `value` of the thread that has the product of column c with k.
   static __device__ __forceinline__ float of_column(float value, int c) {
     return __shfl_sync(kAllLanes, value, c, kParts);
   }
@@ -54,7 +56,7 @@ struct DeltaPanel {
   __device__ __forceinline__ void scale(float factor) {
     scale_rows([factor](int) { return factor; });
   }
-  // Row i times factor(i).
+  // Multiplies row i by factor(i).
   template <typename Factor>
   __device__ __forceinline__ void scale_rows(const Factor& factor) {
 #pragma unroll
@@ -63,7 +65,7 @@ struct DeltaPanel {
       for (int c = 0; c < kColumns; ++c) at[c][i] *= factor(i);
     }
   }
-  // Row i plus k's times each column's u.
+  // Adds k u' to the state.
   __device__ __forceinline__ void add(const float (&k)[kRows], const float (&u)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -72,7 +74,7 @@ struct DeltaPanel {
     }
   }
 
-  // From or to a block's columns in shared memory.
+  // Load from and store to the CTA's columns in smem.
   template <typename Columns>
   __device__ __forceinline__ void load_from(const Columns& from) {
 #pragma unroll

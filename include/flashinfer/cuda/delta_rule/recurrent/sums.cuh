@@ -1,4 +1,4 @@
-// Sums of the delta rule's gradients: what blocks leave behind in a workspace, and how a block adds over its columns.
+// Partial sums of the recurrent gradients: their workspace, and the reduction over the columns of a CTA.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace flashinfer::cuda {
 
-// Sums that blocks leave behind, in floats. Slices lie behind each other.
+// Workspace of float sums, one block after the other for each slice of columns.
 struct DeltaBackwardSums {
   int64_t slices, tokens, keys, values, heads_of_states;
   bool row_gates;
   float *r, *dv;                // [B, T, HV, V]
   float *dq, *dk, *row_gate;    // [slices, B, T, HV, K]
   float *dbeta, *gate;          // [slices, B, T, HV]
-  float *last_gate, *last_row;  // [slices, N, HV] and [slices, N, HV, K]: <dS, S> behind the last token
+  float *last_gate, *last_row;  // [slices, N, HV] and [slices, N, HV, K]: <dS, S> after the last token
 
   FLASHINFER_HD DeltaBackwardSums(const DeltaRuleInputs& in, int columns, void* workspace)
       : slices((in.value_dim + columns - 1) / columns),
@@ -46,8 +46,8 @@ inline int64_t delta_rule_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(sums.end));
 }
 
-// Sums over a warp's eight columns of one number for each row of a state: thread of column c keeps those of rows c,
-// c + 8 and so on of its part, after halving what it has three times.
+// Sums one value per state row over a warp's eight columns. Three exchanges halve the values. The thread of
+// column c then has the sums of rows c, c + 8 and so on of its part.
 template <int kRows>
 __device__ __forceinline__ void column_sums(float (&values)[kRows], float (&sums)[kRows / 8]) {
   float half[kRows / 2], quarter[kRows / 4];
@@ -70,7 +70,7 @@ __device__ __forceinline__ void column_sums(float (&values)[kRows], float (&sums
   }
 }
 
-// A block's sums over all its columns, for one token: of each row of the state, and of two numbers more.
+// Sums of one token over all columns of a CTA: one per row of the state, and two scalars.
 template <int kKeys, int kColumns>
 struct DeltaColumnSums {
   static constexpr int kWarps = kColumns / 8;
@@ -86,7 +86,7 @@ struct DeltaColumnSums {
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) rows[threadIdx.x / 32][DeltaState<kRows>::row(8 * i + column)] = sums[i];
   }
-  // Every thread of a column has the same two numbers.
+  // Every thread of a column has the same two values.
   __device__ __forceinline__ void put_more(float first, float second) {
     float own_value = threadIdx.x % 2 ? second : first;
 #pragma unroll

@@ -1,9 +1,10 @@
-// The delta rule for a few tokens on CUDA, as a step of decoding has them: nearly all that moves are the states.
+// The delta rule for a few tokens on CUDA, as in decoding. States are nearly all of the traffic.
+// common/delta_rule.h has the equations.
 //
-// A block has 64 columns of a head's state in registers. Threads take four neighbours at a time from memory as a state
-// lies there, along its rows or, where columns come first, along its columns: a line. One pass over the state before
-// its update gives both products, since S' q = S~' q + u (k' q). States are read and written once by a kernel: the L2
-// cache is told to give their lines up first, without which a tenth more moves between it and memory.
+// A CTA has 64 columns of a head's state in registers. A thread loads four neighbours of a line at a time. A
+// line is a row of the state, or a column if columns come first in memory. One pass over the state before its
+// update gives both products, since S' q = S~' q + u (k' q). Each kernel reads and writes a state once. Loads
+// and stores carry an evict-first hint: without it, a tenth more moves between L2 and memory.
 #pragma once
 
 #include <type_traits>
@@ -16,9 +17,9 @@ namespace flashinfer::cuda {
 constexpr int kStepColumns = 64, kStepThreads = 4 * kStepColumns, kStepWarps = kStepThreads / 32;
 constexpr int64_t kStepTokens = 8;  // of a sequence, at most
 
-// g, gk and beta of a token as a step computes them from raw numbers.
+// Computes g, gk and beta of a token from raw values.
 struct StepGate {
-  const DeltaRuleParams& p;  // of the kernel: numbers that all blocks share stay in constant memory
+  const DeltaRuleParams& p;  // a kernel parameter: values that all CTAs share stay in constant memory
   int value_head;
   float a_log, dt_bias;
 
@@ -33,7 +34,7 @@ struct StepGate {
     if (!p.raw_rows) return g;
     return logarithm(g + (p.dt_bias && d < p.in.key_dim ? p.dt_bias[value_head * p.in.key_dim + d] : 0.f));
   }
-  // The decay's logarithm.
+  // Returns the logarithm of the decay.
   __device__ __forceinline__ float logarithm(float x) const {
     const float rate = __expf(a_log);
     if (p.lower_bound < 0.f) return p.lower_bound / (1.f + __expf(-rate * x));
@@ -44,7 +45,7 @@ struct StepGate {
   }
 };
 
-// What threads tell each other of a token.
+// One token in smem.
 template <int kKeys, bool kRowGate>
 struct StepRows {
   alignas(16) float q[kKeys];
@@ -52,13 +53,14 @@ struct StepRows {
 };
 template <int kKeys, bool kRowGate>
 struct StepShared {
-  StepRows<kKeys, kRowGate> rows[2];  // turn by turn: nobody waits for who still reads the token before
-  alignas(16) float sums[2][kStepWarps][kStepColumns];  // products of the warps' rows with k, and with q
+  StepRows<kKeys, kRowGate>
+      rows[2];  // double buffer: no barrier between the reads of a token and the stores of the next
+  alignas(16) float sums[2][kStepWarps][kStepColumns];  // products of each warp's rows with k, and with q
   float u[kStepColumns];
 };
 
-// What a thread brings of a token: an element of q or k, one of v or beta, and gates. All are on their way before the
-// first is waited for.
+// Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. All loads are issued
+// before the first is waited for.
 template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
@@ -84,7 +86,7 @@ struct StepToken {
     if (kRowGate && thread() < kKeys && d < in.key_dim) row_gate = load_float<float>(in.gk, number * in.key_dim + d);
   }
 
-  // Returns the decay of all rows.
+  // Stores the token to smem and returns the decay that all rows share.
   __device__ __forceinline__ float put(StepRows<kKeys, kRowGate>& to, const DeltaRuleInputs& in,
                                        const StepGate& raw) const {
     const int d = thread() % kKeys, c = thread() % kStepColumns;
@@ -104,7 +106,7 @@ struct StepToken {
   }
 };
 
-// What k and q are multiplied by where they are normalised, and k' q: each warp finds them for itself.
+// Normalisation factors of k and q, and k' q. Each warp computes them for itself.
 template <int kKeys>
 struct StepNorms {
   float of_k = 1, of_q = 1, kq = 0;
@@ -121,12 +123,12 @@ struct StepNorms {
   }
 };
 
-// A thread's part of a block's columns.
+// A thread's part of the CTA's columns.
 template <int kKeys, bool kRowGate, bool kVFirst>
 struct StepState {
   static constexpr int kVectors = kKeys * kStepColumns / (4 * kStepThreads);
-  static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // that have a line of memory
-  static constexpr int kLines = kStepThreads / kLanes;                 // that all threads have at a time
+  static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // per line
+  static constexpr int kLines = kStepThreads / kLanes;                 // of all threads at a time
   static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "lines are parted evenly");
   using Rows = StepRows<kKeys, kRowGate>;
   using Norms = StepNorms<kKeys>;
@@ -136,7 +138,8 @@ struct StepState {
   static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
   static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
 
-  // The thread's lines of columns from `first` on: where its elements are, and how many lines there are from its first.
+  // Lines of a thread in columns from `first` on: the offset of its first element, the stride, and the number
+  // of lines left.
   struct Lines {
     int start, stride, left;
 
@@ -150,7 +153,8 @@ struct StepState {
     __device__ __forceinline__ int at(int j) const { return start + j * kLines * stride; }
   };
 
-  // Columns that begin at element `first` of a tensor of states; zeros beyond them, and for null.
+  // Loads columns that begin at element `first` of a tensor of states. Elements beyond them are zeros, and so
+  // is a null state.
   __device__ __forceinline__ void load(const void* states, DType dtype, int64_t first, const Lines& lines) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) at[j][0] = at[j][1] = at[j][2] = at[j][3] = 0.f;
@@ -165,8 +169,8 @@ struct StepState {
     store(static_cast<bfloat16_t*>(states) + first, lines);
   }
 
-  // A token's part in the state, the rows of which decay by `decay`, or by the token's row. out(column, value) is
-  // called for each column by one thread. All threads call this, behind a barrier that shows them the token.
+  // Updates the state with a token. Rows decay by `decay`, or by the token's row gates. One thread per column
+  // calls out(column, value). All threads call this after a barrier that publishes the token.
   template <typename Out>
   __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
                                          bool l2norm, const Out& out) {
@@ -181,7 +185,7 @@ struct StepState {
  private:
   template <typename S>
   __device__ __forceinline__ void load(const S* from, const Lines& lines) {
-    Vec<S, 4> raw[kVectors];  // all are on their way before the first is waited for
+    Vec<S, 4> raw[kVectors];  // all loads are issued before the first is waited for
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (lines.has(j)) raw[j] = load_vec_once<S, 4>(from + lines.at(j));
@@ -196,10 +200,10 @@ struct StepState {
       if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
   }
 
-  // A column is parted among lanes.
+  // Lanes share a column.
   template <typename Out>
   __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
-    float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, of q
+    float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, then of q
     load_floats(keys, token.k + in_line()), load_floats(queries, token.q + in_line());
     if constexpr (kRowGate) load_floats(decays, token.decay + in_line());
 #pragma unroll
@@ -211,7 +215,7 @@ struct StepState {
         sums[j] = fmaf(at[j][c], keys[c], sums[j]), sums[kVectors + j] = fmaf(at[j][c], queries[c], sums[kVectors + j]);
       }
     }
-    constexpr int kShare = kLanes / (2 * kVectors);  // lanes that get the same sum
+    constexpr int kShare = kLanes / (2 * kVectors);  // lanes that receive the same sum
     static_assert(kShare >= 1, "there is a lane for each sum");
     parted_sums<kLanes, 2 * kVectors>(sums);
     const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
@@ -226,7 +230,7 @@ struct StepState {
     }
   }
 
-  // A column is parted among warps.
+  // Warps share a column.
   template <typename Out>
   __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
                                               const Norms& norms, const Out& out) {
@@ -288,7 +292,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
       if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
     return;
   }
-  // Of the block's columns, where states lie one after the other: of sequences, slots or tokens, then of heads.
+  // Returns the offset of the CTA's columns in state `number`: a sequence, slot or snapshot.
   const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
   };
@@ -311,7 +315,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     state.store(p.final_state, p.state_dtype, start_of(to_slot), lines);
 }
 
-// Whether a sequence has few tokens, and four neighbours of a state are one access.
+// Returns true if the call has few tokens, and a thread can load four neighbours of a state at once.
 inline bool takes_step(const DeltaRuleParams& p) {
   const DeltaRuleInputs& in = p.in;
   if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;

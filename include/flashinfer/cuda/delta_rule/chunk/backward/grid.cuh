@@ -1,12 +1,12 @@
-// Where a block that makes gradients is: it goes from a chunk and a head of q and k to others, at these from part to
-// part of the keys, from value head to value head, and at those from slice of columns to slice of columns.
+// Work order of the gradient kernel. The loops, from outermost to innermost: chunk and head of q and k, part
+// of the keys, value head of the group, slice of columns.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
 
 namespace flashinfer::cuda {
 
-// How many of each there are.
+// Sizes of the loops.
 struct GradientGrid {
   int items, slices, group, parts;
 
@@ -18,8 +18,8 @@ struct GradientGrid {
 };
 struct GradientCursor {
   int item, part, member, slice;
-  int chunks, heads;  // that the block has done, parts of chunks and of value heads
-  int number, head;   // of the chunk and of the head of q and k
+  int chunks, heads;  // key parts and value heads that this CTA has finished, for ring indices
+  int number, head;   // of the chunk, and of the head of q and k
   DeltaChunk chunk;
 
   __device__ __forceinline__ GradientCursor(const DeltaRuleInputs& in, const GradientGrid& grid)
@@ -28,7 +28,7 @@ struct GradientCursor {
   }
   __device__ __forceinline__ bool done(const GradientGrid& grid) const { return item >= grid.items; }
   __device__ __forceinline__ int64_t value_head(const GradientGrid& grid) const { return head * grid.group + member; }
-  // Of the chunk and value head among all.
+  // Index of the chunk and value head among all.
   __device__ __forceinline__ int64_t index(const DeltaRuleInputs& in, const GradientGrid& grid) const {
     return number * in.num_value_heads + value_head(grid);
   }

@@ -1,18 +1,18 @@
-// The last kernel of the delta rule's gradients over chunks, each apart from the others: dq, dk, and of gates and
-// betas.
+// Third kernel of the chunk gradients, parallel over chunks: dq, dk, dV, dbeta and dg. chunk.cuh has the
+// forward equations, scan.cuh those of dy and D.
 //   dP = scale lower(dO u') Gam    X = -strict lower(dR u') Gam    dq = dP k + scale e^G dO S'
 //   row = -e^G dR S' + X k    col = dP' q + X' k + e^(Gn-G) u D'    dk = row + col
 //   dbeta = <dy, r>, on the diagonal of dy r'    dV = dR = B dy
-//   dg_t = <D, S behind the chunk> + sum over i >= t of <q_i, dq_i> + <k_i, row_i> - <k_i, col_i>
-// Where q and k are normalised, what is summed is their gradient times their factor. On Hopper a block has one chunk
-// after the other, and copies of the next are on their way.
+//   dg_t = <D, S after the chunk> + sum over i >= t of <q_i, dq_i> + <k_i, row_i> - <k_i, col_i>
+// If q and k are normalised, the sums are gradients times the L2 factor. On Hopper a CTA computes several
+// chunks and copies the next one meanwhile.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>
 
 namespace flashinfer::cuda {
 
-// Of kParts times as many keys, part by part.
+// With kParts > 1 there are kParts * kKeys keys, computed part by part.
 template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
 struct DeltaGradientShape {
   using T = T_;
@@ -20,9 +20,9 @@ struct DeltaGradientShape {
   static constexpr bool kHopper = kHopper_;
   static constexpr int kParts = kParts_;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
-  // Parts of chunks that have rows at once.
+  // Stages of rows of k and q, one per chunk and key part.
   static constexpr int kChunks = !kHopper ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
-  static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // of values that have factors at once
+  static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // stages of factors, one per value head
 };
 
 template <typename Shape>
@@ -35,13 +35,13 @@ struct DeltaGradientsShared {
   Stage stages[2];
   alignas(1024) Matrix p;  // dP, and X
   alignas(1024) Matrix x;
-  DeltaGradientFactors factors[Shape::kHeads];           // of a value head and of the next one
-  float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and so on, by half of the keys
-  float after[8];                                        // <D, S behind the chunk>, a part of each warp
-  float all_q[kDeltaChunk], all_k[kDeltaChunk];          // <q, dq> and <k, dk> of the parts before
+  DeltaGradientFactors factors[Shape::kHeads];           // of this value head and the next one
+  float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and <k, dk> by half of the keys
+  float after[8];                                        // <D, S after the chunk>, partial sums of the warps
+  float all_q[kDeltaChunk], all_k[kDeltaChunk];          // <q, dq> and <k, dk> of the previous key parts
   DeltaBackwardWorkspace space;
   GradientGrid grid;
-  GradientCursor cursors[4];  // of this step and of those that follow
+  GradientCursor cursors[4];  // of this step and the next three
 };
 
 template <typename Shape>
@@ -69,7 +69,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     return shared.q[at.chunks % Shape::kChunks];
   }
 
-  // Starts the copies of a place, if it is one.
+  // Issues the copies of a step, unless the CTA is done.
   __device__ __forceinline__ void load(Stage& to, const Cursor& at) const {
     if (!at.done(grid)) {
       if (at.slice == 0) {
@@ -90,7 +90,8 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     ptx::cp_async_commit();
   }
 
-  // A slice's part, and <D, S>. What follows three steps later is found while products are under way.
+  // Adds a slice of columns and its part of <D, S>. The cursor of three steps later is computed while
+  // products are in flight.
   __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& product) const {
     const Stage& stage = shared.stages[step % 2];
     const Cursor& at = shared.cursors[step % 4];
@@ -111,7 +112,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     Products::wait(sums);
   }
 
-  // What is behind a value head's slices: its sums are added to those of the head of q and k.
+  // Finishes a value head after its slices, and adds its sums to those of the head of q and k.
   __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float product,
                                               Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
@@ -138,16 +139,16 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     if (thread < 32 && p.grad_g) this->store_gates(at, shared.q_dots, shared.after);
   }
 
-  // dq and dk of a chunk.
+  // Finishes dq and dk of a chunk.
   __device__ __forceinline__ void finish_chunk(const Cursor& at, Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     if (in.l2norm) {
-      __syncthreads();  // the sums of one head have been read
+      __syncthreads();  // all warps have read the sums of the value head
       put(shared.q_dots, row_dot(queries(at), dq)), put(shared.k_dots, row_dot(keys(at), dk));
       __syncthreads();
       const float2 all_q = both(at, shared.q_dots, shared.all_q), all_k = both(at, shared.k_dots, shared.all_k);
       if (Shape::kParts > 1 && !at.last_part(grid)) {
-        __syncthreads();  // sums of the parts before have been read
+        __syncthreads();  // all warps have read the sums of the previous parts
         if (half == 0 && lane % 4 == 0) {
           shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
           shared.all_k[row()] = all_k.x, shared.all_k[row() + 8] = all_k.y;
@@ -176,7 +177,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   }
 
  private:
-  // <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
+  // Returns <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
   __device__ __forceinline__ float2 row_dots_all(const Cursor& at, const GradientSums& sums) const {
     float total[2] = {};
 #pragma unroll
@@ -194,7 +195,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ float2 of_rows(const float (&of)[kDeltaChunk]) const {
     return make_float2(of[row()], of[row() + 8]);
   }
-  // Of all keys up to this part's.
+  // Returns the total over the keys up to this part.
   __device__ __forceinline__ float2 both(const Cursor& at, const float (&of)[2][kDeltaChunk],
                                          const float (&before)[kDeltaChunk]) const {
     const float2 first = of_rows(of[0]), second = of_rows(of[1]);
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "a block of 9.0 or of 8.0 has it");
     wait_for_inputs();
     const DeltaRuleInputs& in = p.in;
-    // What threads would know alike is in shared memory: sums need the registers.
+    // Values that are equal in all threads are in smem, because sums need the registers.
     if (threadIdx.x == 0) {
       shared.space = DeltaBackwardWorkspace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
       shared.grid = GradientGrid(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #pragma unroll 1
       for (int i = 0; i < 3; ++i, cursor.advance(in, shared.grid)) shared.cursors[i] = cursor;
     }
-    // Above the diagonal there are zeros, and stay.
+    // Zeros above the diagonal are never overwritten.
     for (int i = threadIdx.x; i < sizeof(shared.p) / 16; i += Shape::kThreads)
       (&shared.p[0][0])[i] = (&shared.x[0][0])[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
@@ -248,7 +249,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
       if (here.done(grid)) break;
       Gradients(p, shared).add_slice(step, sums, product);
       __syncthreads();
-      // Rows and factors that a head of one slice needs still may be where those of the head behind the next one go.
+      // With a single slice per value head and two stages of rows and factors, the copies of step + 2 would
+      // overwrite what finish_head() still reads.
       const bool free = Shape::kHeads > 2 || grid.slices > 1;
       if (free) load(step + 2);
       if (here.last_slice(grid)) {

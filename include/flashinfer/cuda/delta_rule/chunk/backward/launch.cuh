@@ -1,4 +1,4 @@
-// Gradients of the delta rule on CUDA over chunks of 64 tokens, on tensor cores: three launches.
+// Launches of the chunk gradients on CUDA: terms of the chunks, both scans, then the gradients of each chunk.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
 }
 
-// Whether there is the memory for it.
+// Returns false if the device has too little smem.
 template <typename Scans>
 bool launch_delta_split_scans(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
   if (Scans::kBytes > device_info(where.device).shared_bytes) return false;
@@ -36,7 +36,7 @@ bool launch_delta_split_scans(const DeltaRuleBackwardParams& p, int64_t chunks, 
 
 template <typename T, int kKeys>
 void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
+  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
   const int64_t chunks = count_chunks(p.in);
   launch_delta_prepare<T, kKeys>(p.in, DeltaBackwardWorkspace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
@@ -62,10 +62,10 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   }
 }
 
-// More keys than one warp has in registers.
+// Keys from 129 to 256, more than one warp holds in registers.
 template <typename T>
 struct DeltaWideShape : DeltaWarpgroupShape<T, 256, 2> {
-  static constexpr int kPartTokens = 16;  // beside what is kept there is no memory for more
+  static constexpr int kPartTokens = 16;  // the staging blocks leave no smem for more
 };
 template <typename T>
 void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
@@ -90,7 +90,7 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
   }
 }
 
-// A gate of each channel of k.
+// A decay per channel of k.
 template <typename T, int kKeys>
 void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};

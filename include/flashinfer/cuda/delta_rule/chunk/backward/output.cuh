@@ -1,5 +1,5 @@
-// What a block that makes the delta rule's gradients writes to memory: dq and dk of a chunk and head of q and k, and of
-// gates, betas and values.
+// Epilogue of the gradient kernel: stores dq and dk of a chunk and head of q and k, and dg, dbeta and dV of a
+// value head.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/grid.cuh>
@@ -26,7 +26,7 @@ struct DeltaGradientOutput : Shape::Products {
   __device__ __forceinline__ DeltaGradientOutput(const DeltaRuleBackwardParams& params, const GradientGrid& grid_)
       : p(params), in(params.in), grid(grid_) {}
 
-  // Of the keys: the first, where there is one.
+  // Returns the part of the keys, 0 if there is one.
   __device__ __forceinline__ static int part(const Cursor& at) { return Shape::kParts > 1 ? at.part : 0; }
 
   __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
@@ -34,7 +34,7 @@ struct DeltaGradientOutput : Shape::Products {
     unpack<T>(ptx::load_shared(pair_address(tile, n, lower)), two.x, two.y);
     return two;
   }
-  // Of each row, over this warp's keys.
+  // Returns the dot products of the rows of tile and sums, over this warp's keys.
   __device__ __forceinline__ float2 row_dot(const Rows& tile, const Sums& sums) const {
     float2 total = make_float2(0.f, 0.f);
 #pragma unroll
@@ -45,7 +45,7 @@ struct DeltaGradientOutput : Shape::Products {
     }
     return make_float2(quad_sum(total.x), quad_sum(total.y));
   }
-  // Through what normalises: dx = sum - f^2 x <x, sum>.
+  // Differentiates the normalisation: dx = sum - f^2 x <x, sum>.
   __device__ __forceinline__ void project(Sums& sums, const Rows& tile, const float (&factors)[kDeltaChunk],
                                           const float2& all) const {
 #pragma unroll
@@ -58,7 +58,7 @@ struct DeltaGradientOutput : Shape::Products {
       }
     }
   }
-  // dq or dk, by way of this warp's part of a tile that nobody else reads any more.
+  // Stores dq or dk through this warp's part of a tile that no other warp still reads.
   __device__ __forceinline__ void store(void* to, const Cursor& at, const Sums& sums, const Rows& tile) const {
     __syncwarp();
 #pragma unroll
@@ -82,11 +82,11 @@ struct DeltaGradientOutput : Shape::Products {
     }
   }
 
-  // By one warp: sums from the last token to the first.
+  // Sums gates from the last token to the first, with one warp.
   __device__ __forceinline__ void store_gates(const Cursor& at, const float (&row_dot)[2][kDeltaChunk],
                                               const float (&after_parts)[8]) const {
     const auto of = [&](int i) { return row_dot[0][i] + row_dot[1][i]; };
-    const int last = kDeltaChunk - 1 - 2 * lane;  // this lane's two tokens: last, and the one before it
+    const int last = kDeltaChunk - 1 - 2 * lane;  // the tokens of this lane are last and last - 1
     const float one = of(last), two = of(last - 1);
     float sum = one + two;
 #pragma unroll
@@ -100,12 +100,12 @@ struct DeltaGradientOutput : Shape::Products {
 #pragma unroll
     for (float part : after_parts) after += part;
     float* to = static_cast<float*>(p.grad_g);
-    const auto write = [&](int i, float value) {  // parts of the keys add
+    const auto write = [&](int i, float value) {  // later key parts add to it
       if (i < at.chunk.count) to[token(i, at)] = part(at) > 0 ? to[token(i, at)] + value : value;
     };
     write(last, after + before + one), write(last - 1, after + sum);
   }
-  // Of <dy_i, r_j>, those of i = j.
+  // Stores the diagonal of <dy_i, r_j>.
   __device__ __forceinline__ void store_betas(const Cursor& at, const Accumulator<16, kDeltaChunk>& local) const {
     float upper = 0, lower = 0;
 #pragma unroll
@@ -120,7 +120,7 @@ struct DeltaGradientOutput : Shape::Products {
     if (row() < at.chunk.count) to[token(row(), at)] = upper;
     if (row() + 8 < at.chunk.count) to[token(row() + 8, at)] = lower;
   }
-  // dV, where dy came from.
+  // Stores dV over dy.
   __device__ __forceinline__ void store_values(const uint4 (&tile)[kDeltaChunk][Shape::kSlice / 8], const Cursor& at,
                                                const float (&betas)[kDeltaChunk]) const {
     constexpr int kUnits = Shape::kSlice / 8;
@@ -145,7 +145,7 @@ struct DeltaGradientOutput : Shape::Products {
   __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
     return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
-  // Where a tile has a lane's pair of tile n of sums, of the upper or the lower row.
+  // Returns the smem address of a lane's pair of accumulator tile n, in the upper or the lower row.
   __device__ __forceinline__ uint32_t pair_address(const Rows& tile, int n, int lower) const {
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row() + 8 * lower);
     return KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4;

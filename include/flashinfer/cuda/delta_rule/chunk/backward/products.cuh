@@ -1,14 +1,16 @@
-// Products of the gradients of one chunk: a slice of columns' part in dP or X, dO S', dR S' and u D', then what dP and
-// X add. Four warps have the chunk's tokens, and two sets of them half of the keys each; the first set makes dP, the
-// second X. On warps by themselves, or on warpgroups of Hopper, whose operands are all in shared memory.
+// Matrix products of a chunk's gradients: the part of a slice of columns in dP or X, dO S', dR S' and u D',
+// then the products with dP and X.
+//
+// Four warps cover the tokens of the chunk. Two sets of four have half of the keys each. The first set
+// computes dP, the second X. DeltaWarpGradients uses mma.sync, DeltaWarpgroupGradients uses wgmma with both
+// operands in smem.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/products.cuh>
 
 namespace flashinfer::cuda {
 
-// A thread's part in a chunk's gradients. What follows from its number is found again wherever this is made: registers
-// are for sums.
+// Position of a thread. It is recomputed wherever this is constructed, because sums need the registers.
 struct DeltaGradientThread {
   int thread, lane, rows, half;
 
@@ -19,7 +21,7 @@ struct DeltaGradientThread {
   __device__ __forceinline__ int row() const { return 16 * rows + lane / 4; }
 };
 
-// dq, dk's part of what was read, and its part of what was written, of 16 tokens and half of the keys; and dP or X.
+// dq, and dk's parts `read` (row) and `col`, of 16 tokens and half of the keys; dP or X.
 template <int kKeys>
 struct DeltaGradientSums {
   using Keys = Accumulator<16, kKeys / 2>;
@@ -34,7 +36,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
   static constexpr int kPairs = kKeys / 32, kSteps = kDeltaChunk / 16;
 
-  // A product is done when it has been called.
+  // mma.sync is complete when it returns.
   __device__ __forceinline__ static void wait(Sums&) {}
   __device__ __forceinline__ static void publish() {}
 
@@ -71,7 +73,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
     }
   }
 
-  // Pairs of a block of dP or X, as sums have them.
+  // Stores pairs of a block of dP or X in accumulator layout.
   __device__ __forceinline__ void put(Matrix& to, int column, const uint32_t (&words)[4]) const {
     if (column <= rows) store_block(to[DeltaMatrices::block(rows, column)], words);
   }
@@ -126,7 +128,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
     ptx::warpgroup_hold(flat(sums.queries)), ptx::warpgroup_hold(flat(sums.read)), ptx::warpgroup_hold(flat(sums.col));
     ptx::warpgroup_hold(flat(sums.local));
   }
-  // Before a barrier behind which products read what this thread has written or copied.
+  // Makes this thread's stores and copies visible to wgmma. Called before the barrier.
   __device__ __forceinline__ static void publish() { ptx::fence_proxy_async(); }
 
   template <typename Stage>
@@ -160,7 +162,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
 
   __device__ __forceinline__ void add_local(const Rows& k, const Rows& q, const Matrix& p, const Matrix& x,
                                             Sums& sums) const {
-    constexpr int kHalf = kKeys == 128 ? Tile::kChunkBytes : kKeys;  // bytes from a half of the keys to the other
+    constexpr int kHalf = kKeys == 128 ? Tile::kChunkBytes : kKeys;  // bytes between the halves of the keys
     const uint64_t keys = Tile::n_contiguous(ptx::shared_address(k) + half * kHalf);
     const uint64_t queries = Tile::n_contiguous(ptx::shared_address(q) + half * kHalf);
     const uint32_t p_start = ptx::shared_address(p), x_start = ptx::shared_address(x);
@@ -180,8 +182,8 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
   template <int kColumns>
   __device__ __forceinline__ static float (&flat(Accumulator<16, kColumns>& sums))
       [kColumns / 2] { return reinterpret_cast<float (&)[kColumns / 2]>(sums.tile); }
-  // The descriptor of DeltaBlocks whose rows are k: [0, 14) address, [16, 30) bytes from eight rows to the next, [32,
-  // 46) from eight columns to the next, each / 16.
+  // Returns the descriptor of DeltaBlocks whose rows are k. Bits [0, 14) address, [16, 30) bytes between
+  // groups of eight rows, [32, 46) bytes between groups of eight columns, each divided by 16.
   __device__ __forceinline__ static uint64_t blocks(uint32_t address) {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
   }

@@ -1,21 +1,23 @@
-// The states and residuals of all chunks again, and the gradients of states from the last chunk to the first. With D
-// the gradient of the state behind a chunk:
-//   du = P' dO + e^(Gn-G) K D    dy = du - Z' (B du)    dR = B dy = dV    D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
-// Neither needs the other, so they are halves of one launch. Both leave behind, as operands of the kernel that follows,
-// what a chunk begins with; dy is left where dV will be.
+// Second kernel of the chunk gradients, with two independent scans in one launch. DeltaRecomputeScan computes
+// the states and residuals r of all chunks again. DeltaBackwardScan computes D, the gradient of the state
+// after a chunk, from the last chunk to the first:
+//   du = P' dO + e^(Gn-G) K D    dy = du - Z' (B du)    dR = B dy = dV
+//   D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
+// Both store operands of the next kernel to the workspace: S before, D after, and r of each chunk. dy is
+// stored in dV's memory. chunk.cuh has the other symbols.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/mainloop.cuh>
 
 namespace flashinfer::cuda {
 
-// What chunks and value heads leave behind, in order. Of states, blocks [columns / 16, kKeys / 16]; of residuals, r
-// transposed, blocks [columns / 16, 4]. The columns fill whole slices of 64.
+// Workspace of the chunks and value heads, in order. States are blocks [columns / 16, kKeys / 16]. Residuals
+// are r transposed, blocks [columns / 16, 4]. Columns are padded to slices of 64.
 struct DeltaBackwardWorkspace {
   int64_t strips, state_bytes, residual_bytes;
-  DeltaTerms* terms;  // or what has them and more
+  DeltaTerms* terms;  // or DeltaChannelTerms
   char *states, *grads, *residuals;
-  float* sums;  // dq and dk that more is added to: of value heads, of parts of keys
+  float* sums;  // dq and dk that are accumulated over value heads or key parts
   char* end;
 
   FLASHINFER_HD DeltaBackwardWorkspace(const DeltaRuleInputs& in, int keys, int64_t chunks, void* workspace)
@@ -35,7 +37,7 @@ struct DeltaBackwardWorkspace {
   }
 };
 
-// Blocks of a warp on their way to memory.
+// Staging blocks of a warp for bulk copies.
 template <typename Shape>
 struct DeltaStateStaging {
   DeltaBlocks state[Shape::kPartKeys / 16];
@@ -45,7 +47,7 @@ struct DeltaResidualStaging : DeltaStateStaging<Shape> {
   DeltaBlocks r[kDeltaChunk / 16];
 };
 
-// Of shared memory behind the stages: those of all warps, and what parts of a state's keys add.
+// smem after the stages: staging blocks of all warps, then the exchange of sums of key parts.
 template <typename Shape, typename Staging>
 constexpr int kDeltaStagingBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
 template <typename Shape, typename Staging>
@@ -134,7 +136,7 @@ struct DeltaBackwardStage : DeltaKeyRows<Shape, Shape::kChannels> {
   using Staging = DeltaStateStaging<Shape>;
   static constexpr int kTailBytes = kDeltaTailBytes<Shape, Staging>;
   alignas(Shape::kAlign) typename Shape::KeyTiles q;
-  alignas(128) typename Shape::Values grad;  // dO, then dy
+  alignas(128) typename Shape::Values grad;  // dO, overwritten by dy
   typename Shape::Terms terms;
 };
 
@@ -220,7 +222,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   }
 };
 
-// By block `number` of those that do.
+// Recomputes states in CTA `number` of those that do.
 template <typename Shape>
 __device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p, const DeltaBackwardWorkspace& space,
                                                  unsigned char* memory, uint32_t number) {
@@ -235,7 +237,7 @@ constexpr int kBothScansBytes =
         ? kScanBytes<Shape, DeltaRecomputeStage<Shape>>
         : kScanBytes<Shape, DeltaBackwardStage<Shape>>;
 
-// The first half of the blocks walk back, as that takes longer.
+// The first half of the CTAs scan backwards, which takes longer.
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     delta_backward_scans_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {

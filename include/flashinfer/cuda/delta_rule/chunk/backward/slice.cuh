@@ -1,5 +1,4 @@
-// Parts of the delta rule's gradients over chunks: what a slice of a value head's columns brings, and what its sums are
-// multiplied by.
+// Slices of the chunk gradients: loads 64 columns of a value head, and scales their sums.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/output.cuh>
@@ -9,7 +8,7 @@
 
 namespace flashinfer::cuda {
 
-// Of 64 columns: dO, dy, r, and the states before and behind a chunk.
+// 64 columns of dO, dy, r, S before a chunk and D after it.
 template <typename Shape>
 struct DeltaGradientStage {
   static constexpr int kStrips = Shape::kSlice / 16;
@@ -50,8 +49,8 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
                                                 at.value_head(grid), first, values, thread);
     const int64_t index = at.index(in, grid);
     const int strip = at.slice * Stage::kStrips;
-    const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // strips; zeros behind them
-    constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // of a part, and of all
+    const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // strips, zeros after them
+    constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // bytes of a part, and of all
     const int64_t state = index * space.state_bytes + strip * kStates + this->part(at) * kState;
     copy(to.r, space.residuals + index * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]),
          strips_inside);
@@ -64,7 +63,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     return a[0] * b[0] + a[1] * b[1];
   }
 
-  // dP or X to shared memory, on and below the diagonal.
+  // Stores dP or X to smem, on and below the diagonal.
   __device__ __forceinline__ void store_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
                                               const Accumulator<16, kDeltaChunk>& local, float scale) const {
     const auto of_row = [&](int at) {
@@ -93,7 +92,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     }
   }
 
-  // dq or dk of a part of the keys, which is finished when all parts are there.
+  // Returns the memory of dq or dk of a key part, which waits for the other parts.
   __device__ __forceinline__ float2* saved(const Cursor& at, int which) const {
     const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
     return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
@@ -106,7 +105,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       for (int i = 0; i < 2; ++i) to[(2 * n + i) * kThreads] = make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
     }
   }
-  // The same again, through what normalises rows of `x`.
+  // Loads it again and differentiates the normalisation of the rows of `x`.
   __device__ __forceinline__ void restore(const Cursor& at, int which, const void* x, const TokenStrides& strides,
                                           const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
     const float2* const from = saved(at, which);
@@ -126,7 +125,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     }
   }
 
-  // Sums of all slices, times what stands before them in front of Gam.
+  // Multiplies the sums of all slices by their factors outside Gam.
   __device__ __forceinline__ void scale_sums(GradientSums& sums, const DeltaGradientFactors& factors) const {
     const int upper = row(), lower = row() + 8;
     scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
@@ -135,7 +134,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   }
 
  private:
-  // Strips, which are `stride` bytes apart.
+  // Copies strips, which are `stride` bytes apart.
   template <typename Blocks>
   __device__ __forceinline__ void copy(Blocks& to, const char* from, int64_t stride, int strips) const {
     constexpr int kStep = kThreads * 16, kStrip = sizeof(to[0]);
@@ -147,7 +146,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       ptx::cp_async_16(start + i * kStep, from + strip * stride + at % kStrip, strip < strips);
     }
   }
-  // A lane's elements, times a factor of their row.
+  // Multiplies a lane's elements by the factor of their row.
   __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n)

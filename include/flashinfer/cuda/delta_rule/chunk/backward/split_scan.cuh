@@ -1,7 +1,8 @@
-// Both walks of the delta rule's gradients where there are so few heads that each has processors of its own. Gradients
-// of states go on without waiting for what needs none: two warps have 16 columns each and carry them; of another two,
-// one makes the part of outputs' gradients in what comes next, and writes to memory what the chunk before has left.
-// Four more start copies: those of two take longer than a step of the states.
+// Both scans of the chunk gradients for calls with fewer heads than SMs, where the latency of a chunk counts.
+//
+// Two warps have 16 columns each and advance D. Two more compute the terms of the next chunk that need no D,
+// P' dO and scale Q' (e^G dO), and store the results of the previous chunk. Four producer warps issue copies:
+// with two, copies would take longer than a step of D.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/scan.cuh>
@@ -13,12 +14,12 @@ struct DeltaSplitBackwardShape : DeltaWarpShape<T, kKeys, 2, 4> {
   static constexpr int kThreads = 256;
 };
 
-// What a step needs: keys, Z and factors of its chunk, and queries, dO, P and factors of outputs of the next one.
+// Inputs of a step: keys, Z and factors of its chunk; queries, dO, P and output factors of the next one.
 template <typename Shape>
 struct DeltaSplitBackwardStage {
   alignas(128) typename Shape::Keys k;
   alignas(128) typename Shape::Keys q;
-  alignas(128) typename Shape::Values grad;  // then dy of the chunk before
+  alignas(128) typename Shape::Values grad;  // overwritten by dy of the previous chunk
   alignas(128) DeltaTerms terms;
 };
 
@@ -27,9 +28,9 @@ struct DeltaSplitBackwardShared {
   static constexpr int kStages = 3;
 
   DeltaSplitBackwardStage<Shape> stages[kStages];
-  struct {  // by lanes, of steps in turns
-    DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // left operands
-    float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                        // sums: P' dO
+  struct {  // per lane, double-buffered
+    DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // A operands
+    float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                        // accumulators: P' dO
     float4 added[Shape::kWarps][Shape::kKeys / 8][32];                                         // scale Q' (e^G dO)
   } exchange[2];
 };
@@ -47,7 +48,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
 
   const DeltaRuleBackwardParams& p;
   const DeltaBackwardWorkspace& space;
-  const int role;  // 0: gradients of states, 1: what needs none, 2: copies
+  const int role;  // 0: D, 1: terms without D, 2: producer
 
   __device__ __forceinline__ DeltaSplitBackward(const DeltaRuleBackwardParams& params, const DeltaBackwardWorkspace& to,
                                                 uint32_t number)
@@ -55,7 +56,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Of chunk `number`, and of the one before it, which comes next; either may be none.
+  // Copies inputs of chunk `number` and of the one before it, which comes next. Either may not exist.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
       const DeltaTerms& from = space.terms[this->index(number)];
@@ -102,7 +103,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     });
   }
 
-  // What the next chunk's dO adds.
+  // Computes the terms of dO of the next chunk.
   __device__ __forceinline__ void prepare(const Stage& stage, Exchange& exchange) const {
     typename Base::Sums outputs;
     typename Base::OperandA grad;
@@ -118,7 +119,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = four(added[0][n]);
   }
 
-  // What a chunk has left, by way of this warp's part of a tile.
+  // Stores D and dy of a chunk, through this warp's part of a tile.
   __device__ __forceinline__ void finish(Stage& stage, const Exchange& exchange, int64_t number) const {
     const int64_t strip = this->column() / 16;
     char* const grads = space.grads + this->index(number) * space.state_bytes + strip * sizeof(exchange.state[0]);
@@ -147,7 +148,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
 };
 
-// Step i is that of the i-th chunk from the end: each role has one behind the one before it.
+// Step i has the i-th chunk from the end. Each role is one step behind the previous one.
 template <typename Shape>
 __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
                                                DeltaSplitBackwardShared<Shape>& shared) {
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(Scans::kThreads, 1)
   if (blockIdx.x < scans) {
     const DeltaSplitBackward<Backward> backward(p, space, blockIdx.x);
     split_backward(backward, *reinterpret_cast<DeltaSplitBackwardShared<Backward>*>(memory));
-  } else if (threadIdx.x < Recompute::kThreads) {  // barriers do not wait for threads that have ended
+  } else if (threadIdx.x < Recompute::kThreads) {  // barriers do not wait for exited threads
     recompute_chunks<Recompute>(p, space, memory, blockIdx.x - scans);
   }
 }

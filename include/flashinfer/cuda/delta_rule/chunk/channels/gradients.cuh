@@ -1,8 +1,10 @@
-// The last kernel of the delta rule's gradients over chunks where each channel of k has a gate. What it computes is in
-// chunk/backward/kernel.cuh, with the decays of each channel, Gam_ij, inside of the sums over tokens.
+// Third kernel of the chunk gradients with a decay per channel (Kimi Delta Attention, arXiv 2510.26692). The
+// equations are those of backward/kernel.cuh, with the decays Gam_ij of each channel inside the sums over
+// keys.
 //
-// A block has a chunk and a head of q and k. Behind products, a thread has a channel of 16 rows: it multiplies by their
-// decays one by one, and adds what the rows give each other.
+// A CTA has a chunk and a head of q and k. After the products between blocks of 16 rows, a thread has one
+// channel of a block. It multiplies the decays of rows one by one, and adds the terms between the rows of the
+// block.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/channels/products.cuh>
@@ -16,11 +18,11 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   using typename Base::Cursor, typename Base::Rows, typename Base::Shared;
   using KeyRows = Swizzle<2 * Shape::kKeys, kDeltaChunk>;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
-  static constexpr int kTasks = kBlocks * kKeys / kThreads;  // of a thread: a channel of 16 rows
+  static constexpr int kTasks = kBlocks * kKeys / kThreads;  // per thread: one channel of 16 rows
   using Base::Base;
   using Base::in, Base::p, Base::shared, Base::space, Base::thread, Base::grid;
 
-  // Rows times the decays of their blocks, and the decays of whole blocks.
+  // Multiplies rows by the decays of their blocks, and computes the decay of each block.
   __device__ __forceinline__ void scale_rows(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
@@ -45,7 +47,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       }
     }
   }
-  // This thread's channels: sums become gradients, to which those of the value heads before are added.
+  // Turns sums into gradients, in this thread's channels.
   __device__ __forceinline__ void finish_channels(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
@@ -70,7 +72,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       decay = 1;
       float row_dot = 0;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) w[i] = 0;  // what later rows give row i
+      for (int i = 0; i < 16; ++i) w[i] = 0;  // from later rows to row i
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
         const int row = 16 * block + i;
@@ -89,7 +91,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       shared.after[block][channel()] = row_dot;
     }
   }
-  // Those of several value heads meet in memory, each number by the same thread.
+  // Adds the value heads of a group through gmem. The same thread has an element each time.
   __device__ __forceinline__ void add_members(const Cursor& at) const {
     float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
@@ -101,7 +103,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     }
   }
   __device__ __forceinline__ void store_gates(const Cursor& at) const {
-    float state = 0, decay = 1;  // <D, S behind the chunk>
+    float state = 0, decay = 1;  // <D, S after the chunk>
 #pragma unroll
     for (int block = kBlocks - 1; block >= 0; --block)
       state += decay * shared.written[block][channel()], decay *= shared.blocks[block][channel()];
@@ -133,12 +135,12 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
     return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
-  // An element of a tile of rows.
+  // Returns an element of a tile of rows.
   __device__ __forceinline__ static T& element(Rows& tile, int row, int channel) {
     const uint32_t at = KeyRows::chunk(KeyRows::row(0, row), channel / 8) + channel % 8 * 2;
     return *reinterpret_cast<T*>(reinterpret_cast<char*>(&tile) + at);
   }
-  // Decays of this thread's channel in a block's rows.
+  // Loads the decays of this thread's channel in a block.
   __device__ __forceinline__ void load_decays(float (&a)[16], const Cursor& at, int block) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -150,7 +152,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     for (int i = 0; i < 16; ++i) a[i] = ptx::ex2_approx(a[i] * 1.4426950408889634f);
   }
 
-  // Row i of a block on the diagonal, up to the diagonal.
+  // Loads row i of a diagonal block, up to the diagonal.
   __device__ __forceinline__ static void load_local(float (&to)[16], uint32_t start, int i) {
 #pragma unroll
     for (int part = 0; part <= i / 8; ++part) {
@@ -160,7 +162,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       for (int e = 0; e < 4; ++e) unpack<T>(pairs[e], to[8 * part + 2 * e], to[8 * part + 2 * e + 1]);
     }
   }
-  // dq or dk, rows of four threads each, through what normalises.
+  // Stores dq or dk with four threads per row, and differentiates the normalisation.
   __device__ __forceinline__ void store(void* to, const Cursor& at, const typename Shared::Sums& sums, const Rows& tile,
                                         const float (&factors)[kDeltaChunk]) const {
     const int row = thread / 4;
@@ -205,7 +207,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   auto& shared = *reinterpret_cast<Shared*>(memory);
   static_assert(sizeof(shared) <= 163 * 1024, "a block of 8.0 has it");
   wait_for_inputs();
-  if (threadIdx.x == 0) {  // what threads would know alike
+  if (threadIdx.x == 0) {  // equal in all threads
     shared.space = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);
     shared.grid = GradientGrid(p.in, chunks, shared.space.strips / DeltaGradientStage<Shape>::kStrips);
   }
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   using Gradients = DeltaChannelGradients<Shape>;
   Gradients(p, shared).load_keys(at);
   for (; at.member < grid.group; ++at.member) {
-    __syncthreads();  // the value head before has been read
+    __syncthreads();  // all threads have read the previous value head
     Gradients(p, shared).load_factors(at);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

@@ -1,10 +1,10 @@
-// The first kernel of the delta rule over chunks where each channel of k has a gate: P and Z of each chunk and value
-// head, and its rows of k and q times e^G.
+// First kernel of the chunk form with a decay per channel (Kimi Delta Attention, arXiv 2510.26692): P and Z
+// of every chunk and value head, and the rows of k and q times e^G. chunk.cuh has the equations.
 //
-// A warp has a block of 16 rows. From a row to an older one of the same block, decays are multiplied one by one;
-// between blocks they are in the rows, those since the start of the newer row's block in this one and those up to the
-// end of the older row's block in that one, and products are on tensor cores. All of them are products of decays, which
-// need no logarithms: none is more than 1, and none is lost where one is 0.
+// A warp has a block of 16 rows. Within a block, the decays between two rows are multiplied one by one.
+// Between blocks, the newer row carries the decays since its block began, the older one those to the end of
+// its block, and tensor cores compute the products. Decays are multiplied as they are, without logarithms:
+// none exceeds 1, and a decay of 0 stays exact.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/solve.cuh>
@@ -27,8 +27,8 @@ struct DeltaChannelShared {
       DeltaSolveMatrix left, right;
     };
   };
-  float found[kBlocks][16][32];  // of L and P in a block, by row and lane
-  float blocks[kBlocks][kKeys];  // the decay of all rows of a block
+  float found[kBlocks][16][32];  // L and P within a block, by row and lane
+  float blocks[kBlocks][kKeys];  // decay over all rows of a block
   float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 
@@ -41,8 +41,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   using Base::store_operand, Base::kThreads, Base::lane, Base::shared, Base::sync, Base::thread, Base::as_float2,
       Base::warp;
   static constexpr int kBytes = 2 * kKeys, kBlocks = Shared::kBlocks;
-  static constexpr int kLaneChannels = kKeys / 32;  // channels of a lane
-  static constexpr int kPairChannels = kKeys / 16;  // of two lanes, where a warp's halves have other columns
+  static constexpr int kLaneChannels = kKeys / 32;  // per lane
+  static constexpr int kPairChannels = kKeys / 16;  // per pair of lanes, if the halves of a warp have different columns
   using LaneChannels = uint32_t[kLaneChannels / 2];
 
   const DeltaRuleInputs& in;
@@ -50,7 +50,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   __device__ __forceinline__ DeltaPrepareChannels(const DeltaRuleInputs& inputs, Shared& memory)
       : Base(memory, threadIdx.x, 0), in(inputs) {}
 
-  // All of a chunk and head.
+  // Computes the terms of a chunk and value head.
   __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, Terms& to) const {
     load(chunk, value_head);
     correlate_block();
@@ -99,11 +99,11 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     ptx::cp_async_wait<0>();
     sync();
     this->find_factors(in.l2norm);
-    sync();  // warps decay their rows in place, which others may still square
+    sync();  // warps then scale their rows in place, which others may still be reading
   }
 
-  // L and P of a block with itself, without the rows' factors: lane l of a half finds column 2 l + half of L, or of P
-  // behind the first eight.
+  // Computes L and P within a block, without the rows' factors. Lane l of a half has column 2 l + half of L,
+  // or of P after the first eight.
   __device__ __forceinline__ void correlate_block() const {
     const int half = lane / 16, channel = lane % 16 * kPairChannels;
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
@@ -136,8 +136,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Rows times decays: to memory, and in shared memory those that meet between blocks. Behind the wait for other
-  // blocks' decays.
+  // Multiplies rows by decays. Those that read or write a state go to gmem, those between blocks to smem. The
+  // decays of all blocks must be visible.
   __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
     const int channel = kLaneChannels * lane;
@@ -181,7 +181,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     for (int i = 0; i < 16; ++i) {
       float a[kLaneChannels], k[kLaneChannels], q[kLaneChannels];
       load_floats(a, &shared.decay[16 * warp + i][channel]);
-      __syncwarp();  // decays up to here make room for rows
+      __syncwarp();  // rows overwrite the decays read so far
       load_row(k, keys, 16 * warp + i, channel), load_row(q, queries, 16 * warp + i, channel);
       LaneChannels read, out, row;
 #pragma unroll
@@ -199,7 +199,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // L and P of a block with those before it, without the rows' factors.
+  // Computes L and P between this block and earlier ones, without the rows' factors.
   __device__ __forceinline__ void correlate_blocks(Accumulator<16, kDeltaChunk>& l,
                                                    Accumulator<16, kDeltaChunk>& p) const {
     const LeftRows<kBytes> keys(read_rows(), 0), queries(ptx::shared_address(shared.q), 16 * warp);
@@ -209,7 +209,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     for (int step = 0; step < kKeys / 16; ++step) {
       uint32_t k[1][4], q[1][4];
       keys.load(k[0], 0, step), queries.load(q[0], 0, step);
-      float between[4] = {1.f, 1.f, 1.f, 1.f};  // the decays of blocks that lie between, of a lane's four channels
+      float between[4] = {1.f, 1.f, 1.f, 1.f};  // decays of the blocks in between, in a lane's four channels
 #pragma unroll
       for (int block = kBlocks - 2; block >= 0; --block) {
         if (block >= warp) continue;
@@ -230,7 +230,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // L in place of the rows, and P as it leaves.
+  // Stores L over the rows, and P to gmem.
   __device__ __forceinline__ void store_local(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
                                               float scale, Terms& to) const {
     const int start = 16 * warp, upper = start + lane / 4;
@@ -281,7 +281,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Rows of this block that read a state, in place of its decays.
+  // Returns the rows of this block that read a state. They overwrite its decays.
   __device__ __forceinline__ uint32_t read_rows() const { return ptx::shared_address(&shared.decay[16 * warp]); }
 
   template <int kCount>
@@ -319,7 +319,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     return pack<T>(low * first, high * second);
   }
 
-  // Of 16 numbers of each of 16 lanes, the sum over these of the one that has this lane's number.
+  // Sums 16 values over 16 lanes. Each lane returns the total of its own value.
   __device__ __forceinline__ float lanes_sums(const float (&values)[16]) const {
     float eight[8], four[4], pair[2];
     halve_lanes(eight, values, 8), halve_lanes(four, eight, 4), halve_lanes(pair, four, 2);

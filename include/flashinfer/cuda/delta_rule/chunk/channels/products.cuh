@@ -1,6 +1,7 @@
-// Products of the delta rule's gradients over chunks where each channel of k has a gate: a warp has 16 rows and half of
-// the channels. Between blocks of 16 rows decays are in the rows, and sums are multiplied by those of a whole block
-// when they pass it; what is left is inside of blocks, and in chunk/channels/gradients.cuh.
+// Matrix products of the gradients with a decay per channel. A warp has 16 rows and half of the channels.
+//
+// Between blocks of 16 rows, decays are part of the rows, and sums are multiplied by the decay of each block
+// that they pass. channels/gradients.cuh adds the terms within a block.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>
@@ -20,7 +21,7 @@ struct DeltaChannelGradientShape {
 template <typename Shape>
 struct DeltaChannelGradientsShared {
   static constexpr int kKeys = Shape::kKeys, kBlocks = kDeltaChunk / 16;
-  static constexpr int kParts = Shape::kThreads / (2 * kKeys);  // of threads that have all channels of states
+  static constexpr int kParts = Shape::kThreads / (2 * kKeys);  // sets of threads that cover all channels of a state
   using Rows = typename Shape::Products::Rows;
   using Sums = float[kDeltaChunk][kKeys + 8];
 
@@ -30,18 +31,18 @@ struct DeltaChannelGradientsShared {
     struct {
       DeltaGradientStage<Shape> stage;
       Rows read_k, read_q;  // times the decays from the start of the block to the row
-      Rows written_k;       // k times the decays behind the row to the end of the block
+      Rows written_k;       // k times the decays from the row to the end of the block
     };
     struct {
-      Sums queries, read, col;  // then dq, dk, and what is summed for the gates
+      Sums queries, read, col;  // later dq, dk, and the terms of dg
     };
   };
   typename Shape::Products::Matrix p, x;  // dP, and X
   DeltaGradientFactors factors;
-  float blocks[kBlocks][kKeys];   // the decay of all rows of a block
-  float written[kBlocks][kKeys];  // <k, u D'> with the decays behind the row to the end of the block
+  float blocks[kBlocks][kKeys];   // decay over all rows of a block
+  float written[kBlocks][kKeys];  // <k, u D'> with the decays from the row to the end of the block
   float product[kParts][kKeys];   // <D, S>
-  float after[kBlocks][kKeys];    // what a block's rows add to the gates before them
+  float after[kBlocks][kKeys];    // terms of a block in dg of earlier rows
   DeltaBackwardWorkspace space;
   GradientGrid grid;
 };
@@ -66,7 +67,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ DeltaChannelProducts(const DeltaRuleBackwardParams& params, Shared& memory)
       : Base(params, memory.grid, memory.space), shared(memory) {}
 
-  // Starts the copies of rows, and of a value head's factors.
+  // Issues the copies of rows, then those of a value head's factors.
   __device__ __forceinline__ void load_keys(const Cursor& at) const {
     copy_keys(shared.k, in.k, in.k_strides, at), copy_keys(shared.q, in.q, in.q_strides, at);
   }
@@ -77,10 +78,10 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,
                        reinterpret_cast<const char*>(&factors) + thread * 16);
   }
-  // A slice's part, and <D, S>: a thread has eight channels of blocks of states.
+  // Adds a slice of columns and its part of <D, S>. A thread has eight channels of state blocks.
   __device__ __forceinline__ void add_slice(const Cursor& at, GradientSums& sums, float (&product)[8]) const {
     auto& stage = shared.stage;
-    __syncthreads();  // the slice before has been read
+    __syncthreads();  // all threads have read the previous slice
     this->load_slice(stage, at);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
@@ -99,7 +100,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       }
     }
   }
-  // What products are left behind a value head's slices; then sums are in shared memory.
+  // Finishes the products of a value head after its slices, and moves the sums to smem.
   __device__ __forceinline__ void finish_products(const Cursor& at, float scale, GradientSums& sums,
                                                   float (&product)[8]) const {
     this->store_local(shared.p, shared.x, shared.factors, sums.local, scale);
@@ -140,7 +141,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
     copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.head, 0,
                                                      in.key_dim, thread);
   }
-  // What rows of other blocks give, and decays of whole blocks.
+  // Adds the terms between blocks, and multiplies by the decays of whole blocks.
   __device__ __forceinline__ void add_blocks(GradientSums& sums) const {
     using Summed = SummedRows<2 * kKeys, kDeltaChunk>;
     constexpr int kPairs = kKeys / 32;

@@ -1,4 +1,5 @@
-// The second kernel of the delta rule over chunks: the states of a value head one behind the other, and the outputs.
+// Second kernel of the chunk form: scans the states of a value head and computes the outputs. chunk.cuh has
+// the equations.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/mainloop.cuh>
@@ -9,7 +10,7 @@ template <typename Shape>
 struct DeltaForwardStage : DeltaKeyRows<Shape, Shape::kChannels> {
   static constexpr int kTailBytes = Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaPartSums<Shape>)) : 0;
   alignas(Shape::kAlign) typename Shape::KeyTiles q;
-  alignas(128) typename Shape::Values v;  // then o
+  alignas(128) typename Shape::Values v;  // overwritten by o
   typename Shape::Terms terms;
 };
 
@@ -23,7 +24,7 @@ struct DeltaForwardScan : DeltaScan<Shape> {
   using Base::in, Base::kSteps;
 
   const DeltaRuleParams& p;
-  DeltaPartSums<Shape>* const part_sums;  // where there are parts
+  DeltaPartSums<Shape>* const part_sums;  // used with several key parts
 
   __device__ __forceinline__ explicit DeltaForwardScan(const DeltaRuleParams& params, uint32_t block = blockIdx.x,
                                                        void* tail = nullptr)

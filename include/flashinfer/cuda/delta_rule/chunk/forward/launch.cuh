@@ -1,4 +1,4 @@
-// The delta rule on CUDA over chunks of 64 tokens, on tensor cores: which calls it takes, and its launches.
+// Dispatch and launches of the chunk form's forward pass on CUDA.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/channels/prepare.cuh>
@@ -9,11 +9,12 @@
 
 namespace flashinfer::cuda {
 
-// What the kernels that run everywhere ask for at most: GPUs of compute capability 8.0 have as much, those of 8.6 have
-// less, and compute token by token.
+// Largest smem of the kernels for all architectures. GPUs of compute capability 8.0 have it. Those of 8.6
+// have less, and compute token by token.
 constexpr int kChunkSharedBytes = 163 << 10;
 
-// Whether a call is one for these kernels: rows of q, k and v are copied by 16 bytes, and there are some chunks.
+// Returns true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
+// sequences have at least a chunk of tokens on average.
 template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
   if constexpr (!kIsHalfType<T>) return false;
@@ -27,7 +28,7 @@ bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
          in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
 }
 
-// Bytes of the terms of all chunks, then of whether they are there.
+// The workspace has the terms of all chunks, then their ready flags.
 inline int64_t delta_terms_bytes(const DeltaRuleInputs& in) {
   return count_chunks(in) * in.num_value_heads * delta_term_bytes(in);
 }
@@ -45,8 +46,7 @@ void launch_scan(const DeltaRuleInputs& in, const Launch& where, const Args&... 
   launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kScanBytes<Shape, Stage>, where, args...);
 }
 
-// Calls body with the shape of blocks that walk. The more columns a block has, the less it reads; the fewer, the more
-// processors have one.
+// Calls body with a CTA shape on warps. Wider CTAs read less. Narrower ones occupy more SMs.
 template <typename T, int kKeys, bool kChannels, typename Body>
 void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t enough = device_info(where.device).num_sms * 3 / 4;
@@ -54,7 +54,8 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// On warpgroups: the fewest with which no block waits for another's processor, by times of all shapes on an H200.
+// Calls body with a CTA shape. On 9.0 it takes the narrowest that fits in one wave. Times of all shapes on an
+// H200 decided.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
@@ -73,7 +74,7 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
                                                 sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
 }
 
-// Whether there is the memory for it.
+// Returns false if the device has too little smem.
 template <typename Shape>
 bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
@@ -82,13 +83,13 @@ bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   return true;
 }
 
-// How many blocks make the terms of chunks beside those that carry states: none where that takes longer than to make
-// all of them first. On an H200 a processor makes one in 3.8 us, and a chunk's step takes 1.4.
+// Number of CTAs that prepare terms next to those that scan. It is 0 if preparing all terms first is faster.
+// On an H200, an SM prepares a chunk in 3.8 us, and a scan step takes 1.4 us.
 template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
   const int64_t num_sms = device_info(where.device).num_sms, scanning = delta_blocks(in, Shape::kColumns);
   const int64_t left = num_sms - scanning, heads = in.num_sequences * in.num_value_heads;
-  const bool alike = !in.cu_seqlens.data;  // sequences of one length
+  const bool alike = !in.cu_seqlens.data;  // equal lengths
   return alike && scanning > 0 && left > 0 && heads * 38 <= left * 14 && in.num_tokens >= 4 * kDeltaChunk ? left : 0;
 }
 template <typename Shape>
@@ -105,11 +106,11 @@ void launch_delta_split_warpgroups(const DeltaRuleParams& p, int64_t preparing, 
 
 template <typename T, int kKeys>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // each kernel reads what the one before it wrote
+  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
   with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
     using Warpgroups = DeltaSplitWarpgroupShape<T, kKeys>;
-    // Of few columns and few keys, a warp's products take less time than a warpgroup's.
+    // With few columns and few keys, mma.sync is faster than wgmma.
     const bool on_warpgroups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
     const int64_t preparing = on_warpgroups ? delta_preparing_blocks<Warpgroups>(p.in, where) : 0;
     if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
@@ -124,7 +125,7 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
   });
 }
 
-// More keys than one warp has in registers.
+// Keys from 129 to 256, more than one warp holds in registers.
 template <typename T>
 void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
@@ -145,7 +146,7 @@ void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const
       sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
 }
 
-// A gate of each channel of k.
+// A decay per channel of k.
 template <typename T, int kKeys>
 void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
   const Launch where{stream.stream, stream.device, 0};
@@ -162,7 +163,7 @@ void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
   p.in.key_dim <= 64 ? delta_rule_channels<T, 64>(p, where) : delta_rule_channels<T, 128>(p, where);
 }
 
-// A gate of all channels, or none.
+// One decay for all channels, or none.
 template <typename T>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
   p.in.key_dim <= 64 ? delta_rule_chunks<T, 64>(p, where) : delta_rule_chunks<T, 128>(p, where);

@@ -1,7 +1,8 @@
-// The chain of the delta rule over chunks where there are fewer heads than processors, and the time of one chunk is
-// what counts: states go on without waiting for outputs. Two warps have 16 columns each; one carries the state and
-// leaves it and u in shared memory, from where the other makes the chunk before's output. Two more warps start copies,
-// two chunks ahead.
+// Forward scan for calls with fewer heads than SMs, where the latency of a chunk counts: states do not wait
+// for outputs.
+//
+// Two warps have 16 columns each and advance the state. They leave the state and u in smem. Two more warps
+// compute the output of the previous chunk from these. Two producer warps copy two chunks ahead.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
@@ -16,7 +17,7 @@ struct DeltaSplitShape : DeltaWarpShape<T, kKeys, 2, 2> {
 template <typename Shape>
 struct DeltaSplitShared {
   DeltaForwardStage<Shape> stages[Shape::kStages];
-  struct {  // left operands, 16 bytes of each lane
+  struct {  // A operands, 16 bytes per lane
     DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16];
     DeltaBlocks u[Shape::kWarps][kDeltaChunk / 16];
   } exchange[2];
@@ -32,7 +33,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
   using Exchange = decltype(DeltaSplitShared<Shape>::exchange[0]);
   using Base::kSteps, Base::lane, Base::warp;
 
-  const int role;  // 0: states, 1: outputs, 2: copies
+  const int role;  // 0: states, 1: outputs, 2: producer
 
   __device__ __forceinline__ explicit DeltaSplit(const DeltaRuleParams& params)
       : Base(params), role(threadIdx.x / 32 / Shape::kWarps) {
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
   } else if (split.role == 1) {
     __syncthreads();
     for (int64_t i = 0; i < count; ++i) {
-      __syncthreads();  // the state and u of chunk i are there
+      __syncthreads();  // the state and u of chunk i are in smem
       split.output(shared.stages[i % Shape::kStages], shared.exchange[i % 2], i);
     }
   } else {

@@ -1,7 +1,8 @@
-// The chain of the delta rule over chunks on Hopper where there are fewer heads than processors: one warpgroup carries
-// the states of 64 columns, and leaves them and u in shared memory as it goes. From there a second one makes outputs,
-// whose rows are tokens, and a third one starts copies. Where many processors are left, blocks of the same launch make
-// the chunks' terms on these, while the states are under way.
+// Forward scan on Hopper for calls with fewer heads than SMs.
+//
+// One warpgroup advances the states of 64 columns, and leaves them and u in a ring in smem. A second one
+// computes outputs from these, with tokens as rows. A third one is the producer. If many SMs are idle,
+// further CTAs of the same launch prepare the terms of chunks while the scan runs.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
@@ -15,7 +16,7 @@ struct DeltaSplitWarpgroupShape : DeltaWarpgroupShape<T, kKeys, 1, kChannels> {
   static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kStateStages = 2, kBlocks = 1;
 };
 
-// States and u of 64 columns as right operands, tiles of rows of 128 bytes: a row for each column.
+// States and u of 64 columns as B operands: tiles with a row of 128 bytes per column.
 template <typename Shape>
 struct DeltaStateTiles {
   alignas(1024) uint4 state[Shape::kColumns][Shape::kKeys / 8];
@@ -38,7 +39,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   using Tile = ChunkedTile<kDeltaChunk>;
   using Base::kSteps, Base::lane, Base::warp;
 
-  const int role;  // 0: states, 1: outputs, 2: copies
+  const int role;  // 0: states, 1: outputs, 2: producer
 
   __device__ __forceinline__ DeltaSplitWarpgroups(const DeltaRuleParams& params, uint32_t block)
       : Base(params, block), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
@@ -69,7 +70,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     Products::template wait<0>(state, left);
   }
 
-  // O = out Q S + P u, a row for each token: 16 of each warp.
+  // Computes O = scale e^G Q S + P u. Rows are tokens, and each warp has 16.
   __device__ __forceinline__ void start_output(DeltaSums16& o, const Stage& stage, const StateTiles& from) const {
     constexpr auto kType = Products::kType;
     const uint64_t queries = Tile::k_contiguous(ptx::shared_address(stage.q));
@@ -100,7 +101,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     Products::template wait<0>(o);
   }
 
-  // By way of the rows of v, which nobody needs any more.
+  // Stores O through the tile of v, which is no longer read.
   __device__ __forceinline__ void store_output(const DeltaSums16& o, Stage& stage, int64_t number) const {
     using Rows = Swizzle<Shape::kValueBytes>;
     const DeltaChunk chunk = this->chunk(number);
@@ -125,7 +126,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 
  private:
-  // A left operand of this warp's columns as rows of a tile.
+  // Stores an A operand of this warp's columns as rows of a tile.
   template <int kCount>
   __device__ __forceinline__ void store_operand(uint32_t tile, const uint32_t (&left)[kCount][4]) const {
     const int row = 16 * warp + lane % 16;
@@ -135,15 +136,16 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 };
 
-// Flags of the chunks whose terms are ready, where the first `blocks` CTAs of the same launch make them. Those wait for
-// no other. CUDA promises no order of starts: the launch has at most one CTA for each multiprocessor
-// (delta_preparing_blocks), so that all are resident at once and none waits for one that cannot start. Sequences go
-// through their chunks at the same time. With blocks = 0 all terms are ready.
+// Ready flags of terms that the first `blocks` CTAs of the same launch prepare. These CTAs wait for no other.
+// CUDA promises no order of starts, so the launch has at most one CTA per SM (delta_preparing_blocks): all
+// are resident at once, and none waits for one that cannot start. The sequences advance in lockstep. With
+// blocks = 0 all terms are ready.
 struct DeltaTermFlags {
   uint32_t blocks;
-  uint32_t* flags;  // of each chunk and value head, 0 at first
+  uint32_t* flags;  // per chunk and value head, initially 0
 
-  // All lanes of a warp, for the first of kAhead chunks: a look at flags takes nearly as long as a chunk's step.
+  // Waits at every kAhead-th chunk for the next kAhead flags, one per lane. Reading a flag takes nearly as
+  // long as a chunk.
   static constexpr int kAhead = 8;
   template <typename Scan>
   __device__ __forceinline__ void wait(const Scan& scan, int chunk, int count) const {
@@ -155,7 +157,7 @@ struct DeltaTermFlags {
   }
 };
 
-// A block of three groups of threads; each makes the terms of a chunk and head at a time.
+// Prepares terms in three groups of threads, each with one chunk and value head at a time.
 template <typename Shape>
 __device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaTermFlags& ready, void* memory) {
   using Prepare = DeltaPrepare<typename Shape::T, Shape::kKeys>;
@@ -234,7 +236,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       for (int i = 0; i < count; ++i) {
         state_ring.wait_empty(i);
         ring.wait_full(i);
-        ptx::fence_proxy_async();  // tiles were written as ordinary stores write
+        ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
         split.carry(shared.stages[i % kStages], shared.state_stages[i % kStateStages], state);
         ptx::fence_proxy_async();
         __syncwarp();
