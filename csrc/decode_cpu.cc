@@ -1,4 +1,4 @@
-// The decode family's CPU kernels for one configuration of this module.
+// CPU kernels of the decode family for one configuration of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/attention/decode.h>
 

@@ -1,4 +1,4 @@
-// The decode family's CUDA kernels for one configuration of this module.
+// Portable CUDA kernels of the decode family for one configuration of this module.
 #include <flashinfer/cuda/attention/sm80/decode.cuh>
 
 #include "attention_config.h"

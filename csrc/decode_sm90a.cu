@@ -1,4 +1,4 @@
-// The decode family's kernels for Hopper alone, for one configuration of this module.
+// sm_90a kernels of the decode family for one configuration of this module.
 #include <flashinfer/cuda/attention/sm90/decode.cuh>
 
 #include "attention_config.h"

@@ -1,4 +1,4 @@
-// The mla family's CPU kernels for one element type of this module, and one of the cache.
+// CPU kernels of the mla family for one element type of this module and one of the cache.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/attention/mla.h>
 

@@ -1,4 +1,4 @@
-// The mla family's CUDA kernels for one element type of this module, and one of the cache.
+// Portable CUDA kernels of the mla family for one element type of this module and one of the cache.
 #include <flashinfer/cuda/mla/sm80.cuh>
 
 #include "mla_config.h"

@@ -1,4 +1,4 @@
-// The mla family's kernels for Hopper alone, for one element type of this module.
+// sm_90a kernels of the mla family for one element type of this module.
 #include <flashinfer/cuda/mla/sm90.cuh>
 
 #include "mla_config.h"

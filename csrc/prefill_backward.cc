@@ -1,4 +1,5 @@
-// The operator of attention's gradients; the kernels are in prefill_backward_cpu.cc and prefill_backward_cuda.cu.
+// The operator of attention's gradients. The kernels are in prefill_backward_cpu.cc and
+// prefill_backward_cuda.cu.
 #include "binding/binding.h"
 
 #include <flashinfer/attention/prefill_backward.h>
@@ -10,7 +11,8 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// A contiguous table, or null where there is none: on the device of `like`, or on the host where that is null.
+// Returns a contiguous table on the device of `like`, or on the host if `like` is null; null without a
+// tensor.
 template <typename T>
 const T* table(const Check& check, const OptionalTensor& tensor, const char* name, DType dtype, int64_t at_least,
                const View* like = nullptr) {
@@ -28,17 +30,17 @@ const T* table(const Check& check, const OptionalTensor& tensor, const char* nam
   return static_cast<const T*>(view.data);
 }
 
-// Keys and values are [tokens, heads, head_dim], or [heads, tokens, head_dim] where `layout` is 1.
+// Keys and values are [tokens, heads, head_dim], or [heads, tokens, head_dim] if `layout` is 1.
 HeadRows rows_of(const View& view, int64_t layout) { return {view.data, view.stride(layout), view.stride(1 - layout)}; }
 
-// CUDA kernels have heads of up to 256 elements, and read eight at a time.
+// CUDA kernels take heads of up to 256 elements and read eight at a time.
 void check_head_dim(const Check& check, const View& arg) {
   if (kOnCuda && (arg.size(-1) > 256 || arg.size(-1) % 8 != 0))
     check.fail(arg, "got head_dim " + std::to_string(arg.size(-1)) + ", wanted a multiple of 8 up to 256 on CUDA");
 }
 
-// Requests must lie within the tensors: kernels follow these tables wherever they lead. Returns how many keys there
-// are.
+// Requires that all requests lie within the tensors: kernels read these tables without a check. Returns the
+// number of keys.
 int64_t check_requests(const Check& check, PrefillBackwardParams& params, const View& q, const View& k,
                        int64_t mask_bytes, int64_t layout) {
   int64_t keys = 0, bytes = 0;
@@ -118,7 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> prefill_backward(const Tensor& q_, const Tens
   Tensor dq = empty_like(q, q_), dk = empty_like(k, k_), dv = empty_like(v, v_);
   const View of_q(dq, "dq"), of_k(dk, "dk"), of_v(dv, "dv");
   params.dq = rows_of(of_q, 0), params.dk = rows_of(of_k, layout), params.dv = rows_of(of_v, layout);
-  // What belongs to no request has no part in the result.
+  // Tokens of no request get zeros: they do not contribute to the result.
   const auto clear = [&](const View& arg) {
     if (arg.numel > 0) prefill_backward_clear(arg.data, arg.numel * size_of(arg.dtype), where);
   };

@@ -1,4 +1,4 @@
-// The CPU kernels of attention's gradients for the element types of this module.
+// CPU kernels of attention's gradients for the element types of this module.
 #include <cstring>
 
 #include <flashinfer/common/launch.h>

@@ -1,4 +1,4 @@
-// The CUDA kernels of attention's gradients: a part of this file for each element type and size of heads.
+// Portable CUDA kernels of attention's gradients, one part per element type and size of heads.
 #include <flashinfer/cuda/attention/backward/sm90.h>
 #include <flashinfer/cuda/attention/backward/launch.cuh>
 
@@ -18,7 +18,7 @@ void prefill_backward_part<FLASHINFER_PART>(const PrefillBackwardParams& params,
 
 #if FLASHINFER_PART == 0
 
-// The part that has an element type and the smallest sizes of heads that are enough.
+// Returns the part with this element type and the smallest sufficient head sizes.
 static int part_of(DType dtype, int qk, int vo) {
   constexpr int kNumParts = static_cast<int>(std::size(kParts));
   int best = -1;

@@ -1,4 +1,4 @@
-// The prefill family's CPU kernels for one configuration of this module.
+// CPU kernels of the prefill family for one configuration of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/attention/prefill.h>
 

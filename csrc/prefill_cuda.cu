@@ -1,4 +1,4 @@
-// The prefill family's CUDA kernels for one configuration of this module.
+// Portable CUDA kernels of the prefill family for one configuration of this module.
 #include <flashinfer/cuda/attention/sm80/prefill.cuh>
 
 #include "attention_config.h"

@@ -1,4 +1,4 @@
-// The prefill family's kernels for Hopper alone, for one configuration of this module.
+// sm_90a kernels of the prefill family for one configuration of this module.
 #include <flashinfer/cuda/attention/sm90/prefill.cuh>
 
 #include "attention_config.h"

@@ -1,13 +1,14 @@
-// What the bindings of decode and prefill share: a module's operators, in a namespace of its own.
+// The operators of a module of decode or prefill, in a namespace of its own.
 //
-// run() computes attention of all requests, by a plan, or of one request without. plan() fills a buffer on the host
-// with the lists of a schedule; a copy of it on the device is what run() takes. Neither reads a tensor of a GPU.
-// Modules of the library's own variants have run() in two parts besides: bind(), and run_bound() with what is left.
+// run() computes attention of all requests by a plan, or of one request without a plan. plan() fills a host
+// buffer with the lists of a schedule, and run() takes a device copy of it. Neither reads a tensor of a GPU.
+// Modules of built-in variants also split run() into bind() and run_bound(), which takes the remaining
+// arguments.
 #pragma once
 
 #include "attention/plan.h"
 #include "attention/run.h"
-#if defined(FLASHINFER_OWN_VARIANTS)
+#if defined(FLASHINFER_BUILTIN_VARIANTS)
 #include "attention/bound.h"
 #else
 #define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)
@@ -39,7 +40,7 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   attend(check, params, setting, inputs, out, lse_data, config, tensors.q);
 }
 
-// plan() is registered for every device: its tensors are on the host whatever the module is for.
+// plan() is registered for every device: its tensors are on the host on every backend.
 #define FLASHINFER_ATTENTION_LIBRARY FLASHINFER_ATTENTION_LIBRARY_(FLASHINFER_MODULE, FLASHINFER_DISPATCH_KEY)
 #define FLASHINFER_ATTENTION_LIBRARY_(ns, key) FLASHINFER_ATTENTION_LIBRARY__(ns, key)
 #define FLASHINFER_ATTENTION_LIBRARY__(ns, key)                                                                   \

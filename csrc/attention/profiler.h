@@ -1,4 +1,4 @@
-// The buffer that kernels write their events to, of modules built with them.
+// The buffer of kernel events, in modules that are built with events.
 #pragma once
 
 #include <flashinfer/common/profiler.h>
@@ -18,7 +18,7 @@ void put_profiler(const Check& check, Params& params, const Tensor& buffer, Plac
   params.profiler.words = static_cast<uint64_t*>(words.data), params.profiler.size = words.numel;
 }
 
-// The same of a variant's parameters, among which the buffer is; in modules without events it is not.
+// Finds the buffer among a variant's parameters. Modules without events have none.
 template <typename Params, typename Parameters>
 void put_profiler_of(const Check& check, Params& params, const Parameters& parameters, Place& place) {
   if constexpr (Params::kProfiler) put_profiler(check, params, parameters.profiler_buffer, place);

@@ -1,8 +1,8 @@
-// Operators with more arguments than a function should have: one list of X(type, name) gives the text of their schema,
-// a struct with a member for each, and the unboxing of all of them into it.
+// Operators with more arguments than a function should have. One list of X(type, name) makes the text of the
+// schema, a struct with a member per argument, and the unboxing of all arguments into it.
 //
-// All are unboxed before any is looked at: each tensor is a reference to one, and what a check throws then gives all of
-// them back.
+// All arguments are unboxed before any check: each tensor holds a reference, and unwinding releases all of
+// them.
 #pragma once
 
 #include <initializer_list>
@@ -15,7 +15,7 @@ namespace flashinfer::binding {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// Tensors that an operator writes to, by the letter that a schema marks them with.
+// A tensor that an operator writes to, with the letter that marks it in the schema.
 template <char kMark>
 struct Written : Tensor {};
 template <char kMark>
@@ -54,7 +54,7 @@ struct Argument<WrittenOptional<kMark>> {
   static WrittenOptional<kMark> take(StableIValue value) { return {unboxed<OptionalTensor>(value)}; }
 };
 
-// A loop over words: compilers take a second for as many sums of strings.
+// Concatenates words in a loop: compilers need a second for as many sums of strings.
 inline std::string joined(std::initializer_list<const char*> words) {
   std::string text;
   for (const char* word : words) text += word;
@@ -65,7 +65,8 @@ inline std::string joined(std::initializer_list<const char*> words) {
 #define FLASHINFER_TAKE_(type, name) Argument<type>::take(*next++),
 #define FLASHINFER_TEXT_(type, name) Argument<type>::kText, #name ", ",
 
-// struct Name: the arguments of LIST(X), which `take` unboxes one after the other; `text` is theirs in a schema.
+// struct Name: the arguments of LIST(X). `take` unboxes them in order, and `text` is their part of the
+// schema.
 #define FLASHINFER_ARGUMENTS(Name, LIST)                                             \
   struct Name {                                                                      \
     LIST(FLASHINFER_MEMBER_)                                                         \
@@ -73,7 +74,7 @@ inline std::string joined(std::initializer_list<const char*> words) {
     static std::string text() { return joined({LIST(FLASHINFER_TEXT_)}); }           \
   };
 
-// "op(Tensor q, int handle) -> ()" of structs of arguments, in their order.
+// Returns "op(Tensor q, int handle) -> ()" for structs of arguments, in their order.
 template <typename... Lists>
 std::string schema_of(const char* op, const char* result = "()") {
   std::string text;

@@ -1,7 +1,7 @@
-// What every binding needs.
+// The includes and macros of every binding.
 //
-// Bindings are the only files that see torch, and they are compiled as C++ for every backend: nvcc takes six
-// seconds for torch's headers where g++ takes one. Kernels live in files that see no torch at all.
+// Only bindings include torch, and they are compiled as C++ for every backend: nvcc needs six seconds for
+// torch's headers, g++ needs one. Kernels live in files that do not include torch.
 #pragma once
 
 #include "binding/boxing.h"

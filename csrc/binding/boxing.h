@@ -1,10 +1,10 @@
-// Operators' arguments and results as torch's stable ABI passes them.
+// Arguments and results of operators in the form of torch's stable ABI.
 //
-// TORCH_BOX does the same with a shared pointer per tensor and a tuple of all arguments: 0.1 us a call and half a
-// second a file more, for copies that no operator here makes.
+// TORCH_BOX does the same with a shared pointer per tensor and a tuple of all arguments. That costs 0.1 us a
+// call and half a second a file, for copies that no operator here makes.
 #pragma once
 
-// Bindings convert no halves: without this torch's half includes all of <immintrin.h>.
+// Bindings convert no halves. Without this, torch's half includes all of <immintrin.h>.
 #pragma push_macro("__F16C__")
 #undef __F16C__
 #include <torch/csrc/stable/library.h>
@@ -19,7 +19,7 @@
 
 namespace flashinfer::binding {
 
-// A tensor that this operator owns a reference to.
+// A tensor, with a reference that this operator owns.
 class Tensor {
  public:
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
@@ -78,7 +78,7 @@ struct Boxing<R (*)(A...)> {
   using Indices = std::index_sequence_for<A...>;
 };
 
-// `kFunction` in the form in which a library registers it.
+// Wraps `kFunction` in the signature that a library registers.
 template <auto kFunction>
 void box(StableIValue* stack, uint64_t num_args, uint64_t) {
   using Boxed = Boxing<decltype(kFunction)>;

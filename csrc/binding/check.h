@@ -1,7 +1,7 @@
 // Checks of one operator's arguments.
 //
-// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ..."; flashinfer/_ops/declare.py turns that
-// into the Python exception. Everything is checked before anything is written.
+// A failed check throws "<Exception>: <op>: <argument>: got ..., wanted ...". flashinfer/_ops/declare.py
+// turns the text into the Python exception. Everything is checked before anything is written.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace flashinfer::binding {
 
-// Checks of one operator's arguments; every failure names the operator and the argument.
+// Checks of one operator's arguments. Every failure names the operator and the argument.
 class Check {
  public:
   explicit Check(const char* op) : op_(op) {}
@@ -47,7 +47,7 @@ class Check {
     fail(arg, "got " + std::to_string(arg.ndim) + " dimensions, wanted " + wanted);
   }
 
-  // An operator's number, or the tensor that has it instead.
+  // Returns the operator's number, or the tensor that replaces it.
   Scalar scalar(double value, const std::optional<Tensor>& tensor, const char* name, const View& like) const {
     if (!tensor) return {value, nullptr};
     const View arg(*tensor, name);
@@ -57,7 +57,7 @@ class Check {
     return {value, static_cast<const double*>(arg.data)};
   }
 
-  // -1 stands for any size.
+  // Accepts any size for -1.
   void shape(const View& arg, std::initializer_list<int64_t> wanted) const {
     bool same = arg.ndim == static_cast<int64_t>(wanted.size());
     const int64_t* got = arg.sizes;
@@ -87,7 +87,7 @@ class Check {
 
   void floating(const View& arg) const { dtype(arg, {DType::kFloat32, DType::kFloat16, DType::kBFloat16}); }
 
-  // What gradients are for: float64 too where they can be checked in it.
+  // Element types of gradients. The CPU also takes float64, so that gradients can be checked in it.
   void trainable(const View& arg) const {
     if (kOnCuda || arg.dtype != DType::kFloat64) floating(arg);
   }
@@ -119,13 +119,13 @@ class Check {
     }
   }
 
-  // Elements lie at multiples of their size wherever torch made the tensor; a foreign pointer may not.
+  // torch aligns elements to their size. A foreign pointer may not.
   void aligned(const View& arg) const {
     if (reinterpret_cast<uintptr_t>(arg.data) % size_of(arg.dtype) == 0) return;
     fail(arg, "is not aligned to its element size of " + std::to_string(size_of(arg.dtype)) + " bytes");
   }
 
-  // Where CUDA kernels read 16 bytes at a time.
+  // Requires rows at multiples of 16 bytes on CUDA, where kernels read 16 bytes at a time.
   void wide_rows(const View& arg) const {
     if (!kOnCuda) return aligned(arg);
     bool fits = reinterpret_cast<uintptr_t>(arg.data) % 16 == 0;
@@ -134,8 +134,8 @@ class Check {
     if (!fits && arg.numel > 0) fail(arg, "got rows that do not start at multiples of 16 bytes, wanted .contiguous()");
   }
 
-  // An output whose elements share memory would be written twice. They share none where each stride leads beyond what
-  // the smaller ones reach; tensors that are torn apart otherwise do not occur.
+  // Rejects an output whose elements share memory: they would be written twice. Elements are distinct if each
+  // stride exceeds the reach of all smaller ones. Tensors that overlap in no other pattern do not occur.
   void writable(const View& arg) const {
     aligned(arg);
     if (arg.numel == 0) return;
@@ -155,15 +155,15 @@ class Check {
     }
   }
 
-  // `out` may be exactly `in` (in place) where the operator allows it, or lie wholly elsewhere.
+  // Accepts `out` if it shares no memory with `in`, or is exactly `in` and the operator works in place.
   void no_overlap(const View& out, const View& in, bool in_place_is_fine) const {
     if (overlaps(out, in) && !(in_place_is_fine && same_elements(out, in)))
       fail(out, "overlaps the memory of " + std::string(in.name));
   }
 
-  // The leading dimensions of [..., n] as at most three: what kernels walk.
+  // Merges the leading dimensions of [..., n] into at most three, the most that kernels loop over.
   Rows rows(const View& arg) const {
-    int found = 0;  // dimensions kept, inner first
+    int found = 0;  // merged dimensions, inner first
     int64_t stride[3] = {0, 0, 0}, size[3] = {1, 1, 1};
     for (int64_t dim = arg.ndim - 2; dim >= 0; --dim) {
       if (arg.sizes[dim] == 1) continue;

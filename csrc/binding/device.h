@@ -22,7 +22,7 @@ constexpr bool kOnCuda = false;
 
 namespace flashinfer::binding {
 
-// The device of an operator's tensors for the life of this object, and the stream to launch on.
+// Makes the device of an operator's tensors current for its lifetime, and holds the stream to launch on.
 class OnDevice {
  public:
   explicit OnDevice(const View& arg, std::optional<bool> enable_pdl = std::nullopt)

@@ -1,4 +1,4 @@
-// Whether two views share elements.
+// Detection of elements that two views share.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ inline std::pair<const char*, const char*> extent(const View& arg) {
 }
 
 struct Step {
-  int64_t stride, forward, back;  // the index's difference is in [-back, forward]
+  int64_t stride, forward, back;  // the difference of two indices is in [-back, forward]
 };
 
-// Whether some differences of the first `count` steps (rising strides) lead `apart`; yes where that is hard to tell.
+// Returns whether differences of the first `count` steps (rising strides) can sum to `apart`. True if unsure.
 inline bool meet(const Step* steps, int count, int64_t apart) {
   if (count == 0) return apart == 0;
   const Step& step = steps[count - 1];
-  int64_t forward = 0, back = 0;  // as far as the smaller steps reach
+  int64_t forward = 0, back = 0;  // reach of the smaller steps
   for (int i = 0; i + 1 < count; ++i)
     forward += steps[i].forward * steps[i].stride, back += steps[i].back * steps[i].stride;
   constexpr int64_t kTries = 4;
@@ -42,9 +42,9 @@ inline bool meet(const Step* steps, int count, int64_t apart) {
   return false;
 }
 
-// Views of one larger tensor (column ranges of a fused projection, K and V of one paged cache) cross in memory
-// without sharing an element. With equal strides, an element is shared where sum((i - j) * stride) == `apart` has a
-// solution.
+// Detects interleaved views of one larger tensor that share no element: column ranges of a fused projection,
+// or K and V of one paged cache. With equal strides, an element is shared if sum((i - j) * stride) == `apart`
+// has a solution.
 inline bool interleaved(const View& a, const View& b) {
   const int64_t width = size_of(a.dtype), apart = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
   if (a.ndim != b.ndim || a.ndim > 16 || size_of(b.dtype) != width || apart % width != 0) return false;
@@ -63,7 +63,7 @@ inline bool interleaved(const View& a, const View& b) {
 
 }  // namespace overlap
 
-// Whether two views are of the same elements in the same order.
+// Returns whether two views have the same elements in the same order.
 inline bool same_elements(const View& a, const View& b) {
   bool same = a.data == b.data && a.ndim == b.ndim;
   for (int64_t i = 0; same && i < a.ndim; ++i)

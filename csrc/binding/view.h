@@ -1,4 +1,4 @@
-// Facts of torch tensors, read once.
+// Properties of torch tensors, read once.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline void require(int32_t error, const char* what) {
   if (error != 0) throw std::runtime_error(std::string("torch refused ") + what);
 }
 
-// After torch was asked for memory: it has tried all that it can, and says nothing but that there is none.
+// Throws after a failed allocation: torch has tried everything and reports only that no memory is left.
 inline void require_memory(int32_t error, const char* purpose) {
   if (error != 0) throw std::runtime_error(std::string("OutOfMemoryError: no memory for ") + purpose);
 }
@@ -24,7 +24,7 @@ inline std::string device_text(int type, int index) {
   return type == aoti_torch_device_type_cpu() ? "cpu" : "cuda:" + std::to_string(index);
 }
 
-// A tensor's facts, read once. `name` is the argument's, for messages.
+// Properties of a tensor, read once. `name` is the argument's name in error texts.
 struct View {
   const char* name;
   void* data;
@@ -35,7 +35,7 @@ struct View {
   const int64_t* strides;  // in elements
 
   View(const Tensor& tensor, const char* argument) : name(argument) {
-    // torch passes None as a tensor that is none.
+    // torch passes None as an undefined tensor.
     bool defined;
     require(aoti_torch_is_defined(tensor.get(), &defined), "the tensor");
     if (!defined) throw std::runtime_error(std::string("TypeError: ") + argument + ": got None, wanted Tensor");

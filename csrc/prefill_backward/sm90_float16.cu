@@ -1,4 +1,4 @@
-// The kernels of attention's gradients for Hopper alone, for float16.
+// sm_90a kernels of attention's gradients for float16.
 #include <flashinfer/cuda/attention/backward/sm90.h>
 #include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
 

@@ -72,7 +72,7 @@ CONDITIONALS = {
     "FLASHINFER_CUDA": "bindings of both backends",
     "FLASHINFER_DEBUG": "modules of FLASHINFER_JIT_DEBUG=0 and 1",
     "FLASHINFER_NEON": "x86-64, and aarch64 by tests/cpu",
-    "FLASHINFER_OWN_VARIANTS": "modules of the library's variants and of users'",
+    "FLASHINFER_BUILTIN_VARIANTS": "modules of the library's variants and of users'",
     "FLASHINFER_PART": "every part of a dispatching module",
     "FLASHINFER_PORTABLE": "x86-64 and x86-64-v3",
 }

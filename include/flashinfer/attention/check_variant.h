@@ -1,4 +1,5 @@
-// Whether a variant has the form that kernels need: one sentence for each mistake, instead of the kernels' errors.
+// Checks that a variant has the form that kernels need: one sentence per mistake, instead of the kernels'
+// errors.
 #pragma once
 
 #include <flashinfer/attention/hopper_form.h>
@@ -16,7 +17,7 @@ constexpr bool is_complete = false;
 template <typename V>
 constexpr bool is_complete<V, std::void_t<decltype(sizeof(V))>> = true;
 
-// Whether use_softmax can be asked when the kernel is compiled: it is static, and a constant.
+// True if use_softmax is static and a constant, so that the compiler can read it.
 template <typename V, bool kStatic = !std::is_member_object_pointer_v<decltype(&V::use_softmax)>, typename = void>
 constexpr bool knows_softmax = false;
 template <typename V>
@@ -36,7 +37,7 @@ struct WindowType<V, std::void_t<decltype(std::declval<const V&>().window_left)>
   using type = std::decay_t<decltype(std::declval<const V&>().window_left)>;
 };
 
-// Calls of the hooks as kernels make them, on a variant that is const.
+// Types of the hooks as kernels call them, on a const variant.
 template <typename V, typename P>
 using QueryOf = decltype(static_cast<float>(std::declval<const V&>().QueryTransform(std::declval<const P&>(), 0.0f)));
 template <typename V, typename P>
@@ -56,7 +57,7 @@ constexpr bool can_call = false;
 template <template <typename, typename> class Call, typename V, typename P>
 constexpr bool can_call<Call, V, P, std::void_t<Call<V, P>>> = true;
 
-// Whether a hook is the base's, or comes with a flag of its own, which is what a kernel looks at.
+// True if a hook is inherited from the base, or has its own flag. Kernels read only the flag.
 #define FLASHINFER_IS_REGISTERED(trait, flag, ...)                                          \
   template <typename V, typename P, typename = void>                                        \
   constexpr bool trait = &V::flag != &AttentionVariantBase::flag; /* of other parameters */ \
@@ -73,7 +74,7 @@ FLASHINFER_IS_REGISTERED(output, transforms_output, OutputTransform<P, float>)
 
 }  // namespace form
 
-// Stands for a variant that has a mistake, so that the sentence about it is the only error.
+// Replaces a variant that has a mistake, so that the sentence about it is the only error.
 struct NoVariant : AttentionVariantBase {
   static constexpr bool use_softmax = false;
   template <typename Params>
@@ -102,7 +103,7 @@ struct VariantOfForm {
   using type = std::conditional_t<kHooks && kCalls && kConstructs && kCopies && kWindow && kScale, V, NoVariant>;
 };
 
-// What must hold before anything else can be asked.
+// Checks the properties that every later check depends on.
 template <typename V, typename P>
 constexpr auto variant_of_form() {
   if constexpr (!std::is_class_v<V>) {
@@ -132,7 +133,7 @@ constexpr auto variant_of_form() {
   }
 }
 
-// The variant itself, where it has the form that kernels need with parameters of type P.
+// The variant itself, if it has the form that kernels need with parameters of type P.
 template <typename V, typename P>
 using CheckedVariant = typename decltype(variant_of_form<V, P>())::type;
 

@@ -1,6 +1,6 @@
-// Variants in the form that FlashInfer has for Hopper: a constructor (const MainloopParams&, const BlockCoord&), own
-// parameters in params.additional_params, and GetAttentionUpdater(), which says whether there is softmax. Such a
-// variant serves every backend, as one of the other form does.
+// Variants in FlashInfer's form for Hopper: a constructor (const MainloopParams&, const BlockCoord&), own
+// parameters in params.additional_params, and GetAttentionUpdater(), whose type selects softmax or none. Such
+// a variant works on every backend, as do variants of the other form.
 #pragma once
 
 #include <flashinfer/attention/variant.h>
@@ -10,8 +10,8 @@
 
 namespace flashinfer {
 
-// What GetAttentionUpdater() returns: softmax of logits times a scale (log2(e) is in it), or of logits that have been
-// multiplied by it already; or no softmax.
+// The result of GetAttentionUpdater(): softmax of logits times a scale that includes log2(e), softmax of
+// logits that already include it, or no softmax.
 template <int kRowsOfThread, bool kWithScale>
 struct OnlineSoftmax {
   static constexpr bool kSoftmax = true;
@@ -23,7 +23,8 @@ struct DefaultUpdater {
   static constexpr bool kSoftmax = false;
 };
 
-// Of a function that is __device__ alone nvcc shows the host no body, and no type: nothing is asked of it there.
+// nvcc shows the host no body and no type of a function that is only __device__: the host does not inspect
+// it.
 template <typename Updater>
 struct UpdaterSeen {
   using type = Updater;
@@ -38,8 +39,8 @@ struct MainloopParams {
   const Params& additional_params;
 };
 
-// Tile, heads and starts are not of the variant, which is made once for a request: hooks are told them. A use of these
-// is an error of the compiler.
+// A field that only hooks receive. A variant is made once per request, before tile, heads and starts are
+// known, so a use of these fields is a compile error.
 struct ToldByHooks {};
 struct BlockCoord {
   ToldByHooks q_tile_idx, qo_head_idx, kv_head_idx, qo_indptr, kv_indptr;
@@ -51,7 +52,7 @@ constexpr bool has_hopper_form = false;
 template <typename V>
 constexpr bool has_hopper_form<V, std::void_t<decltype(std::declval<V&>().template GetAttentionUpdater<2>())>> = true;
 
-// A variant of that form as kernels need it.
+// Adapts a variant of that form to the form that kernels need.
 template <typename V>
 struct FromHopperForm : V {
   using Updater = typename UpdaterSeen<decltype(std::declval<V&>().template GetAttentionUpdater<2>())>::type;

@@ -1,20 +1,20 @@
-// Which keys a query may see, besides what a variant hides.
+// Masks: the keys that a query sees, before a variant hides any.
 #pragma once
 
 #include <flashinfer/attention/params.h>
 
 namespace flashinfer {
 
-// Masks of one work item and one key head. Causal masks and windows are aligned at the end: the last query stands at
-// the last key.
+// Masks of one work item and one KV head. Causal masks and windows are aligned at the end: the last query has
+// the position of the last key.
 struct Mask {
   MaskMode mode;
-  int32_t qo_len, kv_len, window_left;  // window_left: kv_len where there is no window
-  const uint8_t* bits;                  // kCustom: of this request
+  int32_t qo_len, kv_len, window_left;  // window_left: kv_len without a window
+  const uint8_t* bits;                  // kCustom: mask bits of this request
   int32_t prefix_len;                   // kMultiItem
   const uint16_t* token_pos;
 
-  // Only the bits of a custom mask depend on the key head.
+  // Only the bits of a custom mask depend on the KV head.
   FLASHINFER_HD Mask(const AttentionParams& params, const WorkItem& item, int32_t kv_head = 0)
       : mode(params.mask_mode),
         qo_len(item.qo_len),
@@ -36,7 +36,7 @@ struct Mask {
     return params.custom_mask + params.mask_indptr[params.items ? item.batch : kv_head / params.heads_per_mask];
   }
 
-  // Keys [begin, end) of the request hold all that queries first ... last (numbered in the request) may see.
+  // Queries first ... last (numbered in the request) see no key outside of [begin, end).
   FLASHINFER_HD int32_t begin(int32_t first) const {
     const int64_t start = static_cast<int64_t>(kv_len) - qo_len + first - window_left;
     return start < 0 ? 0 : start < kv_len ? static_cast<int32_t>(start) : kv_len;
@@ -47,7 +47,8 @@ struct Mask {
     return stop < 0 ? 0 : stop < kv_len ? stop : kv_len;
   }
 
-  // Whether queries first ... last all see every key of [kv_begin, kv_end): such a block needs no sees().
+  // Returns true if queries first ... last all see every key of [kv_begin, kv_end). Such a block needs no
+  // sees().
   FLASHINFER_HD bool all_visible(int32_t first, int32_t last, int32_t kv_begin, int32_t kv_end) const {
     if (kv_end > kv_len || mode == MaskMode::kCustom || mode == MaskMode::kMultiItem) return false;
     if (mode == MaskMode::kCausal && kv_end > kv_len - qo_len + first + 1) return false;
@@ -56,7 +57,7 @@ struct Mask {
 
   FLASHINFER_HD bool sees(int32_t qo_idx, int32_t kv_idx) const {
     if (kv_idx >= kv_len || qo_idx >= qo_len) return false;
-    const int32_t position = kv_len - qo_len + qo_idx;  // of the query among the keys
+    const int32_t position = kv_len - qo_len + qo_idx;  // position of the query among the keys
     if (static_cast<int64_t>(kv_idx) + window_left < position) return false;
     switch (mode) {
       case MaskMode::kNone: return true;
@@ -68,7 +69,7 @@ struct Mask {
       case MaskMode::kMultiItem: {
         if (kv_idx > position) return false;
         if (position < prefix_len || kv_idx < prefix_len) return true;
-        // token_pos counts from the delimiter in front of an item: keys further left are of other items.
+        // token_pos counts from the delimiter before an item: keys further left belong to other items.
         const int32_t in_item = token_pos[position - prefix_len];
         return in_item > 0 && kv_idx > position - in_item;
       }

@@ -1,5 +1,8 @@
-// Elementary functions that variants may call on every backend: one instruction each on a GPU, branch-free code that a
-// compiler turns into vectors on a CPU.
+// Elementary functions that variants may call on every backend: one instruction each on a GPU, branch-free
+// code that compilers vectorise on a CPU.
+//
+// `m` and `l` of online softmax (Milakov and Gimelshein, arXiv 1805.02867) are the running maximum of the
+// logits and the running sum of their exponentials. All kernels use base 2: P = 2^(S - m), l = sum of P.
 #pragma once
 
 #include <flashinfer/common/rows.h>
@@ -13,8 +16,8 @@ constexpr float log2e = 1.44269504088896340736f;
 constexpr float loge2 = 0.69314718055994530942f;
 constexpr float inf = __builtin_huge_valf();
 
-// condition ? yes : no, by bits: of a conditional expression a compiler may make a branch, and then a loop over it does
-// not become vectors.
+// condition ? yes : no, by bits. A compiler may make a branch of a conditional expression, and then does not
+// vectorise the loop around it.
 FLASHINFER_HD float select(bool condition, float yes, float no) {
   uint32_t yes_bits, no_bits;
   std::memcpy(&yes_bits, &yes, 4);
@@ -25,15 +28,15 @@ FLASHINFER_HD float select(bool condition, float yes, float no) {
   return no;
 }
 
-// 2^x, to 2e-7; 0 below -126, infinity from 128 on.
+// Returns 2^x with an error of 2e-7: 0 below -126, infinity from 128 on.
 FLASHINFER_HD float ptx_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // x = k + r with 0 <= r <= 1: a polynomial nearest to 2^r, times a float that has k as its exponent, or no bit at
-  // all.
+  // x = k + r with 0 <= r <= 1. The result is the best polynomial for 2^r, times a float with exponent k, or
+  // with no bit set if k is too small.
   const float above = select(x < -126.5f, -126.5f, x), clamped = select(above > 128.0f, 128.0f, above);
   const float shifted = (clamped - 0.5f) + 0x1.8p23f, r = clamped - (shifted - 0x1.8p23f);
   float sum = 1.8671305698e-3f;
@@ -51,7 +54,7 @@ FLASHINFER_HD float ptx_exp2(float x) {
 #endif
 }
 
-// 1 / x
+// Returns 1 / x.
 FLASHINFER_HD float ptx_rcp(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -62,7 +65,7 @@ FLASHINFER_HD float ptx_rcp(float x) {
 #endif
 }
 
-// The smaller one of x and a number; NaN where x is.
+// Returns the smaller number, or NaN if x is NaN.
 FLASHINFER_HD float min_or_nan(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float z;
@@ -73,7 +76,7 @@ FLASHINFER_HD float min_or_nan(float x, float y) {
 #endif
 }
 
-// log2 x; -inf at 0.
+// Returns log2 x; -inf for 0.
 FLASHINFER_HD float ptx_log2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -84,14 +87,15 @@ FLASHINFER_HD float ptx_log2(float x) {
 #endif
 }
 
-// Hyperbolic tangent: to 2^-11 on a GPU, where it is one instruction, and to a few ulp of 1 on a CPU.
+// Returns the hyperbolic tangent: to 2^-11 on a GPU, which has one instruction for it, to a few ulp of 1 on a
+// CPU.
 FLASHINFER_HD float tanh(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits near 0, where the odd series is exact enough.
+  // (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits near 0. The odd series is exact enough there.
   const float a = __builtin_fabsf(x), e = ptx_exp2(-2.0f * log2e * a), xx = x * x;
   const float large = (1.0f - e) / (1.0f + e);
   const float small =

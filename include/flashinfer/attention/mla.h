@@ -1,8 +1,10 @@
-// Multi-head latent attention: all heads read one cache, whose rows are keys and, in their first part, values too.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): all heads read one cache. Its rows are keys,
+// and their first part is the value.
 //
-// A row of the cache is a latent (ckv) and a rotary key (kpe), in two tensors. The logit of a query and a key is
-// q_nope . ckv + q_pe . kpe, times sm_scale; the output is the weighted sum of latents. It is attention with one key
-// head of 576 numbers of which values are the first 512: plans, work items, partial results and merges are attention's.
+// A row of the cache is a latent (ckv) and a rotary key (kpe), in two tensors:
+//   S = sm_scale * (q_nope . ckv + q_pe . kpe),   P = softmax(S),   O = P ckv
+// This is attention with one KV head of 576 numbers, whose values are the first 512. Plans, work items,
+// partial states and merges are those of attention.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -16,15 +18,15 @@ namespace flashinfer {
 
 constexpr int kMlaCkv = 512, kMlaKpe = 64;
 
-// Of AttentionParams, q is q_nope, kv.k is the latents' cache and kv.v that of rotary keys; there is one key head, and
-// always a plan.
+// In AttentionParams, q is q_nope, kv.k the cache of latents and kv.v that of rotary keys. There is one KV
+// head, and always a plan.
 struct MlaParams : AttentionParams {
   const void* q_pe;  // [tokens, heads, 64], last dimension contiguous
   int64_t q_pe_row, q_pe_head;
   float sm_scale_log2;
 };
 
-// What attention's merges and rows of tiles ask of a variant.
+// The members of a variant that attention's merges and tile rows read.
 struct MlaVariant : AttentionVariantBase {
   float sm_scale_log2;
 
@@ -32,9 +34,9 @@ struct MlaVariant : AttentionVariantBase {
   FLASHINFER_HD MlaVariant(const Params& params, uint32_t, uint8_t*) : sm_scale_log2(params.sm_scale_log2) {}
 };
 
-// The two functions of each part of a module, of one element type and one of the cache. How kernels want work cut is
-// the same for all; `rows`: heads times queries of a request, in the mean. kProfiler: whether the kernels of the module
-// write events.
+// The two functions of each part of a module: one element type, and one of the cache. Work limits are the
+// same for all parts. `rows`: the mean of heads times queries of a request. kProfiler: the kernels write
+// events.
 template <int kPart>
 WorkLimits mla_limits(int64_t rows, int32_t tile_rows, int device);
 template <int kPart, bool kProfiler>

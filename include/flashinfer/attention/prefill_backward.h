@@ -1,4 +1,4 @@
-// Gradients of attention: parameters shared by the binding and by the kernels of every backend.
+// Parameters of attention's gradients, shared by the binding and the kernels of every backend.
 #pragma once
 
 #include <flashinfer/attention/params.h>
@@ -16,11 +16,13 @@ struct HeadRows {
   }
 };
 
-// Of out = softmax(logits) v and lse = log2 sum 2^(logit * log2 e), given grad = dL/dout and grad_lse = dL/dlse:
-//   weight = 2^(logit * log2 e - lse)
-//   dL/dv = weight^T grad
-//   dL/dlogit = weight * (grad v^T - delta),  delta = sum of grad * out along the head - grad_lse * log2 e
-// from which the gradients of q and k follow as those of sm_scale * q k^T, times the soft cap's derivative.
+// Gradients of O = P V and lse = log2 sum 2^(S log2 e), given dO and dlse (FlashAttention-2, arXiv
+// 2307.08691):
+//   P  = 2^(S log2 e - lse)
+//   dV = P^T dO
+//   dS = P * (dO V^T - delta),   delta = rowsum(dO * O) - dlse * log2 e
+//   dQ = sm_scale * dS K,   dK = sm_scale * dS^T Q
+// A soft cap multiplies dS by its derivative.
 struct PrefillBackwardParams {
   HeadRows q, k, v, out, grad, dq, dk, dv;
   const float *lse, *grad_lse;         // [tokens, num_qo_heads] contiguous
@@ -31,22 +33,22 @@ struct PrefillBackwardParams {
   int32_t num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo;
   MaskMode mask_mode;
   int32_t window_left;
-  float logits_soft_cap, sm_scale;  // no cap: 0
-  int32_t splits;                   // see below
-  float* memory;                    // as many bytes as prefill_backward_plan() wants
-  float* sums;                      // in memory: parts of keys' gradients where splits are more than one
+  float logits_soft_cap, sm_scale;  // logits_soft_cap: 0 without a cap
+  int32_t splits;                   // set by prefill_backward_plan()
+  float* memory;                    // workspace of the size that prefill_backward_plan() returns
+  float* sums;                      // in `memory`: partial sums of dK and dV if splits > 1
   DType dtype;                      // of q, k, v, out, grad and the results
-  bool on_hopper;                   // whether the kernels are those for Hopper alone; the plan says so
+  bool on_hopper;                   // set by the plan: the launch uses the sm_90a kernels
 };
 
 struct Launch;
 
-// Sets `splits`, into how many parts at most work is split whose results are added up, and `on_hopper`; returns the
-// bytes of `memory`. It follows from shapes and the device alone: sums are in the same order in every run, whatever the
+// Sets `on_hopper`, and `splits`, the number of partial sums that are added at the end. Returns the bytes of
+// `memory`. Both follow only from shapes and the device: every run adds in the same order, whatever the
 // number of threads.
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where);
 
-// Sets a gradient to zero, on the stream where there is one.
+// Sets a gradient to zero, on the launch's stream if it has one.
 void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where);
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where);

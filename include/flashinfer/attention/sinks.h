@@ -1,8 +1,9 @@
-// Attention sinks: a logit of each query head that joins the softmax of every row and has no value. It takes weight
-// from the keys: the sum of the weights, and with it the lse, has one term more.
+// Attention sinks: a logit per query head that joins the softmax of every row and has no value.
 //
-// A row has one sink however its keys are split, so kernels add it where a whole row is finished, never to a part.
-// Source: Xiao et al.: Efficient Streaming Language Models with Attention Sinks, 2024; the form is that of gpt-oss.
+// l = sum_j 2^(S_j - m) + 2^(sink - m),   O = (1 / l) sum_j 2^(S_j - m) V_j,   lse = m + log2(l)
+// A row has one sink however its keys are split. Kernels therefore add it to finished rows, never to a
+// partial state. Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv
+// 2309.17453. The form is that of gpt-oss.
 #pragma once
 
 #include <flashinfer/attention/math.h>
@@ -12,18 +13,18 @@
 
 namespace flashinfer {
 
-// params.maybe_sinks [num_qo_heads], in natural units as logits are; null where there are none.
+// Returns params.maybe_sinks [num_qo_heads], in natural units as logits are; null without sinks.
 template <typename Params>
 FLASHINFER_HD auto sinks_of(const Params& params, int) -> decltype(static_cast<const float*>(params.maybe_sinks)) {
   return params.maybe_sinks;
 }
 template <typename Params>
-FLASHINFER_HD const float* sinks_of(const Params&, long) {  // a variant of a user's, which has none
+FLASHINFER_HD const float* sinks_of(const Params&, long) {  // a user's variant has none
   return nullptr;
 }
 
-// Adds a row's sink to its softmax: `l` is the sum of 2^(logit - m). Returns what the row's sums of values are to be
-// multiplied by because m may have been raised; they are to be divided by l, as ever.
+// Adds a row's sink to its softmax, `l` = sum of 2^(S - m). Returns the factor that rescales O, because m may
+// have been raised. The caller still divides O by l.
 template <typename Variant, typename Params>
 FLASHINFER_HD float add_sink([[maybe_unused]] const Params& params, [[maybe_unused]] int32_t qo_head,
                              [[maybe_unused]] float& m, [[maybe_unused]] float& l) {

@@ -1,16 +1,17 @@
-// How attention differs: variants, functors with hooks that a kernel calls for every element. One definition serves
-// every backend.
+// Variants: functors that change attention, with hooks that a kernel calls for every element. One definition
+// serves every backend.
 //
 // A variant derives from AttentionVariantBase and has
-//   - a constructor (const Params&, uint32_t batch_idx, uint8_t* smem_ptr); smem_ptr is null and kept for the form,
-//   - static constexpr bool use_softmax (the base's is true), and the member sm_scale_log2 where it is true,
-//   - window_left, if it has a window: a query sees that many keys to its left and itself. A call's window_left holds
-//     besides. A variant that copies params.window_left passes -1 on, as a number above every length: no window.
-// Other members are its own business; check_variant.h says what is wrong with a variant that has another form.
-// The weight of a key is 2^(logit * sm_scale_log2) over the sum of all with softmax, and the logit itself without.
-// Hooks are written with the REGISTER_ macros; one that is not written costs nothing. A variant's own parameters are
-// members of params: tensors as pointers to their elements (null where a maybe_ one is None), scalars by value, in the
-// types that the module was asked for.
+//   - a constructor (const Params&, uint32_t batch_idx, uint8_t* smem_ptr), whose smem_ptr is always null,
+//   - static constexpr bool use_softmax (true in the base), and a member sm_scale_log2 if it is true,
+//   - window_left, if it has a window: a query sees that many keys to its left, and itself. The call's
+//     window_left applies as well. A variant that copies a params.window_left of -1 gets a number above every
+//     length: no window.
+// check_variant.h reports what is wrong with a variant of another form. With softmax, the weight of a key is
+// 2^(logit * sm_scale_log2) divided by the sum of all. Without softmax, it is the logit itself. Hooks are
+// written with the REGISTER_ macros, and an absent hook costs nothing. The variant's own parameters are
+// members of params: tensors as pointers to elements (null if a maybe_ tensor is None), scalars by value, in
+// the module's types.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
@@ -20,7 +21,7 @@
 #include <type_traits>
 
 #if !defined(__CUDACC__)
-// Variants qualify their functions for both sides; a C++ compiler knows one.
+// Variants qualify their functions for host and device. A C++ compiler knows only the host.
 #define __host__
 #define __device__
 #define __forceinline__ inline
@@ -60,16 +61,16 @@ constexpr bool has_window = false;
 template <typename Variant>
 constexpr bool has_window<Variant, std::void_t<decltype(&Variant::window_left)>> = true;
 
-// Whether a variant has transform_pair(a, b): the LogitsTransform of two keys at once, both of which the query sees.
-// One that a variant inherits does not count: its LogitsTransform may be another.
+// True if a variant has transform_pair(a, b): LogitsTransform of two keys at once, both visible to the query.
+// An inherited one does not count, because the variant's LogitsTransform may differ.
 template <typename Variant, typename = void>
 constexpr bool transforms_pairs = false;
 template <typename Variant>
 constexpr bool transforms_pairs<Variant, std::void_t<decltype(&Variant::transform_pair)>> =
     std::is_same_v<decltype(&Variant::transform_pair), void (Variant::*)(float&, float&) const>;
 
-// Applies a variant's own window to the masks of a work item of its request. (A function that returned the masks would
-// cost the kernels of other variants registers.)
+// Applies a variant's own window to the masks of a work item. A function that returned the masks would cost
+// registers in the kernels of other variants.
 template <typename Variant>
 FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Variant& variant) {
   if constexpr (has_window<Variant>) {
@@ -80,7 +81,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
 
 }  // namespace flashinfer
 
-// An element of a query or a key before it is used, as float.
+// Transforms an element of a query or a key, as float, before it is used.
 #define REGISTER_QUERY_TRANSFORM(params, q, ...)                                     \
   static constexpr bool transforms_query = true;                                     \
   template <typename Params, typename T>                                             \
@@ -93,8 +94,8 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
   FLASHINFER_HD T KeyTransform([[maybe_unused]] const Params& params, T k) const { \
     __VA_ARGS__                                                                    \
   }
-// The product q . k of one query and one key, as float. Called for queries and keys that there are alone, once for
-// each, so that a variant may look up something by these numbers, or keep it.
+// Transforms the product q . k of one query and one key, as float. Called once for each existing pair, so
+// that a variant may use the numbers as indices.
 #define REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, ...) \
   static constexpr bool transforms_logits = true;                                                           \
   template <typename Params, typename T>                                                                    \
@@ -104,7 +105,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                   [[maybe_unused]] uint32_t kv_head_idx) const {                            \
     __VA_ARGS__                                                                                             \
   }
-// Whether the query may see the key, besides the mask mode, the window and the lengths.
+// Returns true if the query may see the key. The mask mode, the window and the lengths apply as well.
 #define REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, ...)                        \
   static constexpr bool masks_logits = true;                                                                          \
   template <typename Params>                                                                                          \
@@ -113,7 +114,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                 [[maybe_unused]] uint32_t qo_head_idx, [[maybe_unused]] uint32_t kv_head_idx) const { \
     __VA_ARGS__                                                                                                       \
   }
-// An element of the finished output, as float.
+// Transforms an element of the finished output, as float.
 #define REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, ...)                   \
   static constexpr bool transforms_output = true;                                                        \
   template <typename Params, typename T>                                                                 \

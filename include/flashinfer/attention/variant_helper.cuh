@@ -1,4 +1,4 @@
-// What variants written for FlashInfer include.
+// The header that variants written for FlashInfer include.
 #pragma once
 
 #include <flashinfer/attention/hopper_form.h>

@@ -1,4 +1,4 @@
-// The variants that the library brings.
+// The built-in variants.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -6,16 +6,16 @@
 
 namespace flashinfer {
 
-// Softmax of scaled products: params.sm_scale. The mask mode and the window need no variant, a kernel applies both;
-// use_custom_mask and use_sliding_window are there because variants of other libraries name them. sm_scale and the cap
-// may be in params.maybe_numbers instead, see Number.
-//   use_logits_soft_cap: logits become cap * tanh(logits / cap), params.logits_soft_cap > 0
-//   use_alibi:           logits get slope * (distance of the key from the query), params.maybe_alibi_slopes
-//   [num_qo_heads]
+// Softmax of scaled products, with scale params.sm_scale. Kernels apply mask mode and window without help of
+// a variant. use_custom_mask and use_sliding_window exist because variants of other libraries name them.
+// sm_scale and the cap may be in params.maybe_numbers instead, see Number.
+//   use_logits_soft_cap: S = cap * tanh(S / cap), params.logits_soft_cap > 0
+//   use_alibi:           S += slope * (key position - query position),
+//                        params.maybe_alibi_slopes [num_qo_heads]
 template <bool use_custom_mask, bool use_sliding_window, bool use_logits_soft_cap, bool use_alibi>
 struct DefaultAttention : AttentionVariantBase {
   uint32_t qo_len, kv_len;
-  float sm_scale, sm_scale_log2, rcp_soft_cap;  // rcp_soft_cap: sm_scale is in it, where nothing comes between them
+  float sm_scale, sm_scale_log2, rcp_soft_cap;  // rcp_soft_cap includes sm_scale if no ALiBi term comes between them
 
   template <typename Params>
   FLASHINFER_HD DefaultAttention(const Params& params, uint32_t batch_idx, uint8_t*)
@@ -24,7 +24,7 @@ struct DefaultAttention : AttentionVariantBase {
     sm_scale = numbers ? static_cast<float>(numbers[kSmScale]) : static_cast<float>(params.sm_scale);
     sm_scale_log2 = use_alibi ? math::log2e : sm_scale * math::log2e;
     if constexpr (use_logits_soft_cap) {
-      // Hyperbolic tangents are what LogitsTransform returns; the cap is a part of their scale.
+      // LogitsTransform returns the hyperbolic tangent. The cap is a factor of the scale.
       const float soft_cap =
           numbers ? static_cast<float>(numbers[kLogitsSoftCap]) : static_cast<float>(params.logits_soft_cap);
       rcp_soft_cap = use_alibi ? 1.0f / soft_cap : sm_scale / soft_cap;
@@ -48,12 +48,12 @@ struct DefaultAttention : AttentionVariantBase {
   }
 };
 
-// The variant that does what a module's configuration says, a sum of kSoftCap and others; kRope is the kernel's own.
+// The variant of a module's configuration, a sum of kSoftCap and others. The kernel itself applies kRope.
 template <int32_t kWhat>
 using BuiltinVariant = DefaultAttention<false, false, (kWhat & kSoftCap) != 0, (kWhat & kAlibi) != 0>;
 
-// sigmoid(q . k * logits_scale + sigmoid_bias) as the weight of a key, without softmax.
-// Source: Ramapuram et al.: Theory, Analysis, and Best Practices for Sigmoid Self-Attention, 2024.
+// sigmoid(q . k * logits_scale + sigmoid_bias) as the weight of a key, without softmax. Source: Ramapuram et
+// al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention, arXiv 2409.04431.
 struct FlashSigmoid : AttentionVariantBase {
   static constexpr bool use_softmax = false;
   float scale_log2, bias_log2;
@@ -67,8 +67,8 @@ struct FlashSigmoid : AttentionVariantBase {
     return math::ptx_rcp(1.0f + math::ptx_exp2(-(static_cast<float>(logits) * scale_log2 + bias_log2)));
   })
 
-  // With one reciprocal for both, 1 / (a b): what takes a GPU the longest here are such functions. The product is
-  // finite where weights do not become less than 2^-63.
+  // One reciprocal 1 / (a b) serves both: these functions take most of the time on a GPU. The product is
+  // finite because weights are limited to 2^-63 from below.
   FLASHINFER_HD void transform_pair(float& a, float& b) const {
     const float first = 1.0f + math::ptx_exp2(math::min_or_nan(-(a * scale_log2 + bias_log2), 63.0f));
     const float second = 1.0f + math::ptx_exp2(math::min_or_nan(-(b * scale_log2 + bias_log2), 63.0f));

@@ -1,8 +1,9 @@
-// Gradients of attention: for a block of keys and a tile of queries the weights once more, and five products of
-// matrices.
+// Gradients of attention on the CPU (FlashAttention-2, arXiv 2307.08691). For each block of keys and tile of
+// queries: S = Q K^T, P = 2^(S - lse), dV += P^T dO, dS = P * (dO V^T - delta), dK += dS^T Q, dQ += dS K.
 //
-// A task is a part of the keys of one request and one key head: it owns the rows of dk and dv, and adds to sums of dq
-// of its own, which are added up at the end in the order of the parts. No atomics, the same bits in every run.
+// A task has a range of keys of one request and one KV head. It owns the rows of dK and dV, and adds to its
+// own sums of dQ. These are added at the end in the order of the ranges: no atomics, and equal bits in every
+// run.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,8 @@ inline std::vector<BackwardRequest> backward_requests(const PrefillBackwardParam
   return requests;
 }
 
-// Enough parts for many threads where there are few requests and heads, as far as memory for their sums allows.
+// Returns into how many splits the keys are cut, so that many threads have work if requests and heads are
+// few. Memory for the partial sums of dQ limits the number.
 inline int32_t prefill_backward_splits(const PrefillBackwardParams& params) {
   constexpr int64_t kTasks = 64, kNumbers = int64_t{1} << 26;
   const int64_t pairs = std::max<int64_t>(1, params.batch_size * params.num_kv_heads);
@@ -54,7 +56,7 @@ void prefill_backward(const PrefillBackwardParams& params) {
   const int64_t heads = params.num_kv_heads, pairs = params.batch_size * heads, tasks = pairs * params.splits;
   parallel_tasks(tasks, [&](const auto& next) {
     BackwardScratch scratch(params.head_dim_qk, params.head_dim_vo);
-    // First parts first: where the mask is causal, more queries see them.
+    // First splits first: with a causal mask, more queries see them.
     for (int64_t task; (task = next()) < tasks;) {
       const int32_t split = static_cast<int32_t>(task / pairs);
       const BackwardRequest& request = requests[task % pairs / heads];
@@ -64,7 +66,7 @@ void prefill_backward(const PrefillBackwardParams& params) {
           .run(begin, std::min(end, request.item.kv_len), split);
     }
   });
-  // Sums of dq, in the order of the parts.
+  // Adds the partial sums of dQ in the order of the splits.
   const int32_t group = params.num_qo_heads / params.num_kv_heads, dim = params.head_dim_qk;
   parallel_tasks(pairs, [&](const auto& next) {
     for (int64_t task; (task = next()) < pairs;) {

@@ -1,4 +1,4 @@
-// The memory of a worker of attention's gradients and the sizes of what it works on.
+// A worker's memory in attention's gradients, and the sizes of its blocks.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,8 @@
 namespace flashinfer::cpu {
 
 constexpr int kBackwardRows = 128, kBackwardKeys = 128;  // of a block
-constexpr int kBackwardChunk = 512;                      // keys that are packed and summed up for at a time
-constexpr int kWeightStride = kBackwardKeys + kLanes;    // no power of two, whose rows would meet in few cache lines
+constexpr int kBackwardChunk = 512;                      // keys that are packed and accumulated together
+constexpr int kWeightStride = kBackwardKeys + kLanes;    // not a power of two, whose rows would share few cache lines
 
 // Memory of a worker, in panels: kPanel numbers of each row, then the next kPanel of each.
 struct BackwardScratch {

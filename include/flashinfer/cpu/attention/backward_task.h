@@ -1,5 +1,5 @@
-// One task of attention's gradients: a part of the keys of one request and one key head, which meets every tile of
-// queries that sees it.
+// One task of attention's gradients: a range of keys of one request and one KV head, and all tiles of queries
+// that see it.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace flashinfer::cpu {
 
 struct BackwardRequest {
-  WorkItem item;  // batch, queries and keys; kv_start is where its keys begin among all
+  WorkItem item;  // batch, queries and keys; kv_start is the first key among all requests' keys
   int64_t mask_start;
   int32_t splits, split_keys;
 };
@@ -33,7 +33,7 @@ class BackwardTask {
         s_(scratch),
         mask_(mask_params(params, request), request.item) {}
 
-  // Keys [begin, end) of the request, sums of dq as part number `split`.
+  // Computes keys [begin, end) of the request, with sums of dQ in partial number `split`.
   void run(int32_t begin, int32_t end, int32_t split) {
     float* sums = p_.memory + partial_row(p_, item_, head_, split) * p_.head_dim_qk;
     for (chunk_ = begin; chunk_ < end; chunk_ += kBackwardChunk) {
@@ -48,7 +48,7 @@ class BackwardTask {
     }
   }
 
-  // Where the sums of dq of a request, a key head and a part begin.
+  // Returns the first row of the partial sums of dQ of a request, a KV head and a split.
   static int64_t partial_row(const PrefillBackwardParams& p, const WorkItem& item, int32_t kv_head, int32_t split) {
     const int64_t group = p.num_qo_heads / p.num_kv_heads;
     return (split * p.tokens + item.qo_start) * p.num_qo_heads + kv_head * group * item.qo_len;
@@ -71,7 +71,7 @@ class BackwardTask {
     return {begin > 0 ? begin : 0, end < count ? end : count};
   }
 
-  // ---- a chunk of keys ---------------------------------------------------------------------------------------------
+  // ---- a chunk of keys ------------------------------------------------------------------------------------
 
   void pack_keys() {
     const int padded = round_up(count_, kPanel);
@@ -99,7 +99,7 @@ class BackwardTask {
     }
   }
 
-  // ---- a tile of queries -------------------------------------------------------------------------------------------
+  // ---- a tile of queries ----------------------------------------------------------------------------------
 
   void tile(float* sums, bool first) {
     tile_rows_ = std::min<int32_t>(rows_ - row_start_, kBackwardRows);
@@ -145,12 +145,12 @@ class BackwardTask {
     return sum;
   }
 
-  // ---- a block of a tile and keys ----------------------------------------------------------------------------------
+  // ---- a block of a tile and keys -------------------------------------------------------------------------
 
   void block() {
     const int32_t keys = std::min<int32_t>(count_ - block_, kBackwardKeys);
     const int padded = round_up(tile_rows_, kGemmRows);
-    // In whole panels: what of the block a group of rows sees, and which rows see a panel.
+    // In whole panels: the range of the block that a group of rows sees, and the rows that see a panel.
     Range groups[kBackwardRows / kGemmRows], rows[kBackwardKeys / kPanel];
     for (Range& one : rows) one = {padded, 0};
     for (int row = 0; row < padded; row += kGemmRows) {
@@ -186,7 +186,7 @@ class BackwardTask {
                                                                              to);
   }
 
-  // dv += weights^T grad, or dk += ds^T q.
+  // dV += P^T dO, or dK += dS^T Q
   void add_to_keys(const Range* rows, int keys, const float* left, const float* right, int dim, float* sums) const {
     for_panels(dim, [&](int d, auto vectors) {
       const int64_t column = d / kPanel;
@@ -201,7 +201,7 @@ class BackwardTask {
     });
   }
 
-  // dq += ds k
+  // dQ += dS K
   void add_to_queries(const Range* groups, int padded) const {
     for_panels(p_.head_dim_qk, [&](int d, auto vectors) {
       const int64_t column = d / kPanel;
@@ -216,8 +216,7 @@ class BackwardTask {
     });
   }
 
-  // Products of a row and keys become weights, products of its gradient and values the gradients of logits; 0 where the
-  // row sees nothing.
+  // P = 2^(S - lse) and dS = P * (dO V^T - delta), in place of Q K^T and dO V^T. 0 if the row sees nothing.
   void logits_to_weights(int row, Range group, int32_t keys) {
     float *weights = s_.weights + row * kWeightStride, *ds = s_.ds + row * kWeightStride;
     const Range range = row < tile_rows_ ? seen(row, row, chunk_ + block_, keys) : Range{0, 0};
@@ -247,7 +246,7 @@ class BackwardTask {
     }
   }
 
-  // A logit in log2; `slope` becomes its derivative by the scaled product.
+  // Returns a logit in base 2. `slope` becomes its derivative by the scaled product.
   vfloat transformed(int row, vfloat x, int t, vint lanes, vfloat& slope) const {
     x *= p_.sm_scale;
     if (p_.alibi_slopes) {
@@ -267,8 +266,8 @@ class BackwardTask {
   const int32_t head_, group_, rows_;
   BackwardScratch& s_;
   const Mask mask_;
-  int32_t chunk_ = 0, count_ = 0;          // its first key, its keys
-  int32_t row_start_ = 0, tile_rows_ = 0;  // the tile's first row, its rows
+  int32_t chunk_ = 0, count_ = 0;          // first key and number of keys of the chunk
+  int32_t row_start_ = 0, tile_rows_ = 0;  // first row and number of rows of the tile
   int32_t block_ = 0;                      // first key of the block, numbered in the chunk
 };
 

@@ -1,4 +1,4 @@
-// Where rows of keys and values stand in a cache, and the check that its pages are there.
+// Addresses of rows of keys and values in a cache, and a check of the page table.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace flashinfer::cpu {
 
-// Rows of keys or values: `count` of them from token `begin` of a request whose pages start at `first`.
+// Finds `count` rows of keys or values from token `begin` of a request, whose pages start at `first`.
 template <typename T>
 inline void locate_rows(const KvCache& kv, bool keys, int64_t offset, int32_t first, int32_t begin, int32_t count,
                         const T** rows) {
@@ -24,7 +24,7 @@ inline void locate_rows(const KvCache& kv, bool keys, int64_t offset, int32_t fi
   }
 }
 
-// Throws the caller's mistake where the page table leads out of the cache.
+// Throws if the page table names a page outside of the cache.
 inline void check_pages(const AttentionParams& params) {
   for (int32_t i = 0; params.kv.is_paged() && i < params.num_items(); ++i) {
     const WorkItem item = params.item(i);

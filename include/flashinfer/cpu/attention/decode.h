@@ -1,5 +1,6 @@
-// Attention of few queries: every key and value is read once, where it stands in the cache, for all the query heads
-// that use it. As fast as memory is.
+// Decode on the CPU: attention of few queries, bound by memory bandwidth. Every key and value is read once,
+// in the cache, for all query heads of its group. Keys are split among workers as in Flash-Decoding (Dao et
+// al., 2023): partial states (m, l, O) are merged at the end.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 
 namespace flashinfer::cpu {
 
-// Heads that one task does side by side: those of a token stand side by side in most caches, and memory is faster where
-// it is read in long pieces. Two blocks of their keys and values fit the second level cache.
+// Returns the number of heads per task. The heads of a token are adjacent in most caches, and memory is
+// faster in long reads. Two blocks of their keys and values fit into the second-level cache.
 inline int32_t heads_of_task(int64_t row_bytes) {
   return row_bytes > 2048 ? 1 : static_cast<int32_t>(2048 / row_bytes);
 }
@@ -25,7 +26,7 @@ inline WorkLimits decode_limits(const AttentionConfig& config, int64_t rows, int
   return {tile_rows, 4 * num_threads() * heads, 4 * kDecodeKeys, kDecodeKeys};
 }
 
-// Memory of a worker: queries, sums and the softmax of all rows of all heads of a task, and one head's logits.
+// Memory of a worker: queries, O and softmax state of all rows of all heads of a task, and one head's logits.
 template <typename Types>
 struct DecodeScratch {
   const int rows;
@@ -44,7 +45,7 @@ struct DecodeScratch {
         state(memory, tile_rows * heads) {}
 };
 
-// A work item of heads [first_head, first_head + heads).
+// A work item for heads [first_head, first_head + heads).
 template <typename Variant, typename Types, typename Params>
 struct DecodeTile : Tile<Variant, Types, Params> {
   using Base = Tile<Variant, Types, Params>;
@@ -59,7 +60,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   const KvCache& kv;
   const int first_head, heads;
   const KV *k[kDecodeKeys], *v[kDecodeKeys];            // rows of head 0, of this block
-  const KV *next_k[kDecodeKeys], *next_v[kDecodeKeys];  // and of the next, the last one repeated where it is short
+  const KV *next_k[kDecodeKeys], *next_v[kDecodeKeys];  // and of the next; a short block repeats its last row
 
   DecodeTile(const Params& params, const WorkItem& item, int first, int number, const Rotary* by,
              DecodeScratch<Types>& memory, Profiler<Params::kProfiler>& track)
@@ -107,7 +108,8 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     std::fill(next_v + count, next_v + kDecodeKeys, next_v[count - 1]);
   }
 
-  // Which rows of the next block to ask for beside this one's rows of head number i: all heads of a token in turn.
+  // Selects the rows of the next block to prefetch while head number i is computed: all heads of a token in
+  // order.
   const KV* const* soon(const KV* const* next, int64_t head_stride, int i, const KV** rows) const {
     for (int t = 0, token = i * kDecodeKeys / heads, head = i * kDecodeKeys % heads; t < kDecodeKeys; ++t) {
       rows[t] = next[token] + (first_head + head) * head_stride;
@@ -116,7 +118,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     return rows;
   }
 
-  // Head number i meets a block of keys.
+  // Computes head number i with a block of keys.
   void head_block(int i, int32_t block, int count, bool more) {
     this->move_to(first_head + i);
     const int whole = round_up(count, kDotSums), at = i * scratch.rows;
@@ -155,14 +157,14 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   }
 };
 
-// All items, then all merges. Which thread does what does not matter to the result.
+// Computes all items, then all merges. The result does not depend on the assignment to threads.
 template <typename Variant, typename Types, typename Params>
 void decode(const Params& given) {
   const Params params = with_tracks(given);
   const AttentionParams& common = params;
   check_pages(common);
   const auto rotation = rotation_of<Types>(params);
-  // As many heads to a task as leave every thread a few tasks.
+  // Heads per task, so that every thread has at least four tasks.
   const int64_t items = common.num_items(), heads = common.num_kv_heads, enough = items * heads / (4 * num_threads());
   const int64_t most = heads_of_task(Types::HEAD_DIM_QK * sizeof(typename Types::DTypeKV));
   const int64_t each = std::max<int64_t>(1, std::min({most, enough, heads})), pieces = (heads + each - 1) / each;

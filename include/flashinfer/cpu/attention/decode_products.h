@@ -1,4 +1,4 @@
-// The two products of decode: queries with keys and weights with values, read where they stand in the cache.
+// The two products of decode, S = Q K^T and O += P V, with rows read in the cache.
 #pragma once
 
 #include <cstring>
@@ -9,17 +9,16 @@
 namespace flashinfer::cpu {
 
 constexpr int kDecodeKeys = 64;           // of a block
-constexpr int kDotSums = kRegisters / 2;  // sums in flight: an addition takes longer than the next one waits
+constexpr int kDotSums = kRegisters / 2;  // independent sums that hide the latency of an addition
 
-// Asks for a row that will be read soon. The hardware cannot guess it: the row after this one is of another page.
+// Prefetches a row. The hardware cannot predict it: the next row is on another page.
 template <int kDim, typename T>
 inline void prefetch_row(const T* row) {
   for (int d = 0; d < kDim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Products of kRows queries, kStride numbers apart, with `count` keys to rows of logits; round_up(count, kDotSums)
-// keys are read and products written.
-// `soon`: where as many rows of kSoon elements are that will be needed, or null.
+// S = Q K^T for kRows queries, kStride numbers apart, and `count` keys. Reads and writes round_up(count,
+// kDotSums) of them. `soon`: addresses of as many rows of kSoon elements to prefetch, or null.
 template <int kRows, int kDepth, int kStride, int kSoon, typename T, typename Soon>
 inline void dot_products(const float* q, const T* const* keys, int64_t offset, int count, float* logits,
                          const Soon* const* soon) {
@@ -46,7 +45,7 @@ inline void dot_products(const float* q, const T* const* keys, int64_t offset, i
   }
 }
 
-// Elements [d, d + kWidth) of the sums of kRows rows, kStride numbers apart: sums * rescale + weights x values.
+// O = O * rescale + P V for elements [d, d + kWidth) of kRows rows, kStride numbers apart.
 template <int kRows, int kWidth, int kStride, int kSoon, typename T>
 inline void add_values(const float* weights, const T* const* values, int64_t offset, int count, const float* rescale,
                        float* sums, const T* const* soon) {
@@ -80,7 +79,7 @@ inline void add_rows(const float* weights, const T* const* values, int64_t offse
                                             kDim == kRest ? soon : nullptr);
 }
 
-// Calls body(row, constant of 4, 2 or 1) for groups of that many rows that make up [0, rows).
+// Calls body(row, constant of 4, 2 or 1) for groups of that many rows that cover [0, rows).
 template <typename Body>
 inline void for_rows(int rows, const Body& body) {
   int row = 0;

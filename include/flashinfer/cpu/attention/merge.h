@@ -1,4 +1,4 @@
-// Merging the pieces that the keys of one tile were cut into.
+// Merge of partial states: m = max_i m_i, l = sum_i 2^(m_i - m) l_i, O = (1 / l) sum_i 2^(m_i - m) O_i.
 #pragma once
 
 #include <flashinfer/cpu/attention/tile.h>
@@ -6,7 +6,7 @@
 
 namespace flashinfer::cpu {
 
-// Puts the pieces of one tile together, in their order.
+// Merges the partial states of one tile in the order of its splits.
 template <typename Variant, typename Types, typename Params>
 void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
   using Row = Tile<Variant, Types, Params>;
@@ -42,7 +42,7 @@ void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
   }
 }
 
-// All merges of all heads; after all items.
+// Merges all tiles of all heads, after all items are computed.
 template <typename Variant, typename Types, typename Params>
 void merge_all(const Params& params) {
   const int64_t heads = params.num_kv_heads, merges = params.num_merges();

@@ -1,5 +1,6 @@
-// Multi-head latent attention on the CPU: a tile of heads meets blocks of the cache. A row is packed as a key and as a
-// value while it is in the first cache, so that memory is read once for both.
+// Multi-head latent attention on the CPU (DeepSeek-V2, arXiv 2405.04434): O = softmax(q_nope . ckv + q_pe .
+// kpe) ckv. A tile of heads meets blocks of the cache. A row is packed as key and as value while it is in the
+// first-level cache, so that memory is read once for both.
 #pragma once
 
 #include <type_traits>
@@ -9,14 +10,14 @@
 
 namespace flashinfer::cpu {
 
-// At most as many rows as keep sums and packed keys in a core's second cache together.
+// Rows of a tile: at most as many as keep O and packed keys together in a core's second-level cache.
 inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   if (tile_rows == 0) tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// What keys and values are packed from: where products take pairs of bfloat16, numbers of eight bits are widened to it,
-// which is exact.
+// The element type that keys and values are packed from. If products take pairs of bfloat16, 8-bit numbers
+// are widened to it, which is exact.
 template <typename T, typename KV>
 using MlaWidened = std::conditional_t<kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1, bfloat16_t, KV>;
 template <typename T, typename KV>
@@ -53,7 +54,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
   }
 
  private:
-  // A row as bfloat16: itself, or in the worker's memory from number `at` on.
+  // Returns a row as bfloat16: the row itself, or a copy in the worker's memory from number `at` on.
   template <int kDepth>
   const bfloat16_t* widened(const KV* row, int at) {
     if constexpr (std::is_same_v<KV, bfloat16_t>) {
@@ -65,7 +66,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
     }
   }
 
-  // Columns of keys beyond the request's are zeros.
+  // Packs a block. Columns after the request's last key are zeros.
   void pack() {
     static const KV zeros[kMlaCkv] = {};
     const KV *ckv[kPrefillKeys], *kpe[kPrefillKeys];
@@ -96,7 +97,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
   }
 };
 
-// All items, then all merges. Which thread does what does not matter to the result.
+// Computes all items, then all merges. The result does not depend on the assignment to threads.
 template <typename T, typename KV, typename Params>
 void mla(const Params& given) {
   const Params params = with_tracks(given);

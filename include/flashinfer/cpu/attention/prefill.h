@@ -1,5 +1,7 @@
-// Attention of many queries: a tile of them meets blocks of keys, packed once for the tile, in two products of matrices
-// with the softmax between them. As fast as the processor multiplies.
+// Prefill on the CPU (FlashAttention-2, arXiv 2307.08691): a tile of queries meets blocks of keys. For each
+// block:
+//   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
+// A block is packed once per tile, and both products are bound by the processor's arithmetic.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -18,7 +20,7 @@ inline WorkLimits prefill_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// Memory of a worker: a tile's queries, logits and sums, a block's keys and values.
+// Memory of a worker: a tile's queries, S and O, and a block's keys and values.
 template <typename Types>
 struct PrefillScratch {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kQ = Types::kQueryStride, kSums = Types::kSumStride;
@@ -44,7 +46,7 @@ struct PrefillScratch {
         state(memory, static_cast<int>(rows)) {}
 };
 
-// What a tile does with blocks of keys and values, wherever they were packed from.
+// The computation of a tile with blocks of keys and values, independent of the packing.
 template <typename Variant, typename Types, typename Params>
 struct PrefillBlocks : Tile<Variant, Types, Params> {
   using Base = Tile<Variant, Types, Params>;
@@ -53,16 +55,16 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
   static constexpr int kQ = Memory::kQ, kSums = Memory::kSums;
 
-  // Products of bfloat16 as it stands, and of float8 as bfloat16, where softmax keeps the weights that are rounded to
-  // it between 0 and 1.
+  // Products of bfloat16 pairs: for bfloat16, and for float8 as bfloat16. P is rounded to bfloat16, so
+  // softmax must limit it to [0, 1].
   static constexpr bool kPairs = kHasPairs && Variant::use_softmax && !Types::kRope && !Variant::transforms_key &&
                                  !Variant::transforms_query && std::is_same_v<typename Types::DTypeQ, bfloat16_t> &&
                                  (std::is_same_v<KV, bfloat16_t> || sizeof(KV) == 1);
 
   Memory& scratch;
   Profiler<Params::kProfiler>& profiler;
-  int32_t block = 0;  // the block's first key
-  int count = 0;      // its keys
+  int32_t block = 0;  // first key of the block
+  int count = 0;      // number of its keys
 
   PrefillBlocks(const Params& params, const WorkItem& item, int32_t kv_head, Memory& memory,
                 Profiler<Params::kProfiler>& track)
@@ -95,7 +97,8 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
         if (range.empty()) continue;
         float* logits = scratch.logits + row * kPrefillKeys;
         this->logits_to_weights(row, logits, block, count, range.begin, range.end, scratch.state.at(row));
-        if constexpr (kPairs)  // over themselves: half as long, each read before it is written over
+        if constexpr (kPairs)  // in place: the result is half as long, and each element is read before it is
+                               // overwritten
           for (int t = range.begin; t < range.end; t += kLanes) store_rounded(pairs(logits) + t, load(logits + t));
       }
       profiler.end(Event::kSoftmax);
@@ -109,7 +112,7 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
     profiler.end(Event::kWriteOutput);
   }
 
-  // Memory of floats as that of half as large numbers.
+  // Reinterprets memory of floats as memory of bfloat16.
   static bfloat16_t* pairs(float* floats) { return reinterpret_cast<bfloat16_t*>(floats); }
 
  private:
@@ -119,14 +122,14 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
     return kOnes;
   }
 
-  // What the group of rows that a product takes together sees of the block.
+  // Returns the range of the block that a group of rows sees. A product computes a group together.
   Range seen_by_group(int row) const {
     const int first = row / kGemmRows * kGemmRows, last = first + kGemmRows - 1;
     return this->visible(first, last < this->rows ? last : this->rows - 1, block, count);
   }
   static Range in_vectors(Range range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
 
-  // Calls body(row, constant of kGemmRows or 4, what they see) for the groups that see anything.
+  // Calls body(row, constant of kGemmRows or 4, range) for the groups that see any key.
   template <typename Body>
   void for_groups(const Body& body) const {
     for (int row = 0; row < this->rows; row += kGemmRows) {
@@ -141,7 +144,7 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
   }
 
   void multiply_keys() {
-    // Without rounding there is no scaling a query beforehand.
+    // Queries are not scaled in advance: they are not rounded afterwards.
     [[maybe_unused]] float scale = 1;
     if constexpr (kPairs && !Variant::transforms_logits) scale = this->variant.sm_scale_log2;
     for (int t = 0; t < count; t += kPanel) {
@@ -153,7 +156,7 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
           multiply_pairs<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kDQ, pairs(scratch.q) + row * kQ,
                                                                               pairs(scratch.k) + panel, logits, &scale);
         } else {
-          // Long sums in parts: rounding errors grow with their length.
+          // Long sums are split, because rounding errors grow with their length.
           constexpr int kPart = kDQ > 256 ? 96 : kDQ;
           const float *q = scratch.q + row * kQ, *k = scratch.k + panel;
           multiply_panel<number, kPanelVectors, kQ, kPrefillKeys, Sums::kSet>(kPart, q, k, logits, nullptr);
@@ -218,7 +221,7 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
   }
 
  private:
-  // Columns of keys beyond the request's are zeros.
+  // Packs keys. Columns after the request's last key are zeros.
   void pack_keys() {
     static const KV zeros[kDQ] = {};
     const KV* rows[kPrefillKeys];
@@ -244,7 +247,7 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
     const KV* rows[kPrefillKeys];
     locate_rows(this->common.kv, false, this->kv_head * this->common.kv.v_head, this->first, block, count, rows);
     if constexpr (kPairs) {
-      for (int t = 0; t < count; t += 2)  // what follows an odd number of keys is not looked at
+      for (int t = 0; t < count; t += 2)  // the row after an odd number of keys is not read
         pack_row_pairs<kDV>(rows[t], rows[t + 1 < count ? t + 1 : t], pairs(scratch.v) + t * kPanel,
                             Memory::kValuePanel);
     } else {
@@ -253,7 +256,7 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
   }
 };
 
-// All items, then all merges. Which thread does what does not matter to the result.
+// Computes all items, then all merges. The result does not depend on the assignment to threads.
 template <typename Variant, typename Types, typename Params>
 void prefill(const Params& given) {
   const Params params = with_tracks(given);
@@ -264,7 +267,8 @@ void prefill(const Params& given) {
   parallel_workers(tasks, [&](const auto& next, int64_t worker) {
     Profiler<Params::kProfiler> profiler(params, worker);
     PrefillScratch<Types> scratch(common.tile_rows);
-    // A head after the other, so that its keys stay in the cache. Longest first: without a plan that is the last tile.
+    // One head after the other, so that its keys stay in the cache. Longest items first: without a plan, the
+    // last tile.
     for (int64_t task; (task = next()) < tasks;) {
       const int64_t number = common.items ? task % items : items - 1 - task % items;
       const WorkItem item = common.item(static_cast<int32_t>(number));

@@ -1,4 +1,4 @@
-// What rows see of a block of keys: a range, and bits of a custom mask.
+// The visible keys of a block: a range, and bits of a custom mask.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace flashinfer::cpu {
 
-// What of a block of keys a row sees, numbered in the block.
+// The keys of a block that a row sees, numbered in the block.
 struct Range {
   int32_t begin, end;
 
   bool empty() const { return begin >= end; }
 };
 
-// Lanes of keys [t, t + kLanes) of a block that a custom mask shows; the row's bit of the block's first key is number
-// `first`. No byte beyond the range's last bit is read.
+// Returns the lanes of keys [t, t + kLanes) of a block that a custom mask shows. `first`: the row's mask bit
+// of the block's first key. Reads no byte after the last bit of the range.
 inline vint visible_lanes(const uint8_t* mask, int64_t first, int t, Range range) {
   const int64_t byte = (first + t) >> 3, last = (first + range.end - 1) >> 3;
   uint32_t word = 0;

@@ -1,4 +1,5 @@
-// The online softmax: m is the highest logit so far and l the sum of weights; a block's logits become weights.
+// The online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2:
+//   m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  rescale = 2^(m - m')
 #pragma once
 
 #include <flashinfer/attention/math.h>
@@ -8,8 +9,7 @@
 
 namespace flashinfer::cpu {
 
-// How far the softmax of each row of a tile has come: m and l, and what the sums of the blocks before are to be
-// multiplied by, now that m has changed.
+// Softmax state of each row of a tile: m, l, and the factor that rescales O after m has changed.
 struct SoftmaxState {
   float *m, *l, *rescale;
 
@@ -26,12 +26,12 @@ struct SoftmaxState {
   Row at(int row) const { return {m[row], l[row], rescale[row]}; }
 };
 
-// Logits in log2 of [from, to), whole vectors, become weights.
+// Replaces logits [from, to) in base 2, whole vectors, by P.
 inline void softmax(float* logits, int from, int to, SoftmaxState::Row state) {
   vfloat most = splat(-math::inf);
   for (int i = from; i < to; i += kLanes) most = max(most, load(logits + i));
   const float block = maximum_of(most), m = block > state.m ? block : state.m;
-  const float reference = m == -math::inf ? 0.0f : m;  // where nothing was seen yet all weights are 0
+  const float reference = m == -math::inf ? 0.0f : m;  // before the first visible key, all of P is 0
   vfloat sums = {};
   for (int i = from; i < to; i += kLanes) {
     const vfloat weights = exp2(load(logits + i) - reference);

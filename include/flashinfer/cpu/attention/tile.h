@@ -1,6 +1,7 @@
-// The rows of a tile, from queries to outputs, as both forward kernels have them.
+// The rows of a tile, from queries to outputs, shared by decode and prefill.
 //
-// Logits stand in rows, one for each query, keys side by side: hooks, masks and exponentials then run along the keys.
+// A row of logits belongs to one query, with keys in consecutive elements. Hooks, masks and exponentials
+// therefore vectorise along the keys.
 #pragma once
 
 #include <memory>
@@ -16,17 +17,17 @@
 
 namespace flashinfer::cpu {
 
-// Rows of queries of one request that read one key head: a work item of one key head.
+// Rows of queries of one request that read one KV head: a work item of one KV head.
 template <typename Variant, typename Types, typename Params>
 struct Tile {
   static constexpr float kMasked = Variant::use_softmax ? -math::inf : 0.0f;
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
 
   const Params& params;
-  const AttentionParams& common;  // a variant may have parameters of its own of the same names
+  const AttentionParams& common;  // a variant may have parameters of the same names
   const WorkItem& item;
   int32_t kv_head;
-  const int32_t group, rows, first;  // first: where the request's pages or rows begin
+  const int32_t group, rows, first;  // first: the request's first page or row
   const Variant variant;
   Mask mask;
 
@@ -43,7 +44,7 @@ struct Tile {
     narrow(mask, variant);
   }
 
-  // Goes on with another key head of the item.
+  // Switches to another KV head of the item.
   void move_to(int32_t head) {
     kv_head = head;
     if (mask.mode == MaskMode::kCustom) mask.bits = Mask::bits_of(common, item, head);
@@ -57,12 +58,13 @@ struct Tile {
   int32_t query(int row) const { return static_cast<int32_t>(common.group.div(item.row_start + row)); }
   int32_t head(int row) const { return kv_head * group + item.row_start + row - query(row) * group; }
 
-  // Which keys of the block [block, block + count) rows first_row ... last_row may see, custom masks aside.
+  // Returns the keys of the block [block, block + count) that rows first_row ... last_row may see, without
+  // custom masks.
   Range visible(int first_row, int last_row, int32_t block, int32_t count) const {
     const int32_t begin = mask.begin(query(first_row)) - block, end = mask.end(query(last_row)) - block;
     return {begin > 0 ? begin : 0, end < count ? end : count};
   }
-  // The same of all the item's keys, numbered in the request.
+  // Returns the visible range of all the item's keys, numbered in the request.
   Range visible() const {
     const Range range = visible(0, rows - 1, item.kv_start, item.kv_end - item.kv_start);
     return {item.kv_start + range.begin, item.kv_start + range.end};
@@ -73,11 +75,11 @@ struct Tile {
            static_cast<int64_t>(item.qo_start + query(row)) * common.q_row + head(row) * common.q_head;
   }
 
-  // Queries as rows of kQueryStride numbers: as they stand,
+  // Copies queries without change to rows of kQueryStride numbers.
   void copy_queries(typename Types::DTypeQ* to) const {
     for (int row = 0; row < rows; ++row) std::memcpy(to + row * Types::kQueryStride, query_row(row), kDQ * sizeof(*to));
   }
-  // or transformed, rotated, and scaled where logits need no transformation.
+  // Transforms and rotates queries, and scales them if logits need no transformation.
   void load_queries(float* to, const Rotation<kDQ>* rotation) const {
     typename Rotation<kDQ>::Angles angles;
     const bool scaled = Variant::use_softmax && !Variant::transforms_logits;
@@ -96,7 +98,8 @@ struct Tile {
     }
   }
 
-  // Keys as rows of floats: transformed and rotated. For what cannot be used as it stands in the cache.
+  // Converts keys to rows of floats, transformed and rotated, for caches whose elements cannot be used
+  // directly.
   static constexpr bool kPreparesKeys = Types::kRope || Variant::transforms_key || sizeof(typename Types::DTypeKV) == 1;
   void prepare_keys(const typename Types::DTypeKV* const* keys, int64_t offset, int32_t begin, int count, float* to,
                     const Rotation<kDQ>* rotation) const {
@@ -113,18 +116,18 @@ struct Tile {
     }
   }
 
-  // Products of a row with keys [block + from, block + to), of which only [0, count) are in the request, become
-  // weights. from and to: whole vectors.
+  // Replaces S of a row and keys [block + from, block + to) by P. Only keys [0, count) of the block are in
+  // the request. from and to: whole vectors.
   void logits_to_weights(int row, float* logits, int32_t block, int32_t count, int from, int to,
                          SoftmaxState::Row state) const {
-    // Beyond the request there is nothing that a variant could look up by kv_idx.
+    // After the request's end, a variant must not use kv_idx as an index.
     if constexpr (Variant::transforms_logits) transform_logits(row, logits, block, from, to < count ? to : count);
     mask_logits(row, logits, block, from, to, visible(row, row, block, count));
     if constexpr (Variant::use_softmax) softmax(logits, from, to, state);
   }
 
   void transform_logits(int row, float* __restrict logits, int32_t block, int from, int to) const {
-    // Copies, which no store to the logits can change: what they hold stays in registers.
+    // Copies, which no store to the logits can alias: their members stay in registers.
     const Params own = params;
     const Variant functor = variant;
     const uint32_t batch_idx = item.batch, qo_idx = query(row), qo_head_idx = head(row), kv_head_idx = kv_head;
@@ -137,7 +140,7 @@ struct Tile {
                       own, logits[t], batch_idx, qo_idx, static_cast<uint32_t>(block + t), qo_head_idx, kv_head_idx));
   }
 
-  // Overwrites what the row does not see.
+  // Overwrites the logits of keys that the row does not see.
   void mask_logits(int row, float* __restrict logits, int32_t block, int from, int to, Range range) const {
     const int32_t qo_idx = query(row);
     if (mask.mode == MaskMode::kCustom) {
@@ -163,7 +166,7 @@ struct Tile {
     for (int t = range.end > from ? range.end : from; t < to; ++t) logits[t] = kMasked;
   }
 
-  // Writes a finished row to the output, or its sums with m and l to the slot of a piece, to be merged.
+  // Writes a finished row to the output, or its partial state (m, l, O) to the item's slot.
   void finish(int row, float* sums, float m, float l) const {
     if (item.slot < 0) {
       const float rescale = add_sink<Variant>(params, head(row), m, l);

@@ -18,11 +18,11 @@ struct AttentionTypes {
   static constexpr int HEAD_DIM_QK = kHeadDimQK, HEAD_DIM_VO = kHeadDimVO;
   static constexpr PosEncodingMode POS_ENCODING = kPosEncoding;
   static constexpr bool kRope = kPosEncoding == PosEncodingMode::kRopeLlama;
-  // Rows of queries and of sums, in whole vectors.
+  // Strides of rows of queries and of O, in whole vectors.
   static constexpr int kQueryStride = round_up(kHeadDimQK, kLanes), kSumStride = round_up(kHeadDimVO, kLanes);
 };
 
-// Memory of one worker that nobody has written to, aligned to cache lines.
+// Uninitialised memory of one worker, aligned to cache lines.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)

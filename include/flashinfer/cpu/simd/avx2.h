@@ -1,4 +1,4 @@
-// What AVX2 with F16C has of its own: conversions of kLanes elements and the largest of two.
+// AVX2 with F16C: conversions of kLanes elements, and the maximum of two.
 #pragma once
 
 #include <flashinfer/cpu/simd/convert.h>
@@ -16,7 +16,7 @@ inline vfloat load(const fp8_e5m2_t* from) {
   return (vfloat)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8));
 }
 inline vfloat load(const fp8_e4m3_t* from) {
-  // The sign is extended over the bit that the exponent does not reach, which goes.
+  // The sign is extended into the bit above the exponent, and that copy is masked out.
   const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)from)), 7);
   const vfloat value = (vfloat)_mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(-0x4001))) * 256.0f;
   const vuint bits = bit_cast<vuint>(value), is_nan = bit_cast<vuint>((bits & 0x7fffffffu) == 0x43f00000u);  // 480
@@ -34,7 +34,8 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// b where either is NaN. GCC 12 makes a comparison and a blend of the conditional expression that portable.h has.
+// Returns b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
+// blend.
 inline vfloat max(vfloat a, vfloat b) { return (vfloat)_mm256_max_ps((__m256)a, (__m256)b); }
 
 inline Wide widen(vfloat value) {

@@ -1,4 +1,4 @@
-// What AVX-512 has of its own: conversions of kLanes elements, the largest of two, powers of two.
+// AVX-512: conversions of kLanes elements, the maximum of two, powers of two.
 #pragma once
 
 #include <flashinfer/cpu/simd/convert.h>
@@ -21,7 +21,7 @@ inline vfloat load(const fp8_e5m2_t* from) {
   return (vfloat)_mm512_maskz_cvtph_ps(kAllLanes, _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_raw<__m128i>(from)), 8));
 }
 inline vfloat load(const fp8_e4m3_t* from) {
-  // The sign is extended over the bit that the exponent does not reach, which goes.
+  // The sign is extended into the bit above the exponent, and that copy is masked out.
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_raw<__m128i>(from)), 7);
   const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4001));
   const vfloat value = (vfloat)_mm512_maskz_cvtph_ps(kAllLanes, halves) * 256.0f;
@@ -29,7 +29,7 @@ inline vfloat load(const fp8_e4m3_t* from) {
   return bit_cast<vfloat>(bits | is_nan >> 1);
 }
 
-// The upper half of each element's 32 bits is its bfloat16.
+// Rounds to bfloat16 in the upper half of each element's 32 bits.
 inline __m512i rounded_to_bfloat16(vfloat value) {
   const __m512i bits = (__m512i)value;
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
@@ -49,7 +49,7 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// The even elements, then the odd ones: half the conversions.
+// Loads the even elements, then the odd ones: half the conversions.
 inline Two load_two(const bfloat16_t* from) {
   const __m512i both = load_raw<__m512i>(from);
   return {(vfloat)_mm512_slli_epi32(both, 16), (vfloat)_mm512_and_si512(both, _mm512_set1_epi32(-0x10000))};
@@ -60,7 +60,8 @@ inline void store_two(bfloat16_t* to, Two values) {
   std::memcpy(to, &both, sizeof(both));
 }
 
-// b where either is NaN. GCC 12 makes a comparison and a blend of the conditional expression that portable.h has.
+// Returns b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
+// blend.
 inline vfloat max(vfloat a, vfloat b) { return (vfloat)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b); }
 
 inline Wide widen(vfloat value) {
@@ -80,13 +81,13 @@ inline void store_narrow(float* to, vdouble value) {
   _mm256_storeu_ps(to, _mm512_maskz_cvtpd_ps(kAllWideLanes, (__m512d)value));
 }
 
-// 2^x = 2^fraction * 2^k, k the integer below.
+// 2^x = 2^fraction * 2^k, k = floor(x).
 struct PowerOfTwo {
   vfloat x, fraction;
 
   explicit PowerOfTwo(vfloat value) : x(value), fraction((vfloat)_mm512_maskz_reduce_ps(kAllLanes, (__m512)x, 9)) {}
 
-  // value * 2^k; 0 where x is below -126.
+  // Returns value * 2^k, or 0 if x is below -126.
   vfloat times(vfloat value) const {
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return (vfloat)_mm512_maskz_scalef_ps(normal, (__m512)value, (__m512)x);

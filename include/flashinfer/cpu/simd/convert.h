@@ -1,5 +1,5 @@
-// One element of each type, to and from float, and what the conversions of vectors have in common. Rounding is to
-// nearest, ties to even, everywhere.
+// Conversions of one element of each type to and from float, and code that vector conversions share. Rounding
+// is to nearest, ties to even, everywhere.
 #pragma once
 
 #include <cmath>
@@ -25,14 +25,15 @@ inline float to_float(half_t value) {
 #else
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16, magnitude = value.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // Shifted into a float whose exponent is 112 too small; the exact product with 2^112 also rights denormals.
+  // Shifted into a float whose exponent is 112 too small. The exact product with 2^112 also corrects
+  // denormals.
   return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(magnitude << 13) * 0x1p112f));
 #endif
 }
 
 inline float to_float(fp8_e5m2_t value) { return to_float(half_t{static_cast<uint16_t>(value.bits << 8)}); }
 
-// As a half_t, with an exponent that is 8 too small.
+// Converts as a half_t with an exponent that is 8 too small.
 inline float to_float(fp8_e4m3_t value) {
   const uint32_t sign = value.bits & 0x80u, magnitude = value.bits & 0x7fu;
   if (magnitude == 0x7fu) return bit_cast<float>(0x7fc00000u | sign << 24);
@@ -76,7 +77,7 @@ inline half_t from_float<half_t>(float value) {
 #endif
 }
 
-// Each element as a bfloat16 in the low half of 32 bits.
+// Returns each element as a bfloat16 in the low half of 32 bits.
 inline vuint bfloat16_bits(vfloat value) {
   const vuint bits = bit_cast<vuint>(value);
   const vuint is_nan = bit_cast<vuint>(value != value);

@@ -1,24 +1,24 @@
-// Products of small float matrices: what a tile of queries and a block of keys or values meet in.
+// Products of small float matrices, for a tile of queries and a block of keys or values.
 //
-// The left factor is read a number at a time, as it stands; the right one is packed into panels of kPanel columns, so
-// that a row of a panel is kPanelVectors registers and the panel is read from beginning to end.
+// The left factor is read one number at a time, without packing. The right factor is packed into panels of
+// kPanel columns: a row of a panel fills kPanelVectors registers, and the panel is read sequentially.
 #pragma once
 
 #include <flashinfer/cpu/simd/transpose.h>
 
 namespace flashinfer::cpu {
 
-// Sums of a product are kept in kGemmRows x kPanelVectors registers, which leaves some for a row of the panel.
+// A product has kGemmRows x kPanelVectors sums in registers. The remaining ones hold a row of the panel.
 constexpr int kPanelVectors = 2, kPanel = kPanelVectors * kLanes;
 constexpr int kGemmRows = kRegisters == 32 ? 8 : 4;
 
 constexpr int round_up(int value, int step) { return (value + step - 1) / step * step; }
 
-// What a product's sums become: c = sum, or c = c * factor of the row + sum.
+// The update of a product: c = sum, or c = c * factor of the row + sum.
 enum class Sums { kSet, kScaleAndAdd };
 
-// Rows of a [kRows, depth] with kLeft numbers between rows, times a panel [depth, kPanel], to c with kTo numbers
-// between rows.
+// Multiplies rows of a [kRows, depth], kLeft numbers apart, by a panel [depth, kPanel]. Rows of c are kTo
+// apart.
 template <int kRows, int kVectors, int kLeft, int kTo, Sums kSums>
 inline void multiply_panel(int depth, const float* __restrict a, const float* __restrict panel, float* __restrict c,
                            const float* __restrict factor) {
@@ -38,8 +38,8 @@ inline void multiply_panel(int depth, const float* __restrict a, const float* __
   }
 }
 
-// c += a * panel, or = where kSet. `depth` numbers of a row of `a` lie kDepthStep apart, rows kRowStep; after each
-// kPanel numbers `a` goes on `segment` further.
+// c += a * panel, or c = a * panel if kSet. Consecutive depths of `a` are kDepthStep apart, rows kRowStep.
+// After kPanel depths, `a` advances by `segment`.
 template <int kRows, int kVectors, int kRowStep, int kDepthStep, int kTo, bool kSet>
 inline void multiply_block(int depth, const float* __restrict a, int64_t segment, const float* __restrict panel,
                            float* __restrict c) {
@@ -62,9 +62,9 @@ inline void multiply_block(int depth, const float* __restrict a, int64_t segment
   }
 }
 
-// ---- packing -----------------------------------------------------------------------------------------------------
+// ---- packing ----------------------------------------------------------------------------------------------
 
-// kLanes rows of kDepth elements as columns of a panel.
+// Packs kLanes rows of kDepth elements as columns of a panel.
 template <int kDepth, typename T>
 inline void pack_columns(const T* const* rows, float* panel) {
   for_lanes<kDepth>([&](int d, int count) {
@@ -75,14 +75,14 @@ inline void pack_columns(const T* const* rows, float* panel) {
   });
 }
 
-// A row of kWidth elements as a row of panels that are `stride` numbers apart. A last panel that is not full is filled
-// up with zeros as far as a vector goes.
+// Packs a row of kWidth elements as a row of panels, `stride` numbers apart. The last panel is padded with
+// zeros to a whole vector.
 template <int kWidth, typename T>
 inline void pack_row(const T* row, float* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
 }
 
-// The same where the sizes are known at run time alone.
+// Packs columns of a size that is known only at run time.
 template <typename T>
 inline void pack_columns(const T* const* rows, int depth, float* panel) {
   for_lanes(depth, [&](int64_t d, int count) {

@@ -1,7 +1,7 @@
-// Products of small matrices of bfloat16 with sums in float, two numbers of the depth at a time: AVX512-BF16.
+// Products of small matrices of bfloat16 with sums in float, two depths at a time: AVX512-BF16.
 //
-// Two consecutive numbers of the depth are one lane of 32 bits, on both sides: a pair of the left row meets the pairs
-// of kPanel columns. Numbers below 2^-126 count as zero. Every float8 is a bfloat16.
+// Two consecutive depths are one lane of 32 bits, on both sides: a pair of the left row multiplies the pairs
+// of kPanel columns. Numbers below 2^-126 count as zero. Every float8 is exact in bfloat16.
 #pragma once
 
 #include <flashinfer/cpu/simd/gemm.h>
@@ -19,13 +19,13 @@ inline void store_rounded(bfloat16_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// Pairs of which the first is of `first` and the second of `second`, both rows of kLanes elements at most.
+// Returns pairs with a first number from `first` and a second from `second`, rows of at most kLanes elements.
 template <typename T>
 inline vuint pairs_of(const T* first, const T* second, int count) {
-  const vuint upper = bit_cast<vuint>(load(second, count));  // what is below it is 0, but in a NaN of a float8
+  const vuint upper = bit_cast<vuint>(load(second, count));  // the lower half is 0, except in a NaN of a float8
   return bit_cast<vuint>(load(first, count)) >> 16 | (sizeof(T) == 1 ? upper & 0xffff0000u : upper);
 }
-// `count` pairs of neighbours, kLanes at most.
+// Returns `count` pairs of adjacent numbers, at most kLanes.
 inline vuint neighbours(const bfloat16_t* from, int count) {
   vuint pairs{};
   std::memcpy(&pairs, from, sizeof(uint32_t) * count);
@@ -48,8 +48,8 @@ template <typename T>
 vuint neighbours(const T* from, int count);
 #endif
 
-// As multiply_panel: rows of a [kRows, depth] with kLeft numbers between them, times a panel of pairs [depth / 2,
-// kPanel], and kSet with a factor of all sums. Behind an odd depth the panel may hold anything.
+// multiply_panel for pairs: rows of a [kRows, depth], kLeft numbers apart, times a panel of pairs [depth / 2,
+// kPanel]. kSet multiplies all sums by a factor. After an odd depth, the panel may hold anything.
 template <int kRows, int kVectors, int kLeft, int kTo, Sums kSums>
 inline void multiply_pairs(int depth, const bfloat16_t* __restrict a, const bfloat16_t* __restrict panel,
                            float* __restrict c, const float* __restrict factor) {
@@ -74,7 +74,7 @@ inline void multiply_pairs(int depth, const bfloat16_t* __restrict a, const bflo
   }
 }
 
-// kLanes rows of kDepth elements as columns of a panel of pairs: a pair is moved as a float.
+// Packs kLanes rows of kDepth elements as columns of a panel of pairs. A pair is moved as a float.
 template <int kDepth, typename T>
 inline void pack_column_pairs(const T* const* rows, bfloat16_t* panel) {
   static_assert(kDepth % 2 == 0, "a row is whole pairs");
@@ -86,7 +86,7 @@ inline void pack_column_pairs(const T* const* rows, bfloat16_t* panel) {
   });
 }
 
-// Two rows of kWidth elements as a row of panels of pairs that are `stride` numbers apart.
+// Packs two rows of kWidth elements as a row of panels of pairs, `stride` numbers apart.
 template <int kWidth, typename T>
 inline void pack_row_pairs(const T* first, const T* second, bfloat16_t* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) {

@@ -1,5 +1,5 @@
-// Vectors of what an element type is computed in where digits count for more than speed: double for float32 and
-// float64, float for the half types. Kernels written with these are one text for all four types.
+// Vectors of an element type's compute type, for kernels where accuracy matters more than speed: double for
+// float32 and float64, float for the half types. One text of a kernel serves all four types.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ struct Lanes {
 
   static V load(const T* from, int count) { return cpu::load(from, count); }
   static void store(T* to, V value, int count) { cpu::store(to, value, count); }
-  // Numbers of the type that is computed in.
+  // Loads numbers of the compute type.
   static V load_wide(const S* from, int count) { return cpu::load(from, count); }
   static void store_wide(S* to, V value, int count) { cpu::store(to, value, count); }
 };
@@ -62,7 +62,7 @@ inline double sum(vdouble value) {
   return total;
 }
 
-// Calls body(i, count) over [0, n): whole vectors of L first, then what is left.
+// Calls body(i, count) over [0, n): whole vectors of L first, then the remainder.
 template <typename L, typename Body>
 inline void for_lanes_of(int64_t n, const Body& body) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
-// Elementary functions of vectors, in float for half types and in double where a float32 result must be good to its
-// last bits: exponentials multiply the error of their argument by the argument itself.
+// Elementary functions of vectors: in float for half types, in double if a float32 result must be accurate to
+// its last bits. An exponential multiplies the error of its argument by the argument.
 #pragma once
 
 #include <initializer_list>
@@ -11,31 +11,32 @@ namespace flashinfer::cpu {
 inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }
 inline vdouble abs(vdouble x) { return bit_cast<vdouble>(bit_cast<vlong>(x) & INT64_MAX); }
 
-// Elements 1, 0, 3, 2, ...
+// Returns elements 1, 0, 3, 2, ...
 inline vfloat swap_pairs(vfloat x) {
   const vulong pairs = bit_cast<vulong>(x);
   return bit_cast<vfloat>(pairs << 32 | pairs >> 32);
 }
 
-// Added and subtracted, these leave the nearest integer (ties to even); after the addition alone it stands in the low
-// bits. For |x| below 2^22 and 2^51.
+// Added and subtracted, these round to the nearest integer (ties to even). After the addition, the integer is
+// in the low bits. For |x| below 2^22 and 2^51.
 constexpr float kToInteger = 0x1.8p23f;
 constexpr double kToIntegerWide = 0x1.8p52;
 
 inline vdouble round(vdouble x) { return (x + kToIntegerWide) - kToIntegerWide; }
 
-// e^x for x in [-87, 88]: 2^k e^r, k integer and |r| <= ln(2) / 2, by the series of e^r to r^7 / 7! (1 ulp).
+// Returns e^x for x in [-87, 88]: 2^k e^r, k integer, |r| <= ln(2) / 2, by the series of e^r to r^7 / 7! (1
+// ulp).
 inline vfloat exp(vfloat x) {
   const vfloat shifted = x * 1.44269504f + kToInteger, k = shifted - kToInteger;
-  const vfloat r = (x - k * 0.693359375f) - k * -2.12194440e-4f;  // ln(2) in two parts, the first of few bits
+  const vfloat r = (x - k * 0.693359375f) - k * -2.12194440e-4f;  // ln(2) in two parts, the first with few bits
   vfloat sum = splat(1.0f / 5040);
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = sum * r + term;
-  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // what kToInteger has above k is shifted out
+  const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // kToInteger's bits above k are shifted out
   return sum * bit_cast<vfloat>(power);
 }
 
 #if !defined(FLASHINFER_AVX512)
-// 2^x = 2^fraction * 2^k, k the integer below.
+// 2^x = 2^fraction * 2^k, k = floor(x).
 struct PowerOfTwo {
   vfloat fraction, shifted;
 
@@ -45,24 +46,25 @@ struct PowerOfTwo {
     fraction = clamped - (shifted - kToInteger);
   }
 
-  // value * 2^k; 0 where x is below -126.
+  // Returns value * 2^k, or 0 if x is below -126.
   vfloat times(vfloat value) const {
-    const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit at all
+    const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit set
     return value * bit_cast<vfloat>(power);
   }
 };
 #endif
 
-// 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a denormal.
+// Returns 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a
+// denormal.
 inline vfloat exp2(vfloat x) {
   const PowerOfTwo power(x);
-  vfloat sum = splat(1.8671305698e-3f);  // the polynomial of degree 5 that is nearest to 2^r on [0, 1]
+  vfloat sum = splat(1.8671305698e-3f);  // the best polynomial of degree 5 for 2^r on [0, 1]
   for (float term : {9.0170292533e-3f, 5.5799913880e-2f, 2.4016444994e-1f, 6.9315131182e-1f, 1.0f})
     sum = sum * power.fraction + term;
   return power.times(sum);
 }
 
-// e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
+// Returns e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
 inline vdouble exp(vdouble x) {
   const vdouble shifted = x * 1.4426950408889634 + kToIntegerWide, k = shifted - kToIntegerWide;
   const vdouble r = x - k * 0.6931471805599453;
@@ -72,7 +74,8 @@ inline vdouble exp(vdouble x) {
   return sum * bit_cast<vdouble>(power);
 }
 
-// To a few ulp of 1: (1 - e) / (1 + e) with e = exp(-2 |x|), and near 0, where that loses digits, the odd series.
+// Returns tanh x to a few ulp of 1: (1 - e) / (1 + e) with e = exp(-2 |x|). That loses digits near 0, where
+// the odd series is used.
 inline vfloat tanh(vfloat x) {
   const vfloat a = abs(x), e = exp2(a * -2.88539008f), xx = x * x;
   vfloat series = splat(0.0218694885f);
@@ -86,8 +89,8 @@ struct SinCos {
   vfloat sin, cos;
 };
 
-// Sine and cosine of angles in quarter turns. The angle is reduced in double, so that a large one costs no digits; the
-// series for |angle| <= pi / 4 are good to 1 ulp.
+// Returns sine and cosine of angles in quarter turns. The angle is reduced in double, so that large ones lose
+// no digits. The series for |angle| <= pi / 4 are good to 1 ulp.
 inline SinCos sincos_quarters(Wide quarters) {
   const vdouble low = round(quarters.low), high = round(quarters.high);
   constexpr double kQuarter = 1.5707963267948966;

@@ -1,10 +1,10 @@
-// What NEON of a 64-bit ARM has of its own: conversions of kLanes elements.
+// NEON of 64-bit ARM: conversions of kLanes elements.
 #pragma once
 
 #include <flashinfer/cpu/simd/convert.h>
 
 #if defined(FLASHINFER_NEON)
-// Its global bfloat16_t would be ambiguous with ours where a variant uses our namespace.
+// arm_neon.h's global bfloat16_t would be ambiguous with ours if a variant uses our namespace.
 #define bfloat16_t arm_bfloat16_t
 #include <arm_neon.h>
 #undef bfloat16_t
@@ -18,7 +18,7 @@ inline vfloat load(const fp8_e5m2_t* from) {
   return (vfloat)vcvt_f32_f16((float16x4_t)vzip1_u8(vdup_n_u8(0), bytes));
 }
 inline vfloat load(const fp8_e4m3_t* from) {
-  // The sign is extended over the bit that the exponent does not reach, which goes.
+  // The sign is extended into the bit above the exponent, and that copy is masked out.
   const int16x4_t extended = vget_low_s16(vmovl_s8((int8x8_t)vcreate_u64(load_raw<uint32_t>(from))));
   const int16x4_t halves = vand_s16(vshl_n_s16(extended, 7), vdup_n_s16(-0x4001));
   const vfloat value = (vfloat)vcvt_f32_f16((float16x4_t)halves) * 256.0f;
@@ -35,7 +35,7 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// b where either is NaN.
+// Returns b if either is NaN.
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 
 inline Wide widen(vfloat value) {

@@ -1,7 +1,8 @@
-// Products of matrices of any size: rows packed beside each other, columns packed into panels, sums in registers.
+// Products of matrices of any size: packed rows, columns packed into panels, sums in registers.
 //
-// A unit is 32 bits of the depth: a float, or where the processor multiplies those, two numbers of bfloat16. A sum is
-// taken over the depth in rising order whatever else is multiplied with it, so a row's result is that row's alone.
+// A unit is 32 bits of the depth: a float, or a pair of bfloat16 if the processor multiplies pairs. A sum
+// runs over the depth in rising order, whatever else is multiplied with it. A row's result depends only on
+// that row.
 #pragma once
 
 #include <type_traits>
@@ -12,11 +13,11 @@ namespace flashinfer::cpu {
 
 constexpr int kTileVectors = kRegisters == 32 ? 4 : 2, kTileColumns = kTileVectors * kLanes, kTileRows = 6;
 
-using Pair = uint32_t;  // two numbers of bfloat16, the first in the lower half
+using Pair = uint32_t;  // a pair of bfloat16, the first in the lower half
 template <typename Unit>
 constexpr int kUnitDepth = std::is_same_v<Unit, Pair> ? 2 : 1;
 
-// Types whose every number is one of bfloat16.
+// Types whose every number is exact in bfloat16.
 template <typename T>
 constexpr bool kFitsPairs = sizeof(T) == 1 || std::is_same_v<T, bfloat16_t>;
 
@@ -26,7 +27,7 @@ inline vfloat add_product(vfloat sum, Pair left, vfloat right) {
   return sum;
 }
 
-// 2 * kLanes numbers as kLanes pairs.
+// Loads 2 * kLanes numbers as kLanes pairs.
 template <typename T>
 inline vfloat load_pairs(const T* from) {
 #if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
@@ -37,7 +38,7 @@ inline vfloat load_pairs(const T* from) {
 }
 #if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
 inline vfloat load_pairs(const bfloat16_t* from) { return load_raw<vfloat>(from); }
-// Exponents differ by 120 but for the seven numbers below 2^-6, which are multiples of 2^-9.
+// Exponents differ by 120, except for the seven numbers below 2^-6, which are multiples of 2^-9.
 inline vfloat load_pairs(const fp8_e4m3_t* from) {
   const auto each = [](int bits) { return _mm512_set1_epi16(static_cast<short>(bits)); };
   const __m512i small =
@@ -50,20 +51,20 @@ inline vfloat load_pairs(const fp8_e4m3_t* from) {
 }
 #endif
 
-// kLanes units of a row of T, of which `count` numbers are there and the others zero.
+// Loads kLanes units of a row of T: `count` numbers, then zeros.
 template <typename Unit, typename T>
 inline vfloat load_units(const T* from, int64_t count) {
   if constexpr (kUnitDepth<Unit> == 1) {
     return load(from, static_cast<int>(count < kLanes ? count : kLanes));
   } else {
     if (count >= 2 * kLanes) return load_pairs(from);
-    T padded[2 * kLanes] = {};  // copying them is a call, which takes as long as many loads
+    T padded[2 * kLanes] = {};  // the copy is a call and takes as long as many loads
     std::memcpy(padded, from, count * sizeof(T));
     return load_pairs(padded);
   }
 }
 
-// A row of T as units, rounded up to whole vectors.
+// Packs a row of T as units, rounded up to whole vectors.
 template <typename Unit, typename T>
 inline void pack_units(const T* row, int64_t depth, Unit* to) {
   constexpr int kStep = kLanes * kUnitDepth<Unit>;
@@ -73,7 +74,7 @@ inline void pack_units(const T* row, int64_t depth, Unit* to) {
   }
 }
 
-// `columns` columns of which each is a row of T in memory, `stride` apart: [depth][kTileColumns] units.
+// Packs `columns` columns, each a row of T in memory, `stride` apart: [depth][kTileColumns] units.
 template <typename Unit, typename T>
 inline void pack_columns_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
   constexpr int kStep = kLanes * kUnitDepth<Unit>;
@@ -93,7 +94,7 @@ inline void pack_columns_of(const T* from, int64_t stride, int64_t columns, int6
   }
 }
 
-// The same where rows of T in memory, `stride` apart, are steps of the depth.
+// Packs columns if rows of T in memory, `stride` apart, are steps of the depth.
 template <typename Unit, typename T>
 inline void pack_steps_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
   for (int64_t d = 0; d < depth; d += kUnitDepth<Unit>, panel += kTileColumns) {
@@ -113,18 +114,20 @@ inline void pack_steps_of(const T* from, int64_t stride, int64_t columns, int64_
   }
 }
 
-// What is done with the sums of a tile: c = sum or c += sum, and where there are factors, of the sum times them.
+// The update of a tile: c = sum or c += sum, after a multiplication by the factors, if any.
 struct TileSums {
   bool add;
   const float* row_factor;     // null: 1
-  const float* column_factor;  // kTileColumns of them
+  const float* column_factor;  // kTileColumns numbers
 };
 
-// A vector of finished sums beside what was there.
+// Returns a vector of c after the update; `before` is its previous value.
 inline vfloat finish_sums(vfloat before, vfloat sum, const TileSums& become, int64_t row, int64_t column) {
   if (become.row_factor) sum *= load(become.column_factor + column) * become.row_factor[row];
 #if defined(FLASHINFER_AVX512)
-  asm("" : "+v"(sum));  // the product is rounded: whether it and the addition become one must not differ by place
+  asm(""
+      : "+v"(sum));  // rounds the product: otherwise the compiler may fuse it with the addition in one tile and not in
+                     // another
 #elif defined(FLASHINFER_NEON)
   asm("" : "+w"(sum));
 #elif defined(FLASHINFER_AVX2)
@@ -151,7 +154,7 @@ inline void multiply_tile(int64_t units, const Unit* __restrict a, int64_t a_str
   }
 }
 
-// Any number of rows with one panel.
+// Multiplies any number of rows by one panel.
 template <typename Unit>
 inline void multiply_rows(int64_t rows, int64_t units, const Unit* a, int64_t a_stride, const Unit* panel, float* c,
                           int64_t c_stride, TileSums become) {
@@ -172,14 +175,15 @@ inline void multiply_rows(int64_t rows, int64_t units, const Unit* a, int64_t a_
   }
 }
 
-// Sums of `rows` rows, few of them, with kLanes columns that are rows of T in memory: what is read once is transposed
-// in registers and multiplied there. Adds up in the order of multiply_tile.
+// Sums of few rows with kLanes columns that are rows of T in memory. Each element is read once, transposed in
+// registers and multiplied there. Adds in the order of multiply_tile.
 template <typename Unit, typename T>
 inline void stream_columns(int64_t rows, const Unit* a, int64_t a_stride, const T* from, int64_t stride,
                            int64_t columns, int64_t depth, vfloat* sums) {
-  constexpr int kStep = kLanes * kUnitDepth<Unit>, kAtOnce = 4;  // rows whose sums wait for each other no more
+  constexpr int kStep = kLanes * kUnitDepth<Unit>,
+                kAtOnce = 4;  // rows with independent sums, which hide the latency of an addition
   for (int64_t row = 0; row < rows; ++row) sums[row] = vfloat{};
-  const T* at[kLanes];  // columns that there are not are the first once more
+  const T* at[kLanes];  // missing columns repeat the first
   for (int i = 0; i < kLanes; ++i) at[i] = from + (i < columns ? i : 0) * stride;
   for (int64_t d = 0; d < depth; d += kStep, a += kLanes) {
     vfloat block[kLanes];
@@ -188,7 +192,7 @@ inline void stream_columns(int64_t rows, const Unit* a, int64_t a_stride, const 
       block[i] = load_units<Unit>(at[i] + d, depth - d);
     }
     transpose(block);
-    // What lies behind the depth is zero on both sides, and adds nothing.
+    // Elements after the depth are zero on both sides, and add nothing.
     int64_t row = 0;
     for (; row + kAtOnce <= rows; row += kAtOnce) {
       const Unit* left = a + row * a_stride;

@@ -1,4 +1,4 @@
-// Conversions of kLanes elements for any processor: by vector extensions, or an element at a time.
+// Conversions of kLanes elements for any processor: by vector extensions, or one element at a time.
 #pragma once
 
 #include <flashinfer/cpu/simd/convert.h>
@@ -29,7 +29,7 @@ inline void store(half_t* to, vfloat value) {
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = from_float<half_t>(value[lane]);
 }
 
-// b where either is NaN.
+// Returns b if either is NaN.
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 
 inline Wide widen(vfloat value) { return {vdouble{value[0], value[1]}, vdouble{value[2], value[3]}}; }

@@ -1,12 +1,12 @@
-// Floats as numbers of eight bits: rounded to nearest, ties to even, clamped to the finite ones; NaN stays NaN, and is
-// 0 where the numbers are integers.
+// Conversion of floats to 8-bit numbers: rounded to nearest, ties to even, clamped to the finite range. NaN
+// stays NaN, or becomes the integer 0.
 #pragma once
 
 #include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
 
-// What distinguishes the formats: bits of the mantissa, the exponent field of a float that is their least normal one.
+// Properties of a format: mantissa bits, and the exponent field of a float for its least normal number.
 template <typename T>
 struct Fp8Format;
 template <>
@@ -20,7 +20,7 @@ struct Fp8Format<fp8_e5m2_t> {
   static constexpr float kMax = 57344.0f;
 };
 
-// The first `count` of kLanes elements.
+// Stores the first `count` of kLanes elements.
 template <typename T>
 inline void store_quantized(T* to, vfloat value, int count) {
   using Format = Fp8Format<T>;

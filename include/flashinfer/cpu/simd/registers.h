@@ -1,7 +1,7 @@
-// Which registers the level that is compiled for has, and vectors as wide as one of them.
+// The registers of the compiled CPU level, and vectors as wide as one of them.
 //
-// GCC's and Clang's vector extensions write the arithmetic; intrinsics stand only where those have no word for an
-// instruction or none that compiles well, in the file that is named for their instruction set.
+// Arithmetic uses the vector extensions of GCC and Clang. Intrinsics appear only for instructions that these
+// cannot express or do not compile well, in the file named after the instruction set.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 #define FLASHINFER_PORTABLE 1
 #endif
 
-// In front of a loop no iteration of which needs another's result. Clang finds that out where pointers are __restrict.
+// Marks a loop without dependences between iterations. Clang finds them itself if pointers are __restrict.
 #if defined(__clang__)
 #define FLASHINFER_INDEPENDENT
 #else
@@ -26,7 +26,7 @@
 
 namespace flashinfer::cpu {
 
-// Elements of a vector, and how many of them a core keeps at hand.
+// Elements of a vector, and the number of vector registers.
 #if defined(FLASHINFER_AVX512)
 constexpr int kLanes = 16, kRegisters = 32;
 #elif defined(FLASHINFER_AVX2)
@@ -53,7 +53,7 @@ struct Wide {
   vdouble low, high;
 };
 
-// 2 * kLanes elements, in an order of the type's own: the same in every load_two and store_two of that type.
+// 2 * kLanes elements in an order of the type: the same in every load_two and store_two of that type.
 struct Two {
   vfloat first, second;
 };
@@ -75,7 +75,7 @@ inline To bit_cast(const From& from) {
 
 inline vfloat splat(float value) { return vfloat{} + value; }
 
-// Elements kLane... of a and b side by side: b's follow a's.
+// Returns elements kLane... of the concatenation of a and b.
 template <int... kLane>
 inline vfloat shuffle(vfloat a, vfloat b) {
 #if defined(__clang__)

@@ -1,4 +1,4 @@
-// Elements that change places: squares of kLanes vectors transposed, and vectors reduced to one number each.
+// Transposition of squares of kLanes vectors, and reduction of each vector to one number.
 #pragma once
 
 #include <utility>
@@ -7,7 +7,8 @@
 
 namespace flashinfer::cpu {
 
-// Elements of a and b in turns of kWidth: lanes l of `low` are a[l] or b[l - kWidth], of `high` a[l + kWidth] or b[l].
+// Interleaves elements of a and b in groups of kWidth: lane l of `low` is a[l] or b[l - kWidth], of `high`
+// a[l + kWidth] or b[l].
 template <int kWidth, int... kLane>
 inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...>) {
   const vfloat low = shuffle<(kLane & kWidth ? kLanes + kLane - kWidth : kLane)...>(a, b);
@@ -17,8 +18,9 @@ inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...
 
 using EachLane = std::make_integer_sequence<int, kLanes>;
 
-// Squares are transposed by shuffles that processors have: within four lanes by the first two functions, of which
-// kUpper takes the upper two lanes of each four, then of four lanes at a time, of which kUpper takes the odd ones.
+// Transposes squares by shuffles that processors have. The first two functions work within four lanes, and
+// kUpper takes the upper two of each four. The others move four lanes at a time, and kUpper takes the odd
+// groups.
 template <bool kUpper, int... kLane>
 inline vfloat zip_ones(vfloat a, vfloat b, std::integer_sequence<int, kLane...>) {
   return shuffle<(kLane % 2 * kLanes + kLane / 4 * 4 + kLane % 4 / 2 + 2 * kUpper)...>(a, b);
@@ -56,7 +58,7 @@ inline void transpose(vfloat (&rows)[kLanes]) {
   }
 }
 
-// One number of all elements, halves with halves.
+// Reduces all elements to one number, halves with halves.
 template <int kWidth, typename Op, int... kLane>
 inline float reduce(vfloat value, const Op& op, std::integer_sequence<int, kLane...> lanes) {
   value = op(value, shuffle<(kLane ^ kWidth)...>(value, value));
@@ -70,7 +72,7 @@ inline float maximum_of(vfloat value) {
   return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, EachLane{});
 }
 
-// Sums of the elements of each of kLanes vectors, as one vector.
+// Returns the sums of the elements of each of kLanes vectors, as one vector.
 template <int kWidth = 1>
 inline vfloat sums_of(vfloat (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; i += 2 * kWidth) {

@@ -1,5 +1,5 @@
-// Vectors of float, loaded from and stored to float32, float16 and bfloat16, and loaded from float8: what the four
-// files of instruction sets make of one conversion each.
+// Vectors of float: loads from and stores to float32, float16 and bfloat16, loads from float8. The file of
+// each instruction set supplies one conversion per type.
 #pragma once
 
 #include <flashinfer/cpu/simd/avx2.h>
@@ -10,12 +10,12 @@
 
 namespace flashinfer::cpu {
 
-// ---- kLanes elements ---------------------------------------------------------------------------------------------
+// ---- kLanes elements --------------------------------------------------------------------------------------
 
 inline vfloat load(const float* from) { return load_raw<vfloat>(from); }
 inline void store(float* to, vfloat value) { std::memcpy(to, &value, sizeof(value)); }
 
-// The first `count` < kLanes elements; the other lanes are zero.
+// Loads the first `count` < kLanes elements. The other lanes are zero.
 template <typename T>
 inline vfloat load_some(const T* from, int64_t count) {
   T padded[kLanes] = {};
@@ -40,7 +40,7 @@ inline void store(T* to, vfloat value, int count) {
   count == kLanes ? store(to, value) : store_some(to, value, count);
 }
 
-// For work on each element alone, see Two.
+// Loads elements for work on each one by itself, see Two.
 template <typename T>
 inline Two load_two(const T* from) {
   return {load(from), load(from + kLanes)};
@@ -52,7 +52,7 @@ inline void store_two(T* to, Two values) {
   store(to + kLanes, values.second);
 }
 
-// ---- all elements ------------------------------------------------------------------------------------------------
+// ---- all elements -----------------------------------------------------------------------------------------
 
 inline float sum(vfloat value) {
   float total = 0;
@@ -60,12 +60,12 @@ inline float sum(vfloat value) {
   return total;
 }
 
-// Lanes where `mask` is set from `yes`, the others from `no`.
+// Returns lanes of `yes` if `mask` is set, otherwise of `no`.
 inline vfloat select(vint mask, vfloat yes, vfloat no) {
   return bit_cast<vfloat>((bit_cast<vint>(yes) & mask) | (bit_cast<vint>(no) & ~mask));
 }
 
-// Calls body(i, count) over [0, n): whole vectors first (count == kLanes), then what is left.
+// Calls body(i, count) over [0, n): whole vectors first (count == kLanes), then the remainder.
 template <typename Body>
 inline void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -73,14 +73,14 @@ inline void for_lanes(int64_t n, const Body& body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
-// The same where the number is known: code for what is left is there only if something is.
+// Calls body over a constant number of elements: code for the remainder exists only if there is one.
 template <int kCount, typename Body>
 inline void for_lanes(const Body& body) {
   for (int i = 0; i + kLanes <= kCount; i += kLanes) body(i, kLanes);
   if constexpr (kCount % kLanes != 0) body(kCount / kLanes * kLanes, kCount % kLanes);
 }
 
-// The same, first body_two(i) for 2 * kLanes elements at a time.
+// Calls body_two(i) for 2 * kLanes elements at a time, then body for the rest.
 template <typename BodyTwo, typename Body>
 inline void for_lanes(int64_t n, const BodyTwo& body_two, const Body& body) {
   int64_t i = 0;
