@@ -1,4 +1,4 @@
-// CUDA's errors as exceptions.
+// CUDA errors as exceptions.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The host's only way to a kernel with dynamic shared memory, and the only test for code of 9.0a.
+// The only host path to a kernel with dynamic shared memory, and the only test for code of 9.0a.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,14 +18,15 @@
 
 namespace flashinfer::cuda {
 
-// Static and dynamic bytes of shared memory that any kernel may have without an attribute.
+// Static and dynamic bytes of shared memory that a kernel may have without an attribute.
 constexpr int64_t kFreeSharedBytes = 48 << 10;
 
-// One kernel from the host.
+// Host side of one kernel.
 template <auto kFunction>
 struct Kernel {
-  // Lets launches have so many bytes of dynamic shared memory. The driver's limit without an attribute counts static
-  // bytes too. The attribute only grows, so that a call never takes from a launch what another thread asked for.
+  // Allows launches with this many bytes of dynamic shared memory. The driver's limit without an attribute
+  // also counts static bytes. The attribute only grows, so that no call revokes what another thread's launch
+  // needs.
   static void prepare(int device, int64_t dynamic_bytes) {
     static DeviceTable<Limit> limits;
     Limit& limit = limits.at(device);
@@ -49,14 +50,15 @@ struct Kernel {
     });
   }
 
-  // Gives the kernel as much of the L1 cache for shared memory as there is. The device must be current.
+  // Prefers shared memory over L1 cache for the kernel. The device must be current.
   static void prefer_shared_memory() {
     check(
         cudaFuncSetAttribute(kFunction, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "cudaFuncSetAttribute");
   }
 
-  // Returns how many CTAs the whole device holds at one time. The device must be current; costs more than a launch.
+  // Returns the number of CTAs that the whole device holds at one time. The device must be current. Costs more
+  // than a launch.
   static int resident_ctas(int device, int threads, int64_t dynamic_bytes) {
     prepare(device, dynamic_bytes);
     int ctas = 0;
@@ -80,11 +82,11 @@ struct Kernel {
  private:
   struct Limit {
     std::mutex mutex;
-    std::atomic<int64_t> bytes{-1};  // -1: nobody asked yet
+    std::atomic<int64_t> bytes{-1};  // -1: not queried yet
   };
 };
 
-// Has shared memory only where it is compiled for 9.0a.
+// A kernel with shared memory only if compiled for 9.0a.
 template <int = 0>
 __global__ void sm90a_marker_kernel([[maybe_unused]] int* out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -94,8 +96,8 @@ __global__ void sm90a_marker_kernel([[maybe_unused]] int* out) {
 #endif
 }
 
-// Returns whether the device has compute capability 9.0 and this module has code for 9.0a. Code for 9.0 runs there too,
-// but kernels that need 9.0a are empty in it. A template, so that only callers get the marker.
+// Returns true if the device has compute capability 9.0 and this module has code for 9.0a. Code for 9.0 runs
+// there too, but kernels that need 9.0a are empty in it. A template, so that only callers get the marker.
 template <int = 0>
 bool serves_sm90a(int device) {
   static PerDevice<bool> found;

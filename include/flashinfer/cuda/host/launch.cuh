@@ -1,4 +1,4 @@
-// Launches of kernels: on the given stream, checked, with programmatic dependent launch where the caller asks for it.
+// Launches of kernels: on the caller's stream, checked, with programmatic dependent launch on request.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,10 +23,10 @@ inline int attribute(cudaDeviceAttr name, int device) {
 }
 
 struct DeviceInfo {
-  int major, minor, num_sms, shared_bytes;  // shared_bytes: static and dynamic, the most that a CTA may have
+  int major, minor, num_sms, shared_bytes;  // shared_bytes: the maximum of static and dynamic bytes of a CTA
 };
 
-// Asks once for each device: a query costs as much as a launch.
+// Queries once per device: a query costs as much as a launch.
 inline const DeviceInfo& device_info(int device) {
   static PerDevice<DeviceInfo> infos;
   return infos.get(device, [](int index) {
@@ -36,9 +36,10 @@ inline const DeviceInfo& device_info(int device) {
   });
 }
 
-// Launches kernel(args...) on the given stream, in clusters of `cluster` CTAs along x. An empty grid launches nothing.
-// With PDL the kernel may start while the kernel before it ends, and must call wait_for_inputs() before it reads
-// memory. Kernels with dynamic shared memory go through Kernel (kernel.cuh), which asks for it first.
+// Launches kernel(args...) on the caller's stream, in clusters of `cluster` CTAs along x. An empty grid
+// launches nothing. With PDL the kernel may start while the kernel before it ends, and must call
+// wait_for_inputs() before it reads memory. Kernels with dynamic shared memory go through Kernel
+// (kernel.cuh), which requests it first.
 template <typename... Params, typename... Args>
 void launch_with(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_bytes, unsigned cluster,
                  const Launch& where, Args&&... args) {
@@ -66,20 +67,20 @@ void launch_with(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynam
   check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
 }
 
-// Launches a kernel that has no dynamic shared memory.
+// Launches a kernel without dynamic shared memory.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Launch& where, Args&&... args) {
   launch_with(kernel, grid, block, 0, 1, where, std::forward<Args>(args)...);
 }
 
-// Waits until the memory written by the kernel before this one can be read (nothing to do without PDL).
+// Waits until writes of the kernel before this one are visible. Without PDL, returns at once.
 __device__ __forceinline__ void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel be scheduled; it waits for this one's end before it reads memory.
+// Lets the next kernel be scheduled. It waits for this kernel's end before it reads memory.
 __device__ __forceinline__ void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,4 +1,4 @@
-// Values that the host finds once for each device: properties, limits of kernels, numbers of resident CTAs.
+// Values that the host finds once per device: properties, limits of kernels, numbers of resident CTAs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,8 +20,8 @@ void on_device(int device, const Work& work) {
   int current;
   check(cudaGetDevice(&current), "cudaGetDevice");
   if (current == device) return work();
-  // A thread of its own leaves nothing to restore: cudaSetDevice(current) would make a context on a GPU that the
-  // process may never use.
+  // A separate thread has no device to restore. cudaSetDevice(current) would create a context on a GPU that
+  // the process may never use.
   std::exception_ptr error;
   std::thread([&] {
     try {
@@ -34,7 +34,7 @@ void on_device(int device, const Work& work) {
   if (error) std::rethrow_exception(error);
 }
 
-// One T for each device of any number, value-initialised. References stay valid. Any thread may call at().
+// One T per device of any number, value-initialised. References stay valid. Any thread may call at().
 template <typename T>
 class DeviceTable {
  public:

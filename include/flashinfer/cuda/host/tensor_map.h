@@ -1,5 +1,4 @@
-// Maps of tensors for the copy engine, made on the host. The driver's function is found through the runtime: nothing
-// links libcuda.
+// Tensor maps for TMA, made on the host. The runtime finds the driver's function: nothing links libcuda.
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +24,7 @@ struct MapShape {
   const void* data;
   uint64_t sizes[kRank];
   int64_t strides[kRank];  // in elements; the first is 1
-  uint32_t box[kRank];     // what one copy moves
+  uint32_t box[kRank];     // elements of one copy
 };
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -40,7 +39,8 @@ inline EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(found);
 }
 
-// Boxes lie in shared memory in rows of kWidth bytes, swizzled; the first side of the box has as many bytes at most.
+// Returns a map whose boxes have rows of kWidth bytes in smem, swizzled. The box's first side has at most
+// kWidth bytes.
 template <int kWidth, int kRank>
 CUtensorMap tensor_map(CUtensorMapDataType type, int64_t element_bytes, const MapShape<kRank>& shape) {
   static_assert(kWidth == 128 || kWidth == 64 || kWidth == 32, "a swizzle of 128, 64 or 32 bytes");
@@ -51,7 +51,8 @@ CUtensorMap tensor_map(CUtensorMapDataType type, int64_t element_bytes, const Ma
     sizes[i] = shape.sizes[i] > 0 ? shape.sizes[i] : 1, steps[i] = 1;
     if (i == 0) continue;
     strides[i - 1] = static_cast<cuuint64_t>(shape.strides[i] * element_bytes);
-    if (shape.sizes[i] <= 1 && strides[i - 1] % 16 != 0) strides[i - 1] = 16;  // of one element it may be any number
+    if (shape.sizes[i] <= 1 && strides[i - 1] % 16 != 0)
+      strides[i - 1] = 16;  // the stride of one element may be any number
   }
   constexpr CUtensorMapSwizzle kSwizzle = kWidth == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                           : kWidth == 64 ? CU_TENSOR_MAP_SWIZZLE_64B

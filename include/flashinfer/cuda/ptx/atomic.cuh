@@ -1,12 +1,12 @@
-// Atomic operations that order what threads of other blocks see.
+// Atomic operations that order memory accesses between CTAs.
 #pragma once
 
 #include <cstdint>
 
 namespace flashinfer::cuda::ptx {
 
-// Adds 1, or goes back to 0 from `last`; returns what was there. What this thread knows of before is seen by whoever
-// gets a later number, and what they knew of by this thread.
+// Adds 1, or resets from `last` to 0. Returns the previous value. Writes that this thread has made or seen
+// are visible to every thread that gets a later number, and so are those of earlier threads to this one.
 __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32_t last) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32
   return before;
 }
 
-// What this thread knows of is seen by whoever reads the value with load_acquire().
+// Makes earlier writes of this thread visible to threads that read the value with load_acquire().
 __device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");
 }

@@ -1,4 +1,4 @@
-// Clusters of blocks that see each other's shared memory (sm_90). Elsewhere a block is a cluster of its own.
+// Clusters of CTAs that share their shared memory (sm_90). On other GPUs a CTA is its own cluster.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,8 @@ __device__ __forceinline__ uint32_t cluster_size() {
 #endif
 }
 
-// All threads of the cluster. What they wrote before, to shared memory too, is seen by all after.
+// Synchronises all threads of the cluster and makes their earlier writes visible, also those to shared
+// memory.
 __device__ __forceinline__ void cluster_sync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -36,7 +37,7 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
-// The same in two steps, with work in between that needs no other block.
+// cluster_sync() in two steps, with work between them that needs no other CTA.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -48,9 +49,9 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// The same for reads only: they are done before any thread goes on. The arrival is relaxed, so that nothing orders a
-// load whose value is not used yet: each thread must consume what it has read before it arrives. It does not wait for
-// writes, which takes longer: bins written by atomics were seen to be read by another CTA before they were complete.
+// Synchronises reads: all are complete before any thread continues. The arrival is relaxed and does not order
+// a load whose value is unused: each thread must consume what it has read before it arrives. It does not wait
+// for writes, which takes longer: another CTA was seen to read bins of atomics before they were complete.
 __device__ __forceinline__ void cluster_sync_reads() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -66,7 +67,7 @@ __device__ __forceinline__ int dynamic_shared_bytes() {
   return bytes;
 }
 
-// Where an object of this block lies in the shared memory of another one of the cluster.
+// Returns the address of an object of this CTA in the shared memory of CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
   const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(object));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -84,7 +85,7 @@ __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
 #define FLASHINFER_CLUSTER_SPACE "shared"
 #endif
 
-// Counts its four bytes at a barrier beside the value, in the shared memory of the same block.
+// Stores a value, and counts its four bytes at a barrier in the same CTA's shared memory.
 __device__ __forceinline__ void store_of_rank(uint32_t at, uint32_t value, uint32_t barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at), "r"(value),

@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals of threads and bytes of asynchronous copies. A wait names the parity of
-// the phase that it waits for: phases alternate between 0 and 1, and the one before the first counts as done.
+// Barriers in smem that count arrivals of threads and bytes of asynchronous copies. A wait names the parity
+// of its phase: phases alternate between 0 and 1, and the phase before the first counts as complete.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes the initial state visible to copies; __syncthreads() comes after it.
+// Makes the initial state visible to copies. Call __syncthreads() after it.
 __device__ __forceinline__ void mbarrier_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -22,7 +22,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t count
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// At the barrier that has the place of `barrier` in another block of the cluster.
+// Arrives at the barrier with the same offset in another CTA of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_of_rank(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, "
@@ -31,12 +31,12 @@ __device__ __forceinline__ void mbarrier_arrive_of_rank(uint32_t barrier, uint32
       : "memory");
 }
 
-// Arrives, and lets the phase wait for `bytes` of copies besides. Boxes count in full, also behind a tensor's end.
+// Arrives, and adds `bytes` of copies to the phase. A box counts whole, even outside of the tensor.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives when the copies that this thread started by cp.async are done; the barrier's count includes it.
+// Arrives when this thread's earlier cp.async copies are complete. The barrier's count includes this arrival.
 __device__ __forceinline__ void mbarrier_arrive_after_cp_async(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
   return done != 0;
 }
 
-// try_wait sleeps by itself for a while.
+// Waits for a phase. try_wait suspends the thread for a limited time.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

@@ -1,5 +1,5 @@
-// An 8x8 matrix of 16-bit elements, transposed between the lanes of a warp: a lane gives elements 2 (lane % 4) and the
-// next one of row lane / 4, and gets those of column lane / 4.
+// Transposes an 8x8 matrix of 16-bit elements between the lanes of a warp. A lane supplies elements 2 (lane %
+// 4) and the next one of row lane / 4, and receives those of column lane / 4.
 #pragma once
 
 #include <cstdint>

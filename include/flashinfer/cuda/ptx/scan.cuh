@@ -1,4 +1,4 @@
-// Sums over the lanes of a warp up to each lane.
+// Inclusive prefix sums over the lanes of a warp.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// Shared memory by its 32-bit address, which copies and matrix instructions take.
+// Accesses to smem by its 32-bit address, which copies and matrix instructions take.
 //
-// One rule for order in this folder: what writes memory clobbers "memory", and so do barriers and waits. Loads of
-// operands in mainloops (ldmatrix, load_shared_float) do not, so that the compiler keeps values in registers across
-// them. They stay in order with all other volatile assembly, but not with plain C++ accesses: a barrier or a wait must
-// stand between a plain store and such a load of the same address.
+// One rule of order for this folder: instructions that write memory clobber "memory", and so do barriers and
+// waits. Loads of operands in mainloops (ldmatrix, load_shared_float) do not, so that the compiler keeps
+// values in registers across them. They stay in order with all other volatile assembly, but not with plain
+// C++ accesses: a plain store and such a load of the same address need a barrier or a wait between them.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint4 value) {
                : "memory");
 }
 
-// One thread's addition: what the compiler makes of atomicAdd asks first which lanes are there.
+// Adds in one thread. For atomicAdd, the compiler first determines the active lanes.
 __device__ __forceinline__ uint32_t atomic_add_shared(uint32_t to, uint32_t value) {
   uint32_t before;
   asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(to), "r"(value) : "memory");

@@ -1,4 +1,4 @@
-// 8x8 matrices of 16-bit elements from fragments into shared memory; addresses and lanes as for ldmatrix.
+// Stores 8x8 matrices of 16-bit elements from fragments to smem. Addresses and lanes are those of ldmatrix.
 #pragma once
 
 #include <cstdint>

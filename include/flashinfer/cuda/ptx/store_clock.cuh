@@ -1,11 +1,11 @@
-// A store of the time under a predicate: lanes do not part for it, which products of a warpgroup would not survive.
+// Stores the time under a predicate. A branch would diverge lanes, which wgmma does not allow.
 #pragma once
 
 #include <cstdint>
 
 namespace flashinfer::cuda::ptx {
 
-// words[at] = {low, clock}, and at += step, where at < end.
+// words[at] = {low, clock} and at += step, if at < end.
 __device__ __forceinline__ void store_clock_before(uint32_t end, uint64_t* words, uint32_t& at, uint32_t low,
                                                    uint32_t step) {
   asm volatile(

@@ -1,25 +1,25 @@
-// Clocks and where a thread runs.
+// Clocks, and the multiprocessor of a thread.
 #pragma once
 
 #include <cstdint>
 
 namespace flashinfer::cuda::ptx {
 
-// Nanoseconds, the same on all multiprocessors; ticks may be coarse.
+// Returns nanoseconds, equal on all multiprocessors. Ticks may be coarse.
 __device__ __forceinline__ uint64_t globaltimer() {
   uint64_t time;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
   return time;
 }
 
-// Cycles of this multiprocessor.
+// Returns the cycles of this multiprocessor.
 __device__ __forceinline__ uint64_t clock() {
   uint64_t cycles;
   asm volatile("mov.u64 %0, %clock64;" : "=l"(cycles));
   return cycles;
 }
 
-// The low half of it. Loads and stores in front of it stay there.
+// Returns the low half of the cycles. Earlier loads and stores stay before it.
 __device__ __forceinline__ uint32_t clock_low() {
   uint32_t cycles;
   asm volatile("mov.u32 %0, %clock;" : "=r"(cycles)::"memory");

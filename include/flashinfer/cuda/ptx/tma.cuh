@@ -1,5 +1,5 @@
-// Bulk copies between global and shared memory by the copy engine: boxes of a tensor that a map describes, or plain
-// bytes. One thread starts a copy. Addresses in shared memory are multiples of 128, with a swizzle of eight rows.
+// Bulk copies between gmem and smem by TMA: boxes of a tensor that a map describes, or plain bytes. One
+// thread starts a copy. Addresses in smem are multiples of 128, or of eight rows with a swizzle.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Elements outside of the tensor arrive as zeros. `barrier` counts the bytes of the whole box.
+// Loads a box. Elements outside of the tensor arrive as zeros. `barrier` counts the bytes of the whole box.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
@@ -37,7 +37,8 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
-// To the same place in each block of the cluster whose bit `blocks` has, and counted by the barrier at `barrier` there.
+// Loads a box to the same address in each CTA of the cluster whose bit `blocks` has. The barrier at that
+// CTA's address `barrier` counts it.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
                                                    int z, uint32_t blocks) {
   asm volatile(
@@ -47,7 +48,7 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
-// Elements outside of the tensor are not written.
+// Stores a box. Elements outside of the tensor are not written.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y), "r"(z)
@@ -59,7 +60,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from,
                : "memory");
 }
 
-// Bytes in a row, a multiple of 16 at multiples of 16.
+// Loads contiguous bytes, a multiple of 16 at a multiple of 16.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -70,14 +71,14 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 
-// Adds floats to those in global memory, each at once.
+// Adds floats to gmem. Each addition is atomic.
 __device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
 
-// Stores of this thread are waited for in groups: until at most kPending still read shared memory, or are under way.
+// Groups this thread's stores, and waits until at most kPending groups still read smem, or are in flight.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {

@@ -1,11 +1,11 @@
-// Products of a warpgroup on the tensor cores: d += a * b, or d = a * b where `accumulate` is false. d has 64 rows and
-// N columns: d[i] of lane 4 g + q of warp w is row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + 2 q + i % 2. b is in
-// shared memory, a in shared memory (ss) or in registers (rs), where it has the layout of mma.m16n8k16. Operands in
-// shared memory are named by descriptors, see cuda/tile/descriptor.cuh. A product has 32 bytes of k: 16 elements of 16
-// bits, 32 of 8 bits.
+// Products of a warpgroup on the tensor cores: d += a * b, or d = a * b if `accumulate` is false. d has 64
+// rows and N columns: d[i] of lane 4 g + q of warp w has row 16 w + g + 8 (i / 2 % 2) and column 8 (i / 4) +
+// 2 q + i % 2. b is in smem. a is in smem (ss), or in registers (rs) in the layout of mma.m16n8k16.
+// Descriptors name operands in smem, see cuda/tile/descriptor.cuh. A product has 32 bytes of k: 16 elements
+// of 16 bits, or 32 of 8 bits.
 //
-// Asynchronous: warpgroup_fence(), products, warpgroup_commit(), warpgroup_wait(); until then registers are not
-// touched.
+// Asynchronous: warpgroup_fence(), products, warpgroup_commit(), warpgroup_wait(). Registers must not be
+// touched until then.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace flashinfer::cuda::ptx {
 
 // kE4M3E5M2: a is e4m3, b is e5m2.
 enum class WgmmaType { kBF16, kF16, kE4M3, kE5M2, kE4M3E5M2 };
-// The type of products whose operands are both of T.
+// The type of products whose operands both have type T.
 template <typename T>
 constexpr WgmmaType kWgmmaType = __is_same(T, bfloat16_t)   ? WgmmaType::kBF16
                                  : __is_same(T, fp8_e4m3_t) ? WgmmaType::kE4M3
@@ -25,11 +25,12 @@ constexpr WgmmaType kWgmmaType = __is_same(T, bfloat16_t)   ? WgmmaType::kBF16
 template <WgmmaType kType>
 constexpr bool kHas16Bits = kType == WgmmaType::kBF16 || kType == WgmmaType::kF16;
 
-// kTransB: rows of b are k, and N is contiguous; kTransA: rows of a are, and M is. Elements of 8 bits have neither.
+// kTransB: rows of b are k, and N is contiguous. kTransA: rows of a are k, and M is contiguous. Neither for 8
+// bits.
 template <int kN>
 struct Wgmma;
 
-// Register lists of 8, as text of the instruction and as operands.
+// Lists of 8 registers, as text of the instruction and as operands.
 #define R0_ "%0, %1, %2, %3, %4, %5, %6, %7"
 #define R8_ ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define R16_ ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -70,7 +71,7 @@ struct Wgmma;
 #define D112_(i) D96_(i), D16_(i + 96)
 #define D128_(i) D64_(i), D64_(i + 64)
 
-// n1 ... n6: the numbers of registers and of the operands behind them.
+// n1 ... n6: the number of registers, and the operand numbers after them.
 #define SS_(n, r, types, trans, n0, n1, n2, ...)                                                           \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n types \
                " {" T##r##_ "}, %" #n0 ", %" #n1 ", p, 1, 1" trans ";\n}"                                  \

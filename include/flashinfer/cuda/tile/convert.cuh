@@ -1,5 +1,5 @@
-// Element types and what turns one into another: to and from float, pairs in a register, and the exact widening of the
-// numbers of eight bits that a cache may hold.
+// Conversions of element types: to and from float, pairs in a register, and the exact widening of 8-bit
+// numbers of a cache.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,7 +34,7 @@ __device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) {
 template <typename T>
 constexpr bool kIsHalfType = __is_same(T, half_t) || __is_same(T, bfloat16_t);
 
-// Two floats as a register of two T, the first in the low half.
+// Packs two floats as two T in a register, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   static_assert(kIsHalfType<T>, "a register holds a pair of half_t or of bfloat16_t");
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return result;
 }
 
-// The same; what is too large for half_t becomes the largest number that it has.
+// Packs two floats. Numbers too large for half_t become its largest one.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_finite(float low, float high) {
   uint32_t result = pack<T>(low, high);
@@ -71,8 +71,8 @@ __device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
   low = to_float(both[0]), high = to_float(both[1]);
 }
 
-// Four floats as a register of four e4m3, the first in the low byte. Larger ones become 448. GPUs before 8.9 have no
-// such instruction: a kernel that reaches this there stops with an error.
+// Packs four floats as four e4m3, the first in the low byte. Larger numbers become 448. GPUs before 8.9 have
+// no such instruction: a kernel that reaches this there traps.
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint32_t result;
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #endif
 }
 
-// The two numbers of the low 16 bits as a pair of half_t, the first in the low half.
+// Returns the two numbers of the low 16 bits as a pair of half_t, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t widen_to_half(uint32_t two);
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ uint32_t widen_to_half<fp8_e4m3_t>(uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(two)));
   return pair;
 #else
-  // The exponent's bias is 7 and a half's is 15: the bits in place are a half that is 2^8 times too small.
+  // The exponent's bias is 7, a half's is 15: the shifted bits are a half that is 2^8 times too small.
   const uint32_t high = __byte_perm(two, 0, 0x1404), magnitude = high & 0x7f007f00;
   const uint32_t bits = (high & 0x80008000) | magnitude >> 1;
   __half2 pair;
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint32_t widen_to_half<fp8_e4m3_t>(uint32_t two) {
 #endif
 }
 
-// The two numbers of the low 16 bits as a pair of T.
+// Returns the two numbers of the low 16 bits as a pair of T.
 template <typename T, typename From>
 __device__ __forceinline__ uint32_t widen(uint32_t two) {
   static_assert(kIsHalfType<T> && sizeof(From) == 1, "numbers of eight bits become half_t or bfloat16_t");

@@ -1,7 +1,7 @@
-// Operands and results of products on the tensor cores, in the layouts of mma.m16n8k16: c[m][n] += a[m][k] * b[n][k].
+// Operands and results of tensor-core products, in the layouts of mma.m16n8k16: c[m][n] += a[m][k] * b[n][k].
 //
-// Element i of an accumulator's tile of 16 x 8 belongs to row 8 (i / 2) + lane / 4 and to column 2 (lane % 4) + i % 2;
-// four of them, packed in pairs, are the left operand of the next product.
+// Element i of an accumulator's 16 x 8 tile has row 8 (i / 2) + lane / 4 and column 2 (lane % 4) + i % 2.
+// Four tiles, packed in pairs, are the left operand of the next product.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ struct Accumulator {
   }
 };
 
-// A left operand of kRows x kDepth in registers, 16 elements of all rows after the other.
+// A left operand of kRows x kDepth in registers: 16 elements of all rows, then the next 16.
 template <int kRows, int kDepth>
 struct LeftOperand {
   static_assert(kRows % 16 == 0 && kDepth % 16 == 0, "a left operand is made of tiles of 16 x 16");
@@ -78,8 +78,8 @@ struct LeftOperand {
   }
 };
 
-// A left operand in shared memory, rows of kBytes: what a lane gives ldmatrix. `offset` is of another tile whose rows
-// are as long, so that they share what a lane knows.
+// A left operand in smem with rows of kBytes: the ldmatrix address of a lane. `offset` selects another tile
+// with rows of the same length, which shares the address pattern.
 template <int kBytes>
 struct LeftRows {
   uint32_t at;
@@ -88,7 +88,7 @@ struct LeftRows {
     const int lane = threadIdx.x % 32;
     at = Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first_row + lane % 16), lane / 16);
   }
-  // Rows 16 m to 16 m + 15, elements 16 step to 16 step + 15.
+  // Loads rows 16 m to 16 m + 15, elements 16 step to 16 step + 15.
   __device__ __forceinline__ void load(uint32_t (&a)[4], int m, int step, int offset = 0) const {
     ptx::ldmatrix_x4(a, Swizzle<kBytes>::chunk(at, 2 * step) + (m * 16 * kBytes + offset));
   }
@@ -104,7 +104,7 @@ struct RightRows {
     const int lane = threadIdx.x % 32;
     at = Rows::chunk(Rows::row(start, first_row + lane % 8 + lane / 16 * 8), lane / 8 % 2);
   }
-  // b[i] is of rows 16 pair + 8 i to + 7: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
+  // Loads rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step, int offset = 0) const {
     uint32_t r[4];
     ptx::ldmatrix_x4(r, Rows::chunk(at, 2 * step) + (pair * 16 * Rows::kPitch + offset));
@@ -120,13 +120,13 @@ struct SummedRows {
 
   __device__ __forceinline__ SummedRows(uint32_t start, int first_row)
       : at(Rows::chunk(Rows::row(start, first_row + threadIdx.x % 16), threadIdx.x % 32 / 16)) {}
-  // From `rows` further on, a multiple of 16.
+  // Returns the operand that starts `rows` further, a multiple of 16.
   __device__ __forceinline__ SummedRows below(int rows) const {
     SummedRows result(*this);
     result.at += rows * Rows::kPitch;
     return result;
   }
-  // b[i] is of columns 8 (chunk + i) to + 7 of the result, from rows 16 step to 16 step + 15.
+  // Loads columns 8 (chunk + i) to + 7 of the result to b[i], from rows 16 step to 16 step + 15.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int chunk, int offset = 0) const {
     uint32_t r[4];
     ptx::ldmatrix_x4_trans(r, Rows::chunk(at, chunk) + (step * 16 * Rows::kPitch + offset));

@@ -1,5 +1,5 @@
-// Right operands of eight-bit elements in shared memory, widened to the 16-bit type of the left operand. A chunk of 16
-// bytes has twice as many elements as ldmatrix takes it for, so that a lane's elements come in another order.
+// Right operands of 8-bit elements in smem, widened to the 16-bit type of the left operand. A 16-byte chunk
+// has twice as many elements as ldmatrix assumes, which changes the order of a lane's elements.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace flashinfer::cuda {
 
-// Where element d of a left operand must stand for RightRows8: the latter has four elements next to each other where
-// RightRows has two and two.
-__device__ __forceinline__ int place_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
+// Returns the position of element d of a left operand for RightRows8, which has four adjacent elements
+// instead of RightRows' two and two.
+__device__ __forceinline__ int position_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
-// Rows are columns of the result.
+// A right operand whose rows are columns of the result.
 template <typename T, typename From, int kBytes>
 struct RightRows8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
@@ -24,7 +24,7 @@ struct RightRows8 {
 
   __device__ __forceinline__ RightRows8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
-  // b[i] is of rows 16 pair + 8 i to + 7: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
+  // Loads rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step) const {
     uint32_t r[2];
     ptx::ldmatrix_x2(r, Rows::chunk(at, step) + pair * 16 * kBytes);
@@ -33,7 +33,7 @@ struct RightRows8 {
   }
 };
 
-// Rows are summed over.
+// A right operand whose rows are summed over.
 template <typename T, typename From, int kBytes>
 struct SummedRows8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
@@ -42,10 +42,10 @@ struct SummedRows8 {
 
   __device__ __forceinline__ SummedRows8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
-  // Columns 16 pair to 16 pair + 15 of the result: b[0] has the even ones, b[1] the odd ones.
+  // Loads columns 16 pair to 16 pair + 15 of the result: the even ones to b[0], the odd ones to b[1].
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int pair) const {
     uint32_t r[2];
-    // Of two rows: element 2 c and 2 c + 1 of the one, then of the other.
+    // Two rows: elements 2 c and 2 c + 1 of the first, then of the second.
     ptx::ldmatrix_x2_trans(r, Rows::chunk(at, pair) + step * 16 * kBytes);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {

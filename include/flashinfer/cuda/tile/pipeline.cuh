@@ -1,11 +1,11 @@
-// Stages of shared memory that copies fill in turns while one of them is computed with.
+// Stages of smem that copies fill in rotation while one of them is in use.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 
 namespace flashinfer::cuda {
 
-// Until at most `pending` of this thread's groups of copies are under way; for up to 4 stages.
+// Waits until at most `pending` of this thread's groups of copies are in flight, for up to 4 stages.
 __device__ __forceinline__ void wait_for_copies(int pending) {
   if (pending == 0) {
     ptx::cp_async_wait<0>();
@@ -16,7 +16,7 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
   }
 }
 
-// The stage that is computed with, of `count` that are used one after the other.
+// The current stage of `count` stages in rotation.
 struct Stages {
   int count, current = 0;
 

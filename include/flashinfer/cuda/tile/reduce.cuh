@@ -5,7 +5,7 @@ namespace flashinfer::cuda {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Over kLanes neighbouring lanes; all of them get the result.
+// Returns the sum over kLanes adjacent lanes, in all of them.
 template <int kLanes>
 __device__ __forceinline__ float lanes_sum(float value) {
   static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes are halved, 32 at most");
@@ -14,8 +14,8 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
-// Sums of kCount values over kLanes neighbouring lanes, of which each gets one: x[0] of lane l is then that of value
-// l / (kLanes / kCount).
+// Sums kCount values over kLanes adjacent lanes, and leaves one sum per lane: x[0] of lane l is the sum of
+// value l / (kLanes / kCount).
 template <int kLanes, int kCount, int kAll>
 __device__ __forceinline__ void parted_sums(float (&x)[kAll]) {
   static_assert(kCount >= 1 && kCount <= kLanes && kCount <= kAll, "there is a lane for each value");
@@ -35,7 +35,7 @@ __device__ __forceinline__ void parted_sums(float (&x)[kAll]) {
   }
 }
 
-// Over the four lanes that have elements of the same rows of an accumulator.
+// Returns the maximum over the four lanes that have elements of the same rows of an accumulator.
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
@@ -45,8 +45,8 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(kAllLanes, value, 2);
 }
 
-// Over the threads of a row: threadIdx.x counts them, a power of two, and threadIdx.y the rows. `partial` has 32 floats
-// for each row of the block, aligned to 16 bytes.
+// Returns the sum over the threads of a row. threadIdx.x counts them, a power of two, and threadIdx.y the
+// rows. `partial` has 32 floats per row of the CTA, aligned to 16 bytes.
 __device__ __forceinline__ float row_sum(float value, float* partial) {
   const int threads = blockDim.x;
   for (int lane = (threads < 32 ? threads : 32) / 2; lane > 0; lane /= 2)
@@ -54,7 +54,7 @@ __device__ __forceinline__ float row_sum(float value, float* partial) {
   if (threads <= 32) return value;
   const int warps = threads / 32;
   float* mine = partial + threadIdx.y * 32;
-  __syncthreads();  // the sum before may still be read
+  __syncthreads();  // the previous sum may still be read
   if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = value;
   __syncthreads();
   if (warps == 2) return mine[0] + mine[1];

@@ -1,6 +1,6 @@
-// A ring of stages in shared memory between warps that fill them and warps that use them. Use n is of stage
-// n % kStages; both sides count uses by themselves. A stage is released by whom has waited for it, and by nobody else:
-// an early release would count for the round before.
+// A ring of stages in smem between producer and consumer warps. Use n has stage n % kStages, and each side
+// counts its own uses. Only a thread that has waited for a stage may release it: an early arrival would
+// complete the previous phase.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace flashinfer::cuda {
 template <int kStages_>
 struct Ring {
   static constexpr int kStages = kStages_, kBytes = 16 * kStages;
-  uint32_t barriers;  // in shared memory: kStages full ones, then kStages empty ones
+  uint32_t barriers;  // in smem: kStages full barriers, then kStages empty ones
 
-  // By one thread, before __syncthreads().
+  // Runs in one thread, before __syncthreads().
   __device__ __forceinline__ void init(uint32_t full_arrivals, uint32_t empty_arrivals) const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(barriers + 8 * i, full_arrivals);

@@ -1,31 +1,32 @@
-// Where the chunks of a tile's rows lie in shared memory, so that no access of a warp meets the same banks twice.
-// TMA's and wgmma's own pattern is tma_swizzle in descriptor.cuh.
+// Swizzled addresses of a tile's chunks in smem, so that no access of a warp has bank conflicts. The pattern
+// of TMA and wgmma is tma_swizzle in descriptor.cuh.
 #pragma once
 
 #include <cstdint>
 
 namespace flashinfer::cuda {
 
-// Rows of kBytes in shared memory, their 16-byte chunks permuted so that the same chunk of eight rows lies in eight
+// Rows of kBytes in smem. Their 16-byte chunks are permuted so that one chunk of eight rows is in eight
 // different groups of banks.
 //
-// kLineRows other than 0: of a tile of so many rows, a multiple of 8, each row is cut into lines of 128 bytes (64 where
-// it has no whole ones), and the first lines of all rows come before the second: what TMA's boxes write and wgmma
-// reads, with a swizzle as wide as a line.
+// kLineRows other than 0: each row of a tile of that many rows, a multiple of 8, is cut into lines of 128
+// bytes (64 if it has no whole ones). The first lines of all rows come before the second ones. This is the
+// layout of TMA's boxes and of wgmma, with a swizzle as wide as a line.
 template <int kBytes, int kLineRows = 0>
 struct Swizzle {
   static constexpr bool kWholeLines = kBytes % 128 == 0;
   static constexpr int kLine = kWholeLines ? 128 : 64;
   static constexpr int kPitch = kLineRows > 0 ? kLine : kBytes;  // from one row to the next
   static constexpr int kMask = kWholeLines ? 7 : 3, kRowsOfPattern = kWholeLines ? 1 : 2;
-  static constexpr int kChunkStep = kLineRows > 0 && kBytes > kLine ? kLineRows * 16 : 16;  // of lines' first chunks
+  static constexpr int kChunkStep =
+      kLineRows > 0 && kBytes > kLine ? kLineRows * 16 : 16;  // from one line's first chunk to the next line's
   static_assert(kBytes > 0 && kBytes % 64 == 0, "a row is whole or half lines of 128 bytes");
 
-  // Of chunk 0 of a row; `start` is a multiple of 128.
+  // Returns the address of chunk 0 of a row. `start` is a multiple of 128.
   __device__ __forceinline__ static uint32_t row(uint32_t start, int row) {
     return start + row * kPitch + ((row / kRowsOfPattern) & kMask) * 16;
   }
-  // Of a chunk, from chunk 0 of the row.
+  // Returns the address of a chunk from that of chunk 0 of the row.
   __device__ __forceinline__ static uint32_t chunk(uint32_t row, int chunk) {
     return (row ^ ((chunk & kMask) * 16)) + (chunk & ~kMask) * kChunkStep;
   }

@@ -1,4 +1,4 @@
-// Vectors of elements that move through memory as one access.
+// Vectors of elements that move through memory in one access.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ __device__ __forceinline__ Vec<T, N> load_vec(const T* from) {
   return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
-// Registers of a vector's size.
+// An integer type of a vector's size.
 template <int kBytes>
 struct RawVec;
 template <>
@@ -62,15 +62,15 @@ __device__ __forceinline__ auto raw_of(const Vec<T, N>& vec) {
   return raw;
 }
 
-// To global memory. Assigned as a struct, a Vec may be taken apart and stored element by element (nvcc 13.0 does so in
-// some kernels, whatever the struct's alignment); the intrinsic is one instruction always.
+// Stores to gmem. The compiler may split the assignment of a Vec into elements (nvcc 13.0 does in some
+// kernels, whatever the alignment). The intrinsic is always one instruction.
 template <typename T, int N>
 __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
   const auto raw = raw_of(vec);
   __stwb(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
-// What a kernel touches once: its lines are the first that the L2 cache gives up.
+// Loads data that a kernel reads once: its lines are the first that the L2 cache evicts.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> load_vec_once(const T* from) {
   using Raw = typename RawVec<sizeof(T) * N>::Type;
@@ -85,7 +85,8 @@ __device__ __forceinline__ void store_vec_once(T* to, const Vec<T, N>& vec) {
   __stcs(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
-// Whether a size or a stride, in elements, keeps the widest accesses aligned; so do all strides of rows.
+// Returns true if a size or stride, in elements, keeps the widest accesses aligned. All row strides then do
+// as well.
 template <typename T>
 inline bool keeps_vectors(int64_t elements) {
   return elements % (kVecBytes / static_cast<int64_t>(sizeof(T))) == 0;
