@@ -58,7 +58,7 @@ static int check() {
           for (; work.row_start < work.qo_len * heads; work.row_start += params.tile_rows) {
             for (int part = 0; part < 2; ++part) {
               work.kv_start = part * 40;  // of keys that are split
-              for (int group = 0; group < S::kGroups; ++group) {
+              for (int group = 0; group < S::kConsumers; ++group) {
                 if (const int what = wrong<S>(params, work, group))
                   return std::printf("%d: %d heads, %d keys more, window %d, causal %d, row %d + 64 * %d, part %d\n",
                                      what, heads, longer, window, causal, work.row_start, group, part),

@@ -5,16 +5,16 @@
 #include <cstdio>
 #include <vector>
 
-using flashinfer::cuda::sm90::Turns;
+using flashinfer::cuda::sm90::SnakeSchedule;
 
 // What the busiest block has over the mean, where a section's numbers have lengths from `longest` down to 1.
 static double busiest(int section, int sections, int blocks, int longest) {
   std::vector<double> load(blocks);
   double all = 0;
   for (int block = 0; block < blocks; ++block) {
-    Turns turns(section, sections, block, blocks);
+    SnakeSchedule schedule(section, sections, block, blocks);
     int number;
-    while (turns.next(number)) load[block] += 1 + longest * (1.0 - double(number % section) / section);
+    while (schedule.next(number)) load[block] += 1 + longest * (1.0 - double(number % section) / section);
     all += load[block];
   }
   return *std::max_element(load.begin(), load.end()) / (all / blocks);
@@ -26,9 +26,9 @@ int main() {
       for (int sections : {1, 2, 3, 8, 32}) {
         std::vector<int> taken(section * sections);
         for (int block = 0; block < blocks; ++block) {
-          Turns turns(section, sections, block, blocks);
+          SnakeSchedule schedule(section, sections, block, blocks);
           int number;
-          while (turns.next(number)) {
+          while (schedule.next(number)) {
             if (number < 0 || number >= section * sections) return std::printf("number %d\n", number), 1;
             ++taken[number];
           }

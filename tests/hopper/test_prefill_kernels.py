@@ -45,7 +45,7 @@ def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
 
 
 def test_blocks_take_each_number_once_and_about_as_much(tmp_path: Path) -> None:
-    said = ran_on_the_host(HERE / "turns.cu", tmp_path)
+    said = ran_on_the_host(HERE / "snake_schedule.cu", tmp_path)
     assert all(float(busiest) < 1.1 for busiest in said.split()), said
 
 

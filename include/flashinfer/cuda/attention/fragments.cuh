@@ -1,4 +1,4 @@
-// Operands of an attention kernel's products, from its tiles in shared memory, and what a lane has of the output.
+// Operands of attention's products from tiles in shared memory, and the columns of the output in a lane.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@ __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& par
   }
 }
 
-// What a lane has of 16 columns of the output: two pairs of neighbours of a row, from two fragments of it (`half`: of
-// row lane / 4 or of that plus 8). Returns the column of the first.
+// Copies one of a lane's two pairs of adjacent columns, of 16 columns of the output, from two fragments.
+// `half`: row lane / 4, or that plus 8. Returns the first column of the pair.
 template <typename S>
 __device__ __forceinline__ int output_pair(const float (&even)[4], const float (&odd)[4], int half, int pair, int which,
                                            float (&values)[2]) {
   const int lane = threadIdx.x % 4;
-  if constexpr (S::kFp8) {  // the fragments have the even and the odd columns
+  if constexpr (S::kFp8) {  // one fragment has the even columns, the other the odd ones
     values[0] = even[2 * half + which], values[1] = odd[2 * half + which];
     return pair * 16 + 4 * lane + 2 * which;
   } else {

@@ -1,4 +1,4 @@
-// From a block's sums to outputs, or to partial results where a tile's keys are split.
+// Epilogue: writes a CTA's sums to outputs, or to partial states if a tile's keys are split.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace flashinfer::cuda {
 
-// Where a row's result goes.
+// The destination of a row's result.
 template <typename S>
 struct RowOutput {
-  typename S::DTypeO* o;    // null: there is no such row, or it is a part
+  typename S::DTypeO* o;    // null: no such row, or the row is a partial state
   float *partial, *lse;     // null: not written
-  PartialSoftmax* softmax;  // of a part
+  PartialSoftmax* softmax;  // m and l of a partial state
   int32_t qo_idx, qo_head;
 
   __device__ __forceinline__ RowOutput(const AttentionParams& params, const WorkItem& item, const WarpRows<S>& warp,
@@ -38,7 +38,7 @@ struct RowOutput {
     if (params.lse) lse = params.lse + token * params.num_qo_heads + qo_head;
   }
 
-  // Writes `base` and `sum` of the row's softmax: m and l of a part, else log2 of the sum of all weights.
+  // Writes the row's m (`base`) and l (`sum`): both to a partial state, or lse = m + log2(l).
   __device__ __forceinline__ void put_softmax(float base, float sum) const {
     if (softmax) {
       *reinterpret_cast<float2*>(softmax) = {base, sum};
@@ -47,7 +47,7 @@ struct RowOutput {
     }
   }
 
-  // Columns from `column` on; `share` makes sums a mean. Sums of a part stay sums.
+  // Writes columns from `column` on. `share` normalises sums; those of a partial state stay unnormalised.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void put(const P& params, const Variant& variant, int32_t batch, int column,
                                       float (&values)[kN], float share) const {
@@ -67,7 +67,7 @@ struct RowOutput {
   }
 };
 
-// From a warp's registers.
+// Writes rows from a warp's registers.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_rows(const P& params, const Variant& variant, const WorkItem& item,
                                            const WarpRows<S>& warp, const Outputs<S>& o,
@@ -94,10 +94,10 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
   }
 }
 
-// A group's sums of 16 rows in shared memory: [kRows, kSumStride], then [kRows, 2] of base and sum.
+// Stores a group's sums of 16 rows to shared memory: [kRows, kSumStride], then [kRows, 2] of m and l.
 template <typename Variant, typename S>
-__device__ __forceinline__ void keep_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
-                                          float* weights) {
+__device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
+                                           float* weights) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void keep_sums(const Outputs<S>& o, const OnlineSoftm
   }
 }
 
-// Puts the groups' results together, in their order.
+// Merges the groups' partial states in their order, and writes the result.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_groups(const P& params, const Variant& variant, const WorkItem& item,
                                              const WarpRows<S>& warp, const Outputs<S>& o,
@@ -127,8 +127,8 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
   constexpr int kGroupFloats = S::kRows * S::kSumStride, kColumns = S::kDV / 4;
   float* weights = sums + S::kKeyWarps * kGroupFloats;
   const int own = threadIdx.x / 32;
-  __syncthreads();  // all tiles are done with: their memory is used again
-  keep_sums<Variant, S>(o, softmax, sums + own * kGroupFloats, weights + own * 2 * S::kRows);
+  __syncthreads();  // all tiles are finished: their memory is reused
+  store_sums<Variant, S>(o, softmax, sums + own * kGroupFloats, weights + own * 2 * S::kRows);
   __syncthreads();
   for (int i = threadIdx.x; i < S::kRows * kColumns; i += S::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;

@@ -1,8 +1,10 @@
-// RoPE on the fly: pairs of elements half a head apart, rotated by angles that grow with the position.
+// RoPE on the fly (RoFormer, arXiv 2104.09864): pairs of elements half a head apart, rotated by angles
+// proportional to the position.
 //
-// Rounded to 16 bits, what rotation gives would put a logit off by more than 1e-3. x is kept as h, itself rounded, and
-// as g = h / 32 + (x - h), rounded: h h' * 31/32 + g * 32 g' is x x' but for the product of two rests and a 32nd of the
-// rounding of g. Queries' g is larger by 32 * 32/31, so that sums of both products are logits times 32/31.
+// A rotated key rounded to 16 bits would change a logit by more than 1e-3. x is therefore stored in two
+// parts: h is x rounded, and g is h / 32 + (x - h) rounded. Then h h' * 31/32 + g * 32 g' = x x' up to the
+// product of two remainders and 1/32 of the rounding of g. The g of queries has a further factor 32 * 32/31,
+// so that the sum of both products is the logit times 32/31.
 #pragma once
 
 #include <cmath>
@@ -16,19 +18,20 @@
 
 namespace flashinfer::cuda {
 
-// What a pair turns by, as a part of a turn of 2 pi.
+// The angle of a pair, as a fraction of a full turn of 2 pi.
 struct alignas(16) PairTurns {
-  uint64_t position;     // from one position to the next, times 2^64: whole turns are cut off
-  float step_c, step_s;  // cosine and sine of what it turns by from a thread's key of a tile to its next
+  uint64_t position;     // turns per position, times 2^64: whole turns overflow
+  float step_c, step_s;  // cosine and sine of the angle between a thread's successive keys of a tile
 };
 
 constexpr float kFirstShare = 31.0f / 32;
 constexpr float kQueryShare = 32 / kFirstShare;
 
-// The second part of x, of which `rounded` is the first.
+// Returns the second part g of x, whose first part is `rounded`.
 __device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstShare, x); }
 
-// Exact to the last bit of a 2^32nd of a turn at any position: multiplication modulo 2^64 loses whole turns only.
+// Returns cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
+// turns only.
 __device__ __forceinline__ void find_angle(uint64_t turns, int64_t position, float& c, float& s) {
   const auto part = static_cast<int32_t>(turns * static_cast<uint64_t>(position) >> 32);
   const float angle = static_cast<float>(part) * static_cast<float>(6.283185307179586 / 4294967296.0);
@@ -40,16 +43,16 @@ __device__ __forceinline__ void rotate(float& a, float& b, float c, float s) {
   a = x * c - y * s, b = y * c + x * s;
 }
 
-// How the threads of a group share the rotation of a tile: each has 8 pairs of every kStep-th key.
+// The threads of a group share the rotation of a tile: each has 8 pairs of every kStep-th key.
 template <typename S>
 struct RotationShape {
   static constexpr int kColumns = S::kDQ / 16, kStep = S::kGroupThreads / kColumns;
-  static constexpr int kEach = (S::kKeys + kStep - 1) / kStep;  // keys of a thread, some of them behind the tile's end
+  static constexpr int kEach = (S::kKeys + kStep - 1) / kStep;  // keys of a thread, some of them after the tile's end
   static constexpr int kAtOnce = kEach < 4 ? kEach : 4;
   static_assert(kStep > 0, "a group has a thread for every 8 pairs of a key");
 
-  // Where a pair's turns stand: threads with neighbouring columns read neighbouring ones.
-  __device__ __forceinline__ static int place(int pair) { return pair % 8 * kColumns + pair / 8; }
+  // Index of a pair's turns: threads with adjacent columns read adjacent entries.
+  __device__ __forceinline__ static int index(int pair) { return pair % 8 * kColumns + pair / 8; }
 };
 
 template <typename S, typename P>
@@ -59,13 +62,13 @@ __device__ __forceinline__ void find_turns(const P& params, PairTurns* turns) {
   const double rcp_theta = numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta;
   for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
     const double exact = exp2(log2(rcp_theta) * 2 * i / S::kDQ) * rcp_scale / 6.283185307179586;
-    PairTurns& one = turns[RotationShape<S>::place(i)];
+    PairTurns& one = turns[RotationShape<S>::index(i)];
     one.position = static_cast<uint64_t>((exact - floor(exact)) * 18446744073709551616.0);
     find_angle(one.position, RotationShape<S>::kStep, one.step_c, one.step_s);
   }
 }
 
-// Elements first to first + 7 of a key in shared memory, as they are there.
+// Elements first to first + 7 of a key in shared memory, before conversion.
 template <typename S>
 struct RawElements {
   static constexpr int kSize = sizeof(typename S::KV);
@@ -92,7 +95,8 @@ struct RawElements {
   }
 };
 
-// Both parts of eight elements, chunk `column` of a row of queries or keys; the second times `share`.
+// Stores both parts of eight elements, chunk `column` of a row of queries or keys. The second is multiplied
+// by `share`.
 template <typename S>
 __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_part, uint32_t second, int row,
                                             int column, float share = 1) {
@@ -111,8 +115,8 @@ __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_
   ptx::store_shared_16(second + at, {rest[0], rest[1], rest[2], rest[3]});
 }
 
-// Rotates a group's tile, whose keys are the request's from tile_start on, for all the warps that use it. `raw` may be
-// where the first part goes.
+// Rotates a group's tile for all warps that use it. The tile starts at key tile_start of the request. The
+// first part may overwrite `raw`.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const PairTurns* turns,
                                             uint32_t raw, uint32_t first_part, uint32_t second, int32_t lane,
@@ -128,7 +132,7 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
   for (int i = 0; i < 8; ++i) find_angle(turns[i * kColumns + column].position, position, c[i], s[i]);
 #pragma unroll
   for (int first = 0; first < kEach; first += kAtOnce) {
-    RawElements<S> keys[kAtOnce][2];  // before anything is stored, which no load passes
+    RawElements<S> keys[kAtOnce][2];  // all loads come before the first store, which no load could pass
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if (first + n >= kEach || is_behind(first + n)) continue;

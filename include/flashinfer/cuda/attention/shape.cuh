@@ -1,8 +1,8 @@
-// Shapes of an attention kernel that are known when it is compiled: element types, head dimensions, the tile, and what
-// its shared memory holds.
+// Compile-time shapes of the portable attention kernel: element types, head dimensions, the tile, and its
+// shared memory.
 //
-// A block has kRowWarps * kKeyWarps warps. The warps of one key group share the keys that they load and have rows of
-// their own; groups take turns with the tiles of keys and their results are put together at the end.
+// A CTA has kRowWarps * kKeyWarps warps. The warps of one key group share the keys that they load, and have
+// different rows. Groups take tiles of keys in rotation, and their partial states are merged at the end.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct AttentionTypes {
   static_assert(sizeof(Q) == 2 || __is_same(Q, KV), "queries have 16 bits, or the type of keys");
 };
 
-// kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: tiles in shared memory where
-// there is room for kBlocks blocks on a multiprocessor.
+// kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: stages if shared
+// memory has room for kBlocks CTAs per multiprocessor.
 template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kBlocks_>
 struct AttentionTile {
   static constexpr int kMTiles = kMTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kKeys = kKeys_;
@@ -38,7 +38,7 @@ struct AttentionTile {
   static_assert(kKeys % 16 == 0 && kKeys <= kGroupThreads, "a thread finds one key's row");
 };
 
-// Where the rows of a key are.
+// The addresses of a key and its value.
 struct alignas(16) KeyRow {
   const char *k, *v;
 };
@@ -50,13 +50,13 @@ struct AttentionShape : Types_, Tile_ {
   using KV = typename Types::DTypeKV;
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO, kM = Tile::kMTiles;
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
-  // Registers of the accumulators, the products and the queries of a thread: without the last, if that is too many.
+  // A thread's registers for O, S and Q. Q stays in shared memory if they are too many.
   static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
   static constexpr int kParts = Types::kRope ? 2 : 1;             // of queries and keys: see rotation.cuh
   static constexpr bool kFp8Keys = Types::kFp8 && !Types::kRope;  // as products read them
-  static constexpr bool kInPlace = Types::kRope && !Types::kFp8;  // the first part of rotated keys is where they were
+  static constexpr bool kInPlace = Types::kRope && !Types::kFp8;  // the first part of rotated keys overwrites the keys
 
-  // Where warps share rotated keys, the next tile is rotated while one is computed with.
+  // If warps share rotated keys, the next tile is rotated during the products of this one.
   static constexpr bool kAhead = Types::kRope && Tile::kRowWarps > 1;
   static constexpr int kMinStages = kAhead ? 3 : 2;
   static_assert(Tile::kMaxStages >= kMinStages, "a stage is computed with, another one is filled; a third is rotated");
@@ -69,11 +69,11 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kKeyPart = Types::kRope ? Tile::kKeys * kKeyRow : 0;
   static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart, kRotatedBytes = (kAhead ? 2 : 1) * kRotatedTile;
   static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * 16 : 0;  // a PairTurns each
-  static constexpr int kSumStride = kDV + 4;                           // floats of a row where groups are put together
+  static constexpr int kSumStride = kDV + 4;                           // floats of a row in the merge of groups
   static constexpr int kSumsBytes =
       Tile::kKeyWarps > 1 ? Tile::kKeyWarps * Tile::kRows * (kSumStride + 2) * static_cast<int>(sizeof(float)) : 0;
 
-  // Queries, turns, then for each group its stages, its rotated keys, and its table of rows.
+  // Shared memory: queries, turns, then per group its stages, its rotated keys, and its table of rows.
   FLASHINFER_HD static constexpr int shared_bytes(int stages) {
     const int used = table(Tile::kKeyWarps, stages);
     return used > kSumsBytes ? used : kSumsBytes;

@@ -1,4 +1,4 @@
-// What happens to the products of queries and keys: a variant's transform, masks, and softmax as keys come.
+// Variants, masks and online softmax for products of queries and keys in fragments.
 #pragma once
 
 #include <cmath>
@@ -14,19 +14,19 @@
 
 namespace flashinfer::cuda {
 
-// The rows of a warp and the keys they may see. Element i of fragment n of products belongs to row
-// 16 m + 8 (i / 2) + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
+// The rows of a warp and the keys they may see. Element i of fragment n of S belongs to row 16 m + 8 (i / 2)
+// + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
 template <typename S>
 struct WarpRows {
   const AttentionParams& params;
   Mask mask;
-  int32_t batch, head;  // key head
-  int32_t first, rows;  // first of the warp, and those of the request
+  int32_t batch, head;  // KV head
+  int32_t first, rows;  // first row of the warp, number of rows of the request
   int32_t kv_end;
   int32_t seen_start, seen_end;      // keys that some row of the warp may see
-  int32_t shared_start, shared_end;  // keys that all of them see, unless the variant hides them
+  int32_t shared_start, shared_end;  // keys that all rows see, unless the variant hides them
 
-  // Of a variant that has no window, or none that matters here.
+  // For a variant without a window, or a caller that does not need it.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
       : WarpRows(p, AttentionVariantBase(), item, head_) {}
   template <typename Variant>
@@ -48,7 +48,7 @@ struct WarpRows {
   __device__ __forceinline__ int32_t row(int m, int half) const {
     return first + 16 * m + 8 * half + static_cast<int32_t>(threadIdx.x % 32) / 4;
   }
-  // The query token and head of a row; rows behind the last are taken for it.
+  // Finds the query token and head of a row. Rows after the last count as the last.
   __device__ __forceinline__ void locate(int32_t row, int32_t& qo_idx, int32_t& qo_head) const {
     uint32_t token, in_group;
     params.group.divmod(min(row, rows - 1), token, in_group);
@@ -60,14 +60,14 @@ struct WarpRows {
   }
 };
 
-// Products of a warp's rows with a tile of keys, and what the weights of all keys give of the values.
+// S of a warp's rows and a tile of keys, and O.
 template <typename S>
 using Products = Accumulator<16 * S::kM, S::kKeys>;
 template <typename S>
 using Outputs = Accumulator<16 * S::kM, S::kDV>;
 
-// kWhole: all keys of the tile are there. kScale: the scale of softmax is applied as well. A variant is not asked about
-// rows and keys that are not: it may look them up.
+// kWhole: all keys of the tile exist. kScale: also applies the scale of softmax. A variant is called only for
+// existing rows and keys: it may use them as indices.
 template <bool kWhole, bool kScale = true, typename Variant, typename S, typename P>
 __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, const Variant& variant,
                                                const WarpRows<S>& warp, int32_t tile_start) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void transform_logits(Products<S>& s, const P& params
   }
 }
 
-// Hides what a mask of ranges hides: each row sees the keys of one range.
+// Hides keys outside of each row's range, for masks that are ranges.
 template <typename S>
 __device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
                                                     float hidden) {
@@ -125,8 +125,8 @@ __device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRo
   }
 }
 
-// Sets the bits from number `bit` on of the visible ones among this lane's elements of a row: number `part` of its
-// rows. The loop is not unrolled, because masks are much code.
+// Sets bits from number `bit` on for the visible elements of row number `part` of this lane. The loop is not
+// unrolled, because masks are much code.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
                                              const WarpRows<S>& warp, int32_t tile_start) {
@@ -142,8 +142,8 @@ __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, 
   }
 }
 
-// Hides element by element, from one word with a bit for each element, or from a word for each row where one word is
-// too short: e4m3 tiles of 160 keys have 80 elements a lane.
+// Hides element by element, from one word with a bit per element. If one word is too short, each row has its
+// own: e4m3 tiles of 160 keys have 80 elements per lane.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, const Variant& variant,
                                               const WarpRows<S>& warp, int32_t tile_start, float hidden) {
@@ -189,7 +189,7 @@ __device__ __forceinline__ void hide(Products<S>& s, const P& params, const Vari
   }
 }
 
-// A factor of the queries that makes the scale of softmax positive: its maxima are then those of the products.
+// Returns a factor of the queries that makes the scale of softmax positive: its maxima are then those of S.
 template <typename Variant>
 __device__ __forceinline__ float query_sign(const Variant& variant) {
   if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-// kApplied: that of transformed logits is a part of them.
+// kApplied: transformed logits include the scale.
 template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {
@@ -208,26 +208,26 @@ __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   }
 }
 
-// Softmax of a warp's rows: sums of 2^(scale * (s - reference)), and outputs weighted alike. The reference of a row is
-// a maximum, but not always of all keys so far: it is raised only when a weight would pass 2^kSlack, which spares most
-// tiles the correction of the outputs. The result is the same whatever the reference.
+// Online softmax of a warp's rows (Milakov and Gimelshein, arXiv 1805.02867): P = 2^(scale * (s - row_max)),
+// sum = rowsum P. row_max is updated lazily: only if an element of P would pass 2^kSlack. Most tiles then
+// need no rescaling of O. The normalised result does not depend on row_max.
 template <typename S>
 struct OnlineSoftmax {
   static constexpr float kSlack = 8;
   float scale;
-  float reference[S::kM][2], sum[S::kM][2];  // sum: of this lane's elements
+  float row_max[S::kM][2], sum[S::kM][2];  // sum: of this lane's elements
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_) : scale(scale_) {
 #pragma unroll
-    for (int i = 0; i < 2 * S::kM; ++i) reference[i / 2][i % 2] = -math::inf, sum[i / 2][i % 2] = 0;
+    for (int i = 0; i < 2 * S::kM; ++i) row_max[i / 2][i % 2] = -math::inf, sum[i / 2][i % 2] = 0;
   }
 
   __device__ __forceinline__ float base(int m, int half) const {
-    return reference[m][half] == -math::inf ? 0.0f : reference[m][half] * scale;
+    return row_max[m][half] == -math::inf ? 0.0f : row_max[m][half] * scale;
   }
 
-  // Products become weights; `o` is what the weights of earlier keys gave.
-  __device__ __forceinline__ void weigh(Products<S>& s, Outputs<S>& o) {
+  // Replaces S by P. Rescales `o`, the sum of earlier tiles, if row_max is raised.
+  __device__ __forceinline__ void exponentiate(Products<S>& s, Outputs<S>& o) {
     float top[S::kM][2];
     bool higher = false;
 #pragma unroll
@@ -238,10 +238,10 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int n = 0; n < S::kNKeys; ++n)
           top[m][half] = fmaxf(top[m][half], fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        higher = higher || (top[m][half] - reference[m][half]) * scale > kSlack;
+        higher = higher || (top[m][half] - row_max[m][half]) * scale > kSlack;
       }
     }
-    if (__any_sync(kAllLanes, higher)) raise(top, o);
+    if (__any_sync(kAllLanes, higher)) update_max(top, o);
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
@@ -260,16 +260,16 @@ struct OnlineSoftmax {
   }
 
  private:
-  __device__ __forceinline__ void raise(const float (&top)[S::kM][2], Outputs<S>& o) {
+  __device__ __forceinline__ void update_max(const float (&top)[S::kM][2], Outputs<S>& o) {
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float old = reference[m][half], now = fmaxf(old, quad_max(top[m][half]));
-        const float share = now == old ? 1.0f : math::ptx_exp2((old - now) * scale);
-        reference[m][half] = now, sum[m][half] *= share;
+        const float old = row_max[m][half], now = fmaxf(old, quad_max(top[m][half]));
+        const float factor = now == old ? 1.0f : math::ptx_exp2((old - now) * scale);
+        row_max[m][half] = now, sum[m][half] *= factor;
 #pragma unroll
-        for (int n = 0; n < S::kNOut; ++n) o[m][n][2 * half] *= share, o[m][n][2 * half + 1] *= share;
+        for (int n = 0; n < S::kNOut; ++n) o[m][n][2 * half] *= factor, o[m][n][2 * half + 1] *= factor;
       }
     }
   }

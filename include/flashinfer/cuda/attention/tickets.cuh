@@ -1,10 +1,10 @@
-// Merging the parts of a tile in the kernel that computes them. Each block that has written a part takes a ticket of
-// its tile and key head; the block with the last one finds all parts in the L2 cache and puts them together. That
-// spares the launch of another kernel and the wait for the end of all blocks of this one.
+// Merges in the kernel that computes the partial states. Each CTA that has written one takes a ticket of its
+// tile and KV head. The CTA with the last ticket finds all partial states in the L2 cache and merges them.
+// That saves the launch of a merge kernel, and the wait for all CTAs of this one.
 //
-// Tickets lie behind the lists of a plan, 0 when they are copied there; the last one sets the counter to 0 again, so
-// that a graph may be replayed. Parts are added in the order of their slots, whoever comes last: results have the same
-// bits in every run.
+// Tickets follow the lists of a plan and are 0 when copied to the device. The last CTA resets the counter to
+// 0, so that a graph may be replayed. Partial states are merged in the order of their slots, whichever CTA is
+// last: results have equal bits in every run.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace flashinfer::cuda {
 
-// Which merge has a slot, found by the lanes of a warp together; -1: the slot is none, or there is no plan.
+// Returns the merge of a slot, found by a whole warp; -1: no slot, or no plan.
 __device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, int32_t slot) {
   if (slot < 0 || params.tickets == nullptr) return -1;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, count = params.counts[1];
@@ -29,7 +29,7 @@ __device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, 
   return __reduce_max_sync(kAllLanes, found);
 }
 
-// Rows of a tile, by the threads of a block.
+// Merges the rows of a tile. Runs in all threads of a CTA.
 template <typename Variant, typename Types, int kThreads, typename P>
 __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& item, int32_t number, int32_t head) {
   constexpr int kColumns = Types::HEAD_DIM_VO / 4, kAtOnce = 16;
@@ -44,13 +44,14 @@ __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& ite
   }
 }
 
-// By all threads of a block, after its part was written; `number` as merge_of_slot() returned it.
+// Takes a ticket after this CTA's partial state is written, and merges after the last one. `number` is the
+// result of merge_of_slot(). Runs in all threads of a CTA.
 template <typename Variant, typename Types, int kThreads, typename P>
 __device__ __forceinline__ void merge_if_last(const P& params, int32_t number, int32_t head) {
   if (number < 0) return;
   const MergeItem item = params.merges[number];
   const auto last = static_cast<uint32_t>(item.num_slots) - 1;
-  __syncthreads();  // the part is written, by all threads
+  __syncthreads();  // all threads have written the partial state
   bool is_last = false;
   if (threadIdx.x == 0)
     is_last = ptx::atomic_inc_acq_rel(params.tickets + int64_t{number} * params.num_kv_heads + head, last) == last;

@@ -1,7 +1,7 @@
-// Putting together the parts of rows whose keys were split. Of few rows each may
-// be in as many parts as there are multiprocessors, so a block takes a quarter
-// of a row's columns, and its warps take turns with the parts. Many rows have
-// few parts each, and a warp takes half of a row by itself.
+// Merge of the partial states of rows whose keys were split: m = max_i m_i, l = sum_i 2^(m_i - m) l_i, O = (1
+// / l) sum_i 2^(m_i - m) O_i. If rows are few, each may have as many partial states as the GPU has
+// multiprocessors: a CTA takes a quarter of a row's columns, and its warps share the partial states. If rows
+// are many, each has few partial states, and a warp takes half of a row.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 namespace flashinfer::cuda {
 
 constexpr int kMlaMergeWarps = 8, kMlaMergeColumns = 128, kMlaQuarters = kMlaCkv / kMlaMergeColumns;
-constexpr int kMlaMergeResident = 3;  // blocks that a multiprocessor holds at one time: 80 registers a thread
+constexpr int kMlaMergeResident = 3;  // CTAs per multiprocessor at one time: 80 registers a thread
 
 struct MlaMergeMemory {
   float4 sums[kMlaMergeWarps][32];
   float2 weights[kMlaMergeWarps];
 };
 
-// Four columns of a row, and its LSE beside the first ones.
+// Writes four columns of a row, and its lse with the first ones.
 template <typename T>
 __device__ __forceinline__ void mla_put_merged(const MlaParams& params, const MergeRow& row, int column,
                                                const PartSum<true>& all) {
@@ -56,8 +56,8 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
-  // The kernel before wrote the parts. What a plan says was there before it: its blocks let this one start behind their
-  // own wait for that.
+  // The kernel before wrote the partial states. The plan is older: that kernel starts this one only after its
+  // own wait for the plan.
   uint32_t number = blockIdx.x;
   MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;
@@ -70,11 +70,11 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     number += gridDim.x;
     if (number >= rows * kMlaQuarters) break;
     item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
-    __syncthreads();  // shared memory is written again
+    __syncthreads();  // shared memory is overwritten next
   }
 }
 
-// Four parts at a time of the columns of a lane: four in each quarter of the half.
+// Merges half a row, four partial states at a time. A lane has four columns in each quarter of the half.
 template <typename T>
 __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const MergeRow& row, int half) {
   constexpr int kAtOnce = 4, kGroups = 2;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
 template <typename T>
 void launch_mla_merges(const MlaParams& params, const Launch& where) {
   const int64_t rows = int64_t{params.max_merges} * params.slot_rows, sms = device_info(where.device).num_sms;
-  constexpr int kBlocks = 4;  // of a multiprocessor at one time
+  constexpr int kBlocks = 4;  // per multiprocessor at one time
   const bool few = rows <= 2 * sms;
   const int64_t blocks =
       few ? rows * kMlaQuarters : std::min((2 * rows + kMlaMergeWarps - 1) / kMlaMergeWarps, kBlocks * sms);

@@ -1,5 +1,5 @@
-// The rows of a tile of multi-head latent attention: heads of query tokens,
-// packed; what they see, where they go.
+// The rows of a tile of multi-head latent attention: heads of query tokens, packed. Their visible keys, and
+// the destination of their results.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@ namespace flashinfer::cuda {
 struct MlaRows {
   const MlaParams& params;
   const WorkItem& item;
-  int32_t count;  // rows that there are
+  int32_t count;  // number of existing rows
 
   __device__ __forceinline__ MlaRows(const MlaParams& p, const WorkItem& i)
       : params(p), item(i), count(min(p.tile_rows, i.qo_len * static_cast<int32_t>(p.group.divisor) - i.row_start)) {}
 
-  // The query of the request, and the head, of a row.
+  // Finds a row's query of the request, and its head.
   __device__ __forceinline__ void locate(int row, int32_t& query, int32_t& head) const {
     uint32_t quotient, rest;
     params.group.divmod(static_cast<uint32_t>(item.row_start + row), quotient, rest);
     query = static_cast<int32_t>(quotient), head = static_cast<int32_t>(rest);
   }
 
-  // The row sees the item's keys in front of this one.
+  // Returns the end of the item's keys that the row sees.
   __device__ __forceinline__ int32_t end(int row) const {
     if (params.mask_mode != MaskMode::kCausal) return item.kv_end;
     const auto query = static_cast<int32_t>(params.group.div(static_cast<uint32_t>(item.row_start + row)));
@@ -55,9 +55,9 @@ struct MlaRows {
     return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
   }
 
-  // Writes m and l of a part, or the lse. `m` times the scale is the reference of the weights, `l` their sum.
+  // Writes m and l of a partial state, or the lse. m is `m` times the scale, `l` the sum of P.
   __device__ __forceinline__ void write_softmax(int row, float m, float l) const {
-    const float base = l == 0 ? 0.0f : m * params.sm_scale_log2;  // the product that weights were computed with
+    const float base = l == 0 ? 0.0f : m * params.sm_scale_log2;  // the product that P was computed with
     if (item.slot >= 0) {
       *reinterpret_cast<float2*>(params.partial_ml + int64_t{item.slot} * params.slot_rows + row) = {base, l};
     } else if (params.lse) {

@@ -1,4 +1,4 @@
-// Multi-head latent attention by mma.sync: the kernel, and its launch.
+// Multi-head latent attention by mma.sync: the kernel and its launch.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
   profiler.finish();
 }
 
-// Tiles of 64 rows where a block can have the shared memory for them, and of
-// twice as many keys where it has more.
+// The tile of 64 rows, for GPUs whose shared memory holds it. GPUs with more memory use twice as many keys.
 template <typename KV>
 using MlaWide = MlaShape<64, 64, 2, KV>;
 template <typename KV>

@@ -1,5 +1,5 @@
-// Shapes of the portable kernel of multi-head latent attention: what a block
-// computes at a time, what its shared memory holds, and which lanes fill it.
+// Shapes of the portable kernel of multi-head latent attention: its tile, its shared memory, and the lanes
+// that copy a row.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,15 @@ struct MlaShape {
   static constexpr bool kWidens = sizeof(KV) == 1;
   static constexpr int kBytes = 2 * (kMlaCkv + kMlaKpe);  // of a row of queries or keys
   static constexpr int kCopiedBytes = sizeof(KV) * (kMlaCkv + kMlaKpe), kCopiedUnits = kCopiedBytes / 16;
-  // Logits: groups of 16 rows times halves of the keys. Outputs: groups of 32
-  // rows times groups of columns.
+  // Warps of S: groups of 16 rows times halves of the keys. Warps of O: groups of 32 rows times groups of
+  // columns.
   static constexpr int kLogitWarps = kRows / 16 * 2, kHalf = kKeys / 2, kColumns = kMlaCkv * (kRows / 32) / 8;
-  // Two warps with the same half of the keys may share the products of 32 rows:
-  // each sums over half of the elements, and gives the other its sums of 16
-  // rows. That is three quarters of the fragments, through memory of the next
-  // tile, whose last rows are copied later.
+  // Two warps with the same half of the keys may share the products of 32 rows. Each sums over half of the
+  // elements and sends the other its sums of 16 rows. That needs three quarters of the fragments. The
+  // exchange uses memory of the next tile, whose last rows are therefore copied later.
   static constexpr bool kShares = kRows == 64 && kKeys == 64 && kStages == 2;
-  static constexpr int kSharedRows = kShares ? 32 : 16, kGivenBytes = 16 * kHalf * 4;  // of a warp
-  static constexpr int kLateRows = kShares ? (8 * kGivenBytes / kCopiedBytes + 16) / 16 * 16 : 0;
+  static constexpr int kSharedRows = kShares ? 32 : 16, kExchangeBytes = 16 * kHalf * 4;  // of a warp
+  static constexpr int kLateRows = kShares ? (8 * kExchangeBytes / kCopiedBytes + 16) / 16 * 16 : 0;
   static constexpr int kQueryBytes = kRows * kBytes, kStageBytes = kKeys * kCopiedBytes, kWeightBytes = 2 * kKeys;
   static constexpr int kWidenedAt = kQueryBytes + kStages * kStageBytes;
   static constexpr int kWeightsAt = kWidenedAt + (kWidens ? kKeys * kBytes : 0);
@@ -38,33 +37,33 @@ struct MlaShape {
   static_assert(kStages == 1 || kStages == 2, "the next tile is copied behind the products or beside them");
 };
 
-// State of rows in shared memory: maxima of the halves of the keys (sums, at
-// the end), and the factor of what was summed before.
+// State of rows in shared memory: maxima of the halves of the keys (row sums at the end), and the factor that
+// rescales O.
 template <typename S>
 struct MlaState {
   float half[2][S::kRows], rescale[S::kRows];
 };
 
-// One of the lanes that copy a row of kItems rows: which row, and the first of
-// its units. The others follow kLanes apart.
+// One of the lanes that copy a row: its row, of kItems rows, and its first unit. Its other units follow
+// kLanes apart.
 template <int kItems, int kThreads>
 struct RowLane {
   static constexpr int kLanes = kThreads / kItems;
   static_assert(kLanes == 4 || kLanes == 8, "lanes of a row read whole sectors");
   int row, unit;
 
-  // Eight lanes that write at once shall meet all banks. Those of two rows do
-  // where swizzled rows are four apart, and rows as they are follow each other.
+  // Eight lanes that write together must meet all banks. Lanes of two rows do if swizzled rows are four
+  // apart, or if unswizzled rows are adjacent.
   __device__ __forceinline__ explicit RowLane(bool swizzled) {
     const int index = static_cast<int>(threadIdx.x) / kLanes;
     row = swizzled && kLanes == 4 ? (index & ~7) | (index % 2 * 4 + index / 2 % 4) : index;
     unit = static_cast<int>(threadIdx.x) % kLanes;
   }
 
-  // Copies this lane's units of a row's two parts, one behind the other, or as
-  // many zeros. Swizzled: to rows of `S` that start at `to`.
+  // Copies this lane's units of a row's two parts, one after the other, or as many zeros if `valid` is false.
+  // Swizzled: to rows of `S` that start at `to`.
   template <typename S, bool kSwizzled, typename E>
-  __device__ __forceinline__ void copy(uint32_t to, const E* latent, const E* rotary, bool wanted) const {
+  __device__ __forceinline__ void copy(uint32_t to, const E* latent, const E* rotary, bool valid) const {
     constexpr int kEach = 16 / sizeof(E), kLatent = kMlaCkv / kEach, kRotary = kMlaKpe / kEach;
     const uint32_t first = kSwizzled ? Swizzle<S::kBytes>::chunk(Swizzle<S::kBytes>::row(to, row), unit)
                                      : to + (row * (kLatent + kRotary) + unit) * 16;
@@ -73,10 +72,10 @@ struct RowLane {
     };
     latent += unit * kEach, rotary += unit * kEach;
 #pragma unroll
-    for (int i = 0; i < kLatent; i += kLanes) ptx::cp_async_16(place(i), latent + i * kEach, wanted);
+    for (int i = 0; i < kLatent; i += kLanes) ptx::cp_async_16(place(i), latent + i * kEach, valid);
 #pragma unroll
     for (int i = 0; i < kRotary; i += kLanes)
-      if (i + kLanes <= kRotary || i + unit < kRotary) ptx::cp_async_16(place(kLatent + i), rotary + i * kEach, wanted);
+      if (i + kLanes <= kRotary || i + unit < kRotary) ptx::cp_async_16(place(kLatent + i), rotary + i * kEach, valid);
   }
 };
 

@@ -1,8 +1,8 @@
-// What a block of the portable kernel computes: a tile of rows walks through
-// the keys of its item. Rows of the cache lie in shared memory once, as keys
-// and as values; those of eight bits are copied as they are, and widened there.
-// Logits are computed by warps that share the keys, outputs by warps that share
-// the columns.
+// The mainloop of the portable kernel of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). For
+// each tile of keys:
+//   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
+// A row of the cache is in shared memory once, as key and as value. 8-bit rows are copied without change and
+// widened there. The warps of S share the keys, the warps of O share the columns.
 #pragma once
 
 #include <cstdint>
@@ -36,15 +36,14 @@ struct MlaTile {
   __device__ __forceinline__ uint32_t stage(int tile) const {
     return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
   }
-  // Where products read the keys of a tile.
+  // Returns the address of a tile's keys for the products.
   __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
 
-  // Of the outputs that a warp sums.
+  // First row and column of the part of O that a warp accumulates.
   __device__ __forceinline__ static int first_row(int warp) { return warp * S::kColumns / kMlaCkv * 32; }
   __device__ __forceinline__ static int first_column(int warp) { return warp * S::kColumns % kMlaCkv; }
 
-  // Of the logits that a warp makes weights of: which half of the keys, and the
-  // first of 16 rows.
+  // The part of S that a warp converts to P: its half of the keys, and the first of its 16 rows.
   __device__ __forceinline__ int logit_half() const { return warp / (S::kRows / S::kSharedRows) % 2; }
   __device__ __forceinline__ int logit_row() const {
     return warp % (S::kRows / S::kSharedRows) * S::kSharedRows + (S::kShares ? warp / 4 * 16 : 0);
@@ -56,40 +55,38 @@ struct MlaTile {
     at.template copy<S, true>(smem, rows.nope<T>(row), rows.pe<T>(row), at.row < rows.count);
   }
 
-  // The page of the row of a tile that this thread copies, looked up before it
-  // is needed.
+  // Returns the page of the row of a tile that this thread copies. Looked up before it is needed.
   __device__ __forceinline__ int32_t page_of(int tile) const {
     const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Whether this thread's row of a tile is copied when the memory is free in
-  // which warps give each other sums.
+  // Returns true if this thread's row of a tile overlaps the exchange buffer, and is copied after its use.
   __device__ __forceinline__ bool is_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
-  __device__ __forceinline__ uint32_t given(int tile, int to_warp) const {
-    return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kGivenBytes + lane * 16;
+  __device__ __forceinline__ uint32_t exchange(int tile, int to_warp) const {
+    return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kExchangeBytes + lane * 16;
   }
 
-  // Zeros behind the item's end, whatever is there.
+  // Copies keys, with zeros after the item's end.
   __device__ __forceinline__ void load_keys(int tile, int32_t& page) const {
     using KV = typename S::KV;
     const KvCache& kv = params.kv;
     if (item.kv_start + tile * S::kKeys < item.kv_end) {
       const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
-      const bool wanted = page >= 0;
-      const int32_t row = wanted ? key - static_cast<int32_t>(kv.page_size.div(key) * kv.page_size.divisor) : 0;
-      const int64_t from = wanted ? page : 0;
+      const bool valid = page >= 0;
+      const int32_t row = valid ? key - static_cast<int32_t>(kv.page_size.div(key) * kv.page_size.divisor) : 0;
+      const int64_t from = valid ? page : 0;
       key_lane.template copy<S, !S::kWidens>(stage(tile), static_cast<const KV*>(kv.k) + kv.k_offset(from, row),
-                                             static_cast<const KV*>(kv.v) + kv.v_offset(from, row), wanted);
+                                             static_cast<const KV*>(kv.v) + kv.v_offset(from, row), valid);
       page = page_of(tile + 1);
     }
     ptx::cp_async_commit();
   }
 
-  // Sixteen numbers of a row, by a thread, become two units of T.
+  // Widens keys: a thread converts sixteen numbers of a row to two units of T.
   __device__ __forceinline__ void widen_keys(int tile) const {
     int thread = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(thread));  // what follows from it is computed for each tile: registers are few
+    asm volatile("" : "+r"(thread));  // recomputes dependent values per tile: registers are few
     for (int i = thread; i < S::kKeys * S::kCopiedUnits; i += S::kThreads) {
       const uint4 from = ptx::load_shared_16(stage(tile) + i * 16);
       const uint32_t words[4] = {from.x, from.y, from.z, from.w};
@@ -113,7 +110,7 @@ struct MlaTile {
     sums.clear();
     LeftRows<S::kBytes> q(smem, warp % (S::kRows / S::kSharedRows) * S::kSharedRows);
     RightRows<S::kBytes> k(keys(tile), logit_half() * S::kHalf);
-    // Of every 64 elements, those who share take 32 each.
+    // Two sharing warps take 32 elements each of every 64.
     q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
 #pragma unroll
     for (int step = 0; step < S::kBytes / 32; ++step) {
@@ -136,12 +133,12 @@ struct MlaTile {
           words[e] = __float_as_uint(part == 0 ? sums[1][n][e] : sums[0][n][e]);
           s[n][e] = part == 0 ? sums[0][n][e] : sums[1][n][e];
         }
-        ptx::store_shared_16(given(tile, warp ^ 4) + n * 512, {words[0], words[1], words[2], words[3]});
+        ptx::store_shared_16(exchange(tile, warp ^ 4) + n * 512, {words[0], words[1], words[2], words[3]});
       }
       ptx::named_barrier<64>(1 + warp % 4);
 #pragma unroll
       for (int n = 0; n < S::kHalf / 8; ++n) {
-        const uint4 other = ptx::load_shared_16(given(tile, warp) + n * 512);
+        const uint4 other = ptx::load_shared_16(exchange(tile, warp) + n * 512);
         const uint32_t words[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[n][e] += __uint_as_float(words[e]);
@@ -155,7 +152,7 @@ struct MlaTile {
     }
   }
 
-  // What rows do not see.
+  // Hides keys that rows do not see.
   __device__ __forceinline__ void hide(int tile, Logits& s) const {
     const int32_t key = item.kv_start + tile * S::kKeys + logit_half() * S::kHalf + lane % 4 * 2;
 #pragma unroll
@@ -170,12 +167,11 @@ struct MlaTile {
     }
   }
 
-  // Logits of 16 rows and half of the keys become weights in shared memory,
-  // relative to references `m` of the rows. These are raised, and what was
-  // summed is rescaled, only when a weight would pass 2^8.
-  __device__ __forceinline__ void weigh(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
+  // Writes P of 16 rows and half of the keys to shared memory, relative to maxima `m` of the rows. m is
+  // updated lazily: only if an element of P would pass 2^8. O and l are then rescaled.
+  __device__ __forceinline__ void exponentiate(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
     const int half = logit_half(), row0 = logit_row();
-    // Of two warps that share, both have rows or none has.
+    // Two sharing warps have rows either both or neither.
     const bool works = warp < S::kLogitWarps && row0 / S::kSharedRows * S::kSharedRows < rows.count;
     Logits s;
     profiler.turn(Event::kGemmQk);
@@ -224,8 +220,7 @@ struct MlaTile {
     __syncthreads();
   }
 
-  // Rows 32 (warp's group) + 16 m, columns of the warp: o = o * rescale +
-  // weights * values.
+  // o = o * rescale + P V for rows 32 (warp's group) + 16 m and the warp's columns.
   __device__ __forceinline__ void multiply_values(int tile, Accumulator<32, S::kColumns>& o, int row0,
                                                   int column) const {
     if (row0 >= rows.count) return;
@@ -267,7 +262,7 @@ struct MlaTile {
 
   __device__ __forceinline__ void write(const MlaRows& all, Accumulator<32, S::kColumns>& o) const {
     int thread = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(thread));  // what follows from it is not kept in registers over the loop
+    asm volatile("" : "+r"(thread));  // dependent values are not held in registers over the mainloop
     const int lane = thread % 32, row0 = first_row(thread / 32), column = first_column(thread / 32);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -323,7 +318,7 @@ struct MlaTile {
         profiler.turn(Event::kLoadKv);
         load_keys(tile + 1, page);
       }
-      weigh(tile, m, l, page);
+      exponentiate(tile, m, l, page);
       profiler.turn(Event::kGemmPv);
       multiply_values(tile, o, row0, column);
       if constexpr (!S::kWidens && S::kStages == 1) {
@@ -340,7 +335,7 @@ struct MlaTile {
       }
     }
     __syncthreads();
-    // The item once more, since registers were few.
+    // Reads the item again, because registers are few.
     const WorkItem same = params.item(static_cast<int32_t>(blockIdx.x));
     const MlaRows all(params, same);
     if (warp < S::kLogitWarps && logit_half() == 0 && lane % 4 == 0) {

@@ -1,4 +1,6 @@
-// Multi-head latent attention on Hopper: the kernel, and its launch.
+// Multi-head latent attention on Hopper (DeepSeek-V2, arXiv 2405.04434, with the warp roles of
+// FlashAttention-3, arXiv 2407.08608): the kernel and its launch. S = Q K^T over 576 columns, O = P V over
+// the first 512.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +11,14 @@
 #include <flashinfer/cuda/host/kernel.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/mla/merge.cuh>
-#include <flashinfer/cuda/mla/sm90_early.cuh>
+#include <flashinfer/cuda/mla/sm90_gathered.cuh>
 #include <flashinfer/cuda/mla/sm90_load.cuh>
 #include <flashinfer/cuda/mla/sm90_tile.cuh>
 #include <flashinfer/cuda/profiler.cuh>
 
 namespace flashinfer::cuda::sm90 {
 
-// By the 256 threads that compute.
+// Loads queries. Runs in the 256 consumer threads.
 template <typename T>
 __device__ __forceinline__ void mla_load_queries(const MlaRows& rows, const MlaShared& shared) {
   const int unit = static_cast<int>(threadIdx.x) % 64, row0 = static_cast<int>(threadIdx.x) / 64;
@@ -43,13 +45,13 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   wait_for_inputs();
   let_next_start();
   Profiler<P::kProfiler> profiler(params);
-  // Before the number of items is known, since the list has room for as many as there are blocks: the two loads take
-  // the time of one.
+  // Loaded before the number of items is known, because the list has room for as many items as CTAs. The
+  // latencies of the two loads overlap.
   const WorkItem item = params.item(static_cast<int32_t>(blockIdx.x));
   if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
   const int pairs = mla_pairs(item), group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {
-    ptx::setmaxnreg_dec<kMlaLoadRegisters<kGather>>();
+    ptx::setmaxnreg_dec<kMlaProducerRegisters<kGather>>();
     const int32_t first_page = params.kv.indptr[item.batch];
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0) - 8;
     profiler.begin(Event::kItem);
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     }
     profiler.end(Event::kItem);
   } else {
-    ptx::setmaxnreg_inc<kMlaComputeRegisters<kGather>>();
+    ptx::setmaxnreg_inc<kMlaConsumerRegisters<kGather>>();
     const MlaRows rows(params, item);
     profiler.begin(Event::kItem);
     profiler.begin(Event::kLoadQuery);

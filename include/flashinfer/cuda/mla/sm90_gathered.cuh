@@ -1,13 +1,13 @@
-// What a warpgroup of the Hopper kernel computes where rows are gathered. For a pair of blocks, a and b:
+// The mainloop of a consumer warpgroup if rows are gathered. For a pair of blocks, a and b:
 //
 //   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
-//   maxima of a, told to 1; weights P_a, given to 1       takes 0's references; maxima of b; P_b, given to 0
+//   row_max of a, sent to 1; P_a, sent to 1               receives row_max of 0; row_max of b; P_b, sent to 0
 //   O += P_a V_a, from registers                          O += P_a V_a
-//   takes 1's references; O += P_b V_b                    O += P_b V_b, from registers
-//   logits of the next a                                  logits of the next b
+//   receives row_max of 1; O += P_b V_b                   O += P_b V_b, from registers
+//   S of the next a                                       S of the next b
 //
-// Weights are given away before they are used, relative to the references of whom they come from: warpgroup 1
-// multiplies P_a before it rescales for what it raised itself.
+// Each warpgroup publishes P before it rescales. P is relative to the sender's row_max: warpgroup 1
+// multiplies P_a before it rescales O for maxima that it has raised itself.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
   using Base = MlaGroup<T, kGroup, true, Track>;
   using Base::Base;
   using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_weights;
-  using Base::o, Base::shared, Base::sum, Base::take_references, Base::weigh, Base::z, Base::zero;
+  using Base::o, Base::shared, Base::sum, Base::receive_row_maxima, Base::exponentiate, Base::z, Base::zero;
   using Base::profiler;
 
   template <bool kLast>
@@ -31,7 +31,7 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     uint32_t p[16];
     float own[2] = {1, 1}, others[2] = {1, 1};
     profiler.turn(Event::kSoftmax);
-    const bool raised = weigh(2 * pair, p, own);
+    const bool raised = exponentiate(2 * pair, p, own);
     store_weights(p);
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive<256>(kMlaWeightsA);
@@ -42,9 +42,9 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
     profiler.turn(Event::kWaitWeights);
-    release(0);
+    release(kBlockA);
     ptx::named_barrier<256>(kMlaWeightsB);
-    if (take_references(others)) {
+    if (receive_row_maxima(others)) {
       rescale(others);
       sum[0] *= others[0], sum[1] *= others[1];
     }
@@ -60,9 +60,9 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     profiler.turn(Event::kWaitMaxima);
     ptx::named_barrier<256>(kMlaMaximaA);
     profiler.turn(Event::kSoftmax);
-    const bool other = take_references(others);
+    const bool other = receive_row_maxima(others);
     sum[0] *= others[0], sum[1] *= others[1];
-    weigh(2 * pair + 1, p, own);
+    exponentiate(2 * pair + 1, p, own);
     store_weights(p);
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive<256>(kMlaWeightsB);
@@ -70,8 +70,8 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
     profiler.turn(Event::kWaitWeights);
     ptx::named_barrier<256>(kMlaWeightsA);
     profiler.turn(Event::kGemmPv);
-    // Weights of a are relative to the references from before a warp of this warpgroup raised them. All four warps
-    // take the same way: products are theirs together.
+    // P_a is relative to the row_max from before a warp of this warpgroup raised it. All four warps branch
+    // alike, because a product belongs to the whole warpgroup.
     volatile const int* raised = shared.raised(kGroup);
     if (raised[0] | raised[1] | raised[2] | raised[3]) {
       multiply_other();
@@ -82,17 +82,17 @@ struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       ptx::warpgroup_hold(p);
-      release(0);
-      release(1);
+      release(kBlockA);
+      release(kBlockB);
     } else {
       multiply_other();
       multiply_own(p);
       ptx::warpgroup_wait<1>();
-      release(0);
+      release(kBlockA);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
       ptx::warpgroup_hold(p);
-      release(1);
+      release(kBlockB);
     }
     if constexpr (!kLast) this->score_right(pair, parity);
   }

@@ -1,5 +1,4 @@
-// What fills the blocks of keys: warps that start boxes of the copy engine, one
-// for each side, or a warpgroup that gathers rows.
+// The producer of blocks of keys: warps that start TMA boxes, one per side, or a warpgroup that gathers rows.
 #pragma once
 
 #include <cuda.h>
@@ -14,27 +13,27 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Maps of the caches: elements, tokens of a page, pages. A box has 64 elements
-// of `rows` tokens.
+// Maps of the caches: elements, tokens of a page, pages. A box has 64 elements of `rows` tokens.
 struct MlaMaps {
   CUtensorMap ckv, kpe;
   int32_t rows;
 };
 
-// One side of a block by the copy engine, by a warp; lane i starts box i.
+// Loads one side of a block by TMA, in one warp. Lane i starts box i.
 __device__ __forceinline__ void mla_load_side(const MlaParams& params, const MlaMaps& maps, const MlaShared& shared,
                                               const WorkItem& item, int32_t first_page, int block, int side) {
   const int lane = static_cast<int>(threadIdx.x) % 32, buffer = block % 2;
-  const int chunks = side ? kMlaChunks - kMlaLeft : kMlaLeft, parts = kMlaKeys / maps.rows;
-  const int chunk = lane / parts + side * kMlaLeft, part = lane % parts;
+  const int chunks = side ? kMlaChunks - kMlaSideChunks : kMlaSideChunks, parts = kMlaKeys / maps.rows;
+  const int chunk = lane / parts + side * kMlaSideChunks, part = lane % parts;
   const int32_t key = item.kv_start + block * kMlaKeys + part * maps.rows;
-  // Behind the end: a page that there is not, of zeros. The page is looked up before the wait.
+  // After the end: a page out of bounds, of zeros. The page is looked up before the wait.
   uint32_t number, row;
   params.kv.page_size.divmod(static_cast<uint32_t>(key), number, row);
   const int32_t page = key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(number)]
                                          : static_cast<int32_t>(params.kv.num_pages);
   ptx::mbarrier_wait(shared.empty(buffer, side), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
-  if (lane < chunks) ptx::mbarrier_arrive_expect_tx(shared.full(buffer, side * kMlaLeft + lane), MlaShared::kChunk);
+  if (lane < chunks)
+    ptx::mbarrier_arrive_expect_tx(shared.full(buffer, side * kMlaSideChunks + lane), MlaShared::kChunk);
   __syncwarp();
   if (lane < chunks * parts) {
     const uint32_t to = shared.keys(buffer) + chunk * MlaShared::kChunk + part * maps.rows * 128;
@@ -45,27 +44,27 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   __syncwarp();
 }
 
-// All sides of all blocks in the order in which they become free.
+// Loads all sides of all blocks in the order in which they become free.
 template <typename Load>
 __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
-  load(0, 0);
-  load(0, 1);
-  load(1, 1);
-  load(1, 0);
+  load(kBlockA, kMlaLeftSide);
+  load(kBlockA, kMlaRightSide);
+  load(kBlockB, kMlaRightSide);
+  load(kBlockB, kMlaLeftSide);
 #pragma unroll 1
   for (int pair = 1; pair < pairs; ++pair) {
-    load(2 * pair, 0);
-    load(2 * pair + 1, 1);
-    load(2 * pair, 1);
-    load(2 * pair + 1, 0);
+    load(2 * pair, kMlaLeftSide);
+    load(2 * pair + 1, kMlaRightSide);
+    load(2 * pair, kMlaRightSide);
+    load(2 * pair + 1, kMlaLeftSide);
   }
 }
 
-// Rows of a pair of blocks, gathered by a warpgroup: eight lanes for a row of a chunk. A thread looks up the page of
-// one row of the pair, a pair ahead.
+// Gathers the rows of a pair of blocks in a warpgroup, with eight lanes per row of a chunk. A thread looks up
+// the page of one row, one pair ahead.
 template <typename T>
 struct MlaGatherer {
-  static constexpr int kTurns = kMlaKeys / 16;
+  static constexpr int kRowsPerThread = kMlaKeys / 16;
   const MlaParams& params;
   const MlaShared& shared;
   const WorkItem& item;
@@ -77,29 +76,30 @@ struct MlaGatherer {
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Zeros behind the item's end, where nothing is read.
+  // Copies one side of a block. Rows after the item's end become zeros and are not read.
   template <int kSide>
   __device__ __forceinline__ void copy(int block) const {
     const int buffer = block % 2;
     const KvCache& kv = params.kv;
-    const T* rows[kTurns];
-    bool there[kTurns];
+    const T* rows[kRowsPerThread];
+    bool there[kRowsPerThread];
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
+    for (int i = 0; i < kRowsPerThread; ++i) {
       const int32_t page = shared.pages()[buffer * kMlaKeys + row0 + 16 * i];
       const int32_t key = item.kv_start + block * kMlaKeys + row0 + 16 * i;
       const auto row = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
       there[i] = page >= 0;
-      const int64_t offset = kSide == 2 ? kv.v_offset(page, row) : kv.k_offset(page, row);
-      rows[i] = static_cast<const T*>(kSide == 2 ? kv.v : kv.k) + (there[i] ? offset : 0) + unit * 8;
+      const int64_t offset = kSide == kMlaRopeSide ? kv.v_offset(page, row) : kv.k_offset(page, row);
+      rows[i] = static_cast<const T*>(kSide == kMlaRopeSide ? kv.v : kv.k) + (there[i] ? offset : 0) + unit * 8;
     }
     ptx::mbarrier_wait(shared.empty(buffer, kSide), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
 #pragma unroll 1
     for (int chunk = mla_first_chunk(kSide); chunk < mla_first_chunk(kSide + 1); ++chunk) {
       const uint32_t to = shared.keys(buffer) + chunk * MlaShared::kChunk;
 #pragma unroll
-      for (int i = 0; i < kTurns; ++i)
-        ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), rows[i] + (kSide == 2 ? 0 : chunk * 64), there[i]);
+      for (int i = 0; i < kRowsPerThread; ++i)
+        ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), rows[i] + (kSide == kMlaRopeSide ? 0 : chunk * 64),
+                         there[i]);
       ptx::mbarrier_arrive_after_cp_async(shared.full(buffer, chunk));
     }
   }
@@ -113,12 +113,12 @@ struct MlaGatherer {
       ptx::named_barrier<128>(kMlaGathered);
       page = page_of(pair + 1);
       const int a = 2 * pair, b = a + 1;
-      copy<2>(a);
-      copy<2>(b);
-      copy<0>(a);
-      copy<1>(pair == 0 ? a : b);
-      copy<1>(pair == 0 ? b : a);
-      copy<0>(b);
+      copy<kMlaRopeSide>(a);
+      copy<kMlaRopeSide>(b);
+      copy<kMlaLeftSide>(a);
+      copy<kMlaRightSide>(pair == 0 ? a : b);
+      copy<kMlaRightSide>(pair == 0 ? b : a);
+      copy<kMlaLeftSide>(b);
     }
     ptx::cp_async_wait<0>();
   }

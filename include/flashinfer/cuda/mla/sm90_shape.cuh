@@ -1,8 +1,9 @@
 // Shared memory and barriers of the Hopper kernel of multi-head latent attention.
 //
-// Two warpgroups compute, each half of the columns of the outputs of 64 rows; a third one loads. Keys come in blocks of
-// 64, two of them in shared memory: block a is scored by warpgroup 0, block b by warpgroup 1, and both are multiplied
-// by both. A block is nine chunks of 64 elements, each at once columns of keys and, but for the last, of values.
+// Two consumer warpgroups compute 64 rows, each half of the columns of O. A third one is the producer. Keys
+// come in blocks of 64, two of them in shared memory. Warpgroup 0 computes S of block a, warpgroup 1 that of
+// block b, and both multiply both. A block is nine chunks of 64 elements: columns of keys, and except for the
+// last also of values.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +15,32 @@
 namespace flashinfer::cuda::sm90 {
 
 constexpr int kMlaRows = 64, kMlaKeys = 64, kMlaThreads = 384;
-constexpr int kMlaChunks = (kMlaCkv + kMlaKpe) / 64, kMlaSides = 3;
-constexpr int kMlaLeft = 4;  // chunks of a warpgroup's columns
-// Sides of a block become free at different times: 0, columns of warpgroup 0; 1, those of warpgroup 1; 2, the rotary
-// chunk, which the copy engine brings with side 1. Their first chunks; of side kMlaSides, the number of all.
-FLASHINFER_HD constexpr int mla_first_chunk(int side) { return side < kMlaSides ? side * kMlaLeft : kMlaChunks; }
-// Of a thread: what lanes that gather need is more than what one that starts copies does.
+constexpr int kMlaChunks = (kMlaCkv + kMlaKpe) / 64;
+constexpr int kMlaSideChunks = 4;    // chunks of a side
+enum MlaBlock { kBlockA, kBlockB };  // the two blocks in shared memory
+// The sides of a block, which become free at different times: columns of warpgroup 0, columns of warpgroup 1,
+// and the rotary chunk, which TMA brings with the right side.
+enum MlaSide { kMlaLeftSide, kMlaRightSide, kMlaRopeSide, kMlaSides };
+// Returns a side's first chunk, or the number of all for kMlaSides.
+FLASHINFER_HD constexpr int mla_first_chunk(int side) { return side < kMlaSides ? side * kMlaSideChunks : kMlaChunks; }
+// Registers of a producer thread: gathering needs more than starting copies.
 template <bool kGather>
-constexpr int kMlaLoadRegisters = kGather ? 56 : 40;
+constexpr int kMlaProducerRegisters = kGather ? 56 : 40;
 template <bool kGather>
-constexpr int kMlaComputeRegisters = kGather ? 224 : 232;
+constexpr int kMlaConsumerRegisters = kGather ? 224 : 232;
 using MlaChunk = ChunkedTile<64>;
 
-// Named barriers: what one computing warpgroup has done for the other, by 256 threads; those of one by itself; and that
-// of the one that gathers.
+// Named barriers: steps of one consumer that the other waits for, of 256 threads; each consumer's own; and
+// the producer's own if it gathers.
 enum MlaBarrier { kMlaMaximaA = 1, kMlaMaximaB, kMlaWeightsA, kMlaWeightsB, kMlaOwn, kMlaGathered = kMlaOwn + 2 };
 
 struct MlaShared {
   static constexpr uint32_t kChunk = MlaChunk::kChunkBytes, kBlock = kMlaChunks * kChunk;
-  static constexpr uint32_t kKeysAt = kMlaCkv / 64 * kChunk;  // behind the queries' chunks but the rotary one
+  static constexpr uint32_t kKeysAt = kMlaCkv / 64 * kChunk;  // after the queries' chunks, without the rotary one
   static constexpr uint32_t kWeightsAt = kKeysAt + 2 * kBlock, kBarriersAt = kWeightsAt + 2 * kChunk;
   static constexpr uint32_t kStateAt = kBarriersAt + 8 * (2 * kMlaChunks + 2 * kMlaSides);
   static constexpr uint32_t kPagesAt = kStateAt + 4 * (3 * kMlaRows + 8);
-  static constexpr uint32_t kBytes = kPagesAt + 4 * 2 * kMlaKeys + 1024;  // and what aligning takes
+  static constexpr uint32_t kBytes = kPagesAt + 4 * 2 * kMlaKeys + 1024;  // with room for alignment
 
   uint32_t start;
   uint8_t* memory;
@@ -50,17 +54,17 @@ struct MlaShared {
   __device__ __forceinline__ uint32_t empty(int buffer, int side) const {
     return start + kBarriersAt + 8 * (2 * kMlaChunks + kMlaSides * buffer + side);
   }
-  // What a warpgroup tells the other of its maxima: factors of what was summed before, by row, and whether there are
-  // any, by warp; and the rows' references, which both have.
+  // Row maxima that a consumer sends to the other: factors of O by row, a flag per warp if it raised any, and
+  // the rows' maxima, which both share.
   __device__ __forceinline__ float* factors(int group) const {
     return reinterpret_cast<float*>(memory + kStateAt) + group * kMlaRows;
   }
-  __device__ __forceinline__ float* references() const { return factors(2); }
+  __device__ __forceinline__ float* row_maxima() const { return factors(2); }
   __device__ __forceinline__ volatile int* raised(int group) const {
     return reinterpret_cast<volatile int*>(factors(3)) + 4 * group;
   }
 
-  // Of the rows of a pair of blocks, where rows are gathered; -1 behind the end.
+  // Pages of the rows of a pair of blocks, if rows are gathered; -1 after the end.
   __device__ __forceinline__ int32_t* pages() const { return reinterpret_cast<int32_t*>(memory + kPagesAt); }
 
   __device__ __forceinline__ explicit MlaShared(uint8_t* raw) {
@@ -69,7 +73,7 @@ struct MlaShared {
     memory = raw + (start - at);
   }
 
-  // By one thread.
+  // Runs in one thread.
   __device__ __forceinline__ void init(uint32_t full_arrivals) const {
     for (int i = 0; i < 2 * kMlaChunks; ++i) ptx::mbarrier_init(full(0, i), full_arrivals);
     for (int i = 0; i < 2 * kMlaSides; ++i) ptx::mbarrier_init(empty(0, i), 4);
@@ -77,14 +81,14 @@ struct MlaShared {
   }
 };
 
-// Blocks of an item's keys come in pairs; the last may lie behind the end, where keys are zeros that nobody sees.
+// Returns the number of pairs of blocks. The last block may be after the end: its keys are hidden zeros.
 __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
   const int32_t length = item.kv_end - item.kv_start;
   return length <= 0 ? 1 : (length + 2 * kMlaKeys - 1) / (2 * kMlaKeys);
 }
 
-// Lanes copy the rows of pages of other sizes: boxes of 16 rows take the copy engine longer. They copy none where there
-// are no pages, and a map of the copy engine has one at least.
+// Returns true if lanes copy the rows, because TMA is slower with boxes of fewer than 32 rows. A cache
+// without pages is gathered too, because a tensor map needs at least one.
 inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 32 != 0 || kv.num_pages == 0; }
 
 }  // namespace flashinfer::cuda::sm90

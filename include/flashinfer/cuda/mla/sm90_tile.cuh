@@ -1,13 +1,14 @@
-// What a warpgroup of the Hopper kernel computes. For a pair of blocks, a and b:
+// The mainloop of a consumer warpgroup (S, P, O and lazy row maxima as in attention/sm90). For a pair of
+// blocks, a and b:
 //
 //   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
-//   maxima of a, told to 1; weights of a                  takes 0's references; maxima of b, told to 0; weights of b
+//   row_max of a, sent to 1; P_a                          receives row_max of 0; row_max of b, sent to 0; P_b
 //   O += P_a V_a from registers                           P_b to shared memory; O += P_b V_b from registers
-//   takes 1's references; P_a to shared memory            O += P_a V_a
-//   O += P_b V_b; logits of the next a                    logits of the next b
+//   receives row_max of 1; P_a to shared memory           O += P_a V_a
+//   O += P_b V_b; S of the next a                         S of the next b
 //
-// Weights are relative to a reference of the row that is raised, and what was summed is rescaled, only when a weight
-// would pass 2^8: mostly in the first blocks.
+// P is 2^(S - row_max). row_max is raised, and O and the row sums rescaled, only if an element of P would
+// pass 2^8. That happens mostly in the first blocks.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +35,12 @@ struct MlaGroup {
   const MlaShared& shared;
   const WorkItem& item;
   const MlaRows& rows;
-  const int zero;  // 0, which the compiler does not know: what depends on it is not kept in registers over the loop
+  const int zero;  // 0, unknown to the compiler: dependent addresses are not held in registers over the mainloop
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int row = warp * 16 + lane / 4;  // and row + 8
   uint32_t z = 0;
-  int32_t end[2], border;  // what rows see; the first block of which a row does not see all
-  float reference[2] = {-math::inf, -math::inf}, sum[2] = {0, 0};
+  int32_t end[2], border;  // end of the keys that rows see; the first block that some row does not see whole
+  float row_max[2] = {-math::inf, -math::inf}, sum[2] = {0, 0};
   uint32_t rope[4][4];
   float s[32], o[128];
   Track& profiler;
@@ -61,14 +62,14 @@ struct MlaGroup {
     }
   }
 
-  // Behind the loads of what a thread has of the queries in registers, so that both are under way together.
+  // Called after the loads of a thread's queries to registers have started, so that both latencies overlap.
   __device__ __forceinline__ void wait_for_queries() const {
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async();
     ptx::named_barrier<256>(kMlaMaximaA);
   }
 
-  // Keys that were copied behind the item's end may be anything, and as values 0 times that is not always 0.
+  // Clears keys after the item's end. They may be NaN, and as values 0 * NaN is NaN.
   __device__ __forceinline__ void clear_behind_end(int block, uint32_t parity) const {
     if constexpr (!kGather) {
       const int32_t count = item.kv_end - item.kv_start - block * kMlaKeys;
@@ -83,7 +84,7 @@ struct MlaGroup {
     }
   }
 
-  // Logits: s (+)= queries * keys of chunks [from, to) of this warpgroup's block. kThen: what is waited for behind it.
+  // S (+)= Q K^T over chunks [from, to) of this warpgroup's block. kThen: the event after the wait for keys.
   template <int kFrom, int kTo, bool kFirst, Event kThen = Event::kGemmQk>
   __device__ __forceinline__ void score(uint32_t parity) {
 #pragma unroll
@@ -109,7 +110,7 @@ struct MlaGroup {
   }
 
   __device__ __forceinline__ uint64_t values(int buffer) const {
-    return MlaChunk::n_contiguous(shared.keys(buffer) + kGroup * kMlaLeft * MlaShared::kChunk + z);
+    return MlaChunk::n_contiguous(shared.keys(buffer) + kGroup * kMlaSideChunks * MlaShared::kChunk + z);
   }
   __device__ __forceinline__ void multiply_own(const uint32_t (&p)[16]) {
     const uint64_t v = values(kGroup);
@@ -142,7 +143,7 @@ struct MlaGroup {
     for (int e = 0; e < 128; ++e) o[e] *= by[e / 2 % 2];
   }
 
-  // Frees one side of a block, of which this warp's products are done.
+  // Frees one side of a block after this warp's products.
   __device__ __forceinline__ void release(int buffer, int side = kGroup) const {
     if (lane == 0) ptx::mbarrier_arrive(shared.empty(buffer, side));
   }
@@ -154,30 +155,30 @@ struct MlaGroup {
       if (key + 8 * (e / 4) + e % 2 >= end[e / 2 % 2]) s[e] = -math::inf;
   }
 
-  // Logits become weights. Returns whether references were raised; `factor` is multiplied by what for.
-  __device__ __forceinline__ bool weigh(int block, uint32_t (&p)[16], float (&factor)[2]) {
-    if constexpr (kGather) release(kGroup, 2);
+  // Replaces S by P. Returns true if row_max was raised, and multiplies `factor` by the rescaling of O.
+  __device__ __forceinline__ bool exponentiate(int block, uint32_t (&p)[16], float (&factor)[2]) {
+    if constexpr (kGather) release(kGroup, kMlaRopeSide);
     if (block >= border) hide(block);
     const float scale = params.sm_scale_log2;
     float top[2] = {-math::inf, -math::inf};
 #pragma unroll
     for (int e = 0; e < 32; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
-    // The difference of two infinities is no number, and not larger.
+    // The difference of two infinities is NaN, and NaN is not larger.
     const bool raise =
-        __any_sync(kAllLanes, (top[0] - reference[0]) * scale > 8.0f || (top[1] - reference[1]) * scale > 8.0f);
+        __any_sync(kAllLanes, (top[0] - row_max[0]) * scale > 8.0f || (top[1] - row_max[1]) * scale > 8.0f);
     if (raise) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        const float now = fmaxf(quad_max(top[x]), reference[x]);
-        const float by = now == -math::inf ? 1.0f : math::ptx_exp2((reference[x] - now) * scale);
-        reference[x] = now, factor[x] *= by;
-        if (lane % 4 == 0) shared.factors(kGroup)[row + 8 * x] = by, shared.references()[row + 8 * x] = now;
+        const float now = fmaxf(quad_max(top[x]), row_max[x]);
+        const float by = now == -math::inf ? 1.0f : math::ptx_exp2((row_max[x] - now) * scale);
+        row_max[x] = now, factor[x] *= by;
+        if (lane % 4 == 0) shared.factors(kGroup)[row + 8 * x] = by, shared.row_maxima()[row + 8 * x] = now;
       }
     }
     if (lane == 0) shared.raised(kGroup)[warp] = raise;
     if constexpr (kGroup == 0 || !kGather) ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaximaA : kMlaMaximaB);
-    const float base[2] = {reference[0] == -math::inf ? 0.0f : reference[0] * scale,
-                           reference[1] == -math::inf ? 0.0f : reference[1] * scale};
+    const float base[2] = {row_max[0] == -math::inf ? 0.0f : row_max[0] * scale,
+                           row_max[1] == -math::inf ? 0.0f : row_max[1] * scale};
     sum[0] *= factor[0], sum[1] *= factor[1];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
@@ -189,16 +190,16 @@ struct MlaGroup {
     return raise;
   }
 
-  // What the other warpgroup raised.
-  __device__ __forceinline__ bool take_references(float (&factor)[2]) {
+  // Receives the row maxima that the other warpgroup has raised.
+  __device__ __forceinline__ bool receive_row_maxima(float (&factor)[2]) {
     if (!shared.raised(1 - kGroup)[warp]) return false;
 #pragma unroll
     for (int x = 0; x < 2; ++x)
-      factor[x] = shared.factors(1 - kGroup)[row + 8 * x], reference[x] = shared.references()[row + 8 * x];
+      factor[x] = shared.factors(1 - kGroup)[row + 8 * x], row_max[x] = shared.row_maxima()[row + 8 * x];
     return true;
   }
 
-  // Warpgroup 0's products with the other's weights, and logits of the next pair, if there is one.
+  // Warpgroup 0: P V with the other's P, and S of the next pair unless this is the last.
   template <bool kLast>
   __device__ __forceinline__ void end_left(int pair, uint32_t parity) {
     if constexpr (kLast) {
@@ -209,26 +210,26 @@ struct MlaGroup {
     } else {
       clear_behind_end(2 * pair + 2, parity);
       multiply_other();
-      score<0, kMlaLeft, true, Event::kGemmPv>(parity);
+      score<0, kMlaSideChunks, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_hold(o);
-      release(1);
-      score<kMlaLeft, kMlaChunks, false>(parity);
+      release(kBlockB);
+      score<kMlaSideChunks, kMlaChunks, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
     }
   }
 
-  // Warpgroup 1's logits of the next pair.
+  // Warpgroup 1: S of the next pair.
   __device__ __forceinline__ void score_right(int pair, uint32_t parity) {
     clear_behind_end(2 * pair + 3, parity);
-    score<kMlaLeft, kMlaChunks, true>(parity);
-    score<0, kMlaLeft, false>(parity);
+    score<kMlaSideChunks, kMlaChunks, true>(parity);
+    score<0, kMlaSideChunks, false>(parity);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
   }
 
-  // A pair of blocks, and logits of the next one; behind the last pair there is none.
+  // Warpgroup 0: a pair of blocks, and S of the next pair unless this is the last.
   template <bool kLast>
   __device__ __forceinline__ void attend_left(int pair) {
     z = static_cast<uint32_t>(zero * pair);
@@ -236,16 +237,16 @@ struct MlaGroup {
     uint32_t p[16];
     float factor[2] = {1, 1}, others[2] = {1, 1};
     profiler.turn(Event::kSoftmax);
-    if (weigh(2 * pair, p, factor)) rescale(factor);
+    if (exponentiate(2 * pair, p, factor)) rescale(factor);
     profiler.turn(Event::kGemmPv);
     multiply_own(p);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
     profiler.turn(Event::kWaitMaxima);
-    release(0);
+    release(kBlockA);
     ptx::named_barrier<256>(kMlaMaximaB);
-    const bool other = take_references(others);
+    const bool other = receive_row_maxima(others);
     if (other) {
 #pragma unroll
       for (int e = 0; e < 32; e += 2) p[e / 2] = pack<T>(s[e] * others[e / 2 % 2], s[e + 1] * others[e / 2 % 2]);
@@ -271,8 +272,8 @@ struct MlaGroup {
     profiler.turn(Event::kWaitMaxima);
     ptx::named_barrier<256>(kMlaMaximaA);
     profiler.turn(Event::kSoftmax);
-    const bool other = take_references(factor);
-    const bool own = weigh(2 * pair + 1, p, factor);
+    const bool other = receive_row_maxima(factor);
+    const bool own = exponentiate(2 * pair + 1, p, factor);
     store_weights(p);
     if (own || other) rescale(factor);
     multiply_own(p);
@@ -284,16 +285,16 @@ struct MlaGroup {
     ptx::named_barrier_arrive<256>(kMlaWeightsB);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(p);
-    if constexpr (!kLast) release(1);
+    if constexpr (!kLast) release(kBlockB);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     if constexpr (!kLast) {
-      release(0);
+      release(kBlockA);
       score_right(pair, parity);
     }
   }
 
-  // The first pair's logits.
+  // S of the first pair.
   __device__ __forceinline__ void begin() {
 #pragma unroll
     for (int e = 0; e < 128; ++e) o[e] = 0;
@@ -305,8 +306,8 @@ struct MlaGroup {
     if constexpr (kGroup == 0) {
       score<0, kMlaChunks, true>(0);
     } else {
-      score<kMlaLeft, kMlaChunks, true>(0);
-      score<0, kMlaLeft, false>(0);
+      score<kMlaSideChunks, kMlaChunks, true>(0);
+      score<0, kMlaSideChunks, false>(0);
     }
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
@@ -321,20 +322,20 @@ struct MlaGroup {
     }
   }
 
-  // Outputs through the memory of the keys, so that a row is written by a warp at once.
+  // Epilogue: writes O through the memory of the keys, so that a warp writes whole rows.
   __device__ __forceinline__ void write() {
     profiler.turn(Event::kWriteOutput);
     float share[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) sum[x] = quad_sum(sum[x]);
-    ptx::named_barrier<256>(kMlaMaximaA);  // the other's products are done, and nobody reads factors any more
+    ptx::named_barrier<256>(kMlaMaximaA);  // the other's products are complete, and factors are no longer read
     if (lane % 4 == 0) shared.factors(kGroup)[row] = sum[0], shared.factors(kGroup)[row + 8] = sum[1];
     ptx::named_barrier<256>(kMlaMaximaB);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const float l = shared.factors(0)[row + 8 * x] + shared.factors(1)[row + 8 * x];
       share[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : math::ptx_rcp(l) * params.o_scale;
-      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, reference[x], l);
+      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, row_max[x], l);
     }
     rescale(share);
     if (item.slot >= 0) {
@@ -363,7 +364,7 @@ struct MlaGroup {
   }
 };
 
-// An item. Its last pair of blocks is code of its own: products are not issued under a condition in a loop.
+// Computes an item. The last pair has its own code: products must not be issued under a condition in a loop.
 template <typename Group>
 __device__ __forceinline__ void mla_attend(Group&& group, int pairs) {
   group.begin();

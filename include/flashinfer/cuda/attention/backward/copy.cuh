@@ -1,4 +1,4 @@
-// From tensors to shared memory: rows of a tile, and the stages of columns that stream by.
+// Copies from tensors to shared memory: rows of a tile, and stages of columns.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace flashinfer::cuda {
 
-// Starts the copy of kCount rows of a head from token `first` on; zeros behind the last of `count` and behind `dim`.
-// Eight threads have a row, 128 bytes of it at a time.
+// Starts the copy of kCount rows of a head from token `first` on, with zeros after row `count` and column
+// `dim`. Eight threads share a row, 128 bytes of it at a time.
 template <typename T, int kBytes, int kCount, int kThreads>
 __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows& from, int64_t first, int32_t head, int32_t count,
                                           int32_t dim) {
@@ -30,13 +30,13 @@ __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows& from, int
   }
 }
 
-// The columns of a block, stage by stage.
+// The columns of a CTA, stage by stage.
 template <typename S>
 struct BackwardColumns {
   using T = typename S::T;
   const PrefillBackwardParams& p;
   const BackwardEntry& one;
-  int32_t head, begin, end;  // of the columns; the head advances where they are queries
+  int32_t head, begin, end;  // columns of the CTA; the head advances if columns are queries
   int32_t next;              // first column of the next stage
 
   __device__ __forceinline__ const HeadRows& qk() const { return S::kOfKeys ? p.q : p.k; }

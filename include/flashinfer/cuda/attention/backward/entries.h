@@ -1,4 +1,4 @@
-// The requests of a batch as kernels of attention's gradients take them, on the host.
+// The table of a batch's requests for the kernels of attention's gradients, made on the host.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda {
 
-// All requests, those with the most logits first.
+// Returns all requests, those with the most logits first.
 inline std::vector<BackwardEntry> backward_entries(const PrefillBackwardParams& p) {
   std::vector<BackwardEntry> entries(p.batch_size);
   int64_t kv_start = 0, mask_start = 0;

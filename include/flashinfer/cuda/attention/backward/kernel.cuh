@@ -1,4 +1,8 @@
-// The kernel of attention's gradients: a block has a tile of rows, keys or queries, and sees the columns go by.
+// The portable kernel of attention's gradients (FlashAttention-2, arXiv 2307.08691). A CTA owns a tile of
+// rows, keys or queries, and loops over the columns, queries or keys:
+//   P = 2^(Q K^T - lse),   dS = P * (dO V^T - delta)
+//   rows are keys:     dV += P^T dO,   dK += dS^T Q
+//   rows are queries:  dQ += dS K
 #pragma once
 
 #include <cstdint>
@@ -16,7 +20,7 @@
 
 namespace flashinfer::cuda {
 
-// Whether every GPU that these kernels are for has room for two stages: there is no code for one then.
+// True if two stages fit on every GPU of these kernels. Then no code for one stage exists.
 template <typename S>
 constexpr bool kTwoStages = S::shared_bytes(2) <= (163 << 10);
 
@@ -34,7 +38,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   int32_t tile = rest / parts;
   const BackwardEntry& one = table.find(tile);
   const BackwardMask mask(p, one);
-  // With a causal mask the first keys and the last queries have the most to do: they come first.
+  // With a causal mask, the first keys and the last queries have the most work. They come first.
   const int32_t count = S::kOfKeys ? one.kv_len : one.qo_len;
   const int32_t row_start = (S::kOfKeys ? tile : (count + S::kRows - 1) / S::kRows - 1 - tile) * S::kRows;
 
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     stage = next;
   }
-  wait_for_inputs();  // of the kernel before, so that this one does not end before it: nothing else of it is needed
+  wait_for_inputs();  // of the kernel before, so that this one does not end first; it reads nothing else of it
   write_gradients<S>(p, one, warp, row_start + 32 * warp.group, head, part);
 }
 

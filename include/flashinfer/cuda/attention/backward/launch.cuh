@@ -1,9 +1,9 @@
-// Gradients of attention on CUDA, without atomics: the same bits in every run.
+// Attention's gradients on CUDA without atomics: equal bits in every run.
 //
-// One kernel has a block for each tile of keys, which sees the queries of all the heads that use them go by; another
-// one for each tile of queries. Both compute the logits, so that there are seven products instead of five, and nobody
-// waits for anybody to add. Where tiles of keys are too few for the GPU, several blocks share one's queries, and a
-// third kernel adds what they have found.
+// One kernel has a CTA per tile of keys, which loops over the queries of all heads of its group. Another has
+// a CTA per tile of queries. Both compute S and dP, so that there are seven products instead of five, and no
+// CTA waits to add to shared sums. If the tiles of keys are too few for the GPU, several CTAs share one
+// tile's queries, and a third kernel adds their partial sums.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@
 
 namespace flashinfer::cuda {
 
-// Returns into how many parts the queries of a tile of keys are split, so that the others do not wait for the longest;
-// the blocks of the queries' kernel follow while these end.
+// Returns the number of splits of the queries of a tile of keys, so that no CTA runs long after the others.
+// The CTAs of the queries' kernel start while these end.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   constexpr int64_t kMostBytes = int64_t{1} << 28;
@@ -42,7 +42,7 @@ int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
     }
   }
   const int64_t bytes = std::max<int64_t>(1, p.kv_tokens * heads * (p.head_dim_qk + p.head_dim_vo) * 4);
-  int32_t splits = 1;  // the queries' kernel has three products to the four of this one
+  int32_t splits = 1;  // the queries' kernel has three products, this one four
   while (splits < 16 && 2 * splits * bytes <= kMostBytes && 4 * splits <= longest &&
          longest * num_ctas * 3 > all * splits * 5)
     splits *= 2;
@@ -65,7 +65,7 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// Returns how many stages fit, one or two, or 0. Sets the kernel's carveout.
+// Returns how many stages fit: two, one or none. Sets the kernel's carveout.
 template <typename S>
 int find_backward_stages(int device) {
   const int most = device_info(device).shared_bytes;
@@ -83,8 +83,8 @@ int backward_stages(int device) {
   return stages;
 }
 
-// Launches of one of the two kernels for as many requests as a table holds each. They may start when the launch before
-// them has no blocks left to start, where that is one of these, too.
+// Launches one of the two kernels, one launch per table of requests. With PDL, all launches after the first
+// may start while the launch before them has no CTAs left to schedule.
 template <typename S>
 void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,
                      bool& first) {

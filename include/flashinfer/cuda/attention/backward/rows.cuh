@@ -1,5 +1,5 @@
-// What the gradients' kernels keep in p.memory, and the kernels before and behind them: a BackwardRow for each row is
-// made before, and the parts of keys' gradients are added behind.
+// The contents of p.memory, and two small kernels: one makes a BackwardRow per row before the gradients, the
+// other adds the partial sums of dK and dV after them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-// In p.memory is a BackwardRow for each row, and then the parts of the sums of keys' gradients.
+// p.memory holds a BackwardRow per row, and then the partial sums of dK and dV.
 FLASHINFER_HD BackwardRow* rows_in_memory(const PrefillBackwardParams& p) {
   return reinterpret_cast<BackwardRow*>(p.memory);
 }
@@ -22,7 +22,7 @@ FLASHINFER_HD int64_t floats_of_rows(const PrefillBackwardParams& p) {
   return (p.tokens * p.num_qo_heads + 31) / 32 * 64;
 }
 
-// A part of the sums of keys' gradients: rows of both, one behind the other.
+// Returns partial number `part` of the sums of dK and dV: rows of dK, each followed by its row of dV.
 __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int32_t part) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo;
   return {p.sums + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
@@ -30,7 +30,7 @@ __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int3
 
 constexpr int kRowLanes = 16, kRowThreads = 256;
 
-// Writes a BackwardRow for each row.
+// Writes lse and delta = rowsum(dO * O) - dlse * log2 e of each row.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     prefill_backward_rows_kernel(const __grid_constant__ PrefillBackwardParams p) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowThreads)
   rows_in_memory(p)[row] = {lse == -math::inf ? math::inf : lse, sum - p.grad_lse[row] * math::log2e};
 }
 
-// Adds the parts of keys' gradients in their order, eight numbers of a row at a time.
+// Adds the partial sums of dK and dV in their order, eight numbers of a row at a time.
 template <typename T>
 __global__ void prefill_backward_sum_kernel(const __grid_constant__ PrefillBackwardParams p, const int64_t tokens) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo, chunks = dim / 8;

@@ -1,8 +1,8 @@
-// Shapes of the kernels of attention's gradients, and the tables that a launch of them takes by value.
+// Shapes of the portable kernels of attention's gradients, and the tables that a launch takes by value.
 //
-// A block keeps the rows of one side of the logits, keys or queries, and their gradients; the other side, the columns,
-// streams by in stages. kSplit warps share 32 rows: each computes the logits of kN columns of a step, and its part of
-// the rows' gradients from all of them.
+// A CTA owns the rows of one side of the logits, keys or queries, and their gradients. The other side, the
+// columns, passes through stages. kSplit warps share 32 rows: each computes the logits of kN columns of a
+// step, and its columns of the rows' gradients from all of them.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace flashinfer::cuda {
 
-// What a query's weights are made with: lse, infinity where it sees nothing, which makes them 0; and what is subtracted
-// from the products of its output's gradient and values.
+// A query row's lse and delta. lse is infinity if the row sees no key, so that its P is 0. dS = P * (dP -
+// delta).
 struct alignas(8) BackwardRow {
   float lse, delta;
 };
@@ -22,16 +22,16 @@ template <typename T_, int kQK_, int kVO_, bool kOfKeys_, int kGroups_, int kSpl
           int kBlocks_>
 struct BackwardShape {
   using T = T_;
-  static constexpr bool kOfKeys = kOfKeys_;  // rows are keys and columns queries, or the other way round
+  static constexpr bool kOfKeys = kOfKeys_;  // rows are keys and columns queries, or the reverse
   static constexpr int kQK = kQK_, kVO = kVO_;
-  static constexpr int kGroups = kGroups_, kSplit = kSplit_;                 // warps are kGroups times kSplit
+  static constexpr int kGroups = kGroups_, kSplit = kSplit_;                 // warps: kGroups times kSplit
   static constexpr int kN = kN_, kStep = kN * kSplit, kColumns = kColumns_;  // columns of a warp, a step and a stage
-  static constexpr int kBlocks = kBlocks_;                                   // on a multiprocessor
+  static constexpr int kBlocks = kBlocks_;                                   // CTAs per multiprocessor
   static constexpr int kRows = 32 * kGroups, kThreads = 32 * kGroups * kSplit;
   static constexpr int kTilesQK = kQK / kSplit / 8, kTilesVO = kVO / kSplit / 8;  // of a warp's gradients
 
-  // Of a row in shared memory; of columns one half follows the other, and then a BackwardRow each where they are
-  // queries.
+  // Bytes of a row in shared memory. A stage of columns has rows of Q or K, rows of dO or V, and then a
+  // BackwardRow per row if the columns are queries.
   static constexpr int kQKRow = 2 * kQK, kVORow = 2 * kVO, kExchangeRow = 2 * kStep;
   static constexpr int kRowsBytes = kRows * (kQKRow + kVORow), kTilesBytes = kColumns * (kQKRow + kVORow);
   static constexpr int kStageBytes = kTilesBytes + (kOfKeys ? kColumns * static_cast<int>(sizeof(BackwardRow)) : 0);
@@ -45,9 +45,9 @@ struct BackwardShape {
   }
 };
 
-// What a warp of keys can hold is 32 rows of 64 columns of two gradients; one of queries twice as many of one. Two
-// blocks on a multiprocessor are faster than one of twice the size. FewQueries: where Queries would leave half of them
-// idle.
+// A warp of keys can hold 32 rows of 64 columns of two gradients, a warp of queries twice as many of one. Two
+// CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if Queries would leave half
+// of the multiprocessors idle.
 template <typename T, int kQK, int kVO>
 struct BackwardShapes;
 template <typename T>
@@ -75,11 +75,11 @@ struct BackwardShapes<T, 256, 256> {
   using FewQueries = Queries;
 };
 
-// One request; its mask begins at byte mask_start of all.
+// One request. Its mask begins at byte mask_start of the mask of all requests.
 struct BackwardEntry {
   int32_t qo_start, qo_len, kv_start, kv_len;
   int64_t mask_start;
-  int32_t first_tile, first_query_tile;  // of keys; of queries, which only kernels for Hopper number
+  int32_t first_tile, first_query_tile;  // of keys; of queries, which only the sm_90a kernels number
 };
 
 constexpr int kBackwardEntries = 64;  // of a launch
@@ -88,7 +88,7 @@ struct BackwardTable {
   int32_t count;
   BackwardEntry at[kBackwardEntries];
 
-  // The request of a tile of rows; `tile` becomes its number in the request.
+  // Returns the request of a tile of rows. `tile` becomes its number in the request.
   __device__ __forceinline__ const BackwardEntry& find(int32_t& tile) const {
     int low = 0;
     for (int high = count; high - low > 1;) {
@@ -100,11 +100,11 @@ struct BackwardTable {
   }
 };
 
-// Which keys of a request a query sees: those `ahead` of its own position by -left to right, both included. Positions
-// are aligned at the end: the last query stands at the last key.
+// The keys that a query sees: those `ahead` of its own position by -left to right, both included. Positions
+// are aligned at the end: the last query has the position of the last key.
 struct BackwardMask {
   int32_t qo_len, kv_len, left, right;
-  const uint8_t* bits;  // of the request, null: none
+  const uint8_t* bits;  // of the request; null: none
 
   FLASHINFER_HD BackwardMask(const PrefillBackwardParams& p, const BackwardEntry& one)
       : qo_len(one.qo_len), kv_len(one.kv_len), left(qo_len + kv_len), right(qo_len + kv_len), bits(nullptr) {
@@ -115,7 +115,7 @@ struct BackwardMask {
 
   FLASHINFER_HD int32_t ahead(int32_t query, int32_t key) const { return key - query - (kv_len - qo_len); }
 
-  // Columns [begin, end) hold all that rows first ... last have to do with.
+  // Rows first ... last interact with no column outside of [begin, end).
   template <bool kOfKeys>
   FLASHINFER_HD void columns(int32_t first, int32_t last, int32_t& begin, int32_t& end) const {
     const int64_t offset = kv_len - qo_len, count = kOfKeys ? qo_len : kv_len;

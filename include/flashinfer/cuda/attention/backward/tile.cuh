@@ -1,4 +1,4 @@
-// What a warp computes of attention's gradients: logits' weights once more, their gradients, and products with both.
+// A warp's part of attention's gradients: P again, dS, and the products with both.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace flashinfer::cuda {
 
-// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses: tiles
-// whose rows are of one length share what a lane knows of them.
+// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses:
+// tiles whose rows have one length share a lane's address pattern.
 template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
 __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const LeftRows<kBytes>& left,
                                          const RightRows<kBytes>& right) {
@@ -57,7 +57,7 @@ struct BackwardLogits {
   __device__ __forceinline__ BackwardLogits(const PrefillBackwardParams& p, float slope_)
       : scale(p.sm_scale), slope(slope_), cap(p.logits_soft_cap), rcp_cap(math::ptx_rcp(cap)) {}
 
-  // Returns the logit in base 2; `d_cap` becomes the derivative of the soft cap.
+  // Returns the logit in base 2. `d_cap` becomes the derivative of the soft cap.
   __device__ __forceinline__ float operator()(float product, int32_t ahead, float& d_cap) const {
     float x = product * scale + slope * static_cast<float>(ahead);
     d_cap = 1;
@@ -74,11 +74,11 @@ template <typename S>
 class BackwardWarp {
  public:
   using T = typename S::T;
-  Accumulator<32, 8 * S::kTilesQK> of_qk;                    // gradient of the rows that logits are made of
-  Accumulator<32, S::kOfKeys ? 8 * S::kTilesVO : 16> of_vo;  // of values
-  BackwardRow rows[S::kOfKeys ? 1 : 4];                      // of a lane, where they are queries
+  Accumulator<32, 8 * S::kTilesQK> of_qk;                    // dK or dQ
+  Accumulator<32, S::kOfKeys ? 8 * S::kTilesVO : 16> of_vo;  // dV
+  BackwardRow rows[S::kOfKeys ? 1 : 4];                      // of a lane, if rows are queries
   const int group, split;
-  float slope = 0;  // ALiBi's, of the query head
+  float slope = 0;  // ALiBi's slope of the query head
 
   __device__ __forceinline__ BackwardWarp(const PrefillBackwardParams& p, const BackwardMask& mask, uint32_t shared,
                                           int stages, int32_t row_start)
@@ -94,7 +94,7 @@ class BackwardWarp {
     of_vo.clear();
   }
 
-  // A stage of columns, the first of which is number `column` of its request.
+  // Computes a stage of columns. Its first column is number `column` of the request.
   __device__ __forceinline__ void columns(uint32_t stage, const BackwardRow* rows_of_stage, int32_t column,
                                           bool bias_or_cap) {
 #pragma unroll 1
@@ -112,11 +112,11 @@ class BackwardWarp {
       Weights weights, of_logits;
       const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
       if (bias_or_cap) {
-        weigh<true, true>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<true, true>(s, of_s, weights, of_logits, at, column + own);
       } else if (sees_all(column + own)) {
-        weigh<false, false>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<false, false>(s, of_s, weights, of_logits, at, column + own);
       } else {
-        weigh<false, true>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<false, true>(s, of_s, weights, of_logits, at, column + own);
       }
       if constexpr (S::kSplit > 1) {
         if constexpr (S::kOfKeys) put(weights, 0);
@@ -140,36 +140,36 @@ class BackwardWarp {
   }
 
  private:
-  static constexpr bool kAlike =
-      S::kQKRow == S::kVORow;  // queries' and values' rows, whose addresses are then found once
+  static constexpr bool kAlike = S::kQKRow == S::kVORow;  // rows of queries and of values share their addresses
   using Products = Accumulator<32, S::kN>;
   using Weights = LeftOperand<32, S::kN>;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // How far ahead of its query's position the key of a group's row and a column is.
+  // Returns how far the key of a row and a column is ahead of the query's position.
   __device__ __forceinline__ int32_t ahead(int32_t row, int32_t column) const {
     return S::kOfKeys ? mask_.ahead(column, row) : mask_.ahead(row, column);
   }
 
-  // Whether the group's rows have anything to do with a step's columns, as far as windows and causal masks say.
+  // Returns true if the group's rows see any of a step's columns under the window and the causal mask.
   __device__ __forceinline__ bool sees_any(int32_t column) const {
     const int32_t one = ahead(row_, column + S::kStep - 1), other = ahead(row_ + 31, column);
     return min(one, other) <= mask_.right && max(one, other) >= -mask_.left;
   }
 
-  // Whether all of a warp's logits count. A query beyond the last is zeros to keys, as is its output's gradient; rows
-  // beyond the last are written nowhere.
+  // Returns true if no logit of the warp is masked. A query after the last has zero Q and dO, and rows after
+  // the last are not written.
   __device__ __forceinline__ bool sees_all(int32_t column) const {
     const int32_t one = ahead(row_, column + S::kN - 1), other = ahead(row_ + 31, column);
     return max(one, other) <= mask_.right && min(one, other) >= -mask_.left && mask_.bits == nullptr &&
            (S::kOfKeys || column + S::kN <= mask_.kv_len);
   }
 
-  // Products of queries and keys become weights, those of outputs' gradients and values the gradients of logits.
+  // Replaces Q K^T by P, and dO V^T by dS.
   template <bool kBiasOrCap, bool kMasked>
-  __device__ __forceinline__ void weigh(const Products& s, const Products& of_s, Weights& weights, Weights& of_logits,
-                                        const BackwardRow* rows_of_columns, int32_t column) const {
+  __device__ __forceinline__ void recompute_p(const Products& s, const Products& of_s, Weights& weights,
+                                              Weights& of_logits, const BackwardRow* rows_of_columns,
+                                              int32_t column) const {
     const int32_t row0 = row_ + lane() / 4, column0 = column + 2 * (lane() % 4);
     const int32_t ahead0 = ahead(row0, column0), most = mask_.right - ahead0, least = -mask_.left - ahead0;
     const float scale = p_.sm_scale * math::log2e;
@@ -178,7 +178,7 @@ class BackwardWarp {
     if (kMasked && mask_.bits) bits = custom_bits(column);
 #pragma unroll
     for (int n = 0; n < S::kN / 8; ++n) {
-      float4 two{0, 0, 0, 0};  // rows
+      float4 two{0, 0, 0, 0};  // two BackwardRows
       if constexpr (S::kOfKeys) two = *reinterpret_cast<const float4*>(rows_of_columns + 8 * n);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
@@ -210,7 +210,8 @@ class BackwardWarp {
 
   using Bits = std::conditional_t<(S::kN > 32), uint64_t, uint32_t>;
 
-  // Bits of a custom mask: what a query sees of 32 keys from `key` on. No byte beyond its last bit is read.
+  // Returns the bits of a custom mask for a query and 32 keys from `key` on. Reads no byte after the mask's
+  // last bit.
   __device__ __forceinline__ uint32_t seen_keys(int32_t query, int32_t key) const {
     if (query >= mask_.qo_len || key >= mask_.kv_len) return 0;
     const int64_t row = static_cast<int64_t>(query) * mask_.kv_len, first = row + key;
@@ -222,7 +223,8 @@ class BackwardWarp {
     return static_cast<uint32_t>(bits >> (first & 7));
   }
 
-  // Those of a lane's elements, in the order of `weigh`. Each lane reads what one query sees.
+  // Returns the mask bits of a lane's elements, in the order of recompute_p. Each lane reads the bits of one
+  // query.
   __device__ __forceinline__ Bits custom_bits(int32_t column) const {
     Bits bits = 0;
     if constexpr (S::kOfKeys) {
@@ -260,7 +262,7 @@ class BackwardWarp {
     add<T, 0>(of_qk, of_logits, qk.below(part * S::kN), split * S::kTilesQK);
   }
 
-  // To and from the warps of the same rows; where the rows are keys, weights first and the gradients of logits behind.
+  // Address of the exchange between the warps of the same rows: P, then dS if the rows are keys.
   __device__ __forceinline__ uint32_t exchange(int which) const {
     return exchange_ + (S::kOfKeys ? which * S::kExchangeBytes : 0);
   }
@@ -292,7 +294,7 @@ class BackwardWarp {
   const LeftRows<S::kQKRow> qk_;
   const LeftRows<S::kVORow> vo_;
   const uint32_t exchange_;  // in shared memory
-  const int32_t row_;        // the group's first
+  const int32_t row_;        // first row of the group
 };
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,5 @@
-// Decode on CUDA: few rows, so that the keys' way through memory is what takes the time.
+// Decode on CUDA (Flash-Decoding, Dao et al., 2023): few rows, and keys split among CTAs. The kernel is bound
+// by memory bandwidth.
 #pragma once
 
 #include <flashinfer/cuda/attention/sm80/launch.cuh>

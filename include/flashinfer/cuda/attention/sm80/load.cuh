@@ -1,4 +1,4 @@
-// Moving keys and values of an attention kernel into shared memory.
+// Producer code of the portable attention kernel: copies of keys and values to shared memory.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ constexpr bool kDebug = true;
 constexpr bool kDebug = false;
 #endif
 
-// The keys of an item for one head, and a group's tiles of them. Where keys are is looked up one tile before their
-// loads start, and those start one or more tiles before they are used.
+// The keys of an item for one head, and a group's tiles of them. The rows of a tile are looked up one tile
+// before its copies start. The copies start one or more tiles before their use.
 template <typename S>
 struct KeyLoader {
   const KvCache& kv;
   const char *k, *v;       // of the head
-  int32_t first;           // where the request's pages or rows start
-  int32_t start, kv_end;   // the group's first tile, and the end of the block's keys
-  int32_t lane;            // thread of the group
+  int32_t first;           // the request's first page or row
+  int32_t start, kv_end;   // the group's first tile, and the end of the CTA's keys
+  int32_t lane;            // index of the thread in its group
   uint32_t ring, rotated;  // shared memory of the group
   KeyRow* table;
   static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
@@ -46,7 +46,7 @@ struct KeyLoader {
     table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
   }
 
-  // Everything that the threads of the group wrote is seen by all of them.
+  // Synchronises the threads of the group and makes their writes visible.
   __device__ __forceinline__ static void sync() {
     if constexpr (S::kRowWarps == 1) {
       __syncwarp();
@@ -55,17 +55,17 @@ struct KeyLoader {
     }
   }
 
-  // Separate from row_of(), so that the load can be under way while something else is computed.
+  // Separate from row_of(), so that other work can hide the load's latency.
   __device__ __forceinline__ int32_t page_of(int32_t t) const {
     if (!kv.is_paged() || t >= kv_end) return 0;
-    // Not through the read-only path: a kernel that ran when this one was launched may have written it.
+    // No read-only path: the kernel before this one may have written the table.
     const int32_t page = kv.indices[first + static_cast<int32_t>(kv.page_size.div(t))];
     if (kDebug) require_inside(page, t);
     return page;
   }
 
   __device__ __forceinline__ KeyRow row_of(int32_t t, int32_t page) const {
-    if (t >= kv_end) return {k, v};  // no such key, nothing is read
+    if (t >= kv_end) return {k, v};  // after the last key: nothing is read
     int64_t row = static_cast<int64_t>(first) + t;
     if (kv.is_paged()) row = t - static_cast<int32_t>(kv.page_size.div(t) * kv.page_size.divisor);
     if (kDebug && !kv.is_paged()) require_inside(row, t);
@@ -73,10 +73,10 @@ struct KeyLoader {
     return {k + kv.k_offset(page, row) * kSize, v + kv.v_offset(page, row) * kSize};
   }
 
-  // Rows of the first tiles, as many as there are stages.
+  // Looks up the rows of the first tiles, one per stage.
   __device__ __forceinline__ void find_first(int stages) const {
     constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
-    int32_t pages[kCount];  // all of them before the first is used
+    int32_t pages[kCount];  // all loads come before the first use
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const int i = lane + n * kThreads;
@@ -89,8 +89,8 @@ struct KeyLoader {
     }
   }
 
-  // Starts the copies of a tile, whose rows the table has for the stage. Rows behind the end are zeros: what is in the
-  // cache there may be NaN, and 0 * NaN is NaN.
+  // Starts the copies of a tile, whose rows are in the stage's table. Rows after the end are zeros: the cache
+  // may hold NaN there, and 0 * NaN is NaN.
   __device__ __forceinline__ void load(int stage, int32_t tile_start) const {
     const uint32_t to = ring + stage * S::kStageBytes;
     const KeyRow* rows = table + stage * kKeys;
@@ -103,15 +103,15 @@ struct KeyLoader {
   }
 
  private:
-  // Stops the program instead of reading outside the cache.
-  __device__ __forceinline__ void require_inside(int64_t place, int32_t t) const {
-    if (place >= 0 && place < kv.num_pages) return;
+  // Stops the program instead of reading outside of the cache.
+  __device__ __forceinline__ void require_inside(int64_t page, int32_t t) const {
+    if (page >= 0 && page < kv.num_pages) return;
     printf("attention: token %d is on page (row, where ragged) %lld of a cache of %lld\n", t,
-           static_cast<long long>(place), static_cast<long long>(kv.num_pages));
+           static_cast<long long>(page), static_cast<long long>(kv.num_pages));
     __trap();
   }
 
-  // The chunks of 16 bytes that a thread copies of rows of kRow bytes: row(i), and where it goes, at(i).
+  // The 16-byte chunks that a thread copies, of rows of kRow bytes: row(i), and its destination at(i).
   template <int kRow>
   struct Chunks {
     static constexpr int kInRow = kRow / 16, kAll = kKeys * kInRow, kCount = (kAll + kThreads - 1) / kThreads;
@@ -129,12 +129,12 @@ struct KeyLoader {
     __device__ __forceinline__ int column(int i) const {
       return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
     }
-    // Whether a thread has as many chunks as that.
+    // Returns true if a thread has more than i chunks.
     __device__ __forceinline__ bool has(int i) const { return kAll % kThreads == 0 || lane + i * kThreads < kAll; }
     // `to` is a multiple of 128.
     __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
       if constexpr (kSameColumn) {
-        // Rows add up without a carry, so their permutations do, too.
+        // Rows add without a carry, and so do their swizzled addresses.
         const uint32_t pattern = Swizzle<kRow>::row(0, i * kStep) - i * kStep * kRow;
         return ((to + first) ^ pattern) + i * kStep * kRow;
       } else {
@@ -153,14 +153,14 @@ struct KeyLoader {
     }
   }
 
-  // Rows of keys, of values, or of both, whose chunks are then the same ones.
+  // Copies rows of keys, of values, or of both if they have the same chunks.
   template <bool kAll, int kRow, bool kKeyRows, bool kValueRows>
   __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
     constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
     const Chunks<kRow> chunks(lane);
 #pragma unroll
     for (int start = 0; start < kCount; start += kAtOnce) {
-      KeyRow from[kAtOnce];  // before the copies: reading one after the other, each would wait
+      KeyRow from[kAtOnce];  // before the copies: otherwise each copy would wait for its load
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (chunks.has(start + i)) from[i] = rows[chunks.row(start + i)];

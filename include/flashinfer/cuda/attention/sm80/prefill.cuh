@@ -1,4 +1,4 @@
-// Prefill on CUDA: a tile as large as requests have rows, as far as it fits into shared memory.
+// Prefill on CUDA: tiles with as many rows as requests have, as far as shared memory allows.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,8 @@
 
 namespace flashinfer::cuda {
 
-// 256 columns of outputs are half of a thread's registers with 16 rows of a warp; 128 are with 32.
+// A tile of 256 output columns takes half of a thread's registers at 16 rows per warp. 128 columns do at 32
+// rows.
 template <typename Types, bool kRope = Types::kRope>
 struct PrefillShapes {
   static constexpr bool kWide = Types::HEAD_DIM_VO > 128;
@@ -19,8 +20,8 @@ struct PrefillShapes {
       AttentionShape<Types, AttentionTile<kWide ? 1 : 2, kWide ? 8 : 4, 1, kWide ? 64 : kFewKeys, 2, kWide ? 1 : 2>>;
 };
 
-// Rotating a tile of keys costs as much whatever the rows: they are as many as shared memory holds. It has queries and
-// keys in two parts, three stages, and two tiles' second parts.
+// Rotating a tile of keys costs the same for any number of rows. Tiles therefore have as many rows as shared
+// memory allows, next to queries and keys in two parts, three stages, and the second parts of two tiles.
 template <typename Types>
 struct PrefillShapes<Types, true> {
   static constexpr bool kWide = Types::HEAD_DIM_QK > 128;
@@ -30,7 +31,7 @@ struct PrefillShapes<Types, true> {
   using Large = AttentionShape<Types, AttentionTile<kWide ? 1 : 2, 8, 1, kKeys, 3, 1>>;
 };
 
-// Where the right tile is too large for the device, a smaller one.
+// Falls back to a smaller tile if the best one does not fit on the device.
 template <typename Variant, typename Types, typename P>
 WorkLimits prefill_limits(int64_t rows, int32_t tile_rows, int device) {
   using Shapes = PrefillShapes<Types>;

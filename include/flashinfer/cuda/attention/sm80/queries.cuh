@@ -1,4 +1,4 @@
-// Moving queries of an attention kernel into shared memory, transformed.
+// Copies of queries to shared memory, transformed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-// Eight elements of a row of queries, from `first` on, where products look for them.
+// Stores eight elements of a row of queries, from `first` on, in the order of the products.
 template <typename S>
 __device__ __forceinline__ void put_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
   using T = typename S::DTypeQ;
@@ -25,15 +25,15 @@ __device__ __forceinline__ void put_elements(uint8_t* to, int row, int first, co
   } else if constexpr (S::kFp8Keys) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int place = place_in_8(first + i);
-      *reinterpret_cast<T*>(to + Rows::chunk(Rows::row(0, row), place / 8) + place % 8 * 2) = from_float<T>(x[i]);
+      const int position = position_in_8(first + i);
+      *reinterpret_cast<T*>(to + Rows::chunk(Rows::row(0, row), position / 8) + position % 8 * 2) = from_float<T>(x[i]);
     }
   } else {
     *reinterpret_cast<Vec<T, 8>*>(to + Rows::chunk(Rows::row(0, row), first / 8)) = Vec<T, 8>::from_floats(x);
   }
 }
 
-// Chunk `chunk` of a row of queries and the one half a head further, transformed, into shared memory.
+// Stores chunk `chunk` of a row of queries, and the chunk half a head further, transformed, to shared memory.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void put_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
                                             const Vec<typename S::DTypeQ, 8> (&in)[2], const PairTurns* turns,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void put_queries(const P& params, const Variant& vari
       b[i] = static_cast<float>(variant.QueryTransform(params, b[i]));
     if constexpr (S::kRope) {
       float c, s;
-      find_angle(turns[RotationShape<S>::place(chunk * 8 + i)].position, position, c, s);
+      find_angle(turns[RotationShape<S>::position(chunk * 8 + i)].position, position, c, s);
       rotate(a[i], b[i], c, s);
     }
     a[i] *= sign, b[i] *= sign;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void put_queries(const P& params, const Variant& vari
   put_elements<S>(to, row, chunk * 8 + S::kDQ / 2, b);
 }
 
-// The tile's rows of queries, times `sign`; zeros behind the last.
+// Loads the tile's rows of queries, times `sign`. Rows after the last are zeros.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
                                              int32_t head, uint8_t* to, const PairTurns* turns, float sign) {

@@ -1,4 +1,6 @@
-// One block: a tile of rows of one request and key head against a range of its keys.
+// The portable attention kernel (FlashAttention-2, arXiv 2307.08691). A CTA computes a tile of rows of one
+// request and KV head with a range of its keys. For each tile of keys:
+//   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
 #pragma once
 
 #include <cstdint>
@@ -28,7 +30,7 @@ namespace flashinfer::cuda {
 template <typename Variant, typename S, typename P>
 struct WarpTile {
   using T = typename S::DTypeQ;
-  // Where softmax scales products, it does so with what rotated parts make larger (see rotation.cuh).
+  // Softmax also removes the factor 32/31 of rotated products (see rotation.cuh) if it scales them.
   static constexpr bool kSharesInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
   const P& params;
   const Variant& variant;
@@ -57,15 +59,15 @@ struct WarpTile {
     }
   }
 
-  // Rotates a tile of keys in shared memory, as much of it as is this thread's; what is not left in place goes to
-  // `rotated`.
+  // Rotates this thread's part of a tile of keys in shared memory. The second part, and the first unless it
+  // overwrites the keys, go to `rotated`.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
     rotate_tile<Variant, S>(params, variant, turns, stage, first_keys(stage, rotated), second_keys(rotated), keys.lane,
                             tile_start);
   }
 
-  // One tile of keys and values in shared memory.
+  // Computes one tile of keys and values in shared memory.
   __device__ __forceinline__ void attend(uint32_t stage, uint32_t rotated, int32_t tile_start) {
     if (tile_start >= warp.seen_end || tile_start + S::kKeys <= warp.seen_start) return;
     Products<S> s;
@@ -79,7 +81,7 @@ struct WarpTile {
     }
     if constexpr (Variant::transforms_logits) transform_logits<Variant, S>(s, params, variant, warp, tile_start);
     hide<Variant, S>(s, params, variant, warp, tile_start);
-    if constexpr (Variant::use_softmax) softmax.weigh(s, o);
+    if constexpr (Variant::use_softmax) softmax.exponentiate(s, o);
     multiply_values(s, stage + S::kKBytes);
   }
 
@@ -136,7 +138,7 @@ struct WarpTile {
   }
 };
 
-// Starts the copies of the first tiles: one less than there are stages.
+// Starts the copies of the first tiles, one fewer than stages.
 template <typename S>
 __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages) {
   keys.find_first(stages);
@@ -148,8 +150,8 @@ __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages)
   }
 }
 
-// Computes with a tile and rotates what comes: the one in shared memory, or where several warps share it the next one.
-// Of two warps of a scheduler, one rotates while the tensor cores work for the other.
+// Computes one tile and rotates another: the same one, or the next one if several warps share it. One of a
+// scheduler's two warps rotates while the tensor cores work for the other.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& tile, bool active, const Stages& stages,
                                                int number, int32_t tile_start) {
@@ -175,7 +177,7 @@ __device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& t
   }
 }
 
-// All tiles of a group: one is computed while the copies of the next ones are under way.
+// The mainloop of a group: one tile is computed while the next ones are copied.
 template <typename S, typename Tile, typename Track>
 __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
                                            Track& profiler) {
@@ -209,17 +211,17 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   }
 }
 
-// Which item and key head a block has, and the part of the item's keys that its rows may see at all. Blocks of
-// `heads_together` heads of one item are next to each other; then come the other items, then other heads.
+// Finds the item and KV head of this CTA, and restricts the item's keys to those that its rows may see. CTAs
+// of `heads_together` heads of one item are adjacent. The other items follow, then the other heads.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ bool find_work(const P& params, int heads_together, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
   const int32_t item_and_head = static_cast<int32_t>(blockIdx.x) % (all * heads_together);
   const int32_t index = item_and_head / heads_together;
   head = static_cast<int32_t>(blockIdx.x) / (all * heads_together) * heads_together + item_and_head % heads_together;
-  // Without a plan the last tile comes first: with a causal mask it sees the most.
+  // Without a plan the last tile comes first: with a causal mask it sees the most keys.
   item = params.item(params.items ? index : used - 1 - index);
-  if (index >= used) return false;  // not before the load above: the two loads take the time of one
+  if (index >= used) return false;  // after the load above: the latencies of the two loads overlap
   Mask mask(params, item);
   if constexpr (has_window<Variant>) narrow(mask, Variant(params, static_cast<uint32_t>(item.batch), nullptr));
   const int32_t last_row = min(item.row_start + S::kRows, item.qo_len * static_cast<int32_t>(params.group.divisor)) - 1;
@@ -228,14 +230,14 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
   return true;
 }
 
-// kTickets: the last block of a tile whose keys are split does the merge, see tickets.cuh.
+// kTickets: the last CTA of a tile whose keys are split merges them, see tickets.cuh.
 template <typename Variant, typename S, typename P, bool kTickets = false>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;
   wait_for_inputs();
-  let_next_start();  // it waits for the end of all blocks, and is there when they end
+  let_next_start();  // the next kernel still waits for the end of all CTAs, but is resident by then
   Profiler<P::kProfiler> profiler(params);
   WorkItem item;
   int32_t head;

@@ -1,4 +1,5 @@
-// Decode with merges in the kernel (see tickets.cuh): the portable kernel, whose tiles are cut more finely.
+// Decode on Hopper: the portable kernel with merges in the kernel (see tickets.cuh), whose keys are split
+// more finely.
 #pragma once
 
 #include <flashinfer/cuda/attention/sm80/launch.cuh>
@@ -8,7 +9,7 @@ namespace flashinfer::cuda::sm90 {
 template <typename Types>
 using DecodeShape = AttentionShape<Types, SmallTile<Types>>;
 
-// A cut costs no launch, so that pieces need not be long, and warps need not have the same number of tiles.
+// A split costs no launch. Splits may therefore be short, and warps need not have equal numbers of tiles.
 template <typename Variant, typename Types, typename P>
 WorkLimits decode_limits(int device) {
   using S = DecodeShape<Types>;

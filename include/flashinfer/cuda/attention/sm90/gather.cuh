@@ -1,6 +1,6 @@
-// Tiles of keys or values from pages that are too small for the copy engine: every lane of a warp copies 16 bytes at a
-// time. A warp has less time for a tile than it takes: one for keys and one for values leave the last rows of both to
-// a third, which has nothing to clear where values behind the end come as zeros.
+// Gathers tiles of keys or values from pages that are too small for TMA: every lane of a warp copies 16 bytes
+// at a time. A tile's time is too short for one warp. One warp gathers keys and one values, and a third takes
+// the last rows of both. Values after the end arrive as zeros, so the third warp has nothing to clear.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Whether a cache is gathered. Its full barriers count lanes instead of a box's bytes, and what a lane copied is made
-// visible to the tensor cores by those who wait (copy engine: by itself).
+// Returns true if a cache is gathered. Full barriers then count lanes instead of bytes, and consumers fence
+// the generic writes for the tensor cores. TMA needs no fence.
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
-// Keys or values of one head, gathered by a warp: kNumRows rows of every tile.
+// Gathers keys or values of one head in one warp: kNumRows rows of every tile.
 template <typename S, int kUnits, int kFirstRow, int kNumRows>
 struct Gatherer {
   static constexpr int kRounds = (kNumRows + 31) / 32;
   const KvCache& kv;
   const char* rows;  // of the head
   int64_t page_stride, row_stride;
-  int32_t first_page, first_key, end;  // of the request; keys behind the end become zeros
-  int64_t* table;                      // in shared memory: where the rows of a tile are, of all warps
+  int32_t first_page, first_key, end;  // of the request; keys after the end become zeros
+  int64_t* table;                      // in shared memory: addresses of a tile's rows, of all warps
 
-  // The pages of a tile's rows, those of row r in lane r % 32: looked up before they are needed.
+  // Looks up the pages of a tile's rows before they are needed. Lane r % 32 has row r.
   __device__ __forceinline__ void look_up(int32_t (&pages)[kRounds], int32_t tile) const {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
@@ -35,15 +35,15 @@ struct Gatherer {
     }
   }
 
-  // A tile, to `to`; lanes arrive at `barrier` when what they copied is there.
+  // Copies a tile to `to`. Lanes arrive at `barrier` when their copies are complete.
   __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
                                        uint32_t barrier) const {
-    // As many lanes as a row of a chunk has units share a row, and go through the rows that lie that many groups apart;
-    // four rows' places are read at once.
+    // kLanes lanes share a row of a chunk, one per unit, and take every kGroups-th row. Four addresses are read
+    // together.
     constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = kNumRows / kGroups;
     static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
     auto lane = static_cast<int32_t>(threadIdx.x) % 32;
-    asm volatile("" : "+r"(lane));  // what follows from it is computed for each tile: this warp has few registers
+    asm volatile("" : "+r"(lane));  // recomputes dependent values per tile: this warp has few registers
     __syncwarp();
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
@@ -56,18 +56,18 @@ struct Gatherer {
     __syncwarp();
     const int group = lane / kLanes, unit = lane % kLanes;
     const char* const from = rows + unit * 16;
-    const auto* place = reinterpret_cast<const longlong2*>(table + kFirstRow + group * kRows);
+    const auto* next = reinterpret_cast<const longlong2*>(table + kFirstRow + group * kRows);
     uint32_t at = to + S::Keys::unit(kFirstRow + group, unit);
     int32_t left = end - first_key - tile * S::kKeys - kFirstRow - group;  // rows from the group's first one to the end
-    // From a group's row to its next one the swizzle changes this bit, or none.
+    // From a group's row to its next one, the swizzle changes this bit or none.
     constexpr uint32_t kStep = kGroups * S::kWidth, kFlip = tma_swizzle<S::kWidth>(kStep) ^ kStep;
     static_assert(2 * kStep % S::Keys::kAlignment == 0);
 #pragma unroll 1
-    for (int row = 0; row < kRows; row += 4, place += 2, at += 4 * kStep, left -= 4 * kGroups) {
-      const longlong2 places[2] = {place[0], place[1]};
+    for (int row = 0; row < kRows; row += 4, next += 2, at += 4 * kStep, left -= 4 * kGroups) {
+      const longlong2 offsets[2] = {next[0], next[1]};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const char* const row_from = from + (i % 2 ? places[i / 2].y : places[i / 2].x);
+        const char* const row_from = from + (i % 2 ? offsets[i / 2].y : offsets[i / 2].x);
         const uint32_t row_to = (i % 2 ? at ^ kFlip : at) + i * kStep;
 #pragma unroll
         for (int chunk = 0; chunk < kUnits / kLanes; ++chunk)
@@ -77,15 +77,15 @@ struct Gatherer {
     ptx::mbarrier_arrive_after_cp_async(barrier);
   }
 
-  // All tiles of an item, from the last to the first.
+  // Copies all tiles of an item, from the last to the first.
   template <typename R, typename F>
-  __device__ __forceinline__ void copy_all(const R& ring, int& use, int32_t tiles, F place) const {
+  __device__ __forceinline__ void copy_all(const R& ring, int& use, int32_t tiles, F address) const {
     int32_t pages[kRounds];
     look_up(pages, tiles - 1);
 #pragma unroll 1
     for (int32_t tile = tiles - 1; tile >= 0; --tile, ++use) {
       ring.wait_empty(use);
-      copy(pages, tile, place(use), ring.full(use));
+      copy(pages, tile, address(use), ring.full(use));
       look_up(pages, tile - 1);
     }
   }

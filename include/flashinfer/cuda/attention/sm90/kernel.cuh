@@ -1,4 +1,9 @@
-// The Hopper attention kernel: blocks that stay, a warpgroup that loads and two or three that compute.
+// The Hopper attention kernel (FlashAttention-3, arXiv 2407.08608): persistent CTAs with warp specialisation.
+//   producer warpgroup:  warp 0 loads Q and K, warp 1 loads V, warp 2 clears or transposes V, or gathers
+//                        rows, warp 3 is the scheduler
+//   2 or 3 consumers:    64 rows each; S = Q K^T of a tile overlaps with O += P V of the tile before
+// The online softmax per tile: m' = max(m, rowmax S), P = 2^(S - m'), l = l 2^(m - m') + rowsum P. O is
+// rescaled only if m' - m is large (softmax.cuh).
 #pragma once
 
 #include <cstdint>
@@ -15,10 +20,10 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// A warpgroup that computes: one item after the other.
+// A consumer warpgroup: one item after the other.
 template <typename Variant, typename S, typename P, typename Track>
-__device__ __forceinline__ void compute_all(const P& params, const Maps& maps, const Shared<S>& shared, int group,
-                                            Track& profiler) {
+__device__ __forceinline__ void run_consumer(const P& params, const Maps& maps, const Shared<S>& shared, int group,
+                                             Track& profiler) {
   const typename S::WorkRing works = shared.work_ring();
   const typename S::QueryRing query_ring = shared.query_ring();
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -35,12 +40,12 @@ __device__ __forceinline__ void compute_all(const P& params, const Maps& maps, c
       query_ring.wait_full(query_use);
       prepare_queries<Variant, S>(params, variant, shared, group, query_use);
     }
-    GroupTile<Variant, S, P> tile{
+    ConsumerWarpgroup<Variant, S, P> tile{
         params, shared, work, variant, group, query_use, key_use, softmax_of<S>(params, work, variant), {}, profiler};
     tile.attend(tiles_of<S>(params, work, variant, group));
     key_use = tile.use;
     if (work.tiles > 0) ++query_use;
-    const GroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
+    const WarpgroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
     profiler.turn(Event::kWriteOutput);
     output.write(tile.o, tile.softmax);
     profiler.end(Event::kWriteOutput);
@@ -58,7 +63,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ uint8_t raw[];
   const Shared<S> shared(raw);
   if (threadIdx.x == 0) {
-    shared.init(!is_gathered(params.kv) ? 1 : S::kHelpedRows > 0 ? 64 : 32);
+    shared.init(!is_gathered(params.kv) ? 1 : S::kThirdWarpRows > 0 ? 64 : 32);
     for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.o}) ptx::tma_prefetch(map);
   }
   clear_unused_queries<S>(params, shared);
@@ -67,8 +72,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   let_next_start();
   Profiler<P::kProfiler> profiler(params);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  if (group == S::kGroups) {
-    ptx::setmaxnreg_dec<S::kLoadRegisters>();
+  if (group == S::kConsumers) {
+    ptx::setmaxnreg_dec<S::kProducerRegisters>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) % 4;
     if (warp == 0) {
       load_keys<S>(params, maps, shared, profiler);
@@ -78,16 +83,16 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       if constexpr (S::kFp8) {
         transpose_all<S>(params, shared);
       } else if (is_gathered(params.kv)) {
-        help_gather<S>(params, shared);
+        gather_last_rows<S>(params, shared);
       } else {
-        clear_all<S>(params, shared);
+        clear_tails<S>(params, shared);
       }
     } else if (ptx::elect_one()) {
-      hand_out_work<S>(params, heads_together, shared);
+      schedule_tiles<S>(params, heads_together, shared);
     }
   } else {
-    ptx::setmaxnreg_inc<S::kComputeRegisters>();
-    compute_all<Variant, S>(params, maps, shared, group, profiler);
+    ptx::setmaxnreg_inc<S::kConsumerRegisters>();
+    run_consumer<Variant, S>(params, maps, shared, group, profiler);
   }
   profiler.finish();
 #endif

@@ -1,5 +1,5 @@
-// What fills a block's shared memory: a warp that starts the copies of queries and keys, one for those of values, and
-// one that clears the values behind a request's end, or helps both others where rows are gathered.
+// The producer warps: one loads queries and keys, one loads values. A third clears the values after a
+// request's end, or helps both others if rows are gathered.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Maps of the tensors. Queries and outputs: elements, heads of a group, tokens, key heads; a box has 64 elements of as
-// many tokens as a tile (outputs: a warpgroup) has, or 128 elements of 8 bits. Keys and values: elements, rows (of a
-// page), heads, pages.
+// Maps of the tensors. Queries and outputs: elements, heads of a group, tokens, KV heads. A box has 64
+// elements of 16 bits, or 128 of 8 bits, of a tile's tokens (outputs: a warpgroup's). Keys and values:
+// elements, rows (of a page), heads, pages.
 struct Maps {
   CUtensorMap q, k, v, o;
 };
 
-// Whether values of an item's last tile lie behind the end of the request: they may be anything, and 0 times that is
-// not always 0. Those that are gathered are zeros.
+// Returns true if an item's last tile has values after the end of the request. They may be NaN, and 0 * NaN
+// is NaN. Gathered values are zeros there.
 template <typename S>
 __device__ __forceinline__ bool must_clear(const AttentionParams& params, const Work& work) {
   return work.first_key + work.tiles * S::kKeys > work.kv_len && !is_gathered(params.kv);
@@ -36,7 +36,8 @@ struct TileLoader {
   const Shared<S>& shared;
   const Work& work;
 
-  // Pages of a tile's keys, a lane for each kPageKeys of them. Behind the end: a page that there is not, of zeros.
+  // Returns the pages of a tile's keys, one lane per kPageKeys of them. After the end: a page out of bounds,
+  // of zeros.
   __device__ __forceinline__ int32_t page_of(int32_t tile) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
     const int32_t key = work.first_key + tile * S::kKeys + lane * kPageKeys;
@@ -44,7 +45,7 @@ struct TileLoader {
     return params.kv.indices[work.first_row + static_cast<int32_t>(params.kv.page_size.div(key))];
   }
 
-  // A tile of keys or of values, to `to`; `page` is page_of(tile).
+  // Copies a tile of keys or of values to `to`. `page` is page_of(tile).
   template <int kChunks, int kBytes>
   __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t to, uint32_t barrier, int32_t tile,
                                        int32_t page) const {
@@ -104,8 +105,8 @@ struct TileLoader {
   }
 };
 
-// Tiles of an item from the last to the first, with their pages; those are looked up two tiles ahead. `load` takes a
-// number, a tile and its page.
+// Loops over the tiles of an item from the last to the first, and looks up pages two tiles ahead. `load`
+// takes a use, a tile and its page.
 template <typename S, typename F>
 __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use, F load) {
   const bool paged = loader.params.kv.is_paged();
@@ -119,11 +120,11 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
   }
 }
 
-// Gatherers of an item's keys and of its values: those of the warp that gathers either, or those that help them.
-template <typename S, bool kHelps>
+// Gatherers of an item's keys and values, for the first two warps or for the third.
+template <typename S, bool kThirdWarp>
 struct ItemGatherers {
-  static constexpr int kFirstRow = kHelps ? S::kKeys - S::kHelpedRows : 0;
-  static constexpr int kNumRows = kHelps ? S::kHelpedRows : S::kKeys - S::kHelpedRows;
+  static constexpr int kFirstRow = kThirdWarp ? S::kKeys - S::kThirdWarpRows : 0;
+  static constexpr int kNumRows = kThirdWarp ? S::kThirdWarpRows : S::kKeys - S::kThirdWarpRows;
   using Keys = Gatherer<S, S::kDQ * S::kElement / 16, kFirstRow, kNumRows>;
   using Values = Gatherer<S, S::kDV * S::kElement / 16, kFirstRow, kNumRows>;
 
@@ -149,7 +150,7 @@ struct ItemGatherers {
   }
 };
 
-// One warp: queries and keys of all items.
+// The producer warp of queries and keys of all items.
 template <typename S, typename Track>
 __device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared,
                                           Track& profiler) {
@@ -180,7 +181,7 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
   }
 }
 
-// Another one: values.
+// The producer warp of values.
 template <typename S>
 __device__ __forceinline__ void load_values(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
@@ -206,9 +207,9 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
   }
 }
 
-// One warp, where rows are gathered: the last rows of keys and of values.
+// The third producer warp, if rows are gathered: the last rows of keys and of values.
 template <typename S>
-__device__ __forceinline__ void help_gather(const AttentionParams& params, const Shared<S>& shared) {
+__device__ __forceinline__ void gather_last_rows(const AttentionParams& params, const Shared<S>& shared) {
   using Gatherers = ItemGatherers<S, true>;
   const typename S::WorkRing works = shared.work_ring();
   const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
@@ -222,7 +223,7 @@ __device__ __forceinline__ void help_gather(const AttentionParams& params, const
 #pragma unroll 1
     for (int32_t tile = work.tiles - 1; tile >= 0; --tile, ++tile_use) {
       const Work* same = &work;
-      asm volatile("" : "+l"(same));  // what follows from it is computed for each tile: this warp has few registers
+      asm volatile("" : "+l"(same));  // recomputes dependent values per tile: this warp has few registers
       key_ring.wait_empty(tile_use);
       Gatherers::keys(params.kv, shared, *same).copy(pages, tile, shared.keys(tile_use), key_ring.full(tile_use));
       value_ring.wait_empty(tile_use);
@@ -235,12 +236,13 @@ __device__ __forceinline__ void help_gather(const AttentionParams& params, const
   }
 }
 
-// One warp: values behind the end of requests become zeros before anybody uses them.
+// The third producer warp, if rows are not gathered: clears values after the end of requests before their
+// use.
 template <typename S>
-__device__ __forceinline__ void clear_all(const AttentionParams& params, const Shared<S>& shared) {
+__device__ __forceinline__ void clear_tails(const AttentionParams& params, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
   const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
-  uint32_t parities = 0;  // a bit for each stage
+  uint32_t parities = 0;  // a bit per stage
   int value_use = 0;
   for (int use = 0;; ++use) {
     works.wait_full(use);

@@ -1,4 +1,4 @@
-// From a warpgroup's registers to outputs, or to partial results where a tile's keys are split.
+// Epilogue: writes a warpgroup's registers to outputs, or to partial states if a tile's keys are split.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace flashinfer::cuda::sm90 {
 
 template <typename Variant, typename S, typename P>
-struct GroupOutput {
+struct WarpgroupOutput {
   const P& params;
   const Maps& maps;
   const Shared<S>& shared;
@@ -25,14 +25,14 @@ struct GroupOutput {
   const Variant& variant;
   const int group;
 
-  // A copy of the whole warpgroup's outputs would write rows of the next request, or of the next tile.
+  // Returns false if a copy of all 64 rows would write rows of the next request, or of the next tile.
   __device__ __forceinline__ bool all_rows() const {
     const auto heads = static_cast<int32_t>(params.group.divisor);
     const int32_t end = work.row_start + 64 * (group + 1);
     return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
   }
 
-  // Turns sums into outputs, but those of a part. Writes the lse, or m and l.
+  // Normalises O unless it is a partial state. Writes the lse, or m and l.
   __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
@@ -54,7 +54,7 @@ struct GroupOutput {
     }
   }
 
-  // Row by row, two elements at a time.
+  // Stores row by row, two elements at a time.
   __device__ __forceinline__ void store_rows(const float (&o)[S::kDV / 2]) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
@@ -74,7 +74,7 @@ struct GroupOutput {
     }
   }
 
-  // Through shared memory, one copy for each chunk of 64 columns.
+  // Stores through shared memory, one copy per chunk of 64 columns.
   __device__ __forceinline__ void store_tile(const float (&o)[S::kDV / 2]) const {
     using O = typename S::DTypeO;
     constexpr int kColumns = S::kOutputColumns;
@@ -84,7 +84,7 @@ struct GroupOutput {
     const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start + 64 * group));
 #pragma unroll
     for (int first = 0; first < S::kDV; first += kColumns) {
-      if (first_thread) ptx::bulk_wait_read<0>();  // of what was copied before
+      if (first_thread) ptx::bulk_wait_read<0>();  // of the copy before
       sync();
 #pragma unroll
       for (int i = 0; i < kColumns / 16; ++i) {

@@ -1,5 +1,5 @@
-// What becomes of queries in shared memory before they are used: a variant's transform, and a sign that makes the scale
-// of softmax positive.
+// Changes of queries in shared memory before their use: a variant's transform, and a sign that makes the
+// scale of softmax positive.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Rows behind those of a tile, where its tokens do not fill it: no copy writes them. Whatever they hold, their warps
-// would raise references by it, and results would differ in their last bits from run to run. By all threads.
+// Clears rows after those of a tile if its tokens do not fill it, because no copy writes them. Otherwise
+// their contents could raise the row maxima that a warp shares, and change the last bits of results from run
+// to run. Runs in all threads.
 template <typename S, typename P>
 __device__ __forceinline__ void clear_unused_queries(const P& params, const Shared<S>& shared) {
   const int first = params.tile_rows * S::kWidth, bytes = S::Queries::kChunkBytes;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void clear_unused_queries(const P& params, const Shar
   ptx::fence_proxy_async();
 }
 
-// A warpgroup rewrites its 64 rows, where there is something to do.
+// Rewrites a warpgroup's 64 rows if a transform or a sign is needed.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_queries(const P& params, const Variant& variant, const Shared<S>& shared,
                                                 int group, int query_use) {
@@ -36,7 +37,7 @@ __device__ __forceinline__ void prepare_queries(const P& params, const Variant& 
   uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * S::kWidth;
 #pragma unroll 1
   for (int i = threadIdx.x % 128; i < S::kChunksQ * kUnits; i += 128) {
-    // Elements are transformed each by itself: their order does not matter.
+    // Elements are transformed independently, in any order.
     auto* unit = reinterpret_cast<uint32_t*>(rows + i / kUnits * S::Queries::kChunkBytes + i % kUnits * 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -1,4 +1,4 @@
-// The rows of a warpgroup, the tiles of keys that they see, and what masks and variants do to a tile's logits.
+// The rows of a warpgroup, the tiles of keys that they see, and the masks and variants of a tile's logits.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// A warp's rows of an item, without those that the next tile has.
+// Returns a warp's rows of an item, without those of the next tile.
 template <typename S, typename Variant = AttentionVariantBase>
 __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work,
                                                  const Variant& variant = {}) {
@@ -21,7 +21,8 @@ __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, 
   return rows;
 }
 
-// Scales of 8-bit values: for each query head what its logits are multiplied by, then what its outputs are.
+// Returns the scales of 8-bit queries, keys and values: per query head the factor of its logits, then of its
+// outputs.
 template <typename P>
 __device__ __forceinline__ auto head_scales_of(const P& params, int) -> decltype(params.maybe_head_scales) {
   return params.maybe_head_scales;
@@ -31,7 +32,8 @@ __device__ __forceinline__ const float* head_scales_of(const P&, long) {  // a u
   return nullptr;
 }
 
-// Of a row of this thread; `first`: 0 for logits, the number of query heads for outputs.
+// Returns the fp8 scale of this thread's row: of Q K^T if `first` is 0, of P V if `first` is the number of
+// query heads.
 template <typename S, typename P>
 __device__ __forceinline__ float head_scale(const P& params, const WarpRows<S>& rows, int half, int32_t first) {
   const float* scales = head_scales_of(params, 0);
@@ -57,8 +59,8 @@ __device__ __forceinline__ Softmax<S::kFp8> softmax_of(const P& params, const Wo
   return softmax;
 }
 
-// Tiles of an item that a warpgroup's rows see: [first, end), and [whole_first, whole_end) of these see all rows whole.
-// Of the last one, no row sees a key behind the first `left` ones.
+// Tiles of an item that a warpgroup's rows see: [first, end). In [whole_first, whole_end), all rows see whole
+// tiles. In the last tile, only the first `left` keys are visible to any row.
 struct TileRange {
   int32_t first, end, whole_first, whole_end, left;
 
@@ -75,7 +77,7 @@ FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work
   narrow(mask, variant);
   const auto first = static_cast<int32_t>(params.group.div(first_row));
   const auto last = static_cast<int32_t>(params.group.div(min(first_row + 64, rows) - 1));
-  // Of those keys that the item has, from its first one.
+  // Keys of the item, numbered from its first one.
   const int32_t start = max(mask.begin(first), work.kv_start) - work.first_key;
   const int32_t end = min(mask.end(last), work.kv_end) - work.first_key;
   if (end <= start) return range;
@@ -88,8 +90,8 @@ FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work
   return range;
 }
 
-// Multi-item scoring: a query behind the prefix sees the prefix and its own item, and no key between them. Returns the
-// first key of the item; the prefix's end, or a key before it, where nothing is between.
+// Multi-item scoring: a query after the prefix sees the prefix and its own item, and no key between them.
+// Returns the first key of the item, or the prefix's end or a key before it if nothing is between.
 template <typename S>
 __device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half) {
   const Mask& mask = rows.mask;
@@ -97,7 +99,7 @@ __device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half)
   rows.locate(rows.row(0, half), qo_idx, qo_head);
   const int32_t position = mask.kv_len - mask.qo_len + qo_idx;
   if (position < mask.prefix_len) return mask.prefix_len;
-  return position + 1 - mask.token_pos[position - mask.prefix_len];  // of a delimiter: the key behind it
+  return position + 1 - mask.token_pos[position - mask.prefix_len];  // of a delimiter: the key after it
 }
 
 template <typename S>
@@ -114,15 +116,15 @@ __device__ __forceinline__ void hide_other_items(float (&s)[S::kKeys / 2], const
   }
 }
 
-// Which of a lane's elements of a row have keys before `key`: a bit for each of 32, from number `first` on. Two
-// elements come from each eight keys; keys are counted from that of the first.
+// Returns a bit for each of 32 elements of a lane's row, from number `first` on, set for keys before `key`.
+// Each eight keys give two elements. Keys are counted from that of the first element.
 __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   const auto from = static_cast<uint32_t>(max(key, 0));
   const auto elements = static_cast<int32_t>(from / 8 * 2 + min(from % 8, 2u));
   return __funnelshift_lc(~0u, 0u, static_cast<uint32_t>(max(elements - first, 0)));
 }
 
-// kBorder: some row of the warpgroup does not see the whole tile, which starts at key `tile_start` of the request.
+// Applies masks and variants to logits. kBorder: some row does not see the whole tile at key `tile_start`.
 template <bool kBorder, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
                                                const Work& work, int32_t tile_start, const float* factors) {
@@ -139,7 +141,7 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
     transform_tile<!kBorder, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
   }
   if constexpr (Variant::transforms_logits && Variant::use_softmax) {
-    if (variant.sm_scale_log2 < 0) {  // maxima are those of what is multiplied by a positive scale
+    if (variant.sm_scale_log2 < 0) {  // maxima are taken before a positive scale
 #pragma unroll
       for (int i = 0; i < S::kKeys / 2; ++i) s[i] = -s[i];
     }
@@ -148,7 +150,7 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
   if constexpr (Variant::masks_logits)
     hide_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, hidden);
   if constexpr (kBorder) {
-    // Bits become predicates seven at a time, for which variants and 8 bits leave no registers.
+    // Bits become predicates seven at a time. Variants and 8-bit types leave no registers for that.
     constexpr bool kByBits = !Variant::transforms_logits && !Variant::masks_logits && !S::kFp8;
     const Mask& mask = rows.mask;
     const int32_t lane_key = WarpRows<S>::key(tile_start, 0, 0), window = min(mask.window_left, mask.kv_len);

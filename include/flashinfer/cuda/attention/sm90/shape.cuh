@@ -1,7 +1,7 @@
-// Shapes of the Hopper attention kernel that are known when it is compiled, and what its shared memory holds.
+// Compile-time shapes of the Hopper attention kernel, and its shared memory.
 //
-// A block has kGroups warpgroups that compute, with 64 rows of queries each, and one that loads. All of them go through
-// the same tiles of keys. A block lives as long as the kernel and takes one work item after the other.
+// A CTA has kConsumers warpgroups that compute, with 64 rows of queries each, and one producer warpgroup. All
+// consumers use the same tiles of keys. CTAs are persistent and take one work item after the other.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +12,38 @@
 
 namespace flashinfer::cuda::sm90 {
 
-constexpr int kPageKeys = 16;  // keys that one copy brings where the cache is paged
+constexpr int kPageKeys = 16;  // keys of one copy from a paged cache
 
-// kKeys: keys of a tile. kStages: tiles of keys, and of values, in shared memory. kQueries: tiles of queries there.
-// kOutputColumns: how many columns of the outputs wait there at a time to be copied.
-// kRawStages: tiles of values of 8 bits there that are still to be transposed.
-template <int kGroups_, int kKeys_, int kStages_, int kQueries_, int kOutputColumns_, int kRawStages_ = 1,
-          int kLoadRegisters_ = kGroups_ == 2 ? 40 : 32>
-struct Tile {
-  static constexpr int kRawStages = kRawStages_;
-  static constexpr int kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kQueries = kQueries_;
-  static constexpr int kOutputColumns = kOutputColumns_;
-  static constexpr int kRows = 64 * kGroups, kComputeThreads = 128 * kGroups, kThreads = kComputeThreads + 128;
-  // ptxas compiles for 65536 registers over all threads; the loading warpgroup gives most of its own away.
-  static constexpr int kLoadRegisters = kLoadRegisters_;
-  static constexpr int kComputeRegisters = ((kGroups == 2 ? 504 : 512) - kLoadRegisters) / kGroups;
-  static_assert(kLoadRegisters % 8 == 0 && kComputeRegisters % 8 == 0, "registers come by eights");
-  static_assert(kGroups == 2 || kGroups == 3, "registers are shared out for two or three warpgroups that compute");
+// The configuration of a tile. A kernel's configuration derives from it and adds
+//   kKeys           keys of a tile
+//   kStages         stages of keys, and as many of values
+//   kQueries        tiles of queries in shared memory
+//   kOutputColumns  columns of the outputs that are staged together
+// kRawStages: stages of 8-bit values that are copied and not transposed yet.
+template <int kConsumers_>
+struct TileConfig {
+  static constexpr int kConsumers = kConsumers_, kRawStages = 1, kProducerRegisters = kConsumers == 2 ? 40 : 32;
+};
+
+template <typename Config>
+struct Tile : Config {
+  using Config::kConsumers, Config::kKeys, Config::kProducerRegisters;
+  static constexpr int kRows = 64 * kConsumers, kConsumerThreads = 128 * kConsumers;
+  static constexpr int kThreads = kConsumerThreads + 128;
+  // ptxas compiles for 65536 registers over all threads. The producer warpgroup gives most of its own to the
+  // consumers.
+  static constexpr int kConsumerRegisters = ((kConsumers == 2 ? 504 : 512) - kProducerRegisters) / kConsumers;
+  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0, "registers come by eights");
+  static_assert(kConsumers == 2 || kConsumers == 3, "a CTA has two or three consumer warpgroups");
   static_assert(kKeys % 16 == 0, "pages are copied by 16 keys");
 };
 
-// A work item on its way through a block: what the block's warps need to know of it.
+// A work item in the ring of work, with what the CTA's warps need.
 struct alignas(32) Work : WorkItem {
-  int32_t head;       // of the keys
-  int32_t tiles;      // of keys; -1: there is no more work
-  int32_t first_key;  // of the first tile: kv_start, or less
-  int32_t first_row;  // where the request's pages or rows start
+  int32_t head;       // KV head
+  int32_t tiles;      // tiles of keys; -1: no more work
+  int32_t first_key;  // first key of the first tile, at most kv_start
+  int32_t first_row;  // first page or row of the request
 };
 
 template <typename Types_, typename Tile_>
@@ -48,16 +54,17 @@ struct Shape : Types_, Tile_ {
   static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 64 elements");
   static_assert(sizeof(typename Types::DTypeQ) == sizeof(typename Types::DTypeKV) && !Types::kRope,
                 "keys are used as they are");
-  // Products of 8 bits need values whose keys are contiguous: a warp transposes tiles, from those that were copied.
+  // Products of 8 bits need values with contiguous keys: a warp transposes the copied tiles.
   static constexpr bool kFp8 = Types::kFp8;
-  static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of queries, keys, values
+  static_assert(!kFp8 || kDQ == kDV, "values of 8 bits have the head_dim of keys");
+  static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of an element of queries, keys and values
 
-  // What the pieces shared with other kernels read: fragments of 16 rows and 8 columns.
-  static constexpr int kM = 1, kRowWarps = 4 * Tile::kGroups, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
+  // Names that code shared with the portable kernel reads: fragments of 16 rows and 8 columns.
+  static constexpr int kM = 1, kRowWarps = 4 * Tile::kConsumers, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
 
   static constexpr int kWidth = kDQ * kElement % 128 == 0 && kDV * kElement % 128 == 0 ? 128 : 64;  // of a chunk's row
   using Queries = ChunkedTile<Tile::kRows, kWidth>;
-  using Keys = ChunkedTile<Tile::kKeys, kWidth>;  // and values as they are copied
+  using Keys = ChunkedTile<Tile::kKeys, kWidth>;  // and values as copied
   using Transposed = ChunkedTile<kDV, Tile::kKeys % 128 == 0 ? 128 : Tile::kKeys % 64 == 0 ? 64 : 32>;
   static constexpr int kChunkElements = kWidth / kElement;
   static constexpr int kChunksQ = kDQ / kChunkElements, kChunksV = kDV / kChunkElements;
@@ -67,10 +74,10 @@ struct Shape : Types_, Tile_ {
   static_assert(!kFp8 || (Tile::kKeys % 32 == 0 && kVBytes % 1024 == 0), "steps of products have 32 keys of 8 bits");
   static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0, "outputs leave in whole chunks");
 
-  // Half of a tile's keys, in whole steps of the product with values.
+  // Half of a tile's keys, rounded up to whole steps of P V.
   static constexpr int kHalfKeys = (Tile::kKeys / 2 + 32 / kElement - 1) / (32 / kElement) * (32 / kElement);
 
-  // Shared memory, in this order; the first four start at multiples of 1024.
+  // Shared memory, in this order. The first four parts start at multiples of 1024.
   static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
   static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
   static constexpr int kRawStages = kFp8 ? Tile::kRawStages : 0, kRawAt = kValuesAt + Tile::kStages * kVBytes;
@@ -80,9 +87,9 @@ struct Shape : Types_, Tile_ {
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
-  // Of the warps that gather: rows of a tile that a third warp takes, about as many as the other two have left then;
-  // and where the rows of a tile are.
-  static constexpr int kHelpedRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
+  // For gathering: rows of a tile that the third warp takes, about as many as remain for each of the other
+  // two, and the table of a tile's row addresses.
+  static constexpr int kThirdWarpRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
   static constexpr int kBarrierBytes =
@@ -92,17 +99,17 @@ struct Shape : Types_, Tile_ {
   using Outputs = ChunkedTile<64>;  // of a warpgroup
 };
 
-// The shape of a part of a tile, for what is computed in registers.
+// The shape of the first keys of a tile, for computations in registers.
 template <typename S, int kKeys_>
 struct Part : S {
   static constexpr int kKeys = kKeys_, kNKeys = kKeys / 8;
 };
 
-// A block's shared memory: addresses of tiles and of barriers.
+// A CTA's shared memory: addresses of tiles and of barriers.
 template <typename S>
 struct Shared {
   uint32_t start;  // a multiple of 1024
-  uint8_t* bytes;  // the same
+  uint8_t* bytes;  // the same address as a pointer
 
   __device__ __forceinline__ explicit Shared(uint8_t* raw) {
     const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
@@ -118,7 +125,7 @@ struct Shared {
   __device__ __forceinline__ uint32_t values(int use) const {
     return start + S::kValuesAt + S::KeyRing::stage(use) * S::kVBytes;
   }
-  // Where the outputs of a warpgroup wait to be copied.
+  // Returns the staging buffer of a warpgroup's outputs.
   __device__ __forceinline__ uint32_t output(int group) const {
     return start + S::kOutputAt + group * 64 * S::kOutputColumns * 2;
   }
@@ -146,15 +153,15 @@ struct Shared {
   __device__ __forceinline__ uint32_t raw_values(int use) const {
     return start + S::kRawAt + S::RawRing::stage(use) * S::kVBytes;
   }
-  // Of the stage of values whose rows behind the request's end are still to be cleared.
+  // Returns the barrier of a stage of values whose rows after the request's end are not cleared yet.
   __device__ __forceinline__ uint32_t uncleared(int use) const {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }
 
-  // By one thread, before __syncthreads(). `tile_arrivals` make a tile of keys or values full. Whoever reads a work
-  // slot arrives: a lane of each warp that computes, and those of the three warps that load and clear.
+  // Runs in one thread, before __syncthreads(). `tile_arrivals` complete a tile of keys or values. Every
+  // reader of a work slot arrives: one lane of each consumer warp, and of the three producer warps.
   __device__ __forceinline__ void init(uint32_t tile_arrivals) const {
-    constexpr int kWarps = 4 * S::kGroups;
+    constexpr int kWarps = 4 * S::kConsumers;
     query_ring().init(1, kWarps);
     key_ring().init(tile_arrivals, kWarps);
     value_ring().init(S::kFp8 ? 1 : tile_arrivals, kWarps);

@@ -1,5 +1,6 @@
-// What a warpgroup computes: its rows' attention to an item's tiles of keys, the products of one tile under way while
-// the softmax of the next is computed.
+// The mainloop of a consumer warpgroup: its 64 rows and an item's tiles of keys. O += P V of one tile runs on
+// the tensor cores while the softmax of the next is computed (FlashAttention-3, arXiv 2407.08608, section
+// 3.2).
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,12 @@
 namespace flashinfer::cuda::sm90 {
 
 template <typename Variant, typename S, typename P>
-struct GroupTile {
+struct ConsumerWarpgroup {
   using T = typename S::DTypeQ;
   static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
-  // Weights of 8 bits are e4m3, whatever values are.
+  // P of 8 bits is e4m3 for any type of values.
   static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
-  // Variants leave no registers for a second kind of first tiles.
+  // Variants leave no registers for a second kind of first tile.
   static constexpr bool kHalves = !Variant::transforms_logits && !Variant::masks_logits;
   const P& params;
   const Shared<S>& shared;
@@ -34,7 +35,8 @@ struct GroupTile {
   float o[S::kDV / 2];
   Profiler<P::kProfiler>& profiler;
 
-  // All tiles of the item, from the last to the first. Those that no row sees are waited for, and released.
+  // Computes all tiles of the item, from the last to the first. Tiles that no row sees are waited for and
+  // released.
   __device__ __forceinline__ void attend(const TileRange& range) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
 #pragma unroll
@@ -45,8 +47,8 @@ struct GroupTile {
       uint32_t p[S::kWeightRegisters];
       profiler.turn(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      // Half of the logits, where rows see no more of the tile. Half of the products with its values, and half of a
-      // window's first tile, were no faster: they are more code.
+      // Half of the logits, if rows see no more of the tile. Half of its P V, and half of a window's first
+      // tile, were no faster and need more code.
       if (kHalves && range.left <= S::kHalfKeys) {
         start<S::kHalfKeys>(p, tile, true);
       } else {
@@ -82,7 +84,7 @@ struct GroupTile {
     if (threadIdx.x % 32 == 0) ring.release(use);
   }
 
-  // Gathered tiles were written as ordinary stores are.
+  // Gathered tiles come from generic stores, which need a fence.
   __device__ __forceinline__ void wait_for_tile(const typename S::KeyRing& ring, int use) const {
     ring.wait_full(use);
     if (is_gathered(params.kv)) ptx::fence_proxy_async();
@@ -97,7 +99,7 @@ struct GroupTile {
     ++use;
   }
 
-  // s = q k^T of the first keys of the tile `ahead` of the next one, as many as s has room for
+  // s = q k^T for the first keys of the tile `ahead` of the next one, as many as s holds
   template <int kN>
   __device__ __forceinline__ void multiply_keys(float (&s)[kN], int ahead) const {
     const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kWidth);
@@ -123,7 +125,7 @@ struct GroupTile {
     ptx::warpgroup_commit();
   }
 
-  // Keys behind those of s have no weight.
+  // Packs P. Keys after those of s get 0.
   template <int kN>
   __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters], const float (&s)[kN]) {
 #pragma unroll
@@ -131,7 +133,7 @@ struct GroupTile {
       if (i >= kN * S::kElement / 4) {
         p[i] = 0;
       } else if constexpr (S::kFp8) {
-        // Four keys of a row, in the order in which transposed values have them.
+        // Four keys of a row, in the order of transposed values.
         const int at = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
         p[i] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
       } else {
@@ -146,16 +148,16 @@ struct GroupTile {
                                                       softmax.logits);
   }
 
-  // Returns whether outputs are to be rescaled.
+  // Replaces logits by P. Returns true if O must be rescaled.
   template <int kN>
-  __device__ __forceinline__ bool weigh(float (&s)[kN]) {
+  __device__ __forceinline__ bool exponentiate(float (&s)[kN]) {
     if constexpr (!Variant::use_softmax) return false;
-    const bool raised = softmax.raise(s);
-    softmax.weigh(s);
+    const bool raised = softmax.update_max(s);
+    softmax.exponentiate(s);
     return raised;
   }
 
-  // Weights of the first tile that is computed, of which rows see the first kKeys keys at most; its keys are there.
+  // Computes P of the first tile, of which rows see at most the first kKeys keys. The keys have arrived.
   template <int kKeys>
   __device__ __forceinline__ void start(uint32_t (&p)[S::kWeightRegisters], int32_t tile, bool border) {
     float s[kKeys / 2];
@@ -165,13 +167,13 @@ struct GroupTile {
     ptx::warpgroup_hold(s);
     release(shared.key_ring(), use);
     profiler.turn(Event::kSoftmax);
-    // The code of what variants do to logits is not there twice.
+    // One copy of the code for variants.
     if (border || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
-    weigh(s);
+    exponentiate(s);
     pack_weights(p, s);
   }
 
-  // Keys of `tile` beside values of the tile before, whose weights are in p. All products are waited for within it.
+  // Overlaps S of `tile` with P V of the tile before, whose P is in p. Waits for all of its products.
   template <bool kBorder>
   __device__ __forceinline__ void step(uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
@@ -188,7 +190,7 @@ struct GroupTile {
     release(key_ring, use + 1);
     profiler.turn(Event::kSoftmax);
     prepare<kBorder>(s, tile);
-    const bool raised = weigh(s);
+    const bool raised = exponentiate(s);
     profiler.turn(Event::kGemmPv);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);

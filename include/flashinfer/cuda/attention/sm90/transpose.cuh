@@ -1,5 +1,5 @@
-// Values of 8 bits: a warp turns tiles as they were copied, where elements of a key are next to each other, into tiles
-// where keys are.
+// Transposition of 8-bit values: a warp converts copied tiles, with contiguous elements of a key, to tiles
+// with contiguous keys.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Of 16 keys, those at 4 q to 4 q + 3 are {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}: what a thread has of a row's products is
-// then its part of a left operand.
+// Transposes a tile. In 16 keys, positions 4 q to 4 q + 3 hold keys {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}. A thread's
+// results of a row are then its part of a left operand.
 template <typename S>
 __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   const auto lane = static_cast<int>(threadIdx.x) % 32;
-  // Transposed pairs of elements d, d + 1 of lane 4 g + q are of d = 2 g. A matrix is stored from rows 0, 2, 4, 6, 9,
-  // 11, 13, 15 and another one from the others: eight rows that lie in different banks.
+  // Lane 4 g + q has transposed pairs of elements d, d + 1 with d = 2 g. One matrix is stored from rows 0, 2,
+  // 4, 6, 9, 11, 13, 15 and another from the remaining rows: eight rows in different banks.
   const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
   const int matrix = lane / 8, row = lane % 8, odd = (row < 4) == (matrix % 2 != 0);
   constexpr int kUnits = S::Transposed::kWidth / 16, kSteps = S::kKeys / 32;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   for (int unit = 0; unit < S::kDV / 16; unit += kAcross) {
 #pragma unroll
     for (int start = 0; start < kSteps; start += kBatch) {
-      uint32_t r[kAcross][kBatch][4];  // all are on their way before the first is used
+      uint32_t r[kAcross][kBatch][4];  // all loads come before the first use
 #pragma unroll
       for (int across = 0; across < kAcross; ++across) {
         const uint32_t row_from = from + S::Keys::unit(lane, unit + across);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
       for (int across = 0; across < kAcross; ++across) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          // Whole patterns of the swizzle further; in a row, the unit's number is a part of the address.
+          // Advances by whole patterns of the swizzle. In a row, the unit's number is a part of the address.
           const int group = 2 * (start + i);
           const uint32_t (&from_keys)[4] = r[across][i];
           const uint32_t at =
@@ -58,7 +58,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   }
 }
 
-// Rows [first, kKeys) of a tile become zeros.
+// Clears rows [first, kKeys) of a tile.
 template <typename S>
 __device__ __forceinline__ void clear_rows(uint8_t* values, int32_t first) {
   constexpr int kUnits = S::kWidth / 16;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void clear_rows(uint8_t* values, int32_t first) {
   }
 }
 
-// One warp: the values of all items.
+// The transposing warp: the values of all items.
 template <typename S>
 __device__ __forceinline__ void transpose_all(const AttentionParams& params, const Shared<S>& shared) {
   const typename S::WorkRing works = shared.work_ring();
@@ -91,7 +91,7 @@ __device__ __forceinline__ void transpose_all(const AttentionParams& params, con
       raw.wait_full(value_use);
       if (clears && tile == tiles - 1) {
         clear_rows<S>(shared.bytes + (shared.raw_values(value_use) - shared.start), kept);
-        ptx::fence_proxy_async();  // the copy engine writes there next
+        ptx::fence_proxy_async();  // TMA writes there next
         __syncwarp();
       }
       values.wait_empty(value_use);

@@ -1,5 +1,5 @@
-// Which work a block does: a warp hands its items out to the others, some of them ahead, so that nobody waits for the
-// memory that holds them.
+// The schedule of a persistent CTA: the scheduler warp writes work items ahead of their use into the ring of
+// work.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// The part of an item's keys that its rows may see at all.
+// Restricts an item's keys to those that its rows may see.
 template <typename S>
 FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const Mask mask(params, work);
@@ -19,64 +19,72 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const int32_t last_row = min(work.row_start + params.tile_rows, work.qo_len * group) - 1;
   work.kv_start = max(work.kv_start, mask.begin(static_cast<int32_t>(params.group.div(work.row_start))));
   work.kv_end = min(work.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row))));
-  // Copies of pages start at multiples of their keys. Pages of keys that nobody sees may be nobody's.
+  // Copies from pages start at multiples of kPageKeys. A page of keys that no row sees may not exist.
   work.first_key = is_gathered(params.kv) ? work.kv_start : work.kv_start / kPageKeys * kPageKeys;
   work.tiles = work.kv_end > work.kv_start ? (work.kv_end - work.first_key + S::kKeys - 1) / S::kKeys : 0;
 }
 
-// Which numbers of a list a block takes. The list has `sections` equal parts, in each of which longer items come first,
-// and is gone through in turns of one number for each block. Every second turn goes backwards, and a turn starts at the
-// block behind the one where the turn before ended: what blocks have to do differs by 2.5 % in the mean.
-struct Turns {
-  int32_t section, blocks, block, sections;  // section: numbers of one
-  int32_t turns, last;                       // of a section; numbers of its last turn
-  int32_t first = 0, at = 0, turn = 0;       // first: the block that starts; at: the section; turn: of all
+// The numbers of a list that a CTA takes. The list has `sections` equal sections, each with longer items
+// first. A section is taken in rounds of one number per CTA. Every second round runs backwards, and a section
+// starts at the CTA after the last one of the section before:
+//   5 CTAs, sections of 9 numbers:    CTA 0   1   2   3   4
+//     section 0, round 0, forwards       0   1   2   3   4
+//                round 1, backwards      8   7   6   5   -
+//     section 1, round 0, forwards      10  11  12  13   9
+//                round 1, backwards     16  15  14   -  17
+// CTAs differ by 2.5 % of the mean work.
+struct SnakeSchedule {
+  int32_t section_size, sections, cta, ctas;
+  int32_t rounds, last_length;     // of a section; numbers of its last round
+  int32_t first_cta = 0;           // takes the first number of the section
+  int32_t section = 0, round = 0;  // round counts over all sections
 
-  FLASHINFER_HD Turns(int32_t section_, int32_t sections_, int32_t block_, int32_t blocks_)
-      : section(section_), blocks(blocks_), block(block_), sections(sections_) {
-    turns = (section + blocks - 1) / blocks, last = section - (turns - 1) * blocks;
+  FLASHINFER_HD SnakeSchedule(int32_t section_size_, int32_t sections_, int32_t cta_, int32_t ctas_)
+      : section_size(section_size_), sections(sections_), cta(cta_), ctas(ctas_) {
+    rounds = (section_size + ctas - 1) / ctas;
+    last_length = section_size - (rounds - 1) * ctas;
   }
 
-  // False where there is no more.
+  // Sets the next number. Returns false after the last.
   FLASHINFER_HD bool next(int32_t& number) {
-    while (section > 0 && at < sections) {
-      const int32_t turn_of_section = turn - at * turns;
-      const bool is_last = turn_of_section == turns - 1, backwards = turn % 2 != 0;
-      const int32_t length = is_last ? last : blocks;
-      const int32_t place = block >= first ? block - first : block - first + blocks;
-      number = at * section + turn_of_section * blocks + (backwards ? length - 1 - place : place);
-      ++turn;
-      if (is_last) ++at, first = (first + last) % blocks;
-      if (place < length) return true;
+    while (section_size > 0 && section < sections) {
+      const int32_t round_of_section = round - section * rounds;
+      const bool is_last = round_of_section == rounds - 1, backwards = round % 2 != 0;
+      const int32_t length = is_last ? last_length : ctas;
+      const int32_t index = cta >= first_cta ? cta - first_cta : cta - first_cta + ctas;
+      number = section * section_size + round_of_section * ctas + (backwards ? length - 1 - index : index);
+      ++round;
+      if (is_last) ++section, first_cta = (first_cta + last_length) % ctas;
+      if (index < length) return true;
     }
     return false;
   }
 };
 
-// Item and head number `number` of all. All items of `heads_together` heads come first, the heads of an item next to
-// each other; then those of other heads.
+// Returns item and head number `number`. All items of `heads_together` heads come first, and the heads of an
+// item are adjacent. The items of the other heads follow.
 __device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int heads_together, int32_t items,
                                             int32_t number, int32_t& head) {
   const int32_t of_section = items * heads_together, section = number / of_section, rest = number % of_section;
   const int32_t index = rest / heads_together;
   head = section * heads_together + rest % heads_together;
-  // Without a plan the last tile comes first: with a causal mask it sees the most.
+  // Without a plan the last tile comes first: with a causal mask it sees the most keys.
   return params.item(params.items ? index : items - 1 - index);
 }
 
-// One lane.
+// The scheduler: writes the next work item into the ring until none is left. Runs in one lane.
 template <typename S>
-__device__ __forceinline__ void hand_out_work(const AttentionParams& params, int heads_together,
-                                              const Shared<S>& shared) {
+__device__ __forceinline__ void schedule_tiles(const AttentionParams& params, int heads_together,
+                                               const Shared<S>& shared) {
   const typename S::WorkRing ring = shared.work_ring();
   const int32_t items = params.num_items();
-  Turns turns(items * heads_together, params.num_kv_heads / heads_together, static_cast<int32_t>(blockIdx.x),
-              static_cast<int32_t>(gridDim.x));
+  SnakeSchedule schedule(items * heads_together, params.num_kv_heads / heads_together, static_cast<int32_t>(blockIdx.x),
+                         static_cast<int32_t>(gridDim.x));
   int32_t number;
   for (int use = 0;; ++use) {
     Work work{};
     work.tiles = -1;
-    if (turns.next(number)) {
+    if (schedule.next(number)) {
       static_cast<WorkItem&>(work) = item_of(params, heads_together, items, number, work.head);
       work.first_row = params.kv.indptr ? params.kv.indptr[work.batch] : 0;
       find_keys<S>(params, work);

@@ -1,14 +1,17 @@
-// The Hopper kernel of attention's gradients: blocks that stay, a warpgroup that moves tiles and two that compute.
+// The Hopper kernel of attention's gradients: persistent CTAs with a producer warpgroup and two consumers.
 //
-// Of a pair of tiles five products are computed, 10 * 64 * 128 * 128 FLOPs at head_dim 128 in 2,560 cycles of the
-// tensor cores. The gradients of keys and values stay in registers. That of queries is a sum over tiles of keys, which
-// other blocks have: each adds its part, 32 KB, to floats in L2, in the order of keys, so that every run has the same
-// bits. The alternative, a second kernel with a tile of queries for each block, needs seven products, 1.4 times the
-// FLOPs; partial sums of each tile of keys apart would be as many bytes as there are tiles, times the floats' 4 bytes a
-// query and column: 16 GB at 16,384 tokens of 16 heads.
+//   P = 2^(Q K^T - lse),   dV += P^T dO,   dS = P * (dO V^T - delta),   dK += dS^T Q,   dQ += dS K
+// The formulas are those of FlashAttention-2 (arXiv 2307.08691), the warp roles those of FlashAttention-3
+// (arXiv 2407.08608). A pair of tiles needs five products: 10 * 64 * 128 * 128 FLOPs at head_dim 128, 2,560
+// cycles of the tensor cores. dK and dV stay in registers. dQ is a sum over tiles of keys in different CTAs.
+// Each CTA adds its part, 32 KB, to floats in L2 in the order of keys, so that every run has equal bits.
 //
-// A block waits for its turn only with a warp that computes nothing, and only for tiles of keys that were taken before
-// its own: somebody never waits, so that all end.
+// The alternative, a second kernel with a CTA per tile of queries, needs seven products, 1.4 times the FLOPs.
+// Separate partial sums for each tile of keys would take 4 bytes per query, column and tile: 16 GB at 16,384
+// tokens of 16 heads.
+//
+// Only the warp that adds dQ waits for other CTAs, and only for lower-numbered tiles of keys. The
+// lowest-numbered unfinished tile never waits, so there is no deadlock.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +27,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// A warpgroup's sums as 64 rows of a gradient, of T or of float where several blocks share a tile.
+// Writes a warpgroup's sums as 64 rows of a gradient, of T, or of float if several CTAs share a tile.
 template <typename T, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, int32_t head, int32_t rows,
                                            const float (&sums)[kColumns / 2], float scale) {
@@ -94,8 +97,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   __syncthreads();
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  if (group == S::kGroups) {
-    ptx::setmaxnreg_dec<S::kLoadRegisters>();
+  if (group == S::kConsumers) {
+    ptx::setmaxnreg_dec<S::kProducerRegisters>();
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0) % 4;
     if (warp == 0) {
       if (ptx::elect_one()) BackwardLoad<S>{p, table, maps, memory, shared}.run();
@@ -103,7 +106,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       if (ptx::elect_one()) add_sums<S>(memory, shared);
     }
   } else {
-    ptx::setmaxnreg_inc<S::kComputeRegisters>();
+    ptx::setmaxnreg_inc<S::kConsumerRegisters>();
     compute_gradients<S>(p, shared, group);
   }
 #endif

@@ -1,4 +1,4 @@
-// The Hopper kernel of attention's gradients from the host: what it serves, its memory, maps and launches.
+// Host side of the Hopper kernel of attention's gradients: conditions, workspace, tensor maps and launches.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// All requests' tiles, numbered in the order of `entries`. Returns how many there are of queries.
+// Numbers the tiles of all requests in the order of `entries`. Returns the number of tiles of queries.
 template <typename S>
 int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   int64_t queries = 0;
@@ -27,8 +27,8 @@ int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   return queries;
 }
 
-// Into how many parts the queries that a tile of keys sees are split, as many heads as share them at most: until no
-// block has more to do than its share of all.
+// Returns the number of splits of the queries that a tile of keys sees, at most as many as heads share the
+// keys. Splits grow until no CTA has more work than the mean.
 template <typename S>
 int32_t hopper_splits(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;
@@ -49,7 +49,7 @@ int32_t hopper_splits(const PrefillBackwardParams& p, const std::vector<Backward
 
 inline int64_t whole_lines(int64_t floats) { return (floats + 31) / 32 * 32; }
 
-// Floats of the parts of p.memory: counters; rows; sums of queries' gradients; and parts of keys' gradients.
+// Floats of each part of p.memory: counters, rows, sums of dQ, and partial sums of dK and dV.
 template <typename S>
 struct MemorySizes {
   int64_t counters, rows, queries, keys;
@@ -69,8 +69,8 @@ int64_t plan_hopper_shape(PrefillBackwardParams& p, const Launch& where) {
   return (sizes.counters + sizes.rows + sizes.queries + sizes.keys) * static_cast<int64_t>(sizeof(float));
 }
 
-// Rows of a tile of one head. Expanded tensors have strides of 0, which the driver takes; a single token's or head's
-// stride may be any number.
+// Returns a map of one head's rows of a tile. Expanded tensors have strides of 0, which the driver accepts.
+// The stride of a single token or head may be any number.
 template <typename S>
 CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box) {
   return tensor_map<128, 3>(map_type<typename S::T>(), 2,
@@ -86,7 +86,7 @@ void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
   const int64_t query_tiles = number_tiles<S>(entries);
   const MemorySizes<S> sizes(p, query_tiles);
   BackwardMemory memory{};
-  memory.taken = reinterpret_cast<uint32_t*>(p.memory), memory.turns = memory.taken + 1;
+  memory.next_work = reinterpret_cast<uint32_t*>(p.memory), memory.added = memory.next_work + 1;
   memory.rows = p.memory + sizes.counters, memory.sums = memory.rows + sizes.rows;
   p.sums = memory.sums + sizes.queries;
   memory.query_tiles = static_cast<int32_t>(query_tiles);
@@ -117,8 +117,8 @@ void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
   if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
 }
 
-// Whether the kernel is faster than the portable one, and right: it has no windows, biases and caps, and a tile of its
-// own for each request, however short.
+// Returns true if the kernel is correct and faster than the portable one. It has no windows, biases or caps,
+// and each request takes whole tiles, however short it is.
 template <typename S>
 bool serves_hopper_shape(const PrefillBackwardParams& p, const Launch& where) {
   if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;

@@ -1,4 +1,4 @@
-// The warps that compute nothing: one brings tiles into shared memory, one takes sums of queries' gradients out of it.
+// The warps of the producer warpgroup: one loads tiles into shared memory, one adds dQ to global memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// By one thread.
+// Loads all tiles of the CTA. Runs in one thread.
 template <typename S>
 struct BackwardLoad {
   const PrefillBackwardParams& params;
@@ -26,7 +26,7 @@ struct BackwardLoad {
     const int64_t pieces = backward_pieces(params, memory);
     const typename S::WorkRing works = shared.work_ring();
     for (int use = 0, key_use = 0, query_use = 0;; ++use) {
-      const uint32_t number = atomicAdd(memory.taken, 1);
+      const uint32_t number = atomicAdd(memory.next_work, 1);
       works.wait_empty(use);
       BackwardWork& work = shared.work(use);
       if (number >= pieces) {
@@ -37,30 +37,30 @@ struct BackwardLoad {
       work = find_backward_work<S>(params, table, number);
       works.arrive_full(use);
       if (work.steps == 0) continue;
-      BackwardWalk walk(work);
-      for (int32_t step = 0; step < work.steps; ++step, ++query_use, walk.advance()) {
-        load_queries(walk, query_use);
+      QueryTileCursor cursor(work);
+      for (int32_t step = 0; step < work.steps; ++step, ++query_use, cursor.advance()) {
+        load_queries(cursor, query_use);
         if (step == 0) load_keys(work, key_use++);
       }
     }
   }
 
  private:
-  __device__ __forceinline__ void load_queries(const BackwardWalk& walk, int use) const {
+  __device__ __forceinline__ void load_queries(const QueryTileCursor& cursor, int use) const {
     const typename S::QueryRing queries = shared.query_ring(), grads = shared.grad_ring();
-    const int32_t token = walk.work.qo_start + walk.tile * S::kQueries;
-    const int64_t number = memory.number(walk.head, walk.work.numbered_from + walk.tile);
+    const int32_t token = cursor.work.qo_start + cursor.tile * S::kQueries;
+    const int64_t number = memory.number(cursor.head, cursor.work.numbered_from + cursor.tile);
     queries.wait_empty(use);
     ptx::mbarrier_arrive_expect_tx(queries.full(use), S::kQueryBytes + S::kRowBytes);
     for (int c = 0; c < S::kChunks; ++c)
       ptx::tma_load(shared.queries(use) + c * S::Queries::kChunkBytes, &maps.q, queries.full(use), 64 * c, token,
-                    walk.head);
+                    cursor.head);
     ptx::bulk_load(shared.rows(use), memory.rows + number * (2 * S::kQueries), S::kRowBytes, queries.full(use));
     grads.wait_empty(use);
     ptx::mbarrier_arrive_expect_tx(grads.full(use), S::kQueryBytes);
     for (int c = 0; c < S::kChunks; ++c)
       ptx::tma_load(shared.grads(use) + c * S::Queries::kChunkBytes, &maps.grad, grads.full(use), 64 * c, token,
-                    walk.head);
+                    cursor.head);
   }
 
   __device__ __forceinline__ void load_keys(const BackwardWork& work, int use) const {
@@ -75,7 +75,7 @@ struct BackwardLoad {
   }
 };
 
-// Adds this block's part of each tile of queries when it is its turn: the tiles of keys before have added theirs. By
+// Adds this CTA's part to each tile of dQ after all lower-numbered tiles of keys have added theirs. Runs in
 // one thread.
 template <typename S>
 __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const BackwardShared<S>& shared) {
@@ -85,16 +85,16 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
     works.wait_full(use);
     const BackwardWork& work = shared.work(use);
     if (work.steps < 0) return;
-    const auto turn = static_cast<uint32_t>(work.tile);
-    BackwardWalk walk(work);
-    for (int32_t step = 0; step < work.steps; ++step, ++sum_use, walk.advance()) {
-      const int64_t number = memory.number(walk.head, work.numbered_from + walk.tile);
+    const auto order = static_cast<uint32_t>(work.tile);
+    QueryTileCursor cursor(work);
+    for (int32_t step = 0; step < work.steps; ++step, ++sum_use, cursor.advance()) {
+      const int64_t number = memory.number(cursor.head, work.numbered_from + cursor.tile);
       float* to = memory.sums + number * (S::kSumBytes / 4);
       sums.wait_full(sum_use);
-      while (ptx::load_acquire(memory.turns + number) != turn) {
+      while (ptx::load_acquire(memory.added + number) != order) {
       }
       ptx::fence_proxy_async_global();
-      if (turn == 0) {
+      if (order == 0) {
         ptx::bulk_store(to, shared.sums(sum_use), S::kSumBytes);
       } else {
         ptx::bulk_add(to, shared.sums(sum_use), S::kSumBytes);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
       sums.release(sum_use);
       ptx::bulk_wait<0>();
       ptx::fence_proxy_async_global();
-      ptx::store_release(memory.turns + number, turn + 1);
+      ptx::store_release(memory.added + number, order + 1);
     }
     works.release(use);
   }

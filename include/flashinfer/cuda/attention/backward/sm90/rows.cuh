@@ -1,5 +1,5 @@
-// The kernels before and behind the Hopper kernel of attention's gradients: what queries' weights are made with, by
-// tiles, and gradients of queries from sums that are in the order of registers.
+// Two small kernels around the Hopper kernel of attention's gradients: one computes lse and delta by tiles,
+// the other converts sums of dQ from register order.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace flashinfer::cuda::sm90 {
 
 constexpr int kBackwardRowThreads = 256;
 
-// A tile of queries of a table; `tile` becomes its number in the request.
+// Returns the request of a tile of queries. `tile` becomes its number in the request.
 __device__ __forceinline__ const BackwardEntry& find_queries(const BackwardTable& table, int32_t& tile) {
   int low = 0;
   for (int high = table.count; high - low > 1;) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ const BackwardEntry& find_queries(const BackwardTable
   return table.at[low];
 }
 
-// A block for each tile of queries, from first_tile on, and head.
+// One CTA per tile of queries, from first_tile on, and head.
 template <typename S>
 __global__ void __launch_bounds__(kBackwardRowThreads)
     backward_rows_kernel(const __grid_constant__ PrefillBackwardParams p, const __grid_constant__ BackwardTable table,
@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
   using T = typename S::T;
   constexpr int kLanes = S::kDim / 8, kAtOnce = kBackwardRowThreads / kLanes;
   const auto head = static_cast<int32_t>(blockIdx.y);
-  if (threadIdx.x == 0 && blockIdx.x == 0 && head == 0) *memory.taken = 0;
+  if (threadIdx.x == 0 && blockIdx.x == 0 && head == 0) *memory.next_work = 0;
   auto tile = static_cast<int32_t>(blockIdx.x) + first_tile;
   if (static_cast<int32_t>(blockIdx.x) >= tiles) return;
   const int64_t number = memory.number(head, tile);
   const BackwardEntry& one = find_queries(table, tile);
-  if (threadIdx.x == 0) memory.turns[number] = 0;
+  if (threadIdx.x == 0) memory.added[number] = 0;
   float* to = memory.rows + number * (2 * S::kQueries);
   for (int i = threadIdx.x / kLanes; i < S::kQueries; i += kAtOnce) {
     const int32_t row = tile * S::kQueries + i;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
   }
 }
 
-// A block for each tile of queries and head. A thread has eight columns of two rows, 64 bytes, at a time.
+// One CTA per tile of queries and head. A thread converts eight columns of two rows, 64 bytes, at a time.
 template <typename S>
 __global__ void __launch_bounds__(kBackwardRowThreads)
     backward_queries_kernel(const __grid_constant__ PrefillBackwardParams p,
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
   mask.columns<false>(tile * S::kQueries, min((tile + 1) * S::kQueries, one.qo_len) - 1, begin, end);
 #pragma unroll
   for (int i = threadIdx.x; i < S::kSumBytes / 64; i += kBackwardRowThreads) {
-    const int columns = i % 8, quad = i / 8 % 32, group = i / 256;  // of a warpgroup's quads each has rows g and g + 8
+    const int columns = i % 8, quad = i / 8 % 32, group = i / 256;  // a quad of a warpgroup has rows g and g + 8
     float4 quarter[4] = {};
     if (begin < end) {
 #pragma unroll

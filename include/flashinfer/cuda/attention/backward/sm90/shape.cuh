@@ -1,4 +1,4 @@
-// Tiles of the Hopper kernel of attention's gradients, and a block's shared memory.
+// Shapes of the Hopper kernel of attention's gradients, and a CTA's shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -11,31 +11,32 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// What a block does: the gradients of a tile of keys, from `steps` tiles of queries, the last of a head first.
+// The work of a CTA: the gradients of a tile of keys, from `steps` tiles of queries, the last of a head
+// first.
 struct BackwardWork {
-  int32_t steps;  // negative: there is no more work
+  int32_t steps;  // negative: no more work
   int32_t qo_start, qo_len, kv_start, kv_len;
   int32_t tile, kv_head, part;            // of keys
   int32_t query_head, query_tile;         // of the first step
-  int32_t first_query_tile, query_tiles;  // those of a head that see the keys: [first, tiles)
-  int32_t numbered_from;                  // number of the request's first tile of queries among all
+  int32_t first_query_tile, query_tiles;  // [first, tiles): those of a head that see the keys
+  int32_t numbered_from;                  // number of the request's first tile of queries, over all requests
 };
 
 template <typename T_, int kDim_>
 struct BackwardShape {
   using T = T_;
   static constexpr int kDim = kDim_, kKeys = 128, kQueries = 8192 / kDim;
-  static constexpr int kGroups = 2, kWarps = 4 * kGroups;  // that compute; each has 64 keys
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kLoadRegisters = 24, kComputeRegisters = 240;
+  static constexpr int kConsumers = 2, kWarps = 4 * kConsumers;  // consumers, with 64 keys each
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static constexpr int kChunks = kDim / 64;
   static_assert(kDim == 64 || kDim == 128, "a warpgroup has 64 x 64 of the gradient of a tile of queries");
 
-  using Keys = ChunkedTile<kKeys>;  // and values; also the gradients of logits: chunks of 64 queries, rows are keys
-  using Queries = ChunkedTile<kQueries>;  // and the gradients of outputs
+  using Keys = ChunkedTile<kKeys>;        // and values; also dS: chunks of 64 queries, rows are keys
+  using Queries = ChunkedTile<kQueries>;  // and dO
   static constexpr int kKeyBytes = kKeys * kDim * 2, kQueryBytes = kQueries * kDim * 2;
   static constexpr int kLogitBytes = kKeys * kQueries * 2, kSumBytes = kQueries * kDim * 4;
-  static constexpr int kRowBytes = kQueries * 8;  // the lse of each, then the delta of each
+  static constexpr int kRowBytes = kQueries * 8;  // the lse of each row, then the delta of each
   static constexpr int kStages = 2, kSumStages = kDim == 128 ? 2 : 1;
   using KeyRing = Ring<1>;
   using QueryRing = Ring<kStages>;
@@ -43,14 +44,14 @@ struct BackwardShape {
   using SumRing = Ring<kSumStages>;
   using WorkRing = Ring<2>;
 
-  // Shared memory, in this order; all but the rows at multiples of 1024.
+  // Shared memory, in this order. All parts except the rows start at multiples of 1024.
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes;
   static constexpr int kGradsAt = kQueriesAt + kStages * kQueryBytes, kLogitsAt = kGradsAt + kStages * kQueryBytes;
   static constexpr int kSumsAt = kLogitsAt + 2 * kLogitBytes, kRowsAt = kSumsAt + kSumStages * kSumBytes;
   static constexpr int kSharedBytes = kRowsAt + kStages * kRowBytes + 1024;  // the start is rounded up
 };
 
-// Small things in shared memory: there are none where there is no code for 9.0a, which tells the launch.
+// Static shared memory. It is empty without code for 9.0a, which the launch detects.
 template <typename S>
 struct BackwardBarriers {
   uint64_t barriers[(S::KeyRing::kBytes + 2 * S::QueryRing::kBytes + S::LogitRing::kBytes + S::SumRing::kBytes +
@@ -104,12 +105,12 @@ struct BackwardShared {
     return {sum_ring().barriers + S::SumRing::kBytes};
   }
 
-  // By one thread, before __syncthreads(). A lane of each warp arrives.
+  // Runs in one thread, before __syncthreads(). One lane of each warp arrives.
   __device__ __forceinline__ void init() const {
     key_ring().init(1, S::kWarps);
     query_ring().init(1, S::kWarps);
     grad_ring().init(1, S::kWarps);
-    logit_ring().init(S::kWarps, 1);  // nobody waits until one is empty: see BackwardTile
+    logit_ring().init(S::kWarps, 1);  // no empty barrier is waited for: see BackwardTile
     sum_ring().init(S::kWarps, 1);
     work_ring().init(1, S::kWarps + 1);
     ptx::mbarrier_fence_init();

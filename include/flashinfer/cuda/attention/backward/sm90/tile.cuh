@@ -1,9 +1,8 @@
-// What two warpgroups compute, each for its 64 keys of a tile: the products with one tile of queries after the other.
+// The two consumer warpgroups: each computes 64 keys of a tile with one tile of queries after the other.
 //
-// Logits are computed with keys as rows, so that weights and their gradients are in registers as the left operands of
-// dv and dk. The gradients of logits go to shared memory besides: the gradient of the queries is a sum over the keys of
-// both warpgroups, each of which computes 64 x 64 of it. While that is under way, logits of the next tile are computed;
-// their exponentials, while the products of outputs' gradients and values are.
+// S is computed with keys as rows, so that P and dS are in registers as the left operands of dV and dK. dS
+// also goes to shared memory: dQ is a sum over the keys of both warpgroups, and each computes 64 x 64 of it.
+// Meanwhile, S of the next tile is computed. Its exponentials overlap with the product dO V^T.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Uses of the rings by a warpgroup.
+// A warpgroup's use counters of the rings.
 struct BackwardUses {
   int work = 0, key = 0, query = 0, sum = 0;
 };
@@ -50,14 +49,14 @@ struct BackwardTile {
       clear<typename S::Keys>(shared.values(), rows);
       meet();
     }
-    BackwardWalk walk(work);
-    wait_queries(walk.tile, uses.query);
+    QueryTileCursor cursor(work);
+    wait_queries(cursor.tile, uses.query);
     float s[kLogits], dq[32] = {};
     multiply_keys(s, uses.query);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
 #pragma unroll 1
-    for (int32_t step = 0; step < work.steps; ++step) this->step(s, dq, walk, step);
+    for (int32_t step = 0; step < work.steps; ++step) this->step(s, dq, cursor, step);
     release(keys, uses.key++);
     put_sums(dq);
   }
@@ -68,19 +67,19 @@ struct BackwardTile {
     if (threadIdx.x % 32 == 0) ring.release(use);
   }
 
-  // Rows behind the request's end are zeros: they may be of the next one, or no numbers.
+  // Clears rows after the request's end: they may belong to the next request, or hold NaN.
   template <typename Rows>
   __device__ __forceinline__ static void clear(uint32_t tile, int32_t rows) {
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c) {
 #pragma unroll 1
-      for (uint32_t at = rows * 128 + threadIdx.x * 16; at < Rows::kChunkBytes; at += S::kGroups * 128 * 16)
+      for (uint32_t at = rows * 128 + threadIdx.x * 16; at < Rows::kChunkBytes; at += S::kConsumers * 128 * 16)
         ptx::store_shared_16(tile + c * Rows::kChunkBytes + at, uint4{0, 0, 0, 0});
     }
   }
   __device__ __forceinline__ static void meet() {
     ptx::fence_proxy_async();
-    ptx::named_barrier<128 * S::kGroups>(1);
+    ptx::named_barrier<128 * S::kConsumers>(1);
   }
 
   __device__ __forceinline__ void wait_queries(int32_t tile, int use) const {
@@ -100,7 +99,7 @@ struct BackwardTile {
     }
   }
 
-  // s = rows of a (keys or values) times those of b (queries or outputs' gradients)
+  // s = rows of a (keys or values) times rows of b (queries or dO)
   __device__ __forceinline__ void multiply(float (&s)[kLogits], uint32_t a_at, uint32_t b_at) const {
     const uint64_t a = S::Keys::k_contiguous(a_at + group * 64 * 128), b = S::Queries::k_contiguous(b_at);
     ptx::warpgroup_fence();
@@ -125,7 +124,7 @@ struct BackwardTile {
     ptx::warpgroup_commit();
   }
 
-  // The group's part of the gradient of the queries: 64 columns of all, or all columns of 64.
+  // dq = the warpgroup's part of dQ: 64 of all columns, or all columns of 64.
   __device__ __forceinline__ void multiply_logits(float (&dq)[32], int use) const {
     const int of_queries = S::kChunks == 1 ? group : 0, of_columns = S::kChunks == 1 ? 0 : group;
     const uint64_t a = S::Keys::n_contiguous(shared.logits(use) + of_queries * S::Keys::kChunkBytes);
@@ -138,8 +137,8 @@ struct BackwardTile {
     ptx::warpgroup_commit();
   }
 
-  // Logits become weights.
-  __device__ __forceinline__ void weigh(float (&s)[kLogits], uint32_t rows, int32_t query_tile) const {
+  // P = 2^(S - lse), in place
+  __device__ __forceinline__ void recompute_p(float (&s)[kLogits], uint32_t rows, int32_t query_tile) const {
     const float scale = params.sm_scale * math::log2e;
     const uint32_t lse_at = rows + threadIdx.x % 4 * 8;
 #pragma unroll
@@ -166,7 +165,7 @@ struct BackwardTile {
     }
   }
 
-  // Weights and the products of outputs' gradients and values become operands.
+  // Packs P and dS = P * (dP - delta) as operands. `weights` is P, `products` is dP.
   __device__ __forceinline__ void differentiate(const float (&weights)[kLogits], const float (&products)[kLogits],
                                                 uint32_t (&p)[kPairs], uint32_t (&ds)[kPairs], uint32_t rows) const {
     const uint32_t delta_at = rows + S::kQueries * 4 + threadIdx.x % 4 * 8;
@@ -208,23 +207,23 @@ struct BackwardTile {
     ++uses.sum;
   }
 
-  // A tile of queries, whose logits are in s; then those of the next are, or those of the last once more. Gradients of
-  // logits have two places in turn: who writes one again has seen the other filled since, by warps that had read it.
-  __device__ __forceinline__ void step(float (&s)[kLogits], float (&dq)[32], BackwardWalk& walk, int32_t number) {
+  // One tile of queries. S is ready at entry. At exit, s has S of the next tile, or of the last one again. dS
+  // has two buffers in turn: a warp that overwrites one has seen the other one filled after its last read.
+  __device__ __forceinline__ void step(float (&s)[kLogits], float (&dq)[32], QueryTileCursor& cursor, int32_t number) {
     const int use = uses.query, next = number + 1 < work.steps ? use + 1 : use;
     float products[kLogits];
-    wait_grads(walk.tile, use);
+    wait_grads(cursor.tile, use);
     multiply(products, shared.values(), shared.grads(use));
     if (number > 0) put_sums(dq);
-    weigh(s, shared.rows(use), walk.tile);
+    recompute_p(s, shared.rows(use), cursor.tile);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(products);
     uint32_t p[kPairs], ds[kPairs];
     differentiate(s, products, p, ds, shared.rows(use));
     put_logits(ds, use);
     add(dv, p, shared.grads(use));
-    walk.advance();
-    if (next != use) wait_queries(walk.tile, next);
+    cursor.advance();
+    if (next != use) wait_queries(cursor.tile, next);
     multiply_keys(s, next);
     add(dk, ds, shared.queries(use));
     ptx::warpgroup_wait<1>();

@@ -1,5 +1,5 @@
-// Work of the Hopper kernel of attention's gradients: in which order blocks take tiles of keys, and which tiles of
-// queries each of them sees.
+// The schedule of the Hopper kernel of attention's gradients: the order of tiles of keys, and the tiles of
+// queries that each of them sees.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Where in p.memory is what the kernels share.
+// The layout of p.memory, which the kernels share.
 struct BackwardMemory {
-  uint32_t* taken;  // how many tiles of keys blocks have taken
-  uint32_t* turns;  // of each head's tiles of queries: how many tiles of keys have added their part
-  float* rows;      // of each head's tiles of queries: the lse of each row, then the delta of each
-  float* sums;      // the same: the gradient, in the order in which registers of two warpgroups have it
+  uint32_t* next_work;  // number of tiles of keys that CTAs have taken
+  uint32_t* added;      // per head and tile of queries: number of tiles of keys that have added to dQ
+  float* rows;          // per head and tile of queries: the lse of each row, then the delta of each
+  float* sums;          // per head and tile of queries: dQ, in the register order of two warpgroups
   int32_t query_tiles, key_tiles;
 
   __device__ __forceinline__ int64_t number(int32_t head, int32_t tile) const {
@@ -23,9 +23,9 @@ struct BackwardMemory {
   }
 };
 
-// The number of all pieces of work. Of a request all heads' first tiles of keys, which see most queries when masks are
-// causal, come before the second ones. A tile of keys waits for the tiles before it of the same head, whose numbers are
-// smaller and which blocks therefore have: numbers are taken in turn.
+// Returns the number of work items. In a request, the first tiles of keys of all heads come first: with a
+// causal mask they see the most queries. A tile of keys waits for lower tiles of its head. CTAs have these
+// already, because numbers are taken in rising order.
 __device__ __forceinline__ int64_t backward_pieces(const PrefillBackwardParams& p, const BackwardMemory& memory) {
   return int64_t{memory.key_tiles} * p.num_kv_heads * p.splits;
 }
@@ -54,12 +54,12 @@ __device__ __forceinline__ BackwardWork find_backward_work(const PrefillBackward
   return work;
 }
 
-// The tiles of queries that a piece of work sees, one after the other.
-struct BackwardWalk {
+// The tiles of queries of a work item, in order.
+struct QueryTileCursor {
   const BackwardWork& work;
   int32_t head, tile;
 
-  __device__ __forceinline__ explicit BackwardWalk(const BackwardWork& all)
+  __device__ __forceinline__ explicit QueryTileCursor(const BackwardWork& all)
       : work(all), head(all.query_head), tile(all.query_tile) {}
   __device__ __forceinline__ void advance() {
     if (--tile < work.first_query_tile) tile = work.query_tiles - 1, ++head;
