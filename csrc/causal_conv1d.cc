@@ -1,4 +1,4 @@
-// Operators of the causal convolution; the kernels are in causal_conv1d_cpu.cc and causal_conv1d_cuda.cu.
+// Operators of the causal convolution. The kernels are in causal_conv1d_cpu.cc and causal_conv1d_cuda.cu.
 #include "causal_conv1d/inputs.h"
 
 #include <tuple>
@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor> causal_conv1d_forward(const Tensor& x, const Tensor& 
   return {std::move(out), std::move(states)};
 }
 
-// One or a few tokens of each row, on states in slots that are changed in place.
+// Updates each row by a few tokens, on states in slots that are updated in place.
 Tensor causal_conv1d_update_slots(const Tensor& x_, const Tensor& conv_state, const Tensor& weight,
                                   const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
                                   const OptionalTensor& conv_state_indices, int64_t pad_slot_id, bool silu) {
@@ -38,7 +38,7 @@ Tensor causal_conv1d_update_slots(const Tensor& x_, const Tensor& conv_state, co
   check.no_overlap(state, x, false);
   if (state.size(2) < weights.width - 1)
     check.fail(state, "got " + std::to_string(state.size(2)) + " times, wanted at least " +
-                          std::to_string(weights.width - 1) + " beside a width of " + std::to_string(weights.width));
+                          std::to_string(weights.width - 1) + " with a width of " + std::to_string(weights.width));
   const auto per_row = [&](const OptionalTensor& tensor, const char* name) -> Indices {
     if (!tensor) return {};
     const View arg(*tensor, name);
@@ -51,7 +51,7 @@ Tensor causal_conv1d_update_slots(const Tensor& x_, const Tensor& conv_state, co
   params.slots = per_row(conv_state_indices, "conv_state_indices");
   if (cache_seqlens && x.size(2) > state.size(2))
     check.fail(x, "got " + std::to_string(x.size(2)) + " tokens, wanted at most the " + std::to_string(state.size(2)) +
-                      " of conv_state beside cache_seqlens");
+                      " of conv_state with cache_seqlens");
   const OnDevice where(x);
   Tensor out = empty_like(x, x_);
   params.x = x.data, params.states = state.data;

@@ -1,4 +1,4 @@
-// The operator of the causal convolution's gradients; the kernels are in causal_conv1d_backward_{cpu,cuda}.
+// Operator of the causal convolution's gradients. The kernels are in causal_conv1d_backward_{cpu,cuda}.
 #include "causal_conv1d/inputs.h"
 
 #include <tuple>
@@ -6,7 +6,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// What is not there has a gradient of no elements.
+// A gradient that does not exist has no elements.
 std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_gradients(const OptionalTensor& grad_out,
                                                                    const OptionalTensor& grad_final, const Tensor& x,
                                                                    const Tensor& weight, const OptionalTensor& bias,

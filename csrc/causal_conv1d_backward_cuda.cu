@@ -1,4 +1,4 @@
-// The CUDA kernels of the causal convolution's gradients for the element types of this module.
+// CUDA kernels of the causal convolution's gradients, for the element types of this module.
 #include <flashinfer/cuda/causal_conv1d_backward.cuh>
 
 #include "causal_conv1d_backward_config.h"

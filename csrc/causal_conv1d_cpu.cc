@@ -1,4 +1,4 @@
-// The CPU kernels of the causal convolution for the element types of this module.
+// CPU kernels of the causal convolution, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/causal_conv1d.h>
 

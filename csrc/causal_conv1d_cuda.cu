@@ -1,4 +1,4 @@
-// The CUDA kernels of the causal convolution for the element types of this module.
+// CUDA kernels of the causal convolution, for the element types of this module.
 #include <flashinfer/cuda/causal_conv1d.cuh>
 
 #include "causal_conv1d_config.h"

@@ -1,4 +1,4 @@
-// The operator of the gated norm; the kernels are in gated_norm_cpu.cc and gated_norm_cuda.cu.
+// Operator of the gated norm. The kernels are in gated_norm_cpu.cc and gated_norm_cuda.cu.
 #include "binding/binding.h"
 #include "gated_norm/inputs.h"
 

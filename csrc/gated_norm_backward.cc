@@ -1,4 +1,4 @@
-// The operator of the gated norm's gradients; the kernels are in gated_norm_backward_cpu.cc and ..._cuda.cu.
+// Operator of the gated norm's gradients. The kernels are in gated_norm_backward_cpu.cc and ..._cuda.cu.
 #include "gated_norm/inputs.h"
 
 #include <flashinfer/common/gated_norm_backward.h>

@@ -1,4 +1,4 @@
-// The CPU kernels of the gated norm's gradients for the element types of this module.
+// CPU kernels of the gated norm's gradients, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/gated_norm_backward.h>
 

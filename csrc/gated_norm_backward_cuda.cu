@@ -1,4 +1,4 @@
-// The CUDA kernels of the gated norm's gradients for the element types of this module.
+// CUDA kernels of the gated norm's gradients, for the element types of this module.
 #include <flashinfer/cuda/gated_norm_backward.cuh>
 
 #include "gated_norm_backward_config.h"

@@ -1,4 +1,4 @@
-// The gated norm's CPU kernels for the element types of this module.
+// CPU kernels of the gated norm, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/gated_norm.h>
 

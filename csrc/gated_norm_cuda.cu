@@ -1,4 +1,4 @@
-// The gated norm's CUDA kernels for the element types of this module.
+// CUDA kernels of the gated norm, for the element types of this module.
 #include <flashinfer/cuda/gated_norm.cuh>
 
 #include "gated_norm_config.h"

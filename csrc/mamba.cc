@@ -1,4 +1,4 @@
-// Operators of Mamba; the kernels are in mamba_cpu.cc and mamba_cuda.cu.
+// Operators of Mamba. The kernels are in mamba_cpu.cc and mamba_cuda.cu.
 #include "binding/binding.h"
 
 #include <flashinfer/common/mamba.h>
@@ -11,7 +11,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// The arguments of a step, checked against x, of [B, T, H, P], and the pool, of [slots, H, P, N].
+// Arguments of a step, checked against x [B, T, H, P] and the pool [slots, H, P, N].
 struct StateUpdateArguments {
   const Check& check;
   View x, state;
@@ -51,7 +51,7 @@ struct StateUpdateArguments {
     check.same_shape(arg, x);
     return tokens(arg);
   }
-  // B or C.
+  // Checks B or C.
   TokenTensor of_groups(const View& arg) const {
     check.shape(arg, {x.size(0), x.size(1), -1, params.state_size});
     if (arg.size(2) < 1 || x.size(2) % arg.size(2) != 0)
@@ -73,7 +73,7 @@ struct StateUpdateArguments {
     check.shape(arg, {x.size(2), x.size(3)});
     return numbers(arg);
   }
-  // [rows] or [rows, columns] of integers; -1 rows: any number.
+  // Checks integers [rows] or [rows, columns]. -1: any number of rows.
   IndexTable table(const OptionalTensor& tensor, const char* name, int64_t rows, bool columns) const {
     if (!tensor) return {};
     const View arg(*tensor, name);
@@ -93,11 +93,11 @@ struct StateUpdateArguments {
     const View arg(*tensor, "cu_seqlens");
     params.offsets = table(tensor, "cu_seqlens", 1, false);
     if (x.size(0) != 1)
-      check.fail(x, "got a batch of " + std::to_string(x.size(0)) + ", wanted one dimension less beside cu_seqlens");
+      check.fail(x, "got a batch of " + std::to_string(x.size(0)) + ", wanted one dimension less with cu_seqlens");
     params.num_sequences = arg.size(0) - 1;
     if (params.num_sequences == 0 && params.num_tokens > 0)
-      check.fail(arg, "got one element, wanted at least two beside " + std::to_string(params.num_tokens) + " tokens");
-    if (kOnCuda) return;  // values are read where the kernel runs
+      check.fail(arg, "got one element, wanted at least two with " + std::to_string(params.num_tokens) + " tokens");
+    if (kOnCuda) return;  // kernels clamp the values instead
     for (int64_t n = 0; n <= params.num_sequences; ++n) {
       const int64_t got = params.offsets.at(n, 0), least = n ? params.offsets.at(n - 1, 0) : 0;
       const bool last = n == params.num_sequences;
@@ -109,7 +109,7 @@ struct StateUpdateArguments {
 
   void take_history(const OptionalTensor& tensor, const OptionalTensor& indices) {
     params.history_indices = table(indices, "intermediate_state_indices", params.num_sequences, false);
-    check.that(!indices || tensor, "intermediate_states_buffer", "got None, wanted it beside its indices");
+    check.that(!indices || tensor, "intermediate_states_buffer", "got None, wanted it with its indices");
     if (!tensor) return;
     const View arg(*tensor, "intermediate_states_buffer");
     check.shape(arg, {-1, -1, x.size(2), x.size(3), params.state_size});
@@ -151,7 +151,7 @@ void update(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor
   p.output_slots = args.table(dst_state_batch_indices, "dst_state_batch_indices", sequences, true);
   p.accepted = args.table(num_accepted_tokens, "num_accepted_tokens", sequences, false);
   check.that(!num_accepted_tokens || state_batch_indices, "state_batch_indices",
-             "got None, wanted slots of each token beside num_accepted_tokens");
+             "got None, wanted slots of each token with num_accepted_tokens");
   args.take_history(intermediate_states_buffer, intermediate_state_indices);
   if (rand_seed) {
     const View seed(*rand_seed, "rand_seed");

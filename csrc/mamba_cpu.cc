@@ -1,4 +1,4 @@
-// The CPU kernels of Mamba's step for the element types of this module.
+// CPU kernels of Mamba's step, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/mamba.h>
 

@@ -1,4 +1,4 @@
-// The CUDA kernels of Mamba's step: a part of this file for each element type.
+// CUDA kernels of Mamba's step. Each element type is a part of this file.
 #include <flashinfer/cuda/mamba.cuh>
 
 #include "mamba_config.h"

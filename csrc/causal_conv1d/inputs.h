@@ -1,4 +1,4 @@
-// Checks of what the operators of the causal convolution have in common.
+// Checks that the operators of the causal convolution share.
 #pragma once
 
 #include "binding/binding.h"
@@ -50,7 +50,7 @@ inline Indices conv_indices(const Check& check, const View& arg, const View& lik
   return {arg.data, arg.dtype == DType::kInt64};
 }
 
-// x with channels behind each other: itself, or a copy.
+// x with contiguous channels: itself, or a copy.
 struct ConvInput {
   std::optional<Tensor> copy;
   View x;
@@ -113,11 +113,11 @@ struct CausalConv1dArguments {
     check.rank(cu_seqlens, 1, 1);
     inputs.cu_seqlens = conv_indices(check, cu_seqlens, x);
     if (inputs.batch_size != 1)
-      check.fail(x, "got a batch of " + std::to_string(inputs.batch_size) + ", wanted 1 beside cu_seqlens");
+      check.fail(x, "got a batch of " + std::to_string(inputs.batch_size) + ", wanted 1 with cu_seqlens");
     const int64_t num = inputs.num_sequences = cu_seqlens.size(0) - 1;
     if (num < 0 || (num == 0 && inputs.num_tokens > 0))
       check.fail(cu_seqlens, "got " + std::to_string(num + 1) + " elements, wanted at least two");
-    if (kOnCuda) return;  // values are read where the kernel runs
+    if (kOnCuda) return;  // kernels clamp the values instead
     for (int64_t n = 0; n <= num; ++n) {
       const int64_t got = inputs.cu_seqlens[n], least = n ? inputs.cu_seqlens[n - 1] : 0;
       if (got < least || (n == 0 && got != 0) || (n == num && got != inputs.num_tokens))

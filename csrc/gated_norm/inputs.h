@@ -1,4 +1,4 @@
-// Checks of what the operators of the gated norm have in common.
+// Checks that the operators of the gated norm share.
 #pragma once
 
 #include "binding/binding.h"

@@ -171,7 +171,7 @@ X, WEIGHT = torch.ones(2, 8, 5), torch.ones(8, 4)
         (dict(initial_states=torch.ones(2, 8, 4)), ValueError, r"initial_states: got shape \[2, 8, 4\]"),
         (dict(initial_states=torch.ones(2, 8, 3).half()), TypeError, "initial_states: got float16"),
         (dict(activation="relu"), ValueError, "activation: got 'relu', wanted None, 'silu' or 'swish'"),
-        (dict(cu_seqlens=torch.tensor([0, 5])), ValueError, "x: got a batch of 2, wanted 1 beside cu_seqlens"),
+        (dict(cu_seqlens=torch.tensor([0, 5])), ValueError, "x: got a batch of 2, wanted 1 with cu_seqlens"),
         (dict(x=X[:1], cu_seqlens=torch.tensor([0])), ValueError, "cu_seqlens: got 1 elements, wanted at least two"),
         (dict(x=X[:1], cu_seqlens=torch.tensor([0.0, 5])), TypeError, "cu_seqlens: got float32, wanted int32 or int64"),
     ],

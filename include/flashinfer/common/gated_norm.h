@@ -1,4 +1,5 @@
-// RMSNorm with a gate: parameters shared by the binding and by the kernels of every backend.
+// RMSNorm with a gate, as in Mamba-2 (Dao and Gu 2024, arXiv 2405.21060): parameters that the binding and the
+// kernels of every backend share.
 #pragma once
 
 #include <flashinfer/common/activation.h>
@@ -8,7 +9,7 @@
 
 namespace flashinfer {
 
-// With s = act(gate), of each group of `group_size` neighbours of a row:
+// With s = act(gate), for each group of `group_size` neighbours of a row:
 //   norm_before_gate: y = x r weight s, r = 1 / sqrt(mean(x^2) + eps)
 //   else:             y = u r weight with u = x s, r = 1 / sqrt(mean(u^2) + eps)
 struct GatedRmsNormParams {
@@ -24,7 +25,7 @@ struct GatedRmsNormParams {
   DType dtype;
 };
 
-// 1 / (1 + e^-x) as the activations of common/activation.h are written.
+// 1 / (1 + e^-x), in the form of the activations in common/activation.h.
 template <typename Math>
 struct Sigmoid : ActivationBase<Math> {
   using Base = ActivationBase<Math>;
@@ -34,9 +35,9 @@ struct Sigmoid : ActivationBase<Math> {
   static FLASHINFER_HD V apply(V x, V factor) {
     x = Base::within(x, 2.0 * Math::kMaxHalfExponent);
     const V root = Math::exp(Math::abs(x) * static_cast<S>(-0.5)), one = Base::constant(1.0);
-    const V kept = Math::select_less(x, V{}, root, one);
-    // x - x is 0, or NaN where x is
-    return Math::divide(kept, root * root + static_cast<S>(1)) * factor * kept + (x - x);
+    const V numerator = Math::select_less(x, V{}, root, one);
+    // x - x is 0, or NaN if x is NaN
+    return Math::divide(numerator, root * root + static_cast<S>(1)) * factor * numerator + (x - x);
   }
 
   static FLASHINFER_HD V slope(V x, V factor) {

@@ -1,4 +1,4 @@
-// Gradients of RMSNorm with a gate: parameters shared by the binding and by the kernels of every backend.
+// Gradients of RMSNorm with a gate: parameters that the binding and the kernels of every backend share.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -7,7 +7,7 @@
 
 namespace flashinfer {
 
-// Given grad = dL/dy, with s, u and r as in common/gated_norm.h:
+// With grad = dL/dy, and s, u and r as in common/gated_norm.h:
 //   norm_before_gate, h = grad s weight: dx = h r - x r^3 mean(h x), dgate = grad x r weight act'(gate),
 //     dweight = sum over rows of grad x r s
 //   else, h = grad weight, du = h r - u r^3 mean(h u): dx = du s, dgate = du x act'(gate),
@@ -17,10 +17,10 @@ struct GatedRmsNormBackwardParams {
   const void* input;
   const void* gate;
   const void* weight;
-  void* grad_input;  // contiguous, as the two that follow
+  void* grad_input;  // contiguous, as the next two
   void* grad_gate;
   void* grad_weight;
-  void* parts;  // num_parts rows of sums for the weight, of at most kGatedSumBytes each, added in their order
+  void* parts;  // num_parts rows of sums of the weight, at most kGatedSumBytes each, added in order
   Rows grad_rows, input_rows, gate_rows;
   int64_t num_rows, num_parts, num_groups, group_size;
   Scalar eps;
@@ -30,7 +30,7 @@ struct GatedRmsNormBackwardParams {
 
 struct Launch;
 
-// How many parts the rows are summed in.
+// Returns the number of parts of the rows.
 int64_t gated_norm_backward_parts(int64_t num_rows, int64_t num_groups, int64_t group_size, const Launch& launch);
 constexpr int64_t kGatedSumBytes = 8;
 

@@ -1,5 +1,5 @@
-// A causal depthwise convolution on the CPU. A task is a piece of a sequence and a block of channels, walked token by
-// token with all of the block's channels side by side; the last W rows lie in the L1 cache, converted once.
+// Causal depthwise convolution on the CPU. A task is a piece of a sequence and a block of channels. It goes
+// token by token, with vectors over channels. The last W rows stay in the L1 cache, converted once.
 #pragma once
 
 #include <flashinfer/common/activation.h>
@@ -10,9 +10,9 @@
 
 namespace flashinfer::cpu {
 
-constexpr int64_t kConvChannels = 512, kConvTokens = 128;  // of a task, at most
+constexpr int64_t kConvChannels = 512, kConvTokens = 128;  // per task, at most
 
-// float32 and half types are computed in float, float64 in double.
+// float32 and half types compute in float, float64 in double.
 template <typename T>
 struct ConvLanes {
   using V = vfloat;
@@ -35,7 +35,7 @@ struct ConvLanes<double> : Lanes<double> {
   static void put(void* values, int64_t at, S number) { static_cast<double*>(values)[at] = number; }
 };
 
-// Numbers of a block of channels: taps [W][channels] and the bias, converted.
+// Taps [W][channels] and bias of a block of channels, converted.
 template <typename T, int kWidth>
 struct ConvTaps {
   using L = ConvLanes<T>;
@@ -53,7 +53,7 @@ struct ConvTaps {
   }
 };
 
-// x of the times around one: rows of a block's channels in a ring.
+// Ring of rows of x around a time, for a block of channels.
 template <typename T, int kWidth>
 class ConvRows {
  public:
@@ -63,7 +63,7 @@ class ConvRows {
   ConvRows(const CausalConv1dInputs& in, int64_t batch, int64_t first, int64_t count)
       : in_(in), x_(static_cast<const T*>(in.x) + batch * in.x_batch_stride + first), first_(first), count_(count) {}
 
-  // Reads x of time t of a sequence that begins at span.begin: before that it is in the initial state.
+  // Reads x of time t. Before span.begin it comes from the initial state.
   void read(const ConvSpan& span, int64_t t) {
     S* row = rows_[ring(t)];
     if (t >= span.begin) {
@@ -88,10 +88,9 @@ class ConvRows {
 };
 static_assert(kMostConvWidth == 4, "the ring has four rows");
 
-// The state of a sequence when it has ended, or what its gradient is added to: time i is x, or was in the initial
-// state.
-template <typename Of, typename Was>
-inline void conv_final_times(const ConvSpan& span, int width, const Of& of_x, const Was& of_initial) {
+// Calls of_x or of_initial for each time of a final state: the time lies in the sequence, or before it.
+template <typename OfX, typename OfInitial>
+inline void conv_final_times(const ConvSpan& span, int width, const OfX& of_x, const OfInitial& of_initial) {
   for (int i = 0; i < width - 1; ++i) {
     const int64_t t = span.end - (width - 1) + i;
     if (t >= span.begin) {
@@ -102,7 +101,8 @@ inline void conv_final_times(const ConvSpan& span, int width, const Of& of_x, co
   }
 }
 
-// Calls body(batch, first token, last token, first channel, channels) for pieces of at most `tokens` tokens.
+// Calls body(batch, first token, last token, first channel, channels, piece) for pieces of at most `tokens`
+// tokens.
 template <typename Body>
 void for_conv_pieces(const CausalConv1dInputs& in, int64_t tokens, const Body& body) {
   const int64_t pieces = (in.num_tokens + tokens - 1) / tokens;
@@ -167,13 +167,13 @@ void causal_conv1d_of(const CausalConv1dParams& p) {
   });
 }
 
-// Where a row's state lies, or -1.
+// Returns the slot of a row's state, or -1.
 inline int64_t conv_slot(const CausalConv1dUpdateParams& p, int64_t row) {
   const int64_t slot = p.slots.data ? p.slots[row] : row;
   return slot == p.pad_slot || slot < 0 || slot >= p.num_slots ? -1 : slot;
 }
 
-// A channel at a time: its state is a few numbers, whatever lies between them.
+// Goes channel by channel, because a channel's state is a few numbers with any stride.
 template <typename T>
 void causal_conv1d_update(const CausalConv1dUpdateParams& p) {
   using L = ConvLanes<T>;

@@ -1,5 +1,6 @@
-// Gradients of a causal depthwise convolution on the CPU: tokens of a task are walked from its last one back, so that
-// what later tokens give to an x is there when it is asked for.
+// Gradients of a causal depthwise convolution on the CPU. common/causal_conv1d.h has the equations. A task
+// goes from its last token to the first, so that the gradients of later tokens are in the ring when dx needs
+// them.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +10,14 @@
 
 namespace flashinfer::cpu {
 
-// Depends on the shape alone, not on the number of threads: that would change the order of sums.
+// Returns a value that depends on the shape only: with the number of threads, the order of sums would change.
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in) {
   constexpr int64_t kMostParts = 64;
   const int64_t tokens = (in.batch_size * in.num_tokens + kMostParts - 1) / kMostParts;
   return tokens < kConvTokens ? kConvTokens : tokens;
 }
 
-// What a block of channels of a part works with.
+// Working memory of a part's block of channels.
 template <typename T, int kWidth>
 struct ConvGradients {
   using L = ConvLanes<T>;
@@ -39,8 +40,8 @@ struct ConvGradients {
 
   S* grad(int64_t t) { return grads[t & 3]; }
 
-  // The gradient of act's argument at time t; rows are there from t - (W - 1) on.
-  void of_argument(int64_t t) {
+  // Computes g at time t. Rows must be loaded from t - (W - 1) on.
+  void argument_grad(int64_t t) {
     S* to = grad(t);
     if (!p.grad_out) {
       std::fill(to, to + count, S(0));
@@ -60,13 +61,13 @@ struct ConvGradients {
     });
   }
 
-  // Of the tokens [start, stop) of a sequence. sums: W + 1 rows of all channels.
-  void walk(const ConvSpan& span, int64_t start, int64_t stop, S* sums) {
+  // Computes the tokens [start, stop) of a sequence. sums: W + 1 rows of all channels.
+  void run_tokens(const ConvSpan& span, int64_t start, int64_t stop, S* sums) {
     const int64_t last = std::min(stop + kWidth - 1, span.end);
     for (int64_t t = last - 1; t > last - kWidth; --t) rows.read(span, t);
     for (int64_t t = last - 1; t >= start; --t) {
       rows.read(span, t - (kWidth - 1));
-      of_argument(t);
+      argument_grad(t);
       if (t < stop) gather(span, t, sums);
     }
   }
@@ -95,11 +96,12 @@ struct ConvGradients {
     });
   }
 
-  // Of the initial state of a sequence: its first tokens read it, and a sequence shorter than it leaves it some.
-  void of_initial(const ConvSpan& span) {
+  // Computes the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
+  // than the state, part of the initial state moves to the final one.
+  void initial_grad(const ConvSpan& span) {
     const int64_t last = std::min(span.begin + kWidth - 1, span.end);
     for (int64_t t = span.begin - (kWidth - 1); t < span.begin; ++t) rows.read(span, t);
-    for (int64_t t = span.begin; t < last; ++t) rows.read(span, t), of_argument(t);
+    for (int64_t t = span.begin; t < last; ++t) rows.read(span, t), argument_grad(t);
     const int64_t length = span.end - span.begin;
     for (int64_t c = 0; c < count; ++c) {
       const int64_t state = (span.sequence * in.num_channels + first + c) * (kWidth - 1);
@@ -127,7 +129,7 @@ void causal_conv1d_backward_of(const CausalConv1dBackwardParams& p) {
                     for (int64_t t = start; t < stop;) {
                       const ConvSpan span = conv_span_at(in, b, t);
                       const int64_t end = std::min(span.end, stop);
-                      gradients.walk(span, t, end, sums);
+                      gradients.run_tokens(span, t, end, sums);
                       t = end;
                     }
                   });
@@ -136,7 +138,7 @@ void causal_conv1d_backward_of(const CausalConv1dBackwardParams& p) {
       for (int64_t n = begin; n < end; ++n)
         for (int64_t first = 0; first < channels; first += kConvChannels)
           Gradients(p, in.cu_seqlens.data ? 0 : n, first, std::min(kConvChannels, channels - first))
-              .of_initial(conv_span(in, n));
+              .initial_grad(conv_span(in, n));
     });
   }
   parallel_for(channels, 64, [&](int64_t begin, int64_t end) {

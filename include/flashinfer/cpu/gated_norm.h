@@ -1,4 +1,5 @@
-// RMSNorm with a gate on the CPU: a row at a time per thread, each group read again where it lies in the L1 cache.
+// RMSNorm with a gate on the CPU. A thread takes a row at a time, and reads each group a second time from the
+// L1 cache.
 #pragma once
 
 #include <array>
@@ -13,7 +14,7 @@
 
 namespace flashinfer::cpu {
 
-// float32 is computed in double, half types in float; gradients are checked in float64.
+// float32 computes in double, half types in float. Gradients are checked in float64.
 template <typename T>
 using GateMath =
     std::conditional_t<std::is_same_v<T, double>, ExactMath, VectorMath<typename Lanes<T>::V, typename Lanes<T>::S>>;

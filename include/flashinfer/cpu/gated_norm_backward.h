@@ -1,4 +1,5 @@
-// Gradients of RMSNorm with a gate on the CPU: a part of the rows per thread.
+// Gradients of RMSNorm with a gate on the CPU. A thread takes a part of the rows.
+// common/gated_norm_backward.h has the equations.
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
-// A step of Mamba's state space model on the CPU: a head of a sequence is a task, its state is read and written once.
+// Step of Mamba's state space model on the CPU. A task is a head of a sequence. It reads and writes the state
+// once.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@ inline float number_at(const StridedNumbers& numbers, int64_t at) {
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Stores a row of a state; `element` is its first element's number in the pool, for random numbers.
+// Stores a row of a state. `element` is the index of its first element in the pool, for random numbers.
 template <typename S>
 void store_state_row(const StateUpdateParams& p, S* to, const float* row, int64_t element, int64_t t) {
   const int64_t n = p.state_size;
@@ -38,7 +39,7 @@ void store_state_row(const StateUpdateParams& p, S* to, const float* row, int64_
   }
 }
 
-// One head of one sequence.
+// Task: one head of one sequence.
 template <typename T, typename S>
 class StateUpdate {
  public:

@@ -1,5 +1,6 @@
-// A causal depthwise convolution on CUDA, bound by memory. A thread has some neighbouring channels of a piece of a
-// sequence, walks along its tokens and keeps the last W - 1 of them in registers: x is read once, by the widest loads.
+// Causal depthwise convolution on CUDA, bound by memory. common/causal_conv1d.h has the equations. A thread
+// has some adjacent channels of a piece of a sequence. It goes along the tokens and has the last W - 1 of
+// them in registers. x is read once, with the widest loads.
 #pragma once
 
 #include <type_traits>
@@ -13,10 +14,10 @@
 namespace flashinfer::cuda {
 
 constexpr int kConvThreads = 128;
-constexpr int kConvTokens = 64;   // of a piece
-constexpr int kConvChannels = 4;  // of a thread, where they fit: more would take the registers of other threads' loads
+constexpr int kConvTokens = 64;   // per piece
+constexpr int kConvChannels = 4;  // per thread, if aligned: more would take registers from the loads of other threads
 
-// Tokens whose loads are in flight: a multiple of the width, so that a token's place in a ring of W is known.
+// Tokens with loads in flight. A multiple of the width, so that ring indices are constants.
 template <int kWidth>
 constexpr int kConvStep = kWidth == 3 ? 6 : 8;
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ float conv_number(const void* values, bool is_float, 
   return is_float ? static_cast<const float*>(values)[at] : to_float(static_cast<const T*>(values)[at]);
 }
 
-// Taps and bias of the channels of a thread.
+// Taps and bias of a thread's channels.
 template <typename T, int kWidth, int kN>
 struct ConvTaps {
   float taps[kWidth][kN], bias[kN];
@@ -44,7 +45,7 @@ struct ConvTaps {
   }
 };
 
-// x of a time at a sequence's channels; before the sequence it is in the initial state.
+// Loads x of a time in some channels. Before the sequence it comes from the initial state.
 template <typename T, int kWidth, int kN>
 __device__ __forceinline__ void conv_time(const CausalConv1dInputs& in, const ConvSpan& span, int64_t batch, int64_t t,
                                           int64_t channel, float (&x)[kN]) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void conv_final_states(const CausalConv1dParams& p, i
   }
 }
 
-// blockIdx.x: pieces of each batch, behind them sequences whose final states are wanted; blockIdx.y: channels.
+// blockIdx.x: pieces of each batch, then sequences with final states. blockIdx.y: channels.
 template <typename T, int kWidth, int kN>
 __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const CausalConv1dParams p, int64_t num_pieces) {
   constexpr int kStep = kConvStep<kWidth>;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const Causa
   const ConvTaps<T, kWidth, kN> numbers(in, channel);
   const T* rows = static_cast<const T*>(in.x) + in.x_at(b, 0) + channel;
   T* out = static_cast<T*>(p.out) + b * in.num_tokens * in.num_channels + channel;
-  float x[kWidth][kN];  // a ring: of the u-th of some tokens, time t - (W - 1) + j is at (u + 1 + j) % W
+  float x[kWidth][kN];  // ring: for the u-th token of a step, time t - (W - 1) + j is at (u + 1 + j) % W
   for (int64_t t = start; t < stop;) {
     const ConvSpan span = conv_span_at(in, b, t);
     const int64_t end = span.end < stop ? span.end : stop;
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const Causa
   }
 }
 
-// Whether a thread can take several channels at once: rows of x, and of new memory, start at multiples of them.
+// Returns true if a thread can take kN channels: rows of x and of new tensors are aligned to kN elements.
 template <typename T, int kN>
 inline bool conv_fits(const CausalConv1dInputs& in, const void* grad = nullptr) {
   const auto whole = [](int64_t elements) { return elements % kN == 0; };
@@ -142,7 +143,7 @@ void causal_conv1d_of(const CausalConv1dParams& p, const Launch& where) {
          p, pieces);
 }
 
-// A thread has a channel of a row: neighbours read and write states that lie beside each other, whichever way.
+// A thread has a channel of a row. Adjacent threads access adjacent states, in either layout.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kConvThreads) causal_conv1d_update_kernel(const CausalConv1dUpdateParams p) {
   const int64_t c = int64_t{blockIdx.y} * kConvThreads + threadIdx.x, row = blockIdx.x;
@@ -182,12 +183,12 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_update_kernel(cons
   }
   if (ring) {
     for (int64_t s = 0; s < p.num_tokens; ++s) {
-      const int64_t at = from + s;  // no more tokens than a state has times
+      const int64_t at = from + s;  // a state has at least as many times
       state[(at >= length ? at - length : at) * step] = x[s * p.x_strides.time];
     }
     return;
   }
-  if (p.num_tokens == 1 && length == kWidth - 1) {  // all of it is in registers
+  if (p.num_tokens == 1 && length == kWidth - 1) {  // all times are in registers
 #pragma unroll
     for (int j = 1; j < kWidth; ++j) state[(j - 1) * step] = from_float<T>(times[j]);
     return;

@@ -1,6 +1,7 @@
-// Gradients of a causal depthwise convolution on CUDA. A thread has some neighbouring channels of a part of a batch and
-// walks its tokens from the last one back: what later tokens give to an x is in registers when it is asked for. Sums
-// for the weight are in registers too; a second kernel adds those of the parts, in their order.
+// Gradients of a causal depthwise convolution on CUDA. common/causal_conv1d.h has the equations. A thread has
+// some adjacent channels of a part of a batch. It goes from the last token to the first, so that the
+// gradients of later tokens are in registers when dx needs them. Sums of the weight are in registers too. A
+// second kernel adds the parts in order.
 #pragma once
 
 #include <flashinfer/common/causal_conv1d.h>
@@ -10,14 +11,15 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kConvGradStep = 4;       // tokens whose loads are in flight
-constexpr int kMostConvTokens = 1024;  // of a part: float sums of more lose digits
+constexpr int kConvGradStep = 4;       // tokens with loads in flight
+constexpr int kMostConvTokens = 1024;  // per part: longer float sums lose digits
 
-// Channels of a thread, where they fit: more would spill.
+// Channels per thread, if aligned. More would spill.
 template <typename T>
 constexpr int kConvGradChannels = 8 / sizeof(T);
 
-// Parts grow until there are eight blocks for each SM, so that the sums of parts stay a small share of the traffic.
+// Returns the tokens per part. Parts grow while there are eight CTAs per SM, so that the sums of parts stay a
+// small share of the traffic.
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in, const Launch& where) {
   const int64_t columns = conv_blocks(in.num_channels, kConvChannels);
   int64_t tokens = kConvTokens;
@@ -33,14 +35,14 @@ struct ConvGradients {
   const CausalConv1dInputs& in;
   int64_t batch, channel;
   ConvTaps<T, kWidth, kN> numbers;
-  float x[kWidth][kN];  // of times t - (W - 1) to t
-  float g[kWidth][kN];  // gradients of act's argument of times t to t + W - 1
+  float x[kWidth][kN];  // at times t - (W - 1) to t
+  float g[kWidth][kN];  // g at times t to t + W - 1
 
   __device__ __forceinline__ ConvGradients(const CausalConv1dBackwardParams& p_, int64_t batch_, int64_t channel_)
       : p(p_), in(p_.in), batch(batch_), channel(channel_), numbers(p_.in, channel_) {}
 
-  // Goes from a time t + 1 to t: `oldest` is x of t - (W - 1), `grad` that of out.
-  __device__ __forceinline__ void back(const float (&oldest)[kN], const float (&grad)[kN]) {
+  // Moves from time t + 1 to t. `oldest` is x of t - (W - 1), `grad` the gradient of out.
+  __device__ __forceinline__ void step_back(const float (&oldest)[kN], const float (&grad)[kN]) {
 #pragma unroll
     for (int j = kWidth - 1; j > 0; --j) {
 #pragma unroll
@@ -68,8 +70,8 @@ struct ConvGradients {
     }
   }
 
-  // The state before tokens [.., last) are walked back from last - 1: x of the W - 1 times before it, no later
-  // gradients.
+  // Prepares for tokens [.., last), which are taken from last - 1 down: x of the W - 1 times before, and no
+  // later gradients.
   __device__ __forceinline__ void start(const ConvSpan& span, int64_t last) {
 #pragma unroll
     for (int j = 0; j < kWidth - 1; ++j) conv_time<T, kWidth>(in, span, batch, last - (kWidth - 1) + j, channel, x[j]);
@@ -80,14 +82,15 @@ struct ConvGradients {
     }
   }
 
-  // What arrives at element i of a sequence's final state.
+  // Returns the gradient of element i of a sequence's final state.
   __device__ __forceinline__ float final_grad(int64_t sequence, int c, int64_t i) const {
     const T* from = static_cast<const T*>(p.grad_final);
     return to_float(from[(sequence * in.num_channels + channel + c) * (kWidth - 1) + i]);
   }
 };
 
-// The gradient of a sequence's initial state: its first tokens read it, and a short sequence leaves it some.
+// Computes the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
+// than the state, part of the initial state moves to the final one.
 template <typename T, int kWidth, int kN>
 __device__ __forceinline__ void conv_grad_initial(const CausalConv1dBackwardParams& p, int64_t n, int64_t channel) {
   const ConvSpan span = conv_span(p.in, n);
@@ -98,9 +101,9 @@ __device__ __forceinline__ void conv_grad_initial(const CausalConv1dBackwardPara
     float oldest[kN], grad[kN];
     conv_time<T, kWidth>(p.in, span, grads.batch, t - (kWidth - 1), channel, oldest);
     grads.grad_out(t, grad);
-    grads.back(oldest, grad);
+    grads.step_back(oldest, grad);
   }
-  // g[0 ...] are those of the first tokens now, and 0 behind the sequence.
+  // g[0 ...] now has the first tokens, and 0 after the end of the sequence.
   T* to = static_cast<T*>(p.grad_initial) + (n * p.in.num_channels + channel) * (kWidth - 1);
 #pragma unroll
   for (int c = 0; c < kN; ++c) {
@@ -114,7 +117,7 @@ __device__ __forceinline__ void conv_grad_initial(const CausalConv1dBackwardPara
   }
 }
 
-// blockIdx.x: parts, behind them sequences where gradients of initial states are wanted; blockIdx.y: channels.
+// blockIdx.x: parts, then sequences with gradients of initial states. blockIdx.y: channels.
 template <typename T, int kWidth, int kN>
 __global__ void __launch_bounds__(kConvThreads, 3) causal_conv1d_backward_kernel(const CausalConv1dBackwardParams p) {
   const CausalConv1dInputs& in = p.in;
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(kConvThreads, 3) causal_conv1d_backward_kernel
   ConvGradients<T, kWidth, kN> grads(p, b, channel);
   float sums[kWidth + 1][kN] = {};
   T* out = static_cast<T*>(p.grad_x) + b * in.num_tokens * in.num_channels + channel;
-  for (int64_t next = stop; next > start;) {  // sequences, the last one first
+  for (int64_t next = stop; next > start;) {  // the last sequence first
     const ConvSpan span = conv_span_at(in, b, next - 1);
     const int64_t first = span.begin > start ? span.begin : start;
     const int64_t last = next + kWidth - 1 < span.end ? next + kWidth - 1 : span.end;
@@ -145,8 +148,8 @@ __global__ void __launch_bounds__(kConvThreads, 3) causal_conv1d_backward_kernel
 #pragma unroll
       for (int u = 0; u < kConvGradStep; ++u, --t) {
         if (t < first) continue;
-        grads.back(oldest[u], grad[u]);
-        if (t >= next) continue;  // of the part behind this one
+        grads.step_back(oldest[u], grad[u]);
+        if (t >= next) continue;  // in the next part
         float dx[kN];
         const int64_t at_final = t - (span.end - (kWidth - 1));
 #pragma unroll
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kConvThreads, 3) causal_conv1d_backward_kernel
   let_next_start();
 }
 
-// threadIdx.x walks along channels, threadIdx.y over parts; blockIdx.y is a tap, or the bias behind them.
+// threadIdx.x: channels, threadIdx.y: parts. blockIdx.y: taps, then the bias.
 template <typename T>
 __global__ void __launch_bounds__(kConvThreads) causal_conv1d_sums_kernel(const CausalConv1dBackwardParams p) {
   __shared__ float partial[kConvThreads];

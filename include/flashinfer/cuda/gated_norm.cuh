@@ -1,5 +1,6 @@
-// RMSNorm with a gate on CUDA. A group of a row is held by some threads of one block, in registers between the sum and
-// the result: memory is read once and written once. Groups too long or not aligned for that are read twice by a block.
+// RMSNorm with a gate on CUDA. common/gated_norm.h has the equations. Threads of one CTA have a group of a
+// row in registers between the sum and the result, so memory is read once and written once. A CTA reads
+// groups twice if they are too long or not aligned.
 #pragma once
 
 #include <type_traits>
@@ -17,13 +18,13 @@ namespace flashinfer::cuda {
 template <typename T, template <typename> class Act>
 using GateFunction = Act<std::conditional_t<std::is_same_v<T, float>, DoubleMath, FloatMath>>;
 
-// Where a group of a row begins in a tensor.
+// Returns the start of a group of a row.
 template <typename T>
 __device__ __forceinline__ const T* group_of(const void* tensor, const Rows& rows, int64_t row, int64_t start) {
   return static_cast<const T*>(tensor) + rows.offset(row) + start;
 }
 
-// kVecs: vectors that a thread holds. threadIdx.y and blockIdx.x walk over the groups of all rows.
+// kVecs: vectors per thread. threadIdx.y and blockIdx.x index the groups of all rows.
 template <typename T, template <typename> class Act, bool kBefore, int kVecs>
 __global__ void __launch_bounds__(kMaxThreads) gated_rms_norm_kernel(const GatedRmsNormParams p) {
   using Function = GateFunction<T, Act>;
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kMaxThreads) gated_rms_norm_kernel(const Gated
     const int vec = threadIdx.x + i * blockDim.x;
     if (vec < num_vecs) x[i] = load_vec<T, kN>(in + vec * kN), z[i] = load_vec<T, kN>(gate + vec * kN);
   }
-  float u[kVecs][kN], squares = 0;  // x, gated where the norm comes behind the gate
+  float u[kVecs][kN], squares = 0;  // x, multiplied by the gate if the norm follows it
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     if (threadIdx.x + i * blockDim.x >= num_vecs) continue;
@@ -109,7 +110,8 @@ void gated_rms_norm_of(const GatedRmsNormParams& p, const Launch& where) {
     launch(gated_rms_norm_any_kernel<T, Act>, dim3(items), dim3(p.group_size >= 512 ? 512 : 128), where, p);
     return;
   }
-  const bool few = num_vecs <= kMaxThreads * kFewVecs;  // two of each tensor are loads enough, and registers few
+  const bool few =
+      num_vecs <= kMaxThreads * kFewVecs;  // two loads per tensor are enough in flight, and take few registers
   const dim3 block = row_block(num_vecs, few ? kFewVecs : kVecsPerThread);
   const auto kernel = p.norm_before_gate ? few ? gated_rms_norm_kernel<T, Act, true, kFewVecs>
                                                : gated_rms_norm_kernel<T, Act, true, kVecsPerThread>

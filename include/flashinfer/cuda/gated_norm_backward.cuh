@@ -1,5 +1,6 @@
-// Gradients of RMSNorm with a gate on CUDA, walked as those of the norm without one: a block has a part of the rows of
-// one group, and each thread its own columns of each row, whose sums for the weight it keeps.
+// Gradients of RMSNorm with a gate on CUDA. common/gated_norm_backward.h has the equations. As in
+// norm_backward.cuh, a CTA has a part of the rows of one group. Each thread has its own columns of each row,
+// and their sums of the weight.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +20,13 @@ inline int64_t gated_norm_backward_parts(int64_t num_rows, int64_t num_groups, i
   return num_rows < most ? num_rows : most < 1 ? 1 : most;
 }
 
-// What Part asks of parameters, of the group of this block: columns of the weight are apart for each group.
+// Parameters of Part for the group of this CTA. Groups have separate columns of the weight.
 struct GroupOfPart {
   int64_t hidden_size, num_rows, num_parts;
   void* parts;
 };
 
-// blockIdx.x: parts of the rows; blockIdx.y: groups, from first_group on.
+// blockIdx.x: parts of the rows. blockIdx.y: groups, from first_group on.
 template <typename T, template <typename> class Act, int kN>
 __global__ void __launch_bounds__(kBackwardThreads)
     gated_rms_norm_backward_kernel(const GatedRmsNormBackwardParams p, int64_t first_group, bool sums_fit) {
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   wait_for_inputs();
   part.template clear<kN>();
   for (int64_t row0 = part.first; row0 < part.end; row0 += blockDim.y) {
-    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns where there is no row
+    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns without a row
     const int64_t real = n ? row : part.first;
     const T* in = group_of<T>(p.input, p.input_rows, real, start);
     const T* gate = group_of<T>(p.gate, p.gate_rows, real, start);

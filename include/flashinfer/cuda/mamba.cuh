@@ -1,5 +1,5 @@
-// A step of Mamba's state space model on CUDA: a block has some rows of a head's state in registers, reads them once,
-// takes all tokens into them, and writes them once.
+// Step of Mamba's state space model on CUDA. common/mamba.h has the equations. A CTA has some rows of a
+// head's state in registers. It reads them once, applies all tokens, and writes them once.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kStateThreads = 128;
-constexpr int kStateFloats = 32;  // of a state, in a thread; fewer where a thread has one element at a time
+constexpr int kStateFloats = 32;  // of a state per thread; fewer if a thread loads one element at a time
 
 __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_t at) {
   if (numbers.dtype == DType::kFloat32) return static_cast<const float*>(numbers.data)[at];
@@ -20,7 +20,7 @@ __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_
   return to_float(static_cast<const bfloat16_t*>(numbers.data)[at]);
 }
 
-// kN elements that may be wider together than one access.
+// Loads kN elements, in as many accesses as they need.
 template <typename T, int kN>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   constexpr int kMost = kVecBytes / static_cast<int>(sizeof(T)), kPart = kN < kMost ? kN : kMost;
@@ -32,7 +32,8 @@ __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   }
 }
 
-// kN of a row of A that begins at `row`, from `column` on; by vectors they are floats behind each other.
+// Loads kN elements of a row of A that begins at `row`, from `column` on. With kN > 1 they are contiguous
+// floats.
 template <int kN>
 __device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_t row, int column, float (&to)[kN]) {
   if constexpr (kN == 1) {
@@ -42,8 +43,8 @@ __device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_
   }
 }
 
-// kN neighbours of a state as they are stored. Random words are of four elements, whose numbers in the pool begin at a
-// multiple of 4. Called, not inlined: random numbers take more registers than all the rest.
+// Rounds kN neighbours of a state at random. Random words come in fours, for elements from a multiple of 4 in
+// the pool. Not inlined, because the random numbers take more registers than all the rest.
 template <typename S, int kN>
 __device__ __noinline__ Vec<S, kN> rounded_at_random(const StateUpdateParams& p, Vec<float, kN> values, int64_t element,
                                                      int64_t token) {
@@ -64,7 +65,8 @@ __device__ __noinline__ Vec<S, kN> rounded_at_random(const StateUpdateParams& p,
   return vec;
 }
 
-// Rows of a state of element type S: kLanes lanes have a row, each kChunks vectors of it, and each lane has kRows rows.
+// Rows of a state of element type S. kLanes lanes share a row, with kChunks vectors each. A lane has kRows
+// rows.
 template <typename S, int kVec_, int kLanes_, int kChunks_>
 struct StateRows {
   static constexpr int kVec = kVec_, kLanes = kLanes_, kChunks = kChunks_;
@@ -108,8 +110,8 @@ struct StateRows {
       for (int chunk = 0; chunk < kChunks; ++chunk) raw[i][chunk].to_floats(at[i][chunk]);
   }
 
-  // `element` is the head's first element's number in the pool, `token` the token's in its sequence: random numbers are
-  // of these.
+  // `element` is the index of the head's first element in the pool, `token` that of the token in its
+  // sequence. They select the random numbers.
   template <bool kRandom>
   __device__ __forceinline__ void store(const StateUpdateParams& p, S* to, int64_t element, int64_t token) {
     each(p, [&](float (&values)[kVec], int64_t offset) {
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
         for (int j = 0; j < kVec; ++j) {
           const float decay = kOneDecay ? head_decay : expf(step[i] * decays[j]);
           float& s = state.at[i][chunk][j];
-          s = fmaf(b[j], input, s * decay);  // the same bits in every kernel
+          s = fmaf(b[j], input, s * decay);  // an explicit fma gives the same bits in every kernel
           sums[i] = fmaf(s, c[j], sums[i]);
         }
       }
@@ -221,17 +223,17 @@ void launch_state_update(const StateUpdateParams& p, const Launch& where) {
   launch(state_update_kernel<T, S, Rows, kOneDecay, kRandom>, blocks, kStateThreads, where, p, static_cast<int>(tiles));
 }
 
-// Whether vectors of `n` elements of T start at multiples of their size, or of 16 bytes, in B and C.
+// Returns true if vectors of `n` elements of T, or of 16 bytes if shorter, are aligned in B and C.
 template <typename T>
-bool keeps_token_vectors(const TokenTensor& tensor, int64_t n) {
+bool has_token_vectors(const TokenTensor& tensor, int64_t n) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T)) < kVecBytes ? n * sizeof(T) : kVecBytes;
   const int64_t elements = bytes / static_cast<int64_t>(sizeof(T));
   return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0 && tensor.batch_stride % elements == 0 &&
          tensor.token_stride % elements == 0 && tensor.head_stride % elements == 0;
 }
 
-// Whether rows of A are floats that are read by 16 bytes.
-inline bool keeps_decay_vectors(const StridedNumbers& a, int64_t state_size) {
+// Returns true if rows of A are floats that allow loads of 16 bytes.
+inline bool has_decay_vectors(const StridedNumbers& a, int64_t state_size) {
   return a.dtype == DType::kFloat32 && (state_size == 1 || a.strides[2] == 1) && a.strides[0] % 4 == 0 &&
          a.strides[1] % 4 == 0 && reinterpret_cast<uintptr_t>(a.data) % 16 == 0;
 }
@@ -240,7 +242,7 @@ template <typename T, typename S>
 void selective_state_update(const StateUpdateParams& p, const Launch& where) {
   constexpr int kVec = kVecBytes / static_cast<int>(sizeof(S));
   const bool vectors = p.state_size % kVec == 0 && fits_vectors<S>({p.state, p.history}, p.slot_stride) &&
-                       keeps_token_vectors<T>(p.b, kVec) && keeps_token_vectors<T>(p.c, kVec);
+                       has_token_vectors<T>(p.b, kVec) && has_token_vectors<T>(p.c, kVec);
   const auto run = [&](auto rows, auto one_decay, auto random) {
     launch_state_update<T, S, decltype(rows), one_decay(), random()>(p, where);
   };
@@ -257,7 +259,7 @@ void selective_state_update(const StateUpdateParams& p, const Launch& where) {
     if (p.state_size <= 32 * kVec) return run(StateRows<S, kVec, 32, 1>{}, kYes, kNo);
     return run(StateRows<S, kVec, 32, 2>{}, kYes, kNo);
   }
-  if (vectors && keeps_decay_vectors(p.a, p.state_size)) {
+  if (vectors && has_decay_vectors(p.a, p.state_size)) {
     if (p.state_size <= 4 * kVec) return run(StateRows<S, kVec, 4, 1>{}, kNo, kNo);
     if (p.state_size <= 32 * kVec) return run(StateRows<S, kVec, 32, 1>{}, kNo, kNo);
   }
