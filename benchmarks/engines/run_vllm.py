@@ -5,6 +5,7 @@
     python benchmarks/engines/run_vllm.py run MODEL TRITON_ATTN tr.json
     python benchmarks/engines/run_vllm.py run MODEL FLASHINFER trace.json --trace   # calls of flashinfer, no times
     python benchmarks/engines/run_vllm.py compare fi.json tr.json
+    python benchmarks/engines/run_vllm.py reference MODEL fi.json tr.json      # logprobs beside float32
 
 Flags of vLLM are its defaults, but for the backend and the tokenizer, which a model of random weights lacks. No line of
 vLLM or of flashinfer is changed. A trace needs Python 3.12 and runs the engine in this process.
@@ -24,8 +25,8 @@ from typing import Any
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, VOCABULARY, CONTEXT = 8, 2048, 32, 8, 128, 32000, 1500
 
 
-def make(folder: Path) -> None:
-    """Write the configuration and the weights, bfloat16 and equal in every run."""
+def make(folder: Path, scale: float = 1.0) -> None:
+    """Write the configuration and the weights, bfloat16 and equal in every run. ``scale`` multiplies W_q and W_k."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,7 +41,7 @@ def make(folder: Path) -> None:
         model = LlamaForCausalLM(config)
     for name, weight in model.named_parameters():
         if "q_proj" in name or "k_proj" in name:
-            weight.data *= 4  # attention that is not uniform
+            weight.data *= scale
     model.save_pretrained(folder)
 
 
@@ -78,7 +79,7 @@ class Trace:
         monitoring.set_events(4, monitoring.events.PY_START)
 
 
-def run(folder: Path, backend: str, trace: bool) -> dict[str, Any]:
+def run(folder: Path, backend: str, trace: bool, quick: bool) -> dict[str, Any]:
     """Start the engine, answer requests, and return tokens and times."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     tracer = Trace()
@@ -101,16 +102,18 @@ def run(folder: Path, backend: str, trace: bool) -> dict[str, Any]:
         return [output.outputs[0] for output in outputs], time.perf_counter() - begin
 
     mixed = prompts(24)
-    outputs, _ = answer(mixed, 32, logprobs=2)
-    result["greedy"] = [list(output.token_ids) for output in outputs]
-    result["top two"] = [[sorted((x.logprob for x in at.values()), reverse=True)[:2] for at in output.logprobs]
-                         for output in outputs]  # fmt: skip
-    again, _ = answer(mixed, 32)
-    result["greedy again"] = sum(list(x.token_ids) == y for x, y in zip(again, result["greedy"], strict=True))
+    for again in ("", " again"):  # the second time all but a few tokens of each prompt are in the cache of prefixes
+        outputs, _ = answer(mixed, 32, logprobs=2)
+        result[f"greedy{again}"] = [list(output.token_ids) for output in outputs]
+        result[f"top two{again}"] = [
+            [sorted((x.logprob for x in at.values()), reverse=True)[:2] for at in output.logprobs] for output in outputs
+        ]
+    pairs = zip(result["greedy"], result["greedy again"], strict=True)
+    result["equal again"] = sum(one == other for one, other in pairs)
     sampled, _ = answer(mixed, 32, temperature=0.8, top_k=50, top_p=0.9, seed=None)
     result["sampled distinct"] = len({token for output in sampled for token in output.token_ids})
     assert all(len(output.token_ids) == 32 and max(output.token_ids) < VOCABULARY for output in (*outputs, *sampled))
-    if not trace:
+    if not (trace or quick):
         result |= times(answer)
     result["calls"] = dict(tracer.counts.most_common(60))
     return result
@@ -142,6 +145,36 @@ def times(answer: Any) -> dict[str, Any]:
     return found
 
 
+def reference(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rms error of each backend's logprobs of its greedy tokens, beside transformers in float32."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    found: dict[str, Any] = {}
+    for result in results:
+        for again in ("", " again"):
+            errors, first, agree = [], [], 0
+            rows = zip(prompts(24), result[f"greedy{again}"], result[f"top two{again}"], strict=True)
+            for prompt, tokens, top in rows:
+                ids = torch.tensor([prompt["prompt_token_ids"] + tokens[:-1]], device=device)
+                with torch.inference_mode():
+                    logits = model(ids).logits[0, -len(tokens) :]
+                exact = logits.log_softmax(-1)
+                chosen = exact.gather(1, torch.tensor(tokens, device=device)[:, None])[:, 0].cpu()
+                error = (chosen - torch.tensor([best for best, *_ in top])).square()
+                errors += error.tolist()
+                first.append(float(error[0]))
+                agree += int((exact.argmax(-1).cpu() == torch.tensor(tokens)).sum())
+            found[result["backend"] + again] = {
+                "rms error": round((sum(errors) / len(errors)) ** 0.5, 4),
+                "of first tokens": round((sum(first) / len(first)) ** 0.5, 4),
+                "argmax of float32": f"{agree} of {len(errors)}",
+            }
+    return found
+
+
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Compare two backends: equal greedy tokens, the gap of the two best logits where they part, and logprobs up to there.
 
@@ -161,20 +194,26 @@ def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("make", "run", "compare"))
+    parser.add_argument("command", choices=("make", "run", "compare", "reference"))
     parser.add_argument("paths", nargs="+")
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--scale", type=float, default=1.0, help="of W_q and W_k: above 1 attention is less uniform")
+    parser.add_argument("--quick", action="store_true", help="measure no times")
     options = parser.parse_args()
     if options.command == "make":
-        make(Path(options.paths[0]))
+        make(Path(options.paths[0]), options.scale)
         return
     if options.command == "compare":
         print(json.dumps(compare(*(json.loads(Path(path).read_text()) for path in options.paths)), indent=1))
         return
+    if options.command == "reference":
+        results = [json.loads(Path(path).read_text()) for path in options.paths[1:]]
+        print(json.dumps(reference(Path(options.paths[0]), results), indent=1))
+        return
     folder, backend, out = options.paths
-    result = run(Path(folder), backend, options.trace)
+    result = run(Path(folder), backend, options.trace, options.quick)
     Path(out).write_text(json.dumps(result))
-    print(json.dumps({key: value for key, value in result.items() if key not in ("greedy", "top two")}, indent=1))
+    print(json.dumps({key: value for key, value in result.items() if key[:3] not in ("gre", "top")}, indent=1))
 
 
 if __name__ == "__main__":
