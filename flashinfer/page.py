@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ._ops.declare import define, define_in_python
+from ._ops.errors import check_one_device
 from ._ops.indices import index_table, with_indices
 from ._ops.numbers import whole
 from ._ops.route import without_gradient
@@ -233,11 +234,11 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
         TypeError: indices that are no integers.
     """
     op = "get_seq_lens"
-    indptr, last = index_table(op, "kv_indptr", kv_indptr), index_table(op, "kv_last_page_len", kv_last_page_len)
+    check_one_device(op, ("kv_indptr", "kv_last_page_len"), (kv_indptr, kv_last_page_len))
+    indptr = index_table(op, "kv_indptr", kv_indptr)
+    last = index_table(op, "kv_last_page_len", kv_last_page_len)
     if differs(indptr.shape[0], last.shape[0] + 1):
         raise ValueError(f"{op}: kv_indptr: got shape {list(indptr.shape)}, wanted [{last.shape[0] + 1}]")
-    if indptr.device != last.device:
-        raise ValueError(f"{op}: got tensors on {indptr.device}, {last.device}, wanted one device for all")
     if not is_symbolic(page_size) and not 1 <= whole(op, "page_size", page_size) <= INT32_MAX:
         raise ValueError(f"{op}: page_size: got {page_size}, wanted 1 to {INT32_MAX}")
     return _get_seq_lens(indptr, last, page_size)  # type: ignore[no-any-return]

@@ -231,7 +231,8 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     rows = given.batch_size if qo_indptr is None else int(qo_indptr[-1])
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     near = wrapper.device
-    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near))
+    start = 0 if qo_indptr is None else int(qo_indptr[0])
+    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near), row_start=start)
 
 
 def fast_decode_plan(

@@ -99,7 +99,8 @@ class BatchPrefill(BatchWrapper):
         _, kv_rows = check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
         placed = tables.take("kv_indptr", kv_indptr_buf, kv_indptr)
         # Copied: the caller may change his own, and gradients are computed long after the call.
-        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), kv_rows, placed, None, int(near_kv[0]))
+        kv_start, row_start = int(near_kv[0]), int(near[0])
+        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), kv_rows, placed, None, kv_start, row_start)
         self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, None)
 
     def _plan_batch(

@@ -142,11 +142,7 @@ class Batch:
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
     kv_start: int = 0  # the first row of ragged keys that a request has
-
-    @property
-    def row_start(self) -> int:
-        """The first query in q that a request has."""
-        return 0 if self.qo_indptr is None else int(self.qo_indptr[0])
+    row_start: int = 0  # the first row of q that a request has; a number, because graphs read it
 
 
 def paged_batch(
@@ -185,4 +181,5 @@ def paged_batch(
         num_pages,
         tables.take(indptr_name, indptr_buf, indptr),
         tables.take(indices_name, indices_buf, indices[:used]),
+        row_start=0 if qo_indptr is None else int(qo_indptr[0]),
     )

@@ -44,7 +44,8 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
             raise TypeError(f"{called(op)}: {name}: got {type(x).__name__}, wanted Tensor")
         if x.layout != torch.strided:
             raise ValueError(f"{called(op)}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
-        pattern = _patterns.get(text) or _parsed(text)
+        # A graph would hold a guard on the dictionary, which another call of `bind` changes.
+        pattern = _parsed(text) if is_dynamo_compiling() else _patterns.get(text) or _parsed(text)
         shape = x.shape
         if len(shape) != len(pattern):
             raise ValueError(f"{called(op)}: {name}: got {len(shape)} dimensions, wanted {len(pattern)}")

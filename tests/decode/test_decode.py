@@ -284,7 +284,7 @@ def test_a_variant_of_ones_own(small):
             wrapper.run(q, paged.cache, *args)
     with pytest.raises(TypeError, match="bias: got float16, wanted float32"):
         wrapper.run(q, paged.cache, bias.half(), 0.2)
-    with pytest.raises(ValueError, match=r"got a tensor of torch.sparse_coo, wanted dense ones"):
+    with pytest.raises(ValueError, match=r"bias: got a tensor of torch.sparse_coo, wanted a dense one"):
         wrapper.run(q, paged.cache, bias.to_sparse(), 0.2)
     with pytest.raises(ValueError, match="q_scale, k_scale: got one with jit_args"):
         wrapper.run(q, paged.cache, bias, 0.2, k_scale=2.0)

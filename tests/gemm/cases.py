@@ -91,6 +91,7 @@ def functions(device: str) -> dict[str, Case]:
             lambda n: dict(grouped(n), m_indptr=indptr(n), scale_major_mode="K"),
         ),
         "group_deepgemm_fp8_nt_groupwise": (gemm.group_deepgemm_fp8_nt_groupwise, named),
+        "group_gemm_fp8_nt_groupwise_contiguous": (gemm.group_gemm_fp8_nt_groupwise_contiguous, named),
         "batch_deepgemm_fp8_nt_groupwise": (gemm.batch_deepgemm_fp8_nt_groupwise, masked),
         "fp8_blockscale_gemm_sm90": (gemm.fp8_blockscale_gemm_sm90, quantised),
         "grouped_mm_bf16": (

@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def in_fresh_processes(kind: str, names: list[str]) -> str:
-    return end(start(CHILD, kind, *names, PYTHONWARNINGS="ignore"), 3600)
+    return end(start(CHILD, kind, *names, PYTHONWARNINGS="ignore", PYTORCH_NVML_BASED_CUDA_CHECK="1"), 3600)
 
 
 @pytest.mark.parametrize(

@@ -77,5 +77,7 @@ def test_in_a_graph(unbacked, device, cold_dynamo):
             if unbacked:
                 torch._dynamo.decorators.mark_unbacked(x, 1)
             torch.testing.assert_close(compiled(x, y), multiplied(x, y))
-    with pytest.raises(Exception, match="multiplied: b: got shape"):
+    # Before torch 2.13 Dynamo reports an error of traced code without its text.
+    text = "multiplied: b: got shape" if torch.__version__ >= "2.13" else "Observed exception"
+    with pytest.raises(Exception, match=text):
         compiled(torch.ones(2, 5, 7, device=device), torch.ones(2, 8, 9, device=device))

@@ -69,7 +69,9 @@ def graphs() -> int:
 
 
 def test_every_public_function_is_here():
-    assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION
+    assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION - {
+        "pad_indptr_to_multiple_of_4"
+    }  # its result has as many rows as its values say
 
 
 @pytest.mark.drawn(12)

@@ -25,7 +25,7 @@ APART = ("flashinfer._unsupported", "flashinfer.autotuner", "flashinfer.logits_p
 
 
 def functions() -> list[str]:
-    """Those that take tensors and have kernels, each by its first name."""
+    """Return the names of the functions that take tensors and have kernels, each by its first name."""
     found = {name: getattr(flashinfer, name) for name in dir(flashinfer)}
     return [
         name
@@ -34,7 +34,15 @@ def functions() -> list[str]:
         and inspect.isfunction(one)
         and one.__name__ == name
         and not inspect.unwrap(one).__globals__["__name__"].startswith(APART)
+        and takes_tensors(one)
     ]
+
+
+def takes_tensors(function: Callable[..., object]) -> bool:
+    """Return whether a function, which is no method of a wrapper, requires a tensor."""
+    parameters = inspect.signature(function).parameters
+    required = (str(one.annotation) for one in parameters.values() if one.default is one.empty)
+    return "self" not in parameters and any("Tensor" in annotation for annotation in required)
 
 
 def with_tensors(name: str, tensor: object) -> list[object]:

@@ -192,7 +192,6 @@ def test_what_is_found_once_for_each_device(tmp_path):
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "device: got -1, wanted 0 to 63",
-        "device: got 64, wanted 0 to 63",
+        "device: got -1, wanted 0 or more",
         "cudaSetDevice: no such device",
     ]
