@@ -77,7 +77,8 @@ struct DeltaGradientFactors : DeltaFactors {
   float k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 struct DeltaTerms : DeltaMatrices, DeltaGradientFactors {};
-static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradientFactors), "parts behind each other");
+static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradientFactors),
+              "no padding between the parts");
 
 // Terms that a scan loads.
 struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
@@ -121,7 +122,8 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
                                             int thread) {
   using Rows = Swizzle<kBytes, kLineRows>;
   constexpr int kPieces = kBytes / 16;
-  static_assert(kDeltaChunk * kPieces % kThreads == 0 && kThreads % kPieces == 0, "each thread copies one column");
+  static_assert(kDeltaChunk * kPieces % kThreads == 0 && kThreads % kPieces == 0,
+                "a thread copies one column of units");
   constexpr int kStep = kThreads / kPieces;  // rows
   const int column = thread % kPieces;
   const bool inside = from + 8 * column < size;

@@ -14,7 +14,7 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
   const auto number = [&](int64_t i) { return kBackwards ? count - 1 - i : i; };
   const bool copies = Shape::kLoaders == 0 || !scan.computes();
   constexpr int kStages = kScanStages<Shape, Stage>, kAhead = kStages - 1;
-  static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
+  static_assert(kStages >= 2, "one stage is copied while another is computed");
   const auto load = [&](int64_t i) {
     if (i < count) scan.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
@@ -54,7 +54,7 @@ __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stages, const void* from, void* to) {
   constexpr int kStages = kScanStages<Shape, Stage>;
-  static_assert(kStages >= 2, "copies are on their way while a chunk is computed");
+  static_assert(kStages >= 2, "one stage is copied while another is computed");
   __shared__ uint64_t barriers[2 * kStages];
   const Ring<kStages> ring{ptx::shared_address(barriers)};
   if (threadIdx.x == 0) ring.init(Shape::kCopiers, Shape::kWarps), ptx::mbarrier_fence_init();

@@ -7,9 +7,9 @@
 
 namespace flashinfer::cuda {
 
-// CTA on warps. kWarps warps compute, and kLoaders more issue copies; if 0, all do. More than 128 keys are
-// split into two parts with half of the warps each. A warp has 16 columns of the state and the keys of its
-// part. kChannels: each channel of k has its own decay.
+// CTA on warps. kWarps warps compute, and kLoaders more warps issue copies. With kLoaders = 0 all warps do.
+// More than 128 keys are split into two parts with half of the warps each. A warp has 16 columns of the state
+// and the keys of its part. kChannels: each channel of k has its own decay.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
 struct DeltaWarpShape {
   using T = T_;
@@ -43,7 +43,7 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   static constexpr bool kHopper = true;
   static constexpr int kAlign = 1024;
   static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
-  // An SM of 9.0 has 228 KiB. A CTA reserves one KiB, and barriers before its stages take another.
+  // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
   static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
   // 0: no limit, a thread of this CTA can have the maximum.
   static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;

@@ -1,7 +1,7 @@
 // Z = (I + L B)^-1 L of a chunk, by four warps.
 //
 // Diagonal blocks come from forward substitution in float32. Blocks below them come from tf32 products, with
-// the identity kept exact:
+// an exact identity:
 //   Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
 // One matrix in smem has the left operands, with Z_ii in the place of L_ii. Another has the right ones, B Z.
 #pragma once

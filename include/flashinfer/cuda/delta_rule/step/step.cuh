@@ -129,7 +129,7 @@ struct StepState {
   static constexpr int kVectors = kKeys * kStepColumns / (4 * kStepThreads);
   static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // per line
   static constexpr int kLines = kStepThreads / kLanes;                 // of all threads at a time
-  static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "lines are parted evenly");
+  static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "threads share lines evenly");
   using Rows = StepRows<kKeys, kRowGate>;
   using Norms = StepNorms<kKeys>;
 

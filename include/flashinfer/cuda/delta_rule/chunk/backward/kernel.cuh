@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     extern __shared__ __align__(1024) unsigned char memory[];
     using Gradients = DeltaGradients<Shape>;
     auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
-    static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "a block of 9.0 or of 8.0 has it");
+    static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "fits the smem of 9.0 or of 8.0");
     wait_for_inputs();
     const DeltaRuleInputs& in = p.in;
     // Values that are equal in all threads are in smem, because sums need the registers.

@@ -222,7 +222,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   }
 };
 
-// Recomputes states in CTA `number` of those that do.
+// Recomputes states and residuals in CTA `number` of this half.
 template <typename Shape>
 __device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p, const DeltaBackwardWorkspace& space,
                                                  unsigned char* memory, uint32_t number) {

@@ -138,7 +138,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   template <typename Blocks>
   __device__ __forceinline__ void copy(Blocks& to, const char* from, int64_t stride, int strips) const {
     constexpr int kStep = kThreads * 16, kStrip = sizeof(to[0]);
-    static_assert(sizeof(Blocks) % kStep == 0, "each thread copies as much");
+    static_assert(sizeof(Blocks) % kStep == 0, "all threads copy the same amount");
     const uint32_t start = ptx::shared_address(to) + thread * 16;
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(Blocks)) / kStep; ++i) {

@@ -148,7 +148,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
 };
 
-// Step i has the i-th chunk from the end. Each role is one step behind the previous one.
+// Step i has the i-th chunk from the end. Each role runs one step after the previous one.
 template <typename Shape>
 __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
                                                DeltaSplitBackwardShared<Shape>& shared) {
@@ -195,7 +195,8 @@ struct DeltaSplitScans {
   static constexpr int kRecomputeBytes = kScanBytes<Recompute, DeltaRecomputeStage<Recompute>>;
   static constexpr int kBackwardBytes = sizeof(DeltaSplitBackwardShared<Backward>);
   static constexpr int kBytes = kRecomputeBytes > kBackwardBytes ? kRecomputeBytes : kBackwardBytes;
-  static_assert(Recompute::kThreads <= kThreads && Recompute::kColumns == kColumns, "blocks of one launch");
+  static_assert(Recompute::kThreads <= kThreads && Recompute::kColumns == kColumns,
+                "both scans fit the CTAs of one launch");
 };
 
 template <typename Scans>

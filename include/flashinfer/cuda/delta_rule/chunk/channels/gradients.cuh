@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   extern __shared__ __align__(1024) unsigned char memory[];
   using Shared = DeltaChannelGradientsShared<Shape>;
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  static_assert(sizeof(shared) <= 163 * 1024, "a block of 8.0 has it");
+  static_assert(sizeof(shared) <= 163 * 1024, "fits the smem of 8.0");
   wait_for_inputs();
   if (threadIdx.x == 0) {  // equal in all threads
     shared.space = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     extern __shared__ __align__(1024) unsigned char memory[];
     using Split = DeltaSplitWarpgroups<Shape>;
     auto& shared = *reinterpret_cast<DeltaSplitWarpgroupShared<Shape>*>(memory);
-    static_assert(sizeof(shared) <= 226 * 1024, "a block of 9.0 has it, and barriers");
+    static_assert(sizeof(shared) <= 226 * 1024, "fits the smem of 9.0 next to barriers");
     constexpr int kStages = Shape::kStages, kStateStages = Shape::kStateStages;
     __shared__ uint64_t barriers[2 * kStages], state_barriers[2 * kStateStages];
     const Ring<kStages> ring{ptx::shared_address(barriers)};
