@@ -1,19 +1,19 @@
-// Attention of what an operator was given: checks of queries, keys, values and results, and the call of the kernels.
+// One call of attention: checks of queries, keys, values and results, and the launch of the kernels.
 #pragma once
 
 #include "attention/setting.h"
 
 namespace flashinfer::binding {
 
-// The dimensions of a cache or of ragged keys: [pages, page_size, heads, dim] with kv_layout NHD, [pages, heads,
-// page_size, dim] with HND; without the first where ragged.
+// Dimension numbers of a cache or of ragged keys: [pages, page_size, heads, dim] with kv_layout NHD, [pages,
+// heads, page_size, dim] with HND. Ragged keys have no dimension of pages.
 struct KvDims {
   int page, row, head;
 
   KvDims(bool paged, bool nhd) : page(0), row(paged + !nhd), head(paged + nhd) {}
 };
 
-// Queries, keys and values that fit each other.
+// Queries, keys and values with matching shapes.
 struct Inputs {
   const View &q, &k, &v;
   bool paged, nhd;
@@ -68,7 +68,7 @@ struct Inputs {
     return {q.dtype, k.dtype, out, static_cast<int32_t>(q.size(2)), static_cast<int32_t>(v.size(-1)), variant};
   }
 
-  // What kernels read of the three.
+  // Copies the pointers and strides that kernels read.
   void put_into(Params& params) const {
     params.q = q.data, params.q_row = q.stride(0), params.q_head = q.stride(1);
     params.num_tokens = num_tokens(), params.num_qo_heads = static_cast<int32_t>(num_heads());
@@ -82,7 +82,7 @@ struct Inputs {
   }
 };
 
-// Cuts one request that has no plan. Returns the number of slots that partial results need.
+// Makes the schedule of one request without a plan. Returns the number of slots for partial states.
 inline int64_t use_one_request(const Check& check, Params& params, const Setting& setting, const Inputs& inputs,
                                const AttentionConfig& config) {
   const int64_t kv_len = inputs.k.size(inputs.dims.row), rows = inputs.num_tokens() * params.group.divisor;
@@ -117,8 +117,8 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
   return params.single.num_chunks > 1 ? static_cast<int64_t>(params.single.num_tiles) * params.single.num_chunks : 0;
 }
 
-// `params` are the setting's, with scales of this call; `out` and `lse` (null: not wanted) are checked. Temporary
-// memory is allocated where `like` is. Returns the stream.
+// Launches the kernels. `params` are those of the setting with this call's scales. `out` and `lse` (null: not
+// computed) are checked. Temporary memory is allocated on the device of `like`. Returns the stream.
 inline int64_t attend(const Check& check, Params& params, const Setting& setting, const Inputs& inputs, const View& out,
                       float* lse, const AttentionConfig& config, const Tensor& like) {
   inputs.put_into(params);

@@ -1,11 +1,11 @@
-// Plans: which tiles of queries meet which ranges of keys, so that every multiprocessor (every thread of a CPU) has the
-// same to do, whatever the lengths. Runs on the host.
+// Plans: work items of tiles of queries and ranges of keys, cut so that every multiprocessor (every thread of
+// a CPU) has the same amount of work at any lengths. Runs on the host.
 //
-// Keys are cut where one tile's share is larger than the mean share of a place that can work: pieces are then about
-// equal, the largest come first, and small ones fill the gaps at the end. Equal lengths that fill the machine are not
-// cut at all. Where a place has few tiles, and what an item costs besides its keys is known, packing.h cuts them, and
-// items come in the order in which they start. The number of items is bounded by the number of tiles plus the number of
-// places, so buffers are too.
+// A tile's keys are split if they exceed a worker's mean share, as in Flash-Decoding (Dao et al., 2023).
+// Splits have about equal lengths, the longest items come first, and short ones fill the gaps at the end.
+// Equal lengths that fill the machine are not split. If workers have few tiles, and the fixed cost of an item
+// is known, packing.h makes the splits, and items come in the order in which they start. The number of items
+// is at most the number of tiles plus the number of workers, which bounds buffers too.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
@@ -20,27 +20,27 @@
 
 namespace flashinfer {
 
-// What a plan is made from; lengths on the host.
+// The input of a plan, with lengths on the host.
 struct PlanRequest {
   int32_t batch_size;
-  const int32_t* qo_indptr;  // [batch_size + 1]; null: one query each
+  const int32_t* qo_indptr;  // [batch_size + 1]; null: one query per request
   const int32_t* kv_lens;    // [batch_size]
   int32_t num_kv_heads, group;
   MaskMode mask_mode;
   int32_t window_left;
   int32_t tile_rows;
-  int32_t places;     // blocks (threads) that work at one time, over all heads
-  int32_t min_chunk;  // no piece of keys is shorter than this: merging must pay
-  int32_t kv_step;    // pieces are multiples of this
-  bool split;         // whether keys may be cut at all
-  // Pieces of keys end at multiples of this, whatever the batch, so that a request's result is its own alone; 0: they
-  // are as long as balances the work.
+  int32_t places;     // CTAs (threads) that run concurrently, over all heads
+  int32_t min_chunk;  // the least length of a split: merging must pay
+  int32_t kv_step;    // splits are multiples of this
+  bool split;         // false: no keys are split
+  // Splits end at multiples of this in any batch, so that a request's result does not depend on the others.
+  // 0: splits are as long as balances the work.
   int32_t kv_chunk = 0;
-  // What an item costs besides its keys, as so many keys. Other than 0: keys are cut so that all places have the same
-  // cost, where there are few tiles for each; see packing.h.
+  // The fixed cost of an item, as a number of keys. Other than 0: if workers have few tiles, splits give all
+  // workers the same cost; see packing.h.
   int32_t item_keys = 0;
-  int32_t merge_keys = 0;  // what a piece of keys that were cut costs besides, over all places
-  // Nothing is cut where no tile has more keys than this: a merge would take longer than what is gained.
+  int32_t merge_keys = 0;  // the cost of a split's merge, summed over all workers
+  // Nothing is split if no tile has more keys than this: a merge would take longer than the gain.
   int32_t whole_keys = 0;
 
   int32_t qo_start(int32_t b) const { return qo_indptr ? qo_indptr[b] : b; }
@@ -55,12 +55,12 @@ struct Plan {
 
 namespace schedule {
 
-// One tile and the keys that its rows may see.
+// Returns a tile and the keys that its rows may see.
 inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_start) {
   WorkItem item{};
   item.batch = batch, item.qo_start = request.qo_start(batch), item.qo_len = request.qo_len(batch);
   item.kv_len = request.kv_lens[batch], item.row_start = row_start, item.slot = -1;
-  AttentionParams params{};  // what the extent of a mask depends on; the bits of a custom one do not matter
+  AttentionParams params{};  // the extent of a mask depends on these; the bits of a custom mask do not matter
   params.mask_mode = request.mask_mode == MaskMode::kCausal || request.mask_mode == MaskMode::kMultiItem
                          ? MaskMode::kCausal
                          : MaskMode::kNone;
@@ -75,14 +75,14 @@ inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_s
 
 inline int32_t round_up(int64_t value, int32_t step) { return static_cast<int32_t>((value + step - 1) / step * step); }
 
-// A quarter more than `chunk` is not worth a merge.
+// Returns the number of splits. A quarter more than `chunk` is not worth a merge.
 inline int32_t pieces_of(int32_t length, int32_t chunk) {
   return int64_t{length} * 4 > int64_t{chunk} * 5 ? static_cast<int32_t>((int64_t{length} + chunk - 1) / chunk) : 1;
 }
 
-// Keys of the place that has the most when tiles of these lengths are cut by `chunk` and given out longest first; at
-// most two pieces for each place.
-inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32_t kv_step, size_t places) {
+// Returns the keys of the busiest worker if tiles of these lengths are cut by `chunk` and assigned longest
+// first, at most two splits per worker.
+inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32_t kv_step, size_t workers) {
   std::vector<int32_t> pieces;
   for (const int32_t length : lengths) {
     const int32_t count = pieces_of(length, chunk), step = round_up((int64_t{length} + count - 1) / count, kv_step);
@@ -92,34 +92,34 @@ inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32
   std::sort(pieces.begin(), pieces.end(), [](int32_t a, int32_t b) { return a > b; });
   int32_t most = pieces[0];
   for (size_t i = places; i < pieces.size() && i < 2 * places; ++i)
-    most = std::max(most, pieces[2 * places - 1 - i] + pieces[i]);
+    most = std::max(most, pieces[2 * workers - 1 - i] + pieces[i]);
   return most;
 }
 
-// How long pieces are at most: the mean share of a place. Where that makes a few more pieces than there are places,
-// these would wait for a whole round, and longer ones may be done sooner.
-inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t places) {
+// Returns the greatest length of a split: a worker's mean share. If that makes a few more splits than
+// workers, these would wait for a whole round, and longer splits may finish sooner.
+inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t workers) {
   std::vector<int32_t> lengths;
   int64_t total = 0;
   for (const WorkItem& tile : tiles) lengths.push_back(tile.kv_end - tile.kv_start), total += lengths.back();
   const int32_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   // The mean of long prefills has more than 31 bits; no piece is longer than a tile.
-  const int64_t mean = std::min<int64_t>((total + places - 1) / places, longest);
+  const int64_t mean = std::min<int64_t>((total + workers - 1) / workers, longest);
   const int32_t share = std::max(round_up(mean, request.kv_step), round_up(request.min_chunk, request.kv_step));
-  if (!request.split || static_cast<int64_t>(tiles.size()) > places) return share;
+  if (!request.split || static_cast<int64_t>(tiles.size()) > workers) return share;
   const int32_t most_pieces = pieces_of(longest, share);
-  int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(places));
+  int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(workers));
   for (const int32_t fewer : {1, 2, most_pieces / 8, most_pieces / 4, most_pieces / 2}) {
     if (fewer == 0 || fewer >= most_pieces) continue;
     const int32_t pieces = most_pieces - fewer;
     const int32_t chunk = std::max(share, round_up((int64_t{longest} + pieces - 1) / pieces, request.kv_step));
-    const int32_t most = busiest(lengths, chunk, request.kv_step, static_cast<size_t>(places));
+    const int32_t most = busiest(lengths, chunk, request.kv_step, static_cast<size_t>(workers));
     if (most <= least) best = chunk, least = most;
   }
   return best;
 }
 
-// How long the pieces of a tile's keys are, 0 where it is not cut; `chunk` is what balances the work.
+// Returns the length of the splits of a tile's keys, or 0 if it is not split. `chunk` is the balanced length.
 inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t chunk) {
   const int32_t length = tile.kv_end - tile.kv_start;
   if (!request.split || length == 0) return 0;
@@ -129,12 +129,12 @@ inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t
   return pieces <= 1 ? 0 : round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
 }
 
-// Of how many tiles each the requests are, where that is one number, all tiles of a request see the same keys, and so
-// many places can take a request's pieces side by side; else 1.
-inline int64_t tiles_together(const std::vector<WorkItem>& tiles, int64_t places) {
+// Returns the number of tiles per request if all requests have as many, all tiles of a request see the same
+// keys, and the number divides the workers; otherwise 1.
+inline int64_t tiles_together(const std::vector<WorkItem>& tiles, int64_t workers) {
   size_t count = 0;
   while (count < tiles.size() && tiles[count].batch == tiles[0].batch) ++count;
-  if (count == 0 || tiles.size() % count != 0 || places % static_cast<int64_t>(count) != 0) return 1;
+  if (count == 0 || tiles.size() % count != 0 || workers % static_cast<int64_t>(count) != 0) return 1;
   for (size_t i = 0; i < tiles.size(); ++i) {
     const WorkItem &tile = tiles[i], &first = tiles[i / count * count];
     if (tile.batch != first.batch || tile.kv_start != first.kv_start || tile.kv_end != first.kv_end) return 1;
@@ -156,26 +156,26 @@ inline WorkItem next_piece(Plan& made, const WorkItem& tile, int32_t start, int3
   return piece;
 }
 
-// Tiles that see the same keys are cut alike, and their pieces are neighbours: they run at one time, and read these
+// Tiles that see the same keys get equal splits next to each other: they run concurrently, and read these
 // keys from memory once.
-inline Plan packed(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t places) {
-  const int64_t together = tiles_together(tiles, places);
+inline Plan packed(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t workers) {
+  const int64_t together = tiles_together(tiles, workers);
   std::vector<int32_t> lengths;
   for (size_t i = 0; i < tiles.size(); i += together) lengths.push_back(tiles[i].kv_end - tiles[i].kv_start);
   const int32_t step = request.kv_step;
   const PackingCosts costs{request.item_keys, request.merge_keys, round_up(std::max(request.min_chunk, 1), step), step};
-  const std::vector<PackedPiece> pieces = pack_pieces(lengths, static_cast<size_t>(places / together), costs);
+  const std::vector<PackedPiece> pieces = pack_pieces(lengths, static_cast<size_t>(workers / together), costs);
   Plan made;
   std::vector<WorkItem> items;
-  std::vector<std::pair<int64_t, size_t>> order;  // when an item starts, and which it is
+  std::vector<std::pair<int64_t, size_t>> order;  // start and index of an item
   const auto add = [&](int64_t starts_at, const WorkItem& item) {
     order.emplace_back(starts_at, items.size());
     items.push_back(item);
   };
   for (size_t first = 0, last; first < pieces.size(); first = last) {
-    for (last = first + 1; last < pieces.size() && pieces[last].whole == pieces[first].whole;) ++last;
+    for (last = first + 1; last < pieces.size() && pieces[last].range == pieces[first].range;) ++last;
     for (int64_t i = 0; i < together; ++i) {
-      const WorkItem& tile = tiles[pieces[first].whole * together + i];
+      const WorkItem& tile = tiles[pieces[first].range * together + i];
       if (last == first + 1) {
         add(pieces[first].starts_at, tile);
         continue;
@@ -210,13 +210,13 @@ inline Plan plan(const PlanRequest& given) {
     }
   }
   if (request.kv_chunk == 0 && longest <= request.whole_keys) request.split = false;
-  const int64_t places = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
+  const int64_t workers = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
   if (request.item_keys > 0 && request.split && request.kv_chunk == 0 &&
-      static_cast<int64_t>(tiles.size()) <= kPackedTiles * places)
-    return schedule::packed(request, tiles, places);
-  const int32_t chunk = schedule::chunk_of(request, tiles, places);
+      static_cast<int64_t>(tiles.size()) <= kPackedTiles * workers)
+    return schedule::packed(request, tiles, workers);
+  const int32_t chunk = schedule::chunk_of(request, tiles, workers);
   Plan result;
-  result.items.reserve(tiles.size() + places);
+  result.items.reserve(tiles.size() + workers);
   for (const WorkItem& tile : tiles) {
     const int32_t step = schedule::step_of(request, tile, chunk);
     if (step == 0) {
@@ -230,9 +230,9 @@ inline Plan plan(const PlanRequest& given) {
       result.items.push_back(schedule::next_piece(result, tile, start, end));
     }
   }
-  // Longest first; equal ones in one order, so that a plan is always the same: the last rows go first, which see the
-  // most keys where a run has a causal mask that the plan had not. (std::stable_sort would do that by itself, in a
-  // buffer that it aligns to 16 bytes whatever the element wants.)
+  // Longest first. Equal lengths have a fixed order, so that a plan is reproducible: the last rows first, which
+  // see the most keys if a run has a causal mask that the plan did not. std::stable_sort would keep the order of
+  // tiles, but it aligns its buffer to 16 bytes even if the element needs more.
   std::sort(result.items.begin(), result.items.end(), [](const WorkItem& a, const WorkItem& b) {
     const int32_t length_a = a.kv_end - a.kv_start, length_b = b.kv_end - b.kv_start;
     if (length_a != length_b) return length_a > length_b;
@@ -242,7 +242,7 @@ inline Plan plan(const PlanRequest& given) {
   return result;
 }
 
-// The schedule of one request without a plan.
+// Returns the schedule of one request without a plan.
 inline SingleRequest plan_single(const PlanRequest& request) {
   const int32_t rows = request.qo_len(0) * request.group, length = request.kv_lens[0];
   SingleRequest single{request.qo_len(0), length, (rows + request.tile_rows - 1) / request.tile_rows, 1,

@@ -1,5 +1,7 @@
-// Putting together the parts of tiles whose keys were split. A block has one row of one key head at a time: kDV / 4
-// threads walk along it, the others take turns with the parts.
+// Merge of the partial states of tiles whose keys were split (Flash-Decoding, Dao et al., 2023):
+//   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
+// A CTA has one row of one KV head at a time. kDV / 4 threads hold a state's columns, and groups of them
+// share the states.
 #pragma once
 
 #include <algorithm>
@@ -16,31 +18,31 @@
 
 namespace flashinfer::cuda {
 
-// Keys of a tile up to which nothing is cut. A merge takes 10 us on an H100 (one request of 400 keys, beside 11.5 us of
-// attention), in which a block reads about as many keys.
+// Keys of a tile up to which nothing is split. On an H100, a merge takes 10 us in addition to 11.5 us of
+// attention (one request of 400 keys). A CTA reads about as many keys in that time.
 constexpr int kWholeKeys = 1024;
 
-constexpr int kPartThreads = 256, kPartBlocks = 8;  // of a multiprocessor, launched
+constexpr int kMergeThreads = 256, kMergeCtas = 8;  // launched per multiprocessor
 
-// A row of a merge: where its parts are and where it goes.
+// A row of a merge: its partial states and its destination.
 struct MergeRow {
-  int64_t first;  // of partial_ml: the first part
-  int32_t step;   // from one part to the next
-  int32_t parts, batch, qo_idx, qo_head, token;
+  int64_t first;  // index of the first state in partial_ml
+  int32_t step;   // from one state to the next
+  int32_t splits, batch, qo_idx, qo_head, token;
 
-  // Which merge the row with a number belongs to.
+  // Returns the merge of row number `number`.
   __device__ __forceinline__ static int32_t merge_of(const AttentionParams& params, uint32_t number) {
     return static_cast<int32_t>(number / params.slot_rows / params.num_kv_heads);
   }
 
-  // False where the tile has no such row.
+  // Finds the row. Returns false if the tile has no such row.
   __device__ __forceinline__ bool find(const AttentionParams& params, const MergeItem& item, uint32_t number) {
     const auto row = static_cast<int32_t>(number % params.slot_rows);
     const auto head = static_cast<int32_t>(number / params.slot_rows % params.num_kv_heads);
     if (item.row_start + row >= item.qo_len * static_cast<int32_t>(params.group.divisor)) return false;
     uint32_t qo, in_group;
     params.group.divmod(item.row_start + row, qo, in_group);
-    qo_idx = static_cast<int32_t>(qo), batch = item.batch, parts = item.num_slots;
+    qo_idx = static_cast<int32_t>(qo), batch = item.batch, splits = item.num_slots;
     qo_head = head * static_cast<int32_t>(params.group.divisor) + static_cast<int32_t>(in_group);
     token = item.qo_start + qo_idx;
     step = params.num_kv_heads * params.slot_rows;
@@ -49,57 +51,58 @@ struct MergeRow {
   }
 };
 
-// Sums of four columns of some parts, relative to their largest reference: m, l and four numbers of O.
+// The merged state of some splits in four columns: row maximum m, row sum l, and unnormalised O, relative to
+// m.
 template <bool kSoftmax>
-struct PartSum {
-  float4 sum{0, 0, 0, 0};
-  float top = -math::inf, total = 0;
+struct PartialState {
+  float4 o{0, 0, 0, 0};
+  float m = -math::inf, l = 0;
 
-  __device__ __forceinline__ void add(float4 part, float part_top, float part_total) {
-    float old = 1, weight = 1;
+  __device__ __forceinline__ void add(float4 other_o, float other_m, float other_l) {
+    float rescale = 1, weight = 1;
     if constexpr (kSoftmax) {
-      if (part_total == 0) return;  // no key was seen
-      const float now = fmaxf(top, part_top);
-      old = math::ptx_exp2(top - now), weight = math::ptx_exp2(part_top - now);
-      total = total * old + part_total * weight, top = now;
+      if (other_l == 0) return;  // the split saw no key
+      const float now = fmaxf(m, other_m);
+      rescale = math::ptx_exp2(m - now), weight = math::ptx_exp2(other_m - now);
+      l = l * rescale + other_l * weight, m = now;
     }
-    sum.x = sum.x * old + part.x * weight, sum.y = sum.y * old + part.y * weight;
-    sum.z = sum.z * old + part.z * weight, sum.w = sum.w * old + part.w * weight;
+    o.x = o.x * rescale + other_o.x * weight, o.y = o.y * rescale + other_o.y * weight;
+    o.z = o.z * rescale + other_o.z * weight, o.w = o.w * rescale + other_o.w * weight;
   }
 };
 
-// Adds a row's parts start, start + stride, ... to four columns' sums, kAtOnce of them under way together. They may
-// have been written while this kernel ran: they are read from the L2 cache, and no part twice, since that is what
-// bounds merges.
+// Adds a row's states start, start + stride, ... to four columns, with loads of kAtOnce in flight. They may
+// have been written while this kernel ran, so they are read from the L2 cache. No state is read twice,
+// because reads bound the time of merges.
 template <int kDV, int kAtOnce, bool kSoftmax>
-__device__ __forceinline__ void add_parts(const AttentionParams& params, const MergeRow& row, int start, int stride,
-                                          int column, PartSum<kSoftmax>& all) {
-  const int64_t step = int64_t{stride} * row.step;  // to the part after the next `stride`
+__device__ __forceinline__ void add_states(const AttentionParams& params, const MergeRow& row, int start, int stride,
+                                           int column, PartialState<kSoftmax>& all) {
+  const int64_t step = int64_t{stride} * row.step;  // to the next state of this group
   const PartialSoftmax* from_ml = params.partial_ml + row.first + int64_t{start} * row.step;
   const float* from_o = params.partial_o + (row.first + int64_t{start} * row.step) * kDV + column * 4;
-  for (; start < row.parts; start += kAtOnce * stride) {
-    float4 parts[kAtOnce];
-    float2 softmax[kAtOnce];  // m and l
+  for (; start < row.splits; start += kAtOnce * stride) {
+    float4 states_o[kAtOnce];
+    float2 states_ml[kAtOnce];  // m and l
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (start + i * stride >= row.parts) continue;
-      softmax[i] = __ldcg(reinterpret_cast<const float2*>(from_ml));
-      parts[i] = __ldcg(reinterpret_cast<const float4*>(from_o));
+      if (start + i * stride >= row.splits) continue;
+      states_ml[i] = __ldcg(reinterpret_cast<const float2*>(from_ml));
+      states_o[i] = __ldcg(reinterpret_cast<const float4*>(from_o));
       from_ml += step, from_o += step * kDV;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * stride < row.parts) all.add(parts[i], softmax[i].x, softmax[i].y);
+      if (start + i * stride < row.splits) all.add(states_o[i], states_ml[i].x, states_ml[i].y);
   }
 }
 
-// Four columns of a row, of the sums of all its parts.
+// Writes four columns of a row from its merged state.
 template <typename Variant, typename Types, typename P>
-__device__ __forceinline__ void put_merged(const P& params, const MergeRow& row, int column,
-                                           PartSum<Variant::use_softmax>& all) {
-  float share = params.o_scale * add_sink<Variant>(params, row.qo_head, all.top, all.total);
-  if constexpr (Variant::use_softmax) share *= all.total == 0 ? 0.0f : 1.0f / all.total;
-  float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
+__device__ __forceinline__ void write_merged(const P& params, const MergeRow& row, int column,
+                                             PartialState<Variant::use_softmax>& all) {
+  float share = params.o_scale * add_sink<Variant>(params, row.qo_head, all.m, all.l);
+  if constexpr (Variant::use_softmax) share *= all.l == 0 ? 0.0f : 1.0f / all.l;
+  float values[4] = {all.o.x * share, all.o.y * share, all.o.z * share, all.o.w * share};
   if constexpr (Variant::transforms_output) {
     const Variant variant(params, static_cast<uint32_t>(row.batch), nullptr);
 #pragma unroll
@@ -110,42 +113,42 @@ __device__ __forceinline__ void put_merged(const P& params, const MergeRow& row,
   store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));
   if (params.lse && column == 0)
     params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
-        !Variant::use_softmax || all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+        !Variant::use_softmax || all.l == 0 ? -math::inf : all.m + math::ptx_log2(all.l);
 }
 
-// What threads have in common while they put a row together.
+// Shared memory of a CTA's merge: a state per group of threads.
 template <typename Types>
-struct MergeShape {
-  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kTurns = kPartThreads / kColumns;
-  static_assert(kColumns * kTurns == kPartThreads, "every thread has four columns of a row");
-  float4 sums[kTurns][kColumns];
-  float2 weights[kTurns];
+struct MergeMemory {
+  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kGroups = kMergeThreads / kColumns;
+  static_assert(kColumns * kGroups == kMergeThreads, "every thread has four columns of a row");
+  float4 o[kGroups][kColumns];
+  float2 ml[kGroups];
 };
 
 template <typename Variant, typename Types, typename P>
-__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeShape<Types>& shared) {
-  constexpr int kColumns = MergeShape<Types>::kColumns, kTurns = MergeShape<Types>::kTurns;
-  const int turn = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  PartSum<Variant::use_softmax> all;
-  add_parts<Types::HEAD_DIM_VO, 4>(params, row, turn, kTurns, column, all);
-  shared.sums[turn][column] = all.sum;
-  if (column == 0) shared.weights[turn] = {all.top, all.total};
+__device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeMemory<Types>& shared) {
+  constexpr int kColumns = MergeMemory<Types>::kColumns, kGroups = MergeMemory<Types>::kGroups;
+  const int group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  PartialState<Variant::use_softmax> all;
+  add_states<Types::HEAD_DIM_VO, 4>(params, row, group, kGroups, column, all);
+  shared.o[group][column] = all.o;
+  if (column == 0) shared.ml[group] = {all.m, all.l};
   __syncthreads();
-  if (turn != 0) return;
+  if (group != 0) return;
 #pragma unroll
-  for (int i = 1; i < kTurns; ++i) all.add(shared.sums[i][column], shared.weights[i].x, shared.weights[i].y);
-  put_merged<Variant, Types>(params, row, column, all);
+  for (int i = 1; i < kGroups; ++i) all.add(shared.o[i][column], shared.ml[i].x, shared.ml[i].y);
+  write_merged<Variant, Types>(params, row, column, all);
 }
 
-// Blocks take rows in turns: a CUDA graph launches this kernel for the most rows that a plan may ever have, of which
-// there are thousands, and a plan mostly has none.
+// CTAs take rows in rotation. A CUDA graph launches this kernel for the most rows of any plan, which are
+// thousands, and most plans have none.
 template <typename Variant, typename Types, typename P>
-__global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __grid_constant__ P params) {
-  __shared__ MergeShape<Types> shared;
+__global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __grid_constant__ P params) {
+  __shared__ MergeMemory<Types> shared;
   wait_for_inputs();
   let_next_start();
   uint32_t number = blockIdx.x;
-  // Before the number of merges is known: the two loads take the time of one.
+  // Loaded before the number of merges is known: the latencies of the two loads overlap.
   MergeItem item = params.merge(MergeRow::merge_of(params, number));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.num_kv_heads * params.slot_rows;
   while (number < rows) {
@@ -154,18 +157,18 @@ __global__ void __launch_bounds__(kPartThreads) attention_merge_kernel(const __g
     number += gridDim.x;
     if (number >= rows) break;
     item = params.merge(MergeRow::merge_of(params, number));
-    __syncthreads();  // shared memory is written again
+    __syncthreads();  // shared memory is overwritten next
   }
 }
 
-// The merges of a launch, where there can be any.
+// Launches the merges, unless there can be none.
 template <typename Variant, typename Types, typename P>
 void launch_merges(const P& params, const Launch& where) {
   const int64_t merges = params.items ? params.max_merges : params.num_merges();
   const int64_t rows = merges * params.num_kv_heads * params.slot_rows;
   if (rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 rows of partial results");
-  const int64_t blocks = std::min(rows, int64_t{device_info(where.device).num_sms} * kPartBlocks);
-  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(blocks)), dim3(kPartThreads), where,
+  const int64_t ctas = std::min(rows, int64_t{device_info(where.device).num_sms} * kMergeCtas);
+  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(ctas)), dim3(kMergeThreads), where,
          params);
 }
 

@@ -38,9 +38,9 @@ __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& ite
   for (int i = threadIdx.x; i < min(rows, params.slot_rows) * kColumns; i += kThreads) {
     MergeRow row;
     if (!row.find(params, item, first + i / kColumns)) continue;
-    PartSum<Variant::use_softmax> all;
-    add_parts<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, all);
-    put_merged<Variant, Types>(params, row, i % kColumns, all);
+    PartialState<Variant::use_softmax> all;
+    add_states<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, all);
+    write_merged<Variant, Types>(params, row, i % kColumns, all);
   }
 }
 

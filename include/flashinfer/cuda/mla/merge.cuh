@@ -19,21 +19,21 @@ constexpr int kMlaMergeWarps = 8, kMlaMergeColumns = 128, kMlaQuarters = kMlaCkv
 constexpr int kMlaMergeResident = 3;  // CTAs per multiprocessor at one time: 80 registers a thread
 
 struct MlaMergeMemory {
-  float4 sums[kMlaMergeWarps][32];
-  float2 weights[kMlaMergeWarps];
+  float4 o[kMlaMergeWarps][32];
+  float2 ml[kMlaMergeWarps];
 };
 
 // Writes four columns of a row, and its lse with the first ones.
 template <typename T>
-__device__ __forceinline__ void mla_put_merged(const MlaParams& params, const MergeRow& row, int column,
-                                               const PartSum<true>& all) {
-  const float share = all.total == 0 ? 0.0f : params.o_scale / all.total;
-  const float values[4] = {all.sum.x * share, all.sum.y * share, all.sum.z * share, all.sum.w * share};
+__device__ __forceinline__ void mla_write_merged(const MlaParams& params, const MergeRow& row, int column,
+                                                 const PartialState<true>& all) {
+  const float share = all.l == 0 ? 0.0f : params.o_scale / all.l;
+  const float values[4] = {all.o.x * share, all.o.y * share, all.o.z * share, all.o.w * share};
   store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
             Vec<T, 4>::from_floats(values));
   if (params.lse && column == 0)
     params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
-        all.total == 0 ? -math::inf : all.top + math::ptx_log2(all.total);
+        all.l == 0 ? -math::inf : all.m + math::ptx_log2(all.l);
 }
 
 template <typename T>
@@ -41,15 +41,15 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
                                               MlaMergeMemory& memory) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int column = quarter * kMlaMergeColumns + lane * 4;
-  PartSum<true> all;
-  add_parts<kMlaCkv, 8>(params, row, warp, kMlaMergeWarps, column / 4, all);
-  memory.sums[warp][lane] = all.sum;
-  if (lane == 0) memory.weights[warp] = {all.top, all.total};
+  PartialState<true> all;
+  add_states<kMlaCkv, 8>(params, row, warp, kMlaMergeWarps, column / 4, all);
+  memory.o[warp][lane] = all.o;
+  if (lane == 0) memory.ml[warp] = {all.m, all.l};
   __syncthreads();
   if (warp != 0) return;
 #pragma unroll
-  for (int i = 1; i < kMlaMergeWarps; ++i) all.add(memory.sums[i][lane], memory.weights[i].x, memory.weights[i].y);
-  mla_put_merged<T>(params, row, column, all);
+  for (int i = 1; i < kMlaMergeWarps; ++i) all.add(memory.o[i][lane], memory.ml[i].x, memory.ml[i].y);
+  mla_write_merged<T>(params, row, column, all);
 }
 
 template <typename T>
@@ -79,28 +79,28 @@ template <typename T>
 __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const MergeRow& row, int half) {
   constexpr int kAtOnce = 4, kGroups = 2;
   const int column = half * (kMlaCkv / 2) + static_cast<int>(threadIdx.x) % 32 * 4;
-  PartSum<true> all[kGroups];
-  for (int start = 0; start < row.parts; start += kAtOnce) {
-    float4 parts[kAtOnce][kGroups];
-    float2 softmax[kAtOnce];  // m and l
+  PartialState<true> all[kGroups];
+  for (int start = 0; start < row.splits; start += kAtOnce) {
+    float4 states_o[kAtOnce][kGroups];
+    float2 states_ml[kAtOnce];  // m and l
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (start + i >= row.parts) continue;
+      if (start + i >= row.splits) continue;
       const int64_t at = row.first + int64_t{start + i} * row.step;
-      softmax[i] = *reinterpret_cast<const float2*>(params.partial_ml + at);
+      states_ml[i] = *reinterpret_cast<const float2*>(params.partial_ml + at);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group)
-        parts[i][group] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column + group * 128);
+        states_o[i][group] = *reinterpret_cast<const float4*>(params.partial_o + at * kMlaCkv + column + group * 128);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (start + i >= row.parts) continue;
+      if (start + i >= row.splits) continue;
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) all[group].add(parts[i][group], softmax[i].x, softmax[i].y);
+      for (int group = 0; group < kGroups; ++group) all[group].add(states_o[i][group], states_ml[i].x, states_ml[i].y);
     }
   }
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) mla_put_merged<T>(params, row, column + group * 128, all[group]);
+  for (int group = 0; group < kGroups; ++group) mla_write_merged<T>(params, row, column + group * 128, all[group]);
 }
 
 template <typename T>

@@ -1,4 +1,4 @@
-// Attention kernels from the host: how many blocks of an instance a device holds, and launching them.
+// Host side of the portable attention kernel: resident CTAs of an instance on a device, and launches.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@
 
 namespace flashinfer::cuda {
 
-// How one instance runs on a device.
+// The stages and resident CTAs of an instance on a device.
 struct Residency {
-  int stages = 0, blocks = 0;  // blocks: at one time, on all multiprocessors; 0: it does not fit
+  int stages = 0, ctas = 0;  // ctas: resident on all multiprocessors together; 0: a tile does not fit
 };
 
-// As many stages as leave room for S::kBlocks blocks on a multiprocessor.
+// Returns the most stages that leave room for S::kBlocks CTAs per multiprocessor.
 template <auto kKernel, typename S>
 Residency find_residency(int device) {
   const int most = device_info(device).shared_bytes;
@@ -34,7 +34,7 @@ Residency find_residency(int device) {
   return {stages, Kernel<kKernel>::resident_ctas(device, S::kThreads, bytes)};
 }
 
-// Found once: attributes and occupancy cost more than a launch.
+// Computed once per device: attributes and occupancy cost more than a launch.
 template <auto kKernel, typename S>
 const Residency& residency(int device) {
   static PerDevice<Residency> found;
@@ -44,12 +44,12 @@ const Residency& residency(int device) {
 template <typename Variant, typename S, typename P>
 WorkLimits limits_of(int device) {
   constexpr int kStep = S::kKeys * S::kKeyWarps;
-  const int blocks = residency<attention_kernel<Variant, S, P>, S>(device).blocks;
-  return {S::kRows, blocks, std::max(256, 2 * kStep), kStep, 0, 0, kWholeKeys};
+  const int ctas = residency<attention_kernel<Variant, S, P>, S>(device).ctas;
+  return {S::kRows, ctas, std::max(256, 2 * kStep), kStep, 0, 0, kWholeKeys};
 }
 
-// How many key heads go through the items together. All of them, so that the longest items of all come first; but one
-// request's long keys head by head, as many as the L2 cache holds.
+// Returns the number of KV heads that go through the items together. All of them, so that the longest items
+// come first. One request's long keys are read head by head, as many as an L2 cache of 32 MiB holds.
 template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -60,24 +60,25 @@ int heads_together(const P& params) {
   return heads;
 }
 
-// One block for each item and key head.
+// Returns one CTA per item and KV head.
 template <typename P>
-unsigned blocks_of(const P& params, const Residency& how) {
-  if (how.blocks == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
+unsigned ctas_of(const P& params, const Residency& how) {
+  if (how.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
   const int64_t items = params.items ? params.max_items : params.num_items();
-  const int64_t blocks = items * params.num_kv_heads;
-  if (blocks > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
-  return static_cast<unsigned>(blocks);
+  const int64_t ctas = items * params.num_kv_heads;
+  if (ctas > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
+  return static_cast<unsigned>(ctas);
 }
 
-// The tile kernel, and the merges where there can be any; kTickets: it does the merges of a plan itself.
+// Launches the tile kernel, and the merges if there can be any. kTickets: it merges the splits of a plan
+// itself.
 template <typename Variant, typename S, typename P, bool kTickets = false>
 void launch_attention(const P& params, const Launch& where) {
   const Residency& how = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
-  const unsigned blocks = blocks_of(params, how);
-  Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(
-      dim3(blocks), dim3(S::kThreads), S::shared_bytes(how.stages), where, with_tracks(params, blocks, S::kThreads),
-      how.stages, heads_together<S>(params));
+  const unsigned ctas = ctas_of(params, how);
+  Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(dim3(ctas), dim3(S::kThreads), S::shared_bytes(how.stages),
+                                                            where, with_tracks(params, ctas, S::kThreads), how.stages,
+                                                            heads_together<S>(params));
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 

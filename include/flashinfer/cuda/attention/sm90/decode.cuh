@@ -13,7 +13,7 @@ using DecodeShape = AttentionShape<Types, SmallTile<Types>>;
 template <typename Variant, typename Types, typename P>
 WorkLimits decode_limits(int device) {
   using S = DecodeShape<Types>;
-  return {S::kRows, residency<attention_kernel<Variant, S, P, true>, S>(device).blocks, 2 * S::kKeys * S::kKeyWarps,
+  return {S::kRows, residency<attention_kernel<Variant, S, P, true>, S>(device).ctas, 2 * S::kKeys * S::kKeyWarps,
           S::kKeys};
 }
 

@@ -1,4 +1,4 @@
-// The Hopper attention kernel from the host: limits of its work, maps of its tensors, launches.
+// Host side of the Hopper attention kernel: work limits, tensor maps and launches.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Rows of a tile: whole tokens, so that a tile's queries are one box.
+// Returns the rows of a tile: whole tokens, so that a tile's queries are one box.
 template <typename S>
 int32_t tile_rows(int32_t group) {
   return S::kRows / group * group;
@@ -26,7 +26,7 @@ WorkLimits limits_of(int32_t group, int device) {
   return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys, 0, 0, kWholeKeys};
 }
 
-// Rows of queries or of outputs: a box has `rows` of them.
+// Returns a map of queries or outputs, whose box has `rows` rows.
 template <typename T, int kWidth>
 CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,
                         int rows) {
@@ -45,7 +45,7 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
                         int64_t head) {
   const KvCache& kv = params.kv;
   const uint64_t rows = kv.is_paged() ? kv.page_size.divisor : kv.num_pages, pages = kv.is_paged() ? kv.num_pages : 1;
-  // A cache of nothing has no memory, and a map wants some.
+  // An empty cache has no memory, and a map needs an address.
   return tensor_map<S::kWidth, 4>(
       map_type<typename S::DTypeKV>(), S::kElement,
       {kv.num_pages > 0 ? data : params.q,
@@ -62,7 +62,7 @@ template <typename S>
 Maps maps_of(const AttentionParams& params) {
   const auto group = static_cast<int>(params.group.divisor);
   const KvCache& kv = params.kv;
-  // Where 64 rows are no whole tokens, outputs are stored without a map.
+  // If 64 rows are not whole tokens, outputs are stored without a map.
   const int output_rows = std::max(64 / group, 1) * group;
   return {map_of_rows<typename S::DTypeQ, S::kWidth>(params, params.q, S::kDQ, params.q_row, params.q_head,
                                                      tile_rows<S>(group)),
@@ -71,9 +71,10 @@ Maps maps_of(const AttentionParams& params) {
           map_of_rows<typename S::DTypeO, 128>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
 }
 
-// Returns how many key heads work goes through together: those whose keys and values fit into 16 MiB. An H100 has an L2
-// cache of 50 MB in two halves, each of which keeps what its multiprocessors read; the rest is for queries and outputs.
-// Lengths of a plan are on the device, so that the size of a paged cache stands for them: a large one gives one head.
+// Returns the number of KV heads that are processed together: those whose keys and values fit into 16 MiB. An
+// H100 has an L2 cache of 50 MB in two halves, each of which caches the reads of its multiprocessors. The
+// rest is for queries and outputs. Lengths of a plan are on the device, so the size of a paged cache replaces
+// them: a large one gives one head.
 template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 16 << 20;
@@ -84,7 +85,7 @@ int heads_together(const P& params) {
   return heads;
 }
 
-// What the kernel does not look at would be silently left out.
+// Rejects options that the kernel would silently ignore.
 inline void require_served(const AttentionParams& params) {
   if (params.mask_mode == MaskMode::kCustom)
     throw std::runtime_error("mask_mode: got a custom mask, wanted none, causal or multi-item scoring with fa3");
@@ -95,10 +96,10 @@ void launch_attention(const P& params, const Launch& where) {
   require_served(params);
   const int64_t items = params.items ? params.max_items : params.num_items(), all = items * params.num_kv_heads;
   if (all > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 tiles");
-  const int64_t blocks = std::min<int64_t>(all, device_info(where.device).num_sms);  // a multiprocessor holds one
-  Kernel<attention_kernel<Variant, S, P>>::launch(dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
-                                                  S::kSharedBytes, where, with_tracks(params, blocks, S::kThreads),
-                                                  maps_of<S>(params), heads_together<S>(params));
+  const int64_t ctas = std::min<int64_t>(all, device_info(where.device).num_sms);  // one per multiprocessor
+  Kernel<attention_kernel<Variant, S, P>>::launch(dim3(static_cast<unsigned>(ctas)), dim3(S::kThreads), S::kSharedBytes,
+                                                  where, with_tracks(params, ctas, S::kThreads), maps_of<S>(params),
+                                                  heads_together<S>(params));
   launch_merges<Variant, typename S::Types>(params, where);
 }
 
