@@ -24,7 +24,7 @@ struct Step {
 };
 
 // Returns whether differences of the first `count` steps (rising strides) can sum to `apart`. True if unsure.
-inline bool meet(const Step* steps, int count, int64_t apart) {
+inline bool can_sum_to(const Step* steps, int count, int64_t apart) {
   if (count == 0) return apart == 0;
   const Step& step = steps[count - 1];
   int64_t forward = 0, back = 0;  // reach of the smaller steps
@@ -37,7 +37,7 @@ inline bool meet(const Step* steps, int count, int64_t apart) {
   if (last - first > kTries) return true;
   for (int64_t by = first; by <= last; ++by) {
     const int64_t rest = apart - by * step.stride;
-    if (rest <= forward && rest >= -back && meet(steps, count - 1, rest)) return true;
+    if (rest <= forward && rest >= -back && can_sum_to(steps, count - 1, rest)) return true;
   }
   return false;
 }
@@ -58,7 +58,7 @@ inline bool interleaved(const View& a, const View& b) {
     for (; at > 0 && steps[at - 1].stride > stride; --at) steps[at] = steps[at - 1];
     steps[at] = {stride, a.sizes[i] - 1, b.sizes[i] - 1};
   }
-  return !meet(steps, count, apart / width);
+  return !can_sum_to(steps, count, apart / width);
 }
 
 }  // namespace overlap

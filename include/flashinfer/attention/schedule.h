@@ -1,10 +1,10 @@
-// Plans: work items of tiles of queries and ranges of keys, cut so that every multiprocessor (every thread of
-// a CPU) has the same amount of work at any lengths. Runs on the host.
+// Plans, made on the host: work items of tiles of queries and ranges of keys. Every multiprocessor (every
+// thread of a CPU) gets the same amount of work at any lengths.
 //
 // A tile's keys are split if they exceed a worker's mean share, as in Flash-Decoding (Dao et al., 2023).
 // Splits have about equal lengths, the longest items come first, and short ones fill the gaps at the end.
-// Equal lengths that fill the machine are not split. If workers have few tiles, and the fixed cost of an item
-// is known, packing.h makes the splits, and items come in the order in which they start. The number of items
+// Equal lengths that fill the machine are not split. packing.h makes the splits if workers have few tiles and
+// the fixed cost of an item is known. Items then come in the order in which they start. The number of items
 // is at most the number of tiles plus the number of workers, which bounds buffers too.
 #pragma once
 
@@ -33,8 +33,8 @@ struct PlanRequest {
   int32_t min_chunk;  // the least length of a split: merging must pay
   int32_t kv_step;    // splits are multiples of this
   bool split;         // false: no keys are split
-  // Splits end at multiples of this in any batch, so that a request's result does not depend on the others.
-  // 0: splits are as long as balances the work.
+  // Splits end at multiples of this in any batch. A request's result then does not depend on the others. 0:
+  // the length of splits balances the work.
   int32_t kv_chunk = 0;
   // The fixed cost of an item, as a number of keys. Other than 0: if workers have few tiles, splits give all
   // workers the same cost; see packing.h.
@@ -91,7 +91,7 @@ inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32
   if (pieces.empty()) return 0;
   std::sort(pieces.begin(), pieces.end(), [](int32_t a, int32_t b) { return a > b; });
   int32_t most = pieces[0];
-  for (size_t i = places; i < pieces.size() && i < 2 * places; ++i)
+  for (size_t i = workers; i < pieces.size() && i < 2 * workers; ++i)
     most = std::max(most, pieces[2 * workers - 1 - i] + pieces[i]);
   return most;
 }
@@ -129,8 +129,8 @@ inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t
   return pieces <= 1 ? 0 : round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
 }
 
-// Returns the number of tiles per request if all requests have as many, all tiles of a request see the same
-// keys, and the number divides the workers; otherwise 1.
+// Returns the number of tiles per request, or 1 unless all requests have as many, all tiles of a request see
+// the same keys, and the number divides the workers.
 inline int64_t tiles_together(const std::vector<WorkItem>& tiles, int64_t workers) {
   size_t count = 0;
   while (count < tiles.size() && tiles[count].batch == tiles[0].batch) ++count;
@@ -230,9 +230,9 @@ inline Plan plan(const PlanRequest& given) {
       result.items.push_back(schedule::next_piece(result, tile, start, end));
     }
   }
-  // Longest first. Equal lengths have a fixed order, so that a plan is reproducible: the last rows first, which
-  // see the most keys if a run has a causal mask that the plan did not. std::stable_sort would keep the order of
-  // tiles, but it aligns its buffer to 16 bytes even if the element needs more.
+  // Longest first. Equal lengths have a fixed order, so that a plan is reproducible. The last rows come
+  // first: they see the most keys if a run has a causal mask that the plan did not. std::stable_sort would
+  // keep the order of tiles. It aligns its buffer to 16 bytes, even if the element needs more.
   std::sort(result.items.begin(), result.items.end(), [](const WorkItem& a, const WorkItem& b) {
     const int32_t length_a = a.kv_end - a.kv_start, length_b = b.kv_end - b.kv_start;
     if (length_a != length_b) return length_a > length_b;

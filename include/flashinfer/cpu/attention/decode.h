@@ -110,7 +110,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
 
   // Selects the rows of the next block to prefetch while head number i is computed: all heads of a token in
   // order.
-  const KV* const* soon(const KV* const* next, int64_t head_stride, int i, const KV** rows) const {
+  const KV* const* ahead(const KV* const* next, int64_t head_stride, int i, const KV** rows) const {
     for (int t = 0, token = i * kDecodeKeys / heads, head = i * kDecodeKeys % heads; t < kDecodeKeys; ++t) {
       rows[t] = next[token] + (first_head + head) * head_stride;
       if (++head == heads) head = 0, ++token;
@@ -124,7 +124,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     const int whole = round_up(count, kDotSums), at = i * scratch.rows;
     const int64_t k_offset = this->kv_head * kv.k_head, v_offset = this->kv_head * kv.v_head;
     const KV* rows[kDecodeKeys];
-    const KV* const* soon_k = more ? soon(next_k, kv.k_head, i, rows) : nullptr;
+    const KV* const* ahead_k = more ? ahead(next_k, kv.k_head, i, rows) : nullptr;
     const float* prepared[kDecodeKeys];
     profiler.begin(Event::kGemmQk);
     if constexpr (Base::kPreparesKeys) {
@@ -135,9 +135,9 @@ struct DecodeTile : Tile<Variant, Types, Params> {
       const float* q = scratch.q + (at + row) * kQ;
       float* logits = scratch.logits + row * kDecodeKeys;
       if constexpr (Base::kPreparesKeys) {
-        dot_products<number, kDQ, kQ, kDQ>(q, prepared, 0, count, logits, row == 0 ? soon_k : nullptr);
+        dot_products<number, kDQ, kQ, kDQ>(q, prepared, 0, count, logits, row == 0 ? ahead_k : nullptr);
       } else {
-        dot_products<number, kDQ, kQ, kDQ>(q, k, k_offset, count, logits, row == 0 ? soon_k : nullptr);
+        dot_products<number, kDQ, kQ, kDQ>(q, k, k_offset, count, logits, row == 0 ? ahead_k : nullptr);
       }
     });
     profiler.end(Event::kGemmQk);
@@ -147,11 +147,11 @@ struct DecodeTile : Tile<Variant, Types, Params> {
                               scratch.state.at(at + row));
     profiler.end(Event::kSoftmax);
     profiler.begin(Event::kGemmPv);
-    const KV* const* soon_v = more ? soon(next_v, kv.v_head, i, rows) : nullptr;
+    const KV* const* ahead_v = more ? ahead(next_v, kv.v_head, i, rows) : nullptr;
     for_rows(this->rows, [&](int row, auto number) {
       add_rows<number, kDV, kSums>(scratch.logits + row * kDecodeKeys, v, v_offset, count,
                                    scratch.state.rescale + at + row, scratch.sums + (at + row) * kSums,
-                                   row == 0 ? soon_v : nullptr);
+                                   row == 0 ? ahead_v : nullptr);
     });
     profiler.end(Event::kGemmPv);
   }

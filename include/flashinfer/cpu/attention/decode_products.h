@@ -18,14 +18,14 @@ inline void prefetch_row(const T* row) {
 }
 
 // S = Q K^T for kRows queries, kStride numbers apart, and `count` keys. Reads and writes round_up(count,
-// kDotSums) of them. `soon`: addresses of as many rows of kSoon elements to prefetch, or null.
-template <int kRows, int kDepth, int kStride, int kSoon, typename T, typename Soon>
+// kDotSums) of them. `ahead`: addresses of as many rows of kAhead elements to prefetch, or null.
+template <int kRows, int kDepth, int kStride, int kAhead, typename T, typename Ahead>
 inline void dot_products(const float* q, const T* const* keys, int64_t offset, int count, float* logits,
-                         const Soon* const* soon) {
+                         const Ahead* const* ahead) {
   constexpr int kKeys = kDotSums / kRows;
   for (int t = 0; t < count; t += kKeys) {
-    if (soon)
-      for (int i = 0; i < kKeys; ++i) prefetch_row<kSoon>(soon[t + i]);
+    if (ahead)
+      for (int i = 0; i < kKeys; ++i) prefetch_row<kAhead>(ahead[t + i]);
     vfloat sums[kDotSums / kLanes][kLanes] = {};
     const auto add = [&](int d, int width) {
       vfloat queries[kRows];
@@ -46,13 +46,13 @@ inline void dot_products(const float* q, const T* const* keys, int64_t offset, i
 }
 
 // O = O * rescale + P V for elements [d, d + kWidth) of kRows rows, kStride numbers apart.
-template <int kRows, int kWidth, int kStride, int kSoon, typename T>
+template <int kRows, int kWidth, int kStride, int kAhead, typename T>
 inline void add_values(const float* weights, const T* const* values, int64_t offset, int count, const float* rescale,
-                       float* sums, const T* const* soon) {
+                       float* sums, const T* const* ahead) {
   constexpr int kVectors = (kWidth + kLanes - 1) / kLanes;
   vfloat added[kRows][kVectors] = {};
   for (int t = 0; t < count; ++t) {
-    if (soon) prefetch_row<kSoon>(soon[t]);
+    if (ahead) prefetch_row<kAhead>(ahead[t]);
     vfloat value[kVectors];
     for (int v = 0; v < kVectors; ++v)
       value[v] = load(values[t] + offset + v * kLanes, kWidth - v * kLanes < kLanes ? kWidth - v * kLanes : kLanes);
@@ -69,14 +69,14 @@ inline void add_values(const float* weights, const T* const* values, int64_t off
 
 template <int kRows, int kDim, int kStride, typename T>
 inline void add_rows(const float* weights, const T* const* values, int64_t offset, int count, const float* rescale,
-                     float* sums, const T* const* soon) {
+                     float* sums, const T* const* ahead) {
   constexpr int kChunk = (kLanes * kRegisters < 128 ? 2 : 4) * kLanes, kRest = kDim % kChunk;
   for (int d = 0; d + kChunk <= kDim; d += kChunk)
     add_values<kRows, kChunk, kStride, kDim>(weights, values, offset + d, count, rescale, sums + d,
-                                             d == 0 ? soon : nullptr);
+                                             d == 0 ? ahead : nullptr);
   if constexpr (kRest != 0)
     add_values<kRows, kRest, kStride, kDim>(weights, values, offset + kDim - kRest, count, rescale, sums + kDim - kRest,
-                                            kDim == kRest ? soon : nullptr);
+                                            kDim == kRest ? ahead : nullptr);
 }
 
 // Calls body(row, constant of 4, 2 or 1) for groups of that many rows that cover [0, rows).

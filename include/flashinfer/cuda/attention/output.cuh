@@ -38,12 +38,12 @@ struct RowOutput {
     if (params.lse) lse = params.lse + token * params.num_qo_heads + qo_head;
   }
 
-  // Writes the row's m (`base`) and l (`sum`): both to a partial state, or lse = m + log2(l).
-  __device__ __forceinline__ void put_softmax(float base, float sum) const {
+  // Writes the row's m and l to a partial state, or lse = m + log2(l).
+  __device__ __forceinline__ void put_softmax(float m, float l) const {
     if (softmax) {
-      *reinterpret_cast<float2*>(softmax) = {base, sum};
+      *reinterpret_cast<float2*>(softmax) = {m, l};
     } else if (lse) {
-      *lse = sum == 0 ? -math::inf : base + math::ptx_log2(sum);
+      *lse = l == 0 ? -math::inf : m + math::ptx_log2(l);
     }
   }
 

@@ -1,7 +1,8 @@
-// Merge of the partial states of rows whose keys were split: m = max_i m_i, l = sum_i 2^(m_i - m) l_i, O = (1
-// / l) sum_i 2^(m_i - m) O_i. If rows are few, each may have as many partial states as the GPU has
-// multiprocessors: a CTA takes a quarter of a row's columns, and its warps share the partial states. If rows
-// are many, each has few partial states, and a warp takes half of a row.
+// Merge of the partial states of rows whose keys were split:
+//   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
+// If rows are few, each may have as many partial states as the GPU has multiprocessors. A CTA then takes a
+// quarter of a row's columns, and its warps share the partial states. If rows are many, each has few partial
+// states, and a warp takes half of a row.
 #pragma once
 
 #include <algorithm>

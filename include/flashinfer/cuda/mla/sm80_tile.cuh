@@ -167,8 +167,8 @@ struct MlaTile {
     }
   }
 
-  // Writes P of 16 rows and half of the keys to shared memory, relative to maxima `m` of the rows. m is
-  // updated lazily: only if an element of P would pass 2^8. O and l are then rescaled.
+  // Writes P of 16 rows and half of the keys to shared memory, relative to row maxima `m`. m is updated
+  // lazily: only if an element of P would pass 2^8. O and l are then rescaled.
   __device__ __forceinline__ void exponentiate(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
     const int half = logit_half(), row0 = logit_row();
     // Two sharing warps have rows either both or neither.

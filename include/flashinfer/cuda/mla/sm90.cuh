@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     profiler.begin(Event::kLoadQuery);
     mla_load_queries<T>(rows, shared);
     using Track = Profiler<P::kProfiler>;
-    using Left = std::conditional_t<kGather, MlaGatheredGroup<T, 0, Track>, MlaGroup<T, 0, false, Track>>;
-    using Right = std::conditional_t<kGather, MlaGatheredGroup<T, 1, Track>, MlaGroup<T, 1, false, Track>>;
+    using Left = std::conditional_t<kGather, MlaGatheredConsumer<T, 0, Track>, MlaConsumer<T, 0, false, Track>>;
+    using Right = std::conditional_t<kGather, MlaGatheredConsumer<T, 1, Track>, MlaConsumer<T, 1, false, Track>>;
     if (group == 0) {
       mla_attend(Left(params, shared, item, rows, zero, profiler), pairs);
     } else {

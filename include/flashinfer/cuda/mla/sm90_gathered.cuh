@@ -17,8 +17,8 @@
 namespace flashinfer::cuda::sm90 {
 
 template <typename T, int kGroup, typename Track>
-struct MlaGatheredGroup : MlaGroup<T, kGroup, true, Track> {
-  using Base = MlaGroup<T, kGroup, true, Track>;
+struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
+  using Base = MlaConsumer<T, kGroup, true, Track>;
   using Base::Base;
   using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_weights;
   using Base::o, Base::shared, Base::sum, Base::receive_row_maxima, Base::exponentiate, Base::z, Base::zero;

@@ -28,7 +28,7 @@
 namespace flashinfer::cuda::sm90 {
 
 template <typename T, int kGroup, bool kGather, typename Track>
-struct MlaGroup {
+struct MlaConsumer {
   static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
 
   const MlaParams& params;
@@ -45,8 +45,8 @@ struct MlaGroup {
   float s[32], o[128];
   Track& profiler;
 
-  __device__ __forceinline__ MlaGroup(const MlaParams& p, const MlaShared& memory, const WorkItem& i, const MlaRows& r,
-                                      int nothing, Track& track)
+  __device__ __forceinline__ MlaConsumer(const MlaParams& p, const MlaShared& memory, const WorkItem& i,
+                                         const MlaRows& r, int nothing, Track& track)
       : params(p), shared(memory), item(i), rows(r), zero(nothing), profiler(track) {
     end[0] = rows.end(row), end[1] = rows.end(row + 8);
     border = max(0, rows.end(0) - item.kv_start) / kMlaKeys;

@@ -5,8 +5,9 @@
 
 namespace flashinfer::cuda::ptx {
 
-// Adds 1, or resets from `last` to 0. Returns the previous value. Writes that this thread has made or seen
-// are visible to every thread that gets a later number, and so are those of earlier threads to this one.
+// Adds 1, or resets from `last` to 0. Returns the previous value. Writes before the call are visible to every
+// thread that gets a later number. The order is transitive: it includes writes that this thread has seen that
+// way.
 __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32_t last) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"

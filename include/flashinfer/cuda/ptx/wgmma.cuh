@@ -1,6 +1,7 @@
-// Products of a warpgroup on the tensor cores: d += a * b, or d = a * b if `accumulate` is false. d has 64
-// rows and N columns: d[i] of lane 4 g + q of warp w has row 16 w + g + 8 (i / 2 % 2) and column 8 (i / 4) +
-// 2 q + i % 2. b is in smem. a is in smem (ss), or in registers (rs) in the layout of mma.m16n8k16.
+// Products of a warpgroup on the tensor cores: d += a * b, or d = a * b if `accumulate` is false.
+//
+// d has 64 rows and N columns. d[i] of lane 4 g + q of warp w has row 16 w + g + 8 (i / 2 % 2) and column 8
+// (i / 4) + 2 q + i % 2. b is in smem. a is in smem (ss), or in registers (rs) in the layout of mma.m16n8k16.
 // Descriptors name operands in smem, see cuda/tile/descriptor.cuh. A product has 32 bytes of k: 16 elements
 // of 16 bits, or 32 of 8 bits.
 //

@@ -1,6 +1,6 @@
-// Tiles of 16-bit elements in smem in the layout of TMA and wgmma: chunks of kWidth bytes of each row, one
-// chunk after the other, with adjacent rows in a chunk. The same bytes are an operand whose rows are M or N
-// (K contiguous: queries, keys, P), and one whose rows are K (N contiguous: values).
+// Tiles of 16-bit elements in smem in the layout of TMA and wgmma. A row is cut into chunks of kWidth bytes.
+// One chunk of all rows follows the other, with adjacent rows in a chunk. The same bytes are an operand whose
+// rows are M or N (K contiguous: queries, keys, P), and one whose rows are K (N contiguous: values).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The contents of p.memory, and two small kernels: one makes a BackwardRow per row before the gradients, the
+// The contents of p.memory, and two small kernels. One makes a BackwardRow per row before the gradients. The
 // other adds the partial sums of dK and dV after them.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Shapes of the portable kernels of attention's gradients, and the tables that a launch takes by value.
 //
 // A CTA owns the rows of one side of the logits, keys or queries, and their gradients. The other side, the
-// columns, passes through stages. kSplit warps share 32 rows: each computes the logits of kN columns of a
-// step, and its columns of the rows' gradients from all of them.
+// columns, passes through stages. kSplit warps share 32 rows. Each computes the logits of kN columns of a
+// step, and from all of them its columns of the rows' gradients.
 #pragma once
 
 #include <cstdint>

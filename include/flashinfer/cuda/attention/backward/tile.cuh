@@ -15,8 +15,8 @@
 
 namespace flashinfer::cuda {
 
-// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses:
-// tiles whose rows have one length share a lane's address pattern.
+// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses.
+// Tiles whose rows have one length share a lane's address pattern.
 template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
 __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const LeftRows<kBytes>& left,
                                          const RightRows<kBytes>& right) {

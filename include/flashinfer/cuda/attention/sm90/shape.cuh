@@ -87,8 +87,8 @@ struct Shape : Types_, Tile_ {
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
-  // For gathering: rows of a tile that the third warp takes, about as many as remain for each of the other
-  // two, and the table of a tile's row addresses.
+  // For gathering: the rows of a tile that the third warp takes, about as many as each of the other two. Then
+  // the table of a tile's row addresses.
   static constexpr int kThirdWarpRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;

@@ -1,7 +1,7 @@
 // The two consumer warpgroups: each computes 64 keys of a tile with one tile of queries after the other.
 //
 // S is computed with keys as rows, so that P and dS are in registers as the left operands of dV and dK. dS
-// also goes to shared memory: dQ is a sum over the keys of both warpgroups, and each computes 64 x 64 of it.
+// also goes to shared memory. dQ is a sum over the keys of both warpgroups, and each computes 64 x 64 of it.
 // Meanwhile, S of the next tile is computed. Its exponentials overlap with the product dO V^T.
 #pragma once
 
@@ -208,7 +208,8 @@ struct BackwardTile {
   }
 
   // One tile of queries. S is ready at entry. At exit, s has S of the next tile, or of the last one again. dS
-  // has two buffers in turn: a warp that overwrites one has seen the other one filled after its last read.
+  // alternates between two buffers. A warp that overwrites one has seen the other one filled after its last
+  // read.
   __device__ __forceinline__ void step(float (&s)[kLogits], float (&dq)[32], QueryTileCursor& cursor, int32_t number) {
     const int use = uses.query, next = number + 1 < work.steps ? use + 1 : use;
     float products[kLogits];
