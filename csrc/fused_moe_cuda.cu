@@ -1,5 +1,8 @@
 // The CUDA kernels of mixtures of experts for the element types of this module.
-#include <flashinfer/cuda/fused_moe.cuh>
+#include <flashinfer/cuda/moe/activate.cuh>
+#include <flashinfer/cuda/moe/finalize.cuh>
+#include <flashinfer/cuda/moe/route.cuh>
+#include <flashinfer/cuda/moe/sort.cuh>
 
 #include "fused_moe_config.h"
 

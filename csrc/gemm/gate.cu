@@ -1,5 +1,5 @@
 // The gate of products that lie in memory, where no kernel of products has it.
-#include <flashinfer/cuda/fused_moe_activate.cuh>
+#include <flashinfer/cuda/moe/activate.cuh>
 
 namespace flashinfer {
 

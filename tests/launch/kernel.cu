@@ -2,9 +2,9 @@
 // grids.
 #include <flashinfer/common/fused_moe.h>
 #include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
-#include <flashinfer/cuda/fused_moe_activate.cuh>
 #include <flashinfer/cuda/gated_norm_backward.cuh>
 #include <flashinfer/cuda/host/kernel.cuh>
+#include <flashinfer/cuda/moe/activate.cuh>
 
 #include <chrono>
 #include <cstdio>

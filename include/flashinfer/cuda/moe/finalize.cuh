@@ -1,12 +1,9 @@
-// Mixtures of experts around their products on CUDA; here the sum over a token's experts.
+// Sum over the experts of a token: the last step of a mixture of experts.
 #pragma once
 
 #include <cstdint>
 
 #include <flashinfer/common/fused_moe.h>
-#include <flashinfer/cuda/fused_moe_activate.cuh>
-#include <flashinfer/cuda/fused_moe_route.cuh>
-#include <flashinfer/cuda/fused_moe_sort.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
