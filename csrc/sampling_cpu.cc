@@ -1,8 +1,8 @@
 // The sampling family's CPU kernels for the element types of this module.
 #include <flashinfer/common/launch.h>
-#include <flashinfer/cpu/sampling.h>
-#include <flashinfer/cpu/sampling_chain.h>
-#include <flashinfer/cpu/sampling_top_k.h>
+#include <flashinfer/cpu/sampling/chain.h>
+#include <flashinfer/cpu/sampling/sample.h>
+#include <flashinfer/cpu/sampling/top_k.h>
 
 #include "sampling_config.h"
 

@@ -1,7 +1,7 @@
 // Softmax, filters, samples, verification of drafts and the k largest.
-#include <flashinfer/cpu/sampling.h>
-#include <flashinfer/cpu/sampling_chain.h>
-#include <flashinfer/cpu/sampling_top_k.h>
+#include <flashinfer/cpu/sampling/chain.h>
+#include <flashinfer/cpu/sampling/sample.h>
+#include <flashinfer/cpu/sampling/top_k.h>
 
 #include <functional>
 #include <numeric>

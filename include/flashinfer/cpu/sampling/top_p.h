@@ -1,7 +1,7 @@
 // Top-p's threshold on the CPU: the largest v for which the elements >= v have p of the mass.
 #pragma once
 
-#include <flashinfer/cpu/sampling_select.h>
+#include <flashinfer/cpu/sampling/select.h>
 
 namespace flashinfer::cpu {
 

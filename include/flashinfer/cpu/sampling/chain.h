@@ -1,7 +1,7 @@
 // Verification of a draft's tokens on the CPU: accepted in order, then one token drawn from what the target leaves.
 #pragma once
 
-#include <flashinfer/cpu/sampling.h>
+#include <flashinfer/cpu/sampling/sample.h>
 
 namespace flashinfer::cpu {
 

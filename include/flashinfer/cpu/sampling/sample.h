@@ -2,7 +2,7 @@
 #pragma once
 
 #include <flashinfer/cpu/parallel.h>
-#include <flashinfer/cpu/sampling_top_p.h>
+#include <flashinfer/cpu/sampling/top_p.h>
 
 namespace flashinfer::cpu {
 

@@ -1,7 +1,7 @@
 // The k largest elements of each row on the CPU, in the order of their indices.
 #pragma once
 
-#include <flashinfer/cpu/sampling.h>
+#include <flashinfer/cpu/sampling/sample.h>
 
 namespace flashinfer::cpu {
 

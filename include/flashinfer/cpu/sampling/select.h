@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <flashinfer/cpu/sampling_row.h>
+#include <flashinfer/cpu/sampling/row.h>
 
 namespace flashinfer::cpu {
 
