@@ -74,7 +74,7 @@ GemmScale a_scale_of(const Check& check, const Maybe& tensor, const View& a, int
   bool shared = is_shared(check, view, -2, a.size(-2), each_row);
   if (a.ndim == 3) shared = is_shared(check, view, 0, each_row ? a.size(0) : 1, 1) && shared;
   if (a.ndim == 3 && !shared) check.shape(view, {a.size(0), a.size(1), -1});
-  if (!shared) scale.places = check.rows(view);
+  if (!shared) scale.layout = check.rows(view);
   return scale;
 }
 
@@ -83,7 +83,7 @@ GemmScale b_scale_of(const Check& check, const Maybe& tensor, const View& b, int
   if (!tensor) return scale;
   const View view(*tensor, "b_scale");
   if (!is_shared(check, view, 0, b.size(0), 1)) scale.matrix_stride = view.stride(0);
-  if (!is_shared(check, view, 1, b.size(1), each_row)) scale.places = {INT64_MAX, 1, 0, 0, view.stride(1)};
+  if (!is_shared(check, view, 1, b.size(1), each_row)) scale.layout = {INT64_MAX, 1, 0, 0, view.stride(1)};
   return scale;
 }
 
@@ -149,7 +149,7 @@ void run_with_gate(const Check& check, const GemmParams& p, const Tensor& a, con
   Tensor products = empty(shape, 2, a);
   const View hidden(products, "products");
   GemmParams plain = p;
-  plain.gate = GemmGate::kNone, plain.out = hidden.data, plain.out_places = check.rows(hidden);
+  plain.gate = GemmGate::kNone, plain.out = hidden.data, plain.out_layout = check.rows(hidden);
   grouped_gemm(plain, where);
   ActivateParams gate{};
   gate.input = hidden.data, gate.input_stride = p.n, gate.dtype = p.a_dtype, gate.output = p.out;
@@ -183,7 +183,7 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
     check.that(each >= 0, name, "got a negative number, wanted 0 for one scale of the whole extent, or more");
   GemmParams p{};
   p.a = a.data, p.b = b.data, p.out = out.data;
-  p.a_places = check.rows(a), p.out_places = check.rows(out);
+  p.a_layout = check.rows(a), p.out_layout = check.rows(out);
   const bool by_depth = b.size(2) <= 1 ? b.stride(1) != 1 || b.size(1) <= 1 : b.stride(2) == 1;
   p.b_matrix_stride = b.stride(0), p.b_stride_n = by_depth ? b.stride(1) : 1, p.b_stride_k = by_depth ? 1 : b.stride(2);
   p.m = m, p.n = n, p.k = k, p.a_num_rows = rows_in(a), p.num_matrices = b.size(0);

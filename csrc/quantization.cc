@@ -18,7 +18,7 @@ PackParams pack_params(const View& x, const View& packed, bool little) {
   return {.x = static_cast<const uint8_t*>(x.data),
           .packed = static_cast<uint8_t*>(packed.data),
           .n = x.numel,
-          .room = packed.numel,
+          .num_bytes = packed.numel,
           .factor = little ? kLittleFactor : kBigFactor};
 }
 

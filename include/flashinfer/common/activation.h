@@ -1,5 +1,4 @@
-// What the activation family computes: parameters shared by the binding and by the kernels of every backend, and the
-// activation functions themselves, written once for every backend.
+// Activation functions, written once for every backend, and the parameters of their kernels.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -20,19 +19,20 @@ struct ActAndMulParams {
 struct Launch;
 void act_and_mul(const ActAndMulParams& params, const Launch& launch);
 
-// apply(x, factor) is act(x) * factor and slope(x, factor) is act'(x) * factor.
+// apply(x, factor) is act(x) * factor, and slope(x, factor) is act'(x) * factor.
 //
-// The functions are templates over `Math`, a backend's arithmetic on one number or on a vector of them:
-//   Math::V                 the number; Math::S its scalar type
+// The functions are templates over `Math`, a backend's arithmetic on one number or on a vector of numbers:
+//   Math::V                 the number or vector
+//   Math::S                 its scalar type
 //   exp(x)                  for x in [-kMaxHalfExponent, 0]
 //   divide(a, b)            for b from 1 to 10
-//   select(a < b, yes, no)  as Math::select_less(a, b, yes, no): the third where a < b, the fourth where not (or NaN)
+//   select_less(a, b, x, y) x if a < b, y if not or if one is NaN
 //   abs(x)
-//   kMaxHalfExponent        the largest x for which exp(-x) is a normal number (or far smaller than any float32)
+//   kMaxHalfExponent        the largest x whose exp(-x) is a normal number, or far below any float32
 //
-// A tail like silu(-100) = -100 e^-100 is smaller than the type's smallest number long before its product with a large
-// factor is. So the exponential is taken of half the exponent, and multiplied twice, the second time after the factor.
-// Arguments below the range of that are held at its end, where every result is zero: act(-inf) is -0, not NaN.
+// A tail like silu(-100) = -100 e^-100 underflows before its product with a large factor does. Therefore the
+// exponential takes half the exponent. It is multiplied twice, the second time after the factor. Arguments
+// below that range are clamped to its end, where every result is zero: act(-inf) is -0, not NaN.
 
 template <typename Math>
 struct ActivationBase {
@@ -47,26 +47,26 @@ struct ActivationBase {
     return Math::select_less(x, constant(bound), x, constant(bound));
   }
 
-  // In [-bound, bound], or NaN.
+  // Clamp x to [-bound, bound]; NaN stays NaN.
   static FLASHINFER_HD V within(V x, double bound) {
     return Math::select_less(constant(bound), x, constant(bound), at_least(x, -bound));
   }
 
-  // x * sigmoid(v) * factor, for v with the sign of x.
+  // Return x * sigmoid(v) * factor, for v with the sign of x.
   static FLASHINFER_HD V sigmoid_gate(V x, V v, V factor) {
     const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
-    const V kept =
-        Math::select_less(x, V{}, root, constant(1.0));  // e^v / (1 + e^v) where v < 0, 1 / (1 + e^-v) elsewhere
-    return Math::divide(x * kept, root * root + static_cast<S>(1)) * factor * kept;
+    const V half = Math::select_less(
+        x, V{}, root, constant(1.0));  // sigmoid(v) = root^2 / (1 + root^2) if v < 0, else 1 / (1 + root^2)
+    return Math::divide(x * half, root * root + static_cast<S>(1)) * factor * half;
   }
 
-  // The derivative of x * sigmoid(v), times factor: sigmoid(v) * (1 + t * sigmoid(-v)) with t = x * dv/dx.
+  // Return factor * d/dx [x sigmoid(v)] = factor * sigmoid(v) * (1 + t sigmoid(-v)), with t = x dv/dx.
   static FLASHINFER_HD V sigmoid_gate_slope(V v, V t, V factor) {
     const V root = Math::exp(at_most(Math::abs(v), 2.0 * Math::kMaxHalfExponent) * static_cast<S>(-0.5));
     const V tail = root * root, whole = tail + static_cast<S>(1), one = constant(1.0);
     const V rest = Math::divide(Math::select_less(v, V{}, one, tail), whole);
-    const V kept = Math::select_less(v, V{}, root, one);
-    return Math::divide((t * rest + static_cast<S>(1)) * kept, whole) * factor * kept;
+    const V half = Math::select_less(v, V{}, root, one);
+    return Math::divide((t * rest + static_cast<S>(1)) * half, whole) * factor * half;
   }
 };
 
@@ -87,7 +87,7 @@ struct Silu : ActivationBase<Math> {
   }
 };
 
-// x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3); which is x * sigmoid(2 u).
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3).
 template <typename Math>
 struct GeluTanh : ActivationBase<Math> {
   using Base = ActivationBase<Math>;
@@ -107,18 +107,19 @@ struct GeluTanh : ActivationBase<Math> {
 
  private:
   static constexpr double kScale = 1.5957691216057308;                        // 2 sqrt(2 / pi)
-  static constexpr double kEnd = Math::kMaxHalfExponent > 100 ? 20.0 : 13.0;  // 2 u is 602 and 177 there
+  static constexpr double kEnd = Math::kMaxHalfExponent > 100 ? 20.0 : 13.0;  // 2 u is 602 and 177 at these ends
 
   static FLASHINFER_HD V twice_u(V x) {
     return x * (x * x * static_cast<S>(kScale * 0.044715) + static_cast<S>(kScale));
   }
 };
 
-// x * Phi(x), Phi the normal distribution function: x / 2 * erfc(-x / sqrt(2)).
+// x * Phi(x) = x / 2 * erfc(-x / sqrt(2)), with the normal distribution function Phi.
 //
-// For negative x, Phi(x) = e^(-x^2 / 2) * tail(-x) without cancellation; tail(z) = erfc(z / sqrt(2)) e^(z^2 / 2) / 2
-// falls from 1/2 to 1 / (z sqrt(2 pi)) and is t P(t) with t = 1 / (1 + c z). The P below interpolate it at Chebyshev
-// nodes: relative error 3e-6 for z <= 18.5 (half types), 5e-9 for z <= 27 (float32).
+// For negative x, Phi(x) = e^(-x^2 / 2) * tail(-x) without cancellation. tail(z) = erfc(z / sqrt(2)) e^(z^2 /
+// 2) / 2 falls from 1/2 to 1 / (z sqrt(2 pi)). It equals t P(t) with t = 1 / (1 + c z). The polynomials P
+// below interpolate it at Chebyshev nodes. Their relative error is 3e-6 for z <= 18.5 (half types) and 5e-9
+// for z <= 27 (float32).
 template <typename Math>
 struct Gelu : ActivationBase<Math> {
   using Base = ActivationBase<Math>;
@@ -134,13 +135,13 @@ struct Gelu : ActivationBase<Math> {
     return x * Math::select_less(x, V{}, tail, one - root * tail) * factor * Math::select_less(x, V{}, root, one);
   }
 
-  // Phi(x) + x phi(x), phi the density e^(-x^2 / 2) / sqrt(2 pi)
+  // Return factor * (Phi(x) + x phi(x)), with the density phi(x) = e^(-x^2 / 2) / sqrt(2 pi).
   static FLASHINFER_HD V slope(V x, V factor) {
     x = Base::within(x, kEnd);
     const V z = Math::abs(x), root = Math::exp(z * z * static_cast<S>(-0.25));
     const V tail = upper_tail(z), rise = x * static_cast<S>(0.3989422804014327), one = Base::constant(1.0);
-    const V kept = Math::select_less(x, V{}, root, one);
-    return Math::select_less(x, V{}, root * (tail + rise), one + root * root * (rise - tail)) * factor * kept;
+    const V half = Math::select_less(x, V{}, root, one);
+    return Math::select_less(x, V{}, root * (tail + rise), one + root * root * (rise - tail)) * factor * half;
   }
 
  private:

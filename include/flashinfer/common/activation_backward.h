@@ -1,5 +1,4 @@
-// Gradients of the activation family: parameters shared by the binding and by the kernels of every backend. The slopes
-// of the functions are written where the functions are.
+// Gradients of the activation family: parameters of its kernels. The slopes stand next to the functions.
 #pragma once
 
 #include <flashinfer/common/activation.h>

@@ -1,8 +1,8 @@
-// Merging attention states: parameters shared by the binding and by the kernels of every backend.
+// Merges of attention states: parameters of the kernels.
 //
-// A state is the output v of attention over some keys and s, the base-2 logarithm of the sum of 2^logit over them
-// (lse). Over both of two disjoint sets of keys, s = log2(2^s_a + 2^s_b) and v = v_a 2^(s_a - s) + v_b 2^(s_b - s).
-// No keys at all are s = -inf; the v of such a state means nothing.
+// A state has the output v of attention over a set of keys and its lse s, the base-2 logarithm of the sum of
+// 2^logit. Two disjoint sets merge to s = log2(2^s_a + 2^s_b) and v = v_a 2^(s_a - s) + v_b 2^(s_b - s). An
+// empty set has s = -inf and an undefined v.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -12,7 +12,7 @@
 
 namespace flashinfer {
 
-// v [seq, heads, dim] with a contiguous last dimension and s [seq, heads]; strides in elements.
+// v [seq, heads, dim] with a contiguous last dimension, and s [seq, heads]. Strides count elements.
 struct States {
   void* v;
   float* s;
@@ -27,14 +27,14 @@ struct States {
 
 struct MergeStateParams {
   States a, b, out;     // `out` may be `a`
-  const uint8_t* mask;  // [seq] or null; rows with 0 stay as they are
+  const uint8_t* mask;  // [seq] or null; a zero leaves the row unchanged
   int64_t seq_len, num_heads, head_dim;
   DType dtype;
 };
 
 struct MergeStatesParams {
   States in, out;
-  int64_t v_state, s_state;  // strides from one state of `in` to the next
+  int64_t v_state, s_state;  // strides between the states of `in`
   int64_t num_states, seq_len, num_heads, head_dim;
   DType dtype;
 };

@@ -12,6 +12,7 @@
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/indices.h>
 #include <flashinfer/common/rows.h>
+#include <flashinfer/common/search.h>
 
 namespace flashinfer {
 
@@ -59,15 +60,7 @@ FLASHINFER_HD ConvSpan conv_span(const CausalConv1dInputs& in, int64_t n) {
 // contains t.
 FLASHINFER_HD ConvSpan conv_span_at(const CausalConv1dInputs& in, int64_t batch, int64_t t) {
   if (!in.cu_seqlens.data) return {batch, 0, in.num_tokens};
-  int64_t low = 0, high = in.num_sequences;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    if (in.cu_seqlens[middle] <= t) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
+  const int64_t low = last_at_or_before(int64_t{0}, in.num_sequences, t, [&](int64_t s) { return in.cu_seqlens[s]; });
   const int64_t first = in.cu_seqlens[low], last = in.cu_seqlens[low + 1];
   return {low, first < 0 ? 0 : first > t ? t : first, last <= t ? t + 1 : last > in.num_tokens ? in.num_tokens : last};
 }

@@ -1,5 +1,5 @@
-// From run-time values to compile-time ones. A module's configuration header, rendered from csrc/config.h.jinja,
-// defines DISPATCH_<axis> for every axis with these, and lists what the module was built for as data.
+// Dispatch of run-time values to compile-time constants. A module's configuration header, rendered from
+// csrc/config.h.jinja, defines DISPATCH_<axis> with these functions. It lists the module's values as data.
 #pragma once
 
 #include <stdexcept>
@@ -11,14 +11,14 @@
 
 namespace flashinfer {
 
-// The caller's mistake: the Python boundary turns the word in front into the exception of that name.
+// Report a mistake of the caller. Python raises the exception that the text's first word names.
 [[noreturn]] inline void throw_value_error(const std::string& text) { throw std::runtime_error("ValueError: " + text); }
 
 [[noreturn]] inline void throw_not_covered(const char* axis, const std::string& got, const char* built_for) {
   throw_value_error(std::string(axis) + ": got " + got + ", this module was built for " + built_for);
 }
 
-// A value of an axis: a number, a DType, or a tuple of them where the axis has several constants.
+// Return a value of an axis as a tuple: of a number, of a DType, or of several constants.
 template <typename T>
 constexpr auto axis_value(T value) {
   if constexpr (std::is_same_v<T, DType>) {
@@ -41,22 +41,22 @@ std::string axis_text(const std::tuple<T...>& value) {
   return text;
 }
 
-// Where a row stands in a list, or -1.
+// Return the index of a row in a list, or -1.
 template <typename Row, std::size_t kRows>
-constexpr int find_row(const Row (&rows)[kRows], const Row& wanted) {
+constexpr int find_row(const Row (&rows)[kRows], const Row& target) {
   for (std::size_t i = 0; i < kRows; ++i)
-    if (rows[i] == wanted) return static_cast<int>(i);
+    if (rows[i] == target) return static_cast<int>(i);
   return -1;
 }
 
-// Throws the caller's mistake where a value is none of those that a module was built for.
+// Report a mistake of the caller if the module was not built for this value.
 template <typename Row, std::size_t kRows, typename T>
 void require_value(const char* axis, const Row (&rows)[kRows], const T& value, const char* built_for) {
   const Row row = axis_value(value);
   if (find_row(rows, row) < 0) throw_not_covered(axis, axis_text(row), built_for);
 }
 
-// Calls body(std::integral_constant<int, number>) for a number in [0, kCount).
+// Call body(std::integral_constant<int, number>) for a number in [0, kCount).
 template <int kCount, typename Body>
 auto call_numbered(int number, const Body& body) {
   if constexpr (kCount > 1)
@@ -64,7 +64,7 @@ auto call_numbered(int number, const Body& body) {
   return body(std::integral_constant<int, kCount - 1>{});
 }
 
-// The same for the row that a value is.
+// Call the body with the index of the row that equals the value.
 template <typename Row, std::size_t kRows, typename T, typename Body>
 auto call_row(const char* axis, const Row (&rows)[kRows], const T& value, const char* built_for, const Body& body) {
   require_value(axis, rows, value, built_for);
@@ -73,7 +73,7 @@ auto call_row(const char* axis, const Row (&rows)[kRows], const T& value, const 
 
 }  // namespace flashinfer
 
-// A case of DISPATCH_<axis>: the body with the constants that `declarations`, in parentheses, gives it.
+// One case of DISPATCH_<axis>: the body after `declarations`, which stand in parentheses.
 #define _DISPATCH_CASE(condition, declarations, ...) \
   if (condition) {                                   \
     _DISPATCH_DECLARE declarations __VA_ARGS__;      \

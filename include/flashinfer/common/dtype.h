@@ -1,4 +1,4 @@
-// Element types: as values that travel from a binding to a kernel's dispatch, and as types of a kernel.
+// Element types, as values that bindings pass to a kernel's dispatch and as types of a kernel.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ struct __nv_bfloat16;
 
 namespace flashinfer {
 
-// The half types that variants name. A binding knows no more of them than these lines: it looks behind no pointer.
+// Half types that variants name. These lines suffice for a binding because it dereferences no pointer.
 #if defined(FLASHINFER_CUDA) || defined(__CUDACC__)
 using half_t = __half;
 using bfloat16_t = __nv_bfloat16;
@@ -26,7 +26,7 @@ struct bfloat16_t {
 struct fp8_e4m3_t {  // no infinities, NaN is all ones
   uint8_t bits;
 };
-struct fp8_e5m2_t {  // the upper half of a half_t
+struct fp8_e5m2_t {  // the upper byte of a half_t
   uint8_t bits;
 };
 

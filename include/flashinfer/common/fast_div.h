@@ -1,4 +1,4 @@
-// Division by a number that is known before a kernel starts: a multiplication and a shift.
+// Division by a number known before the launch: one multiplication and one shift.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace flashinfer {
 
-// Exact for 0 <= n < 2^31 and 1 <= divisor < 2^31: the multiplier ceil(2^shift / divisor), shift = 31 + log2 rounded
-// up, errs by less than divisor <= 2^(shift - 31) in 2^shift, so n times the error stays below 2^shift.
+// Exact for 0 <= n < 2^31 and 1 <= divisor < 2^31. The multiplier is ceil(2^shift / divisor), with shift = 31
+// + log2 rounded up. Its error is less than divisor / 2^shift <= 2^-31, so n times the error stays below 1 /
+// divisor.
 struct FastDiv {
   uint32_t divisor = 1, multiplier = 1u << 31, shift = 31;
 

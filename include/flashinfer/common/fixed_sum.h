@@ -1,7 +1,8 @@
-// Sums over a row whose bits depend on the row alone: not on the batch, the grid, the cluster or the threads.
+// Sums over a row whose bits depend on the row only: not on the batch, grid, cluster or threads.
 //
-// A row is cut into chunks of 512. Within a chunk elements are added in float by halving: 256 sums of elements 256
-// apart, then 128 sums of those 128 apart, and so on. Sums of chunks are added as integers, which no order changes.
+// A row is cut into chunks of 512. Within a chunk, floats are added by halving: 256 sums of elements 256
+// apart, then 128 sums of sums 128 apart, and so on. Sums of chunks are added as integers, so their order is
+// irrelevant.
 #pragma once
 
 #include <cmath>
@@ -23,7 +24,7 @@ FLASHINFER_HD double power_of_two(int exponent) {
   return value;
 }
 
-// Fixed point for sums of chunks up to `largest`: each takes less than 48 bits, and 2^15 of them fit into 63.
+// Fixed point for chunk sums up to `largest`. Each takes less than 48 bits, and 2^15 of them fit into 63.
 struct FixedPoint {
   double up, down;
 
@@ -38,7 +39,7 @@ struct FixedPoint {
 #if defined(__CUDA_ARCH__)
     return static_cast<uint64_t>(__double2ll_rn(value * up));
 #else
-    // The same, ties to even, without a call: the low bits of a sum whose last bit is 1.
+    // Round to nearest even without a call: the result is the low bits of a sum whose last bit weighs 1.
     const double raised = value * up + 0x1.8p52;
     uint64_t bits;
     memcpy(&bits, &raised, sizeof(bits));
@@ -49,15 +50,15 @@ struct FixedPoint {
   FLASHINFER_HD double real(uint64_t sum) const { return static_cast<double>(sum) * down; }
 };
 
-// Whether sums of what is kept say that t is the largest number from which on there is `wanted`, where elements that
-// are t have the sum `edges`. Each of those changes a chunk's sum by itself and by less than 2^-19 of the largest
-// chunk.
-FLASHINFER_HD bool is_threshold(double kept, double edges, float t, double wanted, FixedPoint fixed) {
-  const double rounding = fmin(edges / t * fixed.down * 0x1p48, kept) * 0x1p-19;
-  return kept >= wanted && kept - edges + rounding < wanted;
+// Return true if t is the largest threshold whose kept elements sum to `target` or more. `sum` is the sum of
+// all elements >= t, and `edges` the sum of those equal to t. Each of the latter changes a chunk's sum by its
+// value and by a rounding error below 2^-19 of the largest chunk.
+FLASHINFER_HD bool is_threshold(double sum, double edges, float t, double target, FixedPoint fixed) {
+  const double rounding = fmin(edges / t * fixed.down * 0x1p48, sum) * 0x1p-19;
+  return sum >= target && sum - edges + rounding < target;
 }
 
-// x / sum as kernels compute it. Sums below 2^-60 are raised first, so that their inverse is a float.
+// x / sum in float. Sums below 2^-60 are scaled up first, so that their inverse is a float.
 struct Normalizer {
   float up, inverse;
 
@@ -69,7 +70,7 @@ struct Normalizer {
   FLASHINFER_HD float operator()(float x) const { return x * up * inverse; }
 };
 
-// floor(u * total) for u = uniform * 2^-53.
+// Return floor(u * total) with u = uniform * 2^-53.
 FLASHINFER_HD uint64_t share_of(uint64_t uniform, uint64_t total) {
 #if defined(__CUDA_ARCH__)
   return __umul64hi(uniform << 11, total);

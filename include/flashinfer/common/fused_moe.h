@@ -1,48 +1,48 @@
-// Mixtures of experts around their matrix products: parameters shared by the binding and by the kernels of every
-// backend, and what a routing method and an activation are, written once.
+// Mixture of experts except its matrix products: routing methods, activations and parameters of the kernels.
 //
-// A token is routed to top_k experts; each of these pairs is a slot. Slots sorted by expert, in the order of tokens
-// within one, are rows: expert e has rows [indptr[e], indptr[e + 1]). Slots of experts that are elsewhere come last.
+// A token is routed to top_k experts. Each (token, expert) pair is a slot. Slots sorted by expert, then
+// token, are rows: expert e has rows [indptr[e], indptr[e + 1]). Slots of experts on other devices come last.
 #pragma once
 
 #include <cstdint>
 
 #include <flashinfer/common/dtype.h>
 #include <flashinfer/common/rows.h>
+#include <flashinfer/common/search.h>
 
 namespace flashinfer {
 
-// ---- routing -----------------------------------------------------------------------------------------------------
+// ---- routing ----------------------------------------------------------------------------------------------
 
-// Values are those of flashinfer.fused_moe.RoutingMethodType.
+// Values equal those of flashinfer.fused_moe.RoutingMethodType.
 enum class RoutingMethod : int32_t {
   kDefault,           // softmax, then top k
   kRenormalize,       // top k, then softmax over them
-  kDeepSeekV3,        // sigmoid, top k of it and the bias in the best groups, renormalised
+  kDeepSeekV3,        // sigmoid, top k of sigmoid + bias in the best groups, renormalised
   kLlama4,            // top k, then sigmoid
   kRenormalizeNaive,  // softmax, top k, renormalised
   kTopK,              // top k
   kSigmoidRenorm,     // sigmoid, top k, renormalised
-  kMiniMax2,          // sigmoid, top k of it and the bias, renormalised
+  kMiniMax2,          // sigmoid, top k of sigmoid + bias, renormalised
   kSigmoid            // sigmoid, then top k
 };
 constexpr int kRoutingMethods = 9;
 constexpr int kMaxTopK = 32, kMaxExpertGroups = 32;
 
 struct RouteParams {
-  const void* logits;  // [tokens, experts], a row's elements behind each other
+  const void* logits;  // [tokens, experts], contiguous rows
   int64_t logits_stride;
   DType dtype;
-  const float* bias;  // [experts], added to scores where experts are chosen, or null
-  void* weights;      // [tokens, top_k] of float, or of logits' type
-  bool narrow;        // weights are of logits' type
-  void* ids;          // [tokens, top_k], descending by what chose them; -1 where no expert is left
+  const float* bias;  // [experts], added to the scores that choose experts, or null
+  void* weights;      // [tokens, top_k], float or of the type of logits
+  bool narrow;        // weights have the type of logits
+  void* ids;          // [tokens, top_k], descending by choosing score; -1: no expert left
   bool wide_ids;
   int64_t weights_stride, ids_stride;
   int64_t tokens;
   int experts, top_k, num_groups, top_groups;
   RoutingMethod method;
-  float factor;  // of weights
+  float factor;  // multiplies the weights
 
   FLASHINFER_HD bool is_softmax() const {
     return method == RoutingMethod::kDefault || method == RoutingMethod::kRenormalize ||
@@ -56,36 +56,39 @@ struct RouteParams {
     return method == RoutingMethod::kRenormalize || method == RoutingMethod::kRenormalizeNaive ||
            (is_sigmoid() && method != RoutingMethod::kSigmoid);
   }
-  // Scores choose with a bias or groups; else logits do, which are in the same order and tie less.
+  // Scores choose if there is a bias or groups. Otherwise logits choose: their order is equal and ties are
+  // rarer.
   FLASHINFER_HD bool scores_choose() const { return bias || num_groups > 1; }
-  // A group's score is its best expert's, and for DeepSeek-V3 the sum of its best two.
+  // The score of a group is its best expert's. For DeepSeek-V3 it is the sum of its best two.
   FLASHINFER_HD bool group_has_two() const { return is_sigmoid(); }
 };
 
-// ---- rows of experts ---------------------------------------------------------------------------------------------
+// ---- rows of experts
+// ---------------------------------------------------------------------------------------
 
 struct SortParams {
   const void* ids;  // [slots] of experts, contiguous
   bool wide_ids;
   int64_t slots;
   int top_k;
-  int64_t first_expert;  // that is here
-  int experts;           // that are here
+  int64_t first_expert;  // first expert of this device
+  int experts;           // number of experts of this device
   int32_t* indptr;       // [experts + 1]
-  int32_t* tokens;       // [slots], of each row
-  int32_t* rows;         // [slots], or -1 where the expert is elsewhere
-  int32_t* workspace;    // sort_workspace() numbers
+  int32_t* tokens;       // [slots], token of each row
+  int32_t* rows;         // [slots], row of each slot; -1: the expert is on another device
+  int32_t* workspace;    // sort_workspace() elements
 
-  // The expert of a slot among those here; their number where it is elsewhere.
+  // Return the local index of a slot's expert, or `experts` if it is on another device.
   FLASHINFER_HD int expert(int64_t slot) const {
     const int64_t id = wide_ids ? static_cast<const int64_t*>(ids)[slot] : static_cast<const int32_t*>(ids)[slot];
     return id >= first_expert && id - first_expert < experts ? static_cast<int>(id - first_expert) : experts;
   }
 };
 
-// ---- between the products ----------------------------------------------------------------------------------------
+// ---- between the products
+// ----------------------------------------------------------------------------------
 
-// Values are those of flashinfer.tllm_enums.ActivationType.
+// Values equal those of flashinfer.tllm_enums.ActivationType.
 enum class Activation : int32_t {
   kGelu = 0,
   kRelu = 1,
@@ -106,51 +109,45 @@ FLASHINFER_HD bool is_gated(Activation act) {
          act == Activation::kSwigluStep || act == Activation::kGegluTanh || act == Activation::kSitu;
 }
 
-constexpr int kQuantBlock = 128;  // elements of a row that have a scale in common
+constexpr int kQuantBlock = 128;  // elements of a row that share a scale
 constexpr float kMaxE4M3 = 448.0f;
 
-// What a block whose largest magnitude is `most` is divided by: its reciprocal is a number, also of the smallest
-// blocks.
+// Return the divisor of a block with this largest magnitude. Its reciprocal is finite even for tiny blocks.
 FLASHINFER_HD float block_scale(float most) {
   constexpr float kLeast = 1.17549435e-38f;  // 2^-126
   return most == 0 ? 1.0f : most / kMaxE4M3 < kLeast ? kLeast : most / kMaxE4M3;
 }
 
 struct ActivateParams {
-  const void* input;  // [rows, size], or gated [rows, 2 size]
+  const void* input;  // [rows, size], or [rows, 2 size] with a gate
   int64_t input_stride;
-  DType dtype;               // of input, and of output where it is not quantised
+  DType dtype;               // of input, and of an unquantised output
   void* output;              // [rows, size], contiguous
-  const float* quant_scale;  // a factor of output in e4m3, or null
-  float* block_scales;       // [rows, ceil(size / 128)]: output in e4m3 has a scale for each block, or null
+  const float* quant_scale;  // scale of an e4m3 output, or null
+  float* block_scales;       // [rows, ceil(size / 128)]: block scales of an e4m3 output, or null
   int64_t rows, size;
-  const int32_t* indptr;  // [experts + 1], of which the last is the number of rows; null: all, of no expert
+  const int32_t* indptr;  // [experts + 1], ends with the number of rows; null: no experts
   int experts;
   const float* bias;                  // [experts, size or 2 size], or null
-  const float *alpha, *beta, *limit;  // [experts] of a gate, or null
+  const float *alpha, *beta, *limit;  // [experts], gate parameters, or null
   Activation act;
-  bool gate_first;  // the gate, then the linear half; else the other way round
+  bool gate_first;  // input has the gate first, then the linear half
 
   FLASHINFER_HD int64_t count() const {
     const int64_t here = indptr ? indptr[experts] : rows;
     return here < rows ? here : rows;
   }
-  // Where a row's gate and what it is multiplied with begin.
+  // Offsets of the gate and of the linear half in a row.
   FLASHINFER_HD int64_t gate_at() const { return is_gated(act) && !gate_first ? size : 0; }
   FLASHINFER_HD int64_t linear_at() const { return is_gated(act) && gate_first ? size : 0; }
   FLASHINFER_HD int64_t width() const { return is_gated(act) ? 2 * size : size; }
-  // The expert of a row: the last whose rows start at or before it.
+  // Return the expert of a row: the last one whose rows begin at or before it.
   FLASHINFER_HD int expert(int64_t row) const {
-    int low = 0, high = experts;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (indptr[middle] <= row ? low : high) = middle;
-    }
-    return low;
+    return last_at_or_before(0, experts, row, [&](int e) { return indptr[e]; });
   }
 };
 
-// Numbers of an expert's gate. Situ bounds its gate by alpha and its linear half by beta.
+// Gate parameters of an expert. Situ bounds its gate by alpha and its linear half by beta.
 struct GateNumbers {
   float alpha, beta, limit;
 
@@ -166,10 +163,10 @@ struct GateNumbers {
                                                  : 3.4e38f) {}
 };
 
-// x within [-limit, limit]; NaN stays.
+// Clamp x to [-limit, limit]; NaN stays NaN.
 FLASHINFER_HD float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
-// `Math` has exp, tanh and erf of a float.
+// `Math` provides exp, tanh and erf of a float.
 template <typename Math>
 FLASHINFER_HD float activate(Activation act, float gate, float up, const GateNumbers& numbers) {
   switch (act) {
@@ -201,14 +198,15 @@ FLASHINFER_HD float activate(Activation act, float gate, float up, const GateNum
   return gate;
 }
 
-// out[t] = sum over j of weight[t, j] (input[row of (t, j)] + bias of its expert), j ascending, in float.
+// out[t] = sum over j of weight[t, j] (input[row of (t, j)] + bias of its expert), with j ascending, in
+// float.
 struct FinalizeParams {
   const void* input;  // [rows, size]
   int64_t input_stride;
   void* out;  // [tokens, size]
   int64_t out_stride;
-  const float* weights;   // [tokens, top_k], contiguous, or null: 1
-  const int32_t* rows;    // [tokens, top_k], contiguous; -1: adds 0
+  const float* weights;   // [tokens, top_k], contiguous; null: 1
+  const int32_t* rows;    // [tokens, top_k], contiguous; -1 adds 0
   const float* bias;      // [experts, size], contiguous, or null
   const int32_t* indptr;  // [experts + 1], for the bias
   int experts;
@@ -217,12 +215,7 @@ struct FinalizeParams {
   DType dtype, out_dtype;
 
   FLASHINFER_HD int expert(int64_t row) const {
-    int low = 0, high = experts;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (indptr[middle] <= row ? low : high) = middle;
-    }
-    return low;
+    return last_at_or_before(0, experts, row, [&](int e) { return indptr[e]; });
   }
 };
 

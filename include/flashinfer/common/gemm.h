@@ -1,4 +1,4 @@
-// Products of groups of rows with matrices of their own: parameters shared by the binding and by the kernels.
+// Grouped GEMM: parameters of the kernels. Each group of rows has a matrix of its own.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -7,45 +7,46 @@
 
 namespace flashinfer {
 
-// Factors that blocks of a matrix share, float32. Strides are 0 where one number serves the whole extent.
+// Scale factors of a matrix, float32, shared by blocks. A stride of 0 shares one factor over the whole
+// extent.
 struct GemmScale {
-  const float* data;  // null: 1
+  const float* data;  // null: every factor is 1
   int64_t matrix_stride, depth_stride;
-  Rows places;   // of a matrix's factors
-  int64_t rows;  // that share a number, at least 1
+  Rows layout;   // layout of a matrix's factors
+  int64_t rows;  // rows that share a factor, at least 1
 
-  // Of a row of a matrix, in front of the blocks of the depth.
+  // Return the factors of a row, the first block of k first.
   FLASHINFER_HD const float* of_row(int64_t matrix, int64_t row) const {
-    return data + matrix * matrix_stride + places.offset(row / rows);
+    return data + matrix * matrix_stride + layout.offset(row / rows);
   }
 };
 
-// Rows [begin, end) of the output, and the matrix that they are multiplied with.
+// Output rows [begin, end) and the index of their matrix.
 struct GemmGroup {
   int64_t begin, end, matrix;
 };
 
-// Whether b's rows are two halves, of which one is a gate: out = silu(gate) * linear then, with half as many columns.
+// Order of the two halves of b's rows if one half is a gate: out = silu(gate) * linear, with n / 2 columns.
 enum class GemmGate : int32_t { kNone, kLinearFirst, kGateFirst };
 
 // out[r] = row_scale[r] * (a[a_rows[r]] * scale) @ (b[matrix] * scale)^T for each row r of each group.
 struct GemmParams {
   const void *a, *b;  // [a_num_rows, k] and [num_matrices, n, k]
   void* out;          // [m, n]
-  Rows a_places, out_places;
+  Rows a_layout, out_layout;
   const float* row_scale;
   const int32_t* a_rows;
   Indices m_indptr, m_counts, b_indices;
   int64_t b_matrix_stride, b_stride_n, b_stride_k;
   int64_t m, n, k, a_num_rows, num_groups, num_matrices;
   GemmScale a_scale, b_scale;
-  int64_t scale_depth;  // numbers of the depth that share a factor; 0: all do
+  int64_t scale_depth;  // elements of k that share a factor; 0: all
   DType a_dtype, b_dtype, out_dtype;
   GemmGate gate;
-  bool sm90;  // the kernels for Hopper alone, or an error
+  bool sm90;  // requires the Hopper kernels, else fails
 
-  // Where a group's rows are. What points out of the output is cut off, which the binding refuses of tables on the
-  // host, and a matrix that there is not leaves nothing.
+  // Return the rows of a group, clipped to the output. An invalid matrix index empties the group. The binding
+  // refuses both in tables on the host.
   FLASHINFER_HD GemmGroup group(int64_t g) const {
     const int64_t each = m / num_groups;
     int64_t begin = m_indptr.data ? m_indptr[g] : g * each, end = begin + each;
@@ -66,7 +67,8 @@ struct GemmParams {
 
 struct Launch;
 void grouped_gemm(const GemmParams& params, const Launch& launch);  // without a gate
-// With one, without products in memory; false where no kernel does so, which leaves the second half to gate_rows().
+// Computes the gate in the epilogue and returns true. Returns false if no kernel serves the call: the caller
+// then runs grouped_gemm() and gate_rows().
 bool grouped_gemm_with_gate(const GemmParams& params, const Launch& launch);
 struct ActivateParams;
 void gate_rows(const ActivateParams& params, const Launch& launch);

@@ -1,4 +1,4 @@
-// Indices as callers have them: of either width that torch has for them.
+// Indices of either width that torch uses.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace flashinfer {
 
 struct Indices {
-  const void* data;  // null where there are none
+  const void* data;  // null: no indices
   bool wide;
 
   FLASHINFER_HD int64_t operator[](int64_t i) const {

@@ -1,4 +1,4 @@
-// Stream, device and mode of a launch. CPU kernels ignore them; CUDA kernels read them in cuda/host/launch.cuh.
+// Stream, device and mode of a launch. CPU kernels ignore it; cuda/host/launch.cuh reads it.
 #pragma once
 
 namespace flashinfer {
@@ -6,7 +6,7 @@ namespace flashinfer {
 struct Launch {
   void* stream;  // cudaStream_t
   int device;    // index of the CUDA device
-  int pdl;       // programmatic dependent launch: 1 yes, 0 no, -1 where the device has it
+  int pdl;       // programmatic dependent launch: 1 yes, 0 no, -1 if the device supports it
 };
 
 }  // namespace flashinfer

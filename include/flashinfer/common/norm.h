@@ -1,4 +1,4 @@
-// What the norm family computes: parameters shared by the binding and by the kernels of every backend.
+// Norms over the last dimension: parameters of the kernels.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -7,8 +7,8 @@
 
 namespace flashinfer {
 
-// y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset), along the last dimension.
-// With `residual`, x is input + residual, and is written back to `residual` rounded to the element type.
+// y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset). With `residual`, x = input + residual. Its value
+// rounded to the element type is written back to `residual`.
 struct RmsNormParams {
   const void* input;
   void* residual;  // null without the fused addition
@@ -22,7 +22,7 @@ struct RmsNormParams {
   DType dtype;
 };
 
-// y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta; gamma and beta are float32 or of x's type.
+// y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta. gamma and beta are float32 or of x's type.
 struct LayerNormParams {
   const void* input;
   const void* gamma;

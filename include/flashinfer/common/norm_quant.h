@@ -1,4 +1,4 @@
-// RMSNorm whose result is quantised to numbers of eight bits: parameters shared by the binding and by the kernels.
+// RMSNorm with a quantised 8-bit result: parameters of the kernels.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -7,8 +7,8 @@
 
 namespace flashinfer {
 
-// output = x / sqrt(mean(x^2) + eps) * weight / scale, clamped to the finite numbers of the output's type.
-// With `residual`, x is input + residual, and is written back to `residual` rounded to the element type.
+// output = x / sqrt(mean(x^2) + eps) * weight / scale, clamped to the finite range of the output's type. With
+// `residual`, x = input + residual. Its value rounded to the element type is written back to `residual`.
 struct RmsNormQuantParams {
   const void* input;
   void* residual;  // null without the fused addition
@@ -18,7 +18,7 @@ struct RmsNormQuantParams {
   int64_t num_rows;
   int64_t hidden_size;
   Scalar eps, scale;
-  const float* scale_at;  // null, or where the scale is
+  const float* scale_at;  // address of the scale, or null
   DType dtype, output_dtype;
 
   FLASHINFER_HD double rcp_scale() const { return 1.0 / (scale_at ? static_cast<double>(*scale_at) : scale.get()); }

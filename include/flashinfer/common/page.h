@@ -1,6 +1,4 @@
-// What the page family does: parameters shared by the binding and by the kernels of every backend.
-//
-// Elements are moved as bytes, whatever their type. All strides are in bytes.
+// Writes to paged caches: parameters of the kernels. Elements move as bytes, and all strides are in bytes.
 #pragma once
 
 #include <flashinfer/common/rows.h>
@@ -9,14 +7,14 @@
 
 namespace flashinfer {
 
-// One of the two tensors appended to one of the two caches: keys and values, or compressed KV and rotary keys.
+// A tensor and the cache that it is appended to: keys, values, compressed KV or rotary keys.
 struct PagedStream {
   const char* tokens;
   char* cache;
   int64_t token_stride, token_head_stride;
   int64_t page_stride, slot_stride, head_stride;
   int64_t num_heads;
-  int64_t row_bytes;  // of one head of one token
+  int64_t row_bytes;  // one head of one token
 };
 
 // Token t goes to position positions[t] of request batch_indices[t].
@@ -26,11 +24,11 @@ struct AppendParams {
   const int32_t *kv_indices, *kv_indptr;     // [num_indices], [batch_size + 1]
   int64_t num_tokens, num_indices, num_pages, batch_size;
   int32_t page_size;
-  const char* op;  // for messages
+  const char* op;  // operator name, for messages
 };
 
 struct Slot {
-  int64_t page, entry;  // page -1: there is no such place in the cache
+  int64_t page, entry;  // page -1: the cache has no such slot
 };
 
 FLASHINFER_HD Slot find_slot(const AppendParams& p, int64_t token) {
@@ -43,7 +41,7 @@ FLASHINFER_HD Slot find_slot(const AppendParams& p, int64_t token) {
   return {page, position % p.page_size};
 }
 
-// Request and position of each of `num_tokens` appended tokens, the last ones of their requests.
+// Request and position of each of `num_tokens` appended tokens, the last tokens of their requests.
 struct PositionsParams {
   const int32_t* append_indptr;  // [batch_size + 1]
   const int32_t* seq_lens;       // [batch_size]
@@ -51,8 +49,8 @@ struct PositionsParams {
   int64_t num_tokens, batch_size;
 };
 
-// offsets[indptr[b] + i] = block_indices[block_indptr[b] + i / block_size] * stride_block + i % block_size * stride_n,
-// for the kv_lens[b] entries i of each request b.
+// offsets[indptr[b] + i] = block_indices[block_indptr[b] + i / block_size] * stride_block + i % block_size *
+// stride_n, for the kv_lens[b] entries i of request b.
 struct BlockOffsetsParams {
   const int32_t *block_indices, *block_indptr, *indptr, *kv_lens;
   int32_t* offsets;

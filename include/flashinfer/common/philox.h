@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): a random block is a pure function
-// of a key and a counter, so draws need no state and no order.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). A random block is a
+// pure function of a key and a counter, so draws have no state and no order.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ FLASHINFER_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key_low, u
   return philox4x32(counter, key_low, key_high, 10);
 }
 
-// A uniform number of 53 bits: u = result * 2^-53 lies in [0, 1). The counter's words are offset, row and draw.
+// Return 53 uniform bits: u = result * 2^-53 lies in [0, 1). The counter's words are offset, row and draw.
 FLASHINFER_HD uint64_t uniform53(uint64_t seed, uint64_t offset, uint32_t row, uint32_t draw) {
   const PhiloxBlock counter{{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32), row, draw}};
   const PhiloxBlock r = philox4x32_10(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));

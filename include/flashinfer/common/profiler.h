@@ -1,15 +1,17 @@
-// What kernels note of themselves while they run, and the buffer that takes it.
+// Events that kernels record while they run, and the layout of their buffer.
 //
-// A track notes one event after the other: a warpgroup of a block, or a worker of a CPU. Words have 64 bits:
+// A track is the sequence of events of a warpgroup of a CTA, or of a CPU worker. Words have 64 bits:
 //   0                   blocks | groups << 32 | Clock << 48
-//   1 + n * tracks + t  word n of track t = block * groups + group, so that neighbours write side by side
-// The words of a track, low and high half:
-//   0      multiprocessor, or worker; the clock at its start
-//   1      the time at its start, ns
-//   2      how many begins, ends and instants there were, two of them in a record that turns; the clock at its end
-//   3      the time at its end, ns
-//   4 ...  kind | event << 2; the clock
-// Records that there is no room for are counted and not written. flashinfer/_profiler/buffer.py reads all this.
+//   1 + n * tracks + t  word n of track t = block * groups + group, so that adjacent tracks write adjacent
+//   words
+// Words of a track, low and high half:
+//   0      multiprocessor or worker; clock at its start
+//   1      time at its start, ns
+//   2      number of events, where kTurn counts twice; clock at its end
+//   3      time at its end, ns
+//   4 ...  kind | event << 2; clock
+// Records that exceed the capacity are counted and not written. flashinfer/_profiler/buffer.py reads this
+// layout.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,7 @@
 
 namespace flashinfer {
 
-// flashinfer/_profiler/buffer.py has their names in this order.
+// flashinfer/_profiler/buffer.py lists their names in this order.
 enum class Event : uint32_t {
   kItem,
   kLoadQuery,
@@ -35,12 +37,12 @@ enum class Event : uint32_t {
   kAttend,
   kWriteOutput,
 };
-// kTurn: what was begun last ends, and this begins.
+// kTurn ends the last event that began, and begins this one.
 enum EventKind : uint32_t { kBegin, kEnd, kInstant, kTurn };
-// What a track's clock counts: cycles of its multiprocessor, or nanoseconds.
+// Unit of a track's clock: cycles of its multiprocessor, or nanoseconds.
 enum class Clock : uint64_t { kCycles = 1, kNanoseconds = 2 };
 
-constexpr int kTrackWords = 4;  // of a track, before its events
+constexpr int kTrackWords = 4;  // header words of a track
 
 FLASHINFER_HD constexpr uint64_t words_of(uint32_t low, uint32_t high) {
   return low | static_cast<uint64_t>(high) << 32;
@@ -51,27 +53,27 @@ FLASHINFER_HD constexpr uint32_t tag_of(EventKind kind, Event event) {
 
 struct ProfilerBuffer {
   uint64_t* words;
-  int64_t size;    // in words, 1 or more
-  int64_t tracks;  // 0: there is no room for a track's first words
-  uint64_t first;  // word 0
-  uint32_t room;   // for records of a track
-  uint32_t end;    // the word behind all tracks
+  int64_t size;       // in words, 1 or more
+  int64_t tracks;     // 0: the buffer is too small for the headers
+  uint64_t first;     // word 0
+  uint32_t capacity;  // records per track
+  uint32_t end;       // first word after all tracks
 
-  // For a kernel of that many blocks with as many groups each.
+  // Lay out the buffer for a kernel of `blocks` CTAs with `groups` tracks each.
   void divide(int64_t blocks, int32_t groups, Clock clock) {
     first = static_cast<uint64_t>(blocks) | static_cast<uint64_t>(groups) << 32 | static_cast<uint64_t>(clock) << 48;
     tracks = blocks * groups;
-    const int64_t words = size <= INT32_MAX ? size : INT32_MAX;  // what numbers of words have room for
+    const int64_t words = size <= INT32_MAX ? size : INT32_MAX;  // word indices are 32-bit
     const int64_t each = tracks > 0 ? (words - 1) / tracks : 0;
     if (each < kTrackWords) tracks = 0;
-    room = tracks > 0 ? static_cast<uint32_t>(each - kTrackWords) : 0;
+    capacity = tracks > 0 ? static_cast<uint32_t>(each - kTrackWords) : 0;
     end = tracks > 0 ? static_cast<uint32_t>(1 + each * tracks) : 0;
   }
 
   FLASHINFER_HD uint64_t& word(int64_t number, int64_t track) const { return words[1 + number * tracks + track]; }
 };
 
-// Parameters of kernels that write events, or of kernels that do not: the value of the axis `profiler`.
+// Kernel parameters with or without a profiler buffer: the axis `profiler`.
 template <typename Params, bool kOn>
 struct Profiled : Params {};
 template <typename Params>

@@ -1,4 +1,4 @@
-// Packing booleans into bits: parameters shared by the binding and by the kernels of every backend.
+// Booleans packed into bits: parameters of the kernels.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace flashinfer {
 
-// Eight booleans, one in each byte (not zero: true), as eight bits of one byte.
+// Pack eight bytes into eight bits of one byte; a nonzero byte is true.
 //
-// Every byte becomes 0 or 1, and one product moves them all: the factor has one bit for every byte, which shifts it to
-// its place in the topmost byte. No two of the 64 partial products meet, so nothing carries.
+// Every byte becomes 0 or 1. One product then moves all eight: the factor has one bit per byte, which shifts
+// it to its bit of the topmost byte. No two of the 64 partial products overlap, so nothing carries.
 FLASHINFER_HD uint8_t pack8(uint64_t bytes, uint64_t factor) {
   constexpr uint64_t kLow7 = 0x7f7f7f7f7f7f7f7full;
   const uint64_t ones = (((bytes & kLow7) + kLow7) | bytes) >> 7 & 0x0101010101010101ull;
@@ -24,13 +24,13 @@ constexpr uint64_t kLittleFactor = 0x0102040810204080ull;  // the first boolean 
 struct PackParams {
   const uint8_t* x;
   uint8_t* packed;
-  int64_t n;     // booleans
-  int64_t room;  // bytes of `packed`
+  int64_t n;          // booleans
+  int64_t num_bytes;  // of `packed`
   uint64_t factor;
 };
 
-// Segments [indptr[i], indptr[i + 1]) of x, each padded to whole bytes. packed_indptr is written too; what of `packed`
-// no segment needs becomes 0.
+// Segments [indptr[i], indptr[i + 1]) of x, each padded to whole bytes. The kernel also writes packed_indptr.
+// Bytes of `packed` after the last segment become 0.
 struct SegmentPackParams {
   PackParams pack;
   const int32_t* indptr;   // [num_segments + 1]

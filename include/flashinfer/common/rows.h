@@ -1,4 +1,4 @@
-// Rows of a strided tensor [..., n] whose last dimension is contiguous, reduced to at most three leading dimensions.
+// Rows of a strided tensor [..., n] with a contiguous last dimension, in at most three leading dimensions.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace flashinfer {
 
 struct Rows {
-  int64_t inner, middle;                              // sizes; the outer dimension has what is left
+  int64_t inner, middle;                              // sizes; the outer size is implied
   int64_t outer_stride, middle_stride, inner_stride;  // in elements
 
   // Most tensors have one leading dimension, and a division takes a GPU as long as a load.

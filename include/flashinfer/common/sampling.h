@@ -1,7 +1,7 @@
-// What the sampling family computes: parameters shared by the binding and by the kernels of every backend.
+// Sampling, filters and speculative verification: definitions and parameters of the kernels.
 //
-// A row is x >= 0: probabilities, or softmax(logits / T). Filters keep {i : x_i >= t, x_i > 0} for one threshold t. A
-// sample is the smallest i with sum(kept x_j, j <= i) > u * sum(kept x).
+// A row is x >= 0: probabilities, or softmax(logits / T). A filter keeps {i : x_i >= t, x_i > 0} for one
+// threshold t. A sample is the smallest i with sum(kept x_j, j <= i) > u * sum(kept x).
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace flashinfer {
 
-// A number of the caller's: the same for all, or one for each output or each row.
+// An argument with one value for all, or one for each output or row.
 struct PerRow {
   const void* data;  // null: `real` or `integer` for all
   DType dtype;       // of data: float32, float64, int32, int64
@@ -35,7 +35,7 @@ struct PerRow {
   }
 };
 
-// Key and counter of the draws. Without `slot` an output's own number stands in the counter's third word.
+// Key and counter of the draws. Without `slot` the third word of the counter is the output's index.
 struct Random {
   PerRow seed, offset, slot;
   bool has_slot;
@@ -59,9 +59,9 @@ struct SampleParams {
   int64_t num_rows, num_outputs, vocab_size;
   PerRow temperature;  // of logits
   bool has_top_k, has_top_p, has_min_p;
-  bool top_k_first;  // top_p is relative to what top_k keeps, else to the whole row
+  bool top_k_first;  // top_p is relative to the sum that top_k keeps, else to the whole row
   PerRow top_k, top_p, min_p;
-  RowsOf indices;  // row of each output; null: its own
+  RowsOf indices;  // row of each output; null: output i draws from row i
   Random random;
   void* samples;
   bool wide_samples;  // int64, else int32
@@ -81,9 +81,9 @@ struct MapRowsParams {
 };
 
 struct ChainParams {
-  RowsOf draft, target;  // strides of positions
+  RowsOf draft, target;  // strides between positions
   int64_t draft_batch_stride, target_batch_stride;
-  RowsOf draft_ids;  // stride of requests, contiguous positions
+  RowsOf draft_ids;  // stride between requests; positions are contiguous
   int64_t batch_size, num_draft, vocab_size;
   Random random;
   int32_t* tokens;  // [batch_size, num_draft + 1]
@@ -104,7 +104,7 @@ struct TopKParams {
   int64_t* indices;  // [num_rows, k]
 };
 
-// Numbers of filters as they are applied.
+// Filter values as they are applied.
 struct TopK {
   bool on;
   int64_t k;
@@ -112,20 +112,20 @@ struct TopK {
 
 FLASHINFER_HD TopK top_k_of(int64_t k, int64_t vocab_size) { return {k >= 0 && k < vocab_size, k < 1 ? 1 : k}; }
 
-// log2(e) / T. At T = 0 the largest number, which leaves the maxima alone.
+// Return log2(e) / T. At T = 0 this is the largest float, which keeps the maxima only.
 FLASHINFER_HD float exponent_scale(double temperature) {
   if (!(temperature >= 0)) return NAN;
   const double scale = 1.4426950408889634 / temperature;
   return scale < 3.4028234663852886e38 ? static_cast<float>(scale) : 3.4028234663852886e38f;
 }
 
-// A row has at most 2^24 elements: the sums of more chunks would not fit into the integers that they are added in.
+// A row has at most 2^24 elements, because sums of more chunks would overflow their integers.
 constexpr int64_t kLongestRow = int64_t{1} << 24;
 
 struct Launch;
 
-// Returns how many elements a row may have on the device of a launch. `keeps_maxima`: draws without filters, and
-// chains, keep twice as many numbers of a row's chunks.
+// Return the largest row length on the device of a launch. `keeps_maxima`: draws without filters and chains
+// keep twice as many words per chunk.
 int64_t longest_row(bool keeps_maxima, const Launch& launch);
 
 void sample_rows(const SampleParams& params, const Launch& launch);

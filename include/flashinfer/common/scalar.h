@@ -1,15 +1,14 @@
-// A number that the caller gives as one, or as the element of a tensor.
+// A scalar argument: a number, or the element of a tensor.
 #pragma once
 
 #include <flashinfer/common/rows.h>
 
 namespace flashinfer {
 
-// A graph that is compiled once for many values, or replayed with new ones, has the number in a tensor: it is read
-// where the kernel runs, never on the host.
+// Graphs that serve many values read the number from a tensor on the device. The host never reads it.
 struct Scalar {
   double value;
-  const double* at;  // null where `value` is the number
+  const double* at;  // null: `value` is the number
 
   FLASHINFER_HD double get() const { return at ? *at : value; }
 };

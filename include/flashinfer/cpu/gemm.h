@@ -138,7 +138,7 @@ class GemmScratch {
           if (row < 0) {
             std::fill(to, to + units_of(depth), Unit{});
           } else {
-            pack_units<Unit>(static_cast<const T*>(p_.a) + p_.a_places.offset(row) + k, depth, to);
+            pack_units<Unit>(static_cast<const T*>(p_.a) + p_.a_layout.offset(row) + k, depth, to);
           }
         }
       }
@@ -180,7 +180,7 @@ class GemmScratch {
       if constexpr (sizeof(T) > 1) {
         for (int64_t i = 0; i < task.rows; ++i) {
           const int64_t row = task.row + i;
-          T* to = static_cast<T*>(p_.out) + p_.out_places.offset(row) + task.column;
+          T* to = static_cast<T*>(p_.out) + p_.out_layout.offset(row) + task.column;
           const float* from = sums_.data() + i * kTaskColumns;
           const float last = p_.row_scale ? p_.row_scale[row] : 1.0f;
           for_lanes(task.columns, [&](int64_t j, int count) {

@@ -50,7 +50,7 @@ struct Profiler<true> {
   }
 
   void note(EventKind kind, Event event) {
-    if (track < buffer.tracks && count < buffer.room)
+    if (track < buffer.tracks && count < buffer.capacity)
       buffer.word(kTrackWords + count, track) = words_of(tag_of(kind, event), static_cast<uint32_t>(now()));
     ++count;
   }

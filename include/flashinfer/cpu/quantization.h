@@ -46,7 +46,7 @@ inline void pack_run(const uint8_t* x, int64_t n, uint8_t* packed, uint64_t fact
 }
 
 inline void pack_bits(const PackParams& p) {
-  parallel_for(p.room, kGrainBytes / 8, [&](int64_t first, int64_t last) {
+  parallel_for(p.num_bytes, kGrainBytes / 8, [&](int64_t first, int64_t last) {
     pack_run(p.x + first * 8, std::min(p.n, last * 8) - first * 8, p.packed + first, p.factor);
   });
 }
@@ -66,7 +66,7 @@ inline void segment_pack_bits(const SegmentPackParams& p) {
     p.packed_indptr[i + 1] = p.packed_indptr[i] + (int64_t{p.indptr[i + 1]} - p.indptr[i] + 7) / 8;
   }
   const int64_t total = p.packed_indptr[p.num_segments];
-  if (total < p.pack.room) std::memset(p.pack.packed + total, 0, p.pack.room - total);
+  if (total < p.pack.num_bytes) std::memset(p.pack.packed + total, 0, p.pack.num_bytes - total);
   parallel_for(total, kGrainBytes / 8, [&](int64_t first, int64_t last) {
     const int32_t* ends = p.packed_indptr + 1;
     for (int64_t i = std::upper_bound(ends, ends + p.num_segments, first) - ends; first < last; ++i) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/page.h>
+#include <flashinfer/common/search.h>
 #include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
@@ -82,16 +83,6 @@ inline void append_paged(const AppendParams& p, const Launch& where) {
   append_paged_as<uint8_t>(p, where);
 }
 
-// The last request that starts at or before the token. Ends for any numbers.
-__device__ __forceinline__ int64_t last_at_or_before(const int32_t* indptr, int64_t count, int64_t token) {
-  int64_t low = 0, high = count;  // indptr[low] <= token < indptr[high], where they rise
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (indptr[middle] <= token ? low : high) = middle;
-  }
-  return low;
-}
-
 constexpr int kIndexThreads = 256;
 
 inline dim3 index_grid(int64_t count) { return dim3((count + kIndexThreads - 1) / kIndexThreads); }
@@ -102,7 +93,8 @@ __global__ void __launch_bounds__(kIndexThreads) batch_indices_positions_kernel(
   if (token < p.num_tokens) {
     int32_t request = -1, position = -1;  // of a token that no request has
     if (p.batch_size > 0) {
-      const int64_t found = last_at_or_before(p.append_indptr, p.batch_size, token);
+      const int64_t found =
+          last_at_or_before(int64_t{0}, p.batch_size, token, [&](int64_t r) { return p.append_indptr[r]; });
       const int64_t end = p.append_indptr[found + 1];
       if (p.append_indptr[found] <= token && token < end) {
         request = static_cast<int32_t>(found);

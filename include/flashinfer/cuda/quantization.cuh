@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/quantization.h>
+#include <flashinfer/common/search.h>
 #include <flashinfer/cuda/host/launch.cuh>
 
 namespace flashinfer::cuda {
@@ -64,14 +65,14 @@ __global__ void __launch_bounds__(kPackThreads) pack_bits_any_kernel(const PackP
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int64_t byte = first + i * kPackThreads;
-    if (byte < p.room) p.packed[byte] = pack8(load8(p.x, byte * 8, p.n, p.n), p.factor);
+    if (byte < p.num_bytes) p.packed[byte] = pack8(load8(p.x, byte * 8, p.n, p.n), p.factor);
   }
   let_next_start();
 }
 
 inline void pack_bits(const PackParams& p, const Launch& where) {
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.packed) % 2 == 0;
-  const int64_t pieces = aligned ? (p.n + 15) / 16 : p.room, each = kPackThreads * kLoads;
+  const int64_t pieces = aligned ? (p.n + 15) / 16 : p.num_bytes, each = kPackThreads * kLoads;
   launch(aligned ? pack_bits_kernel : pack_bits_any_kernel, dim3((pieces + each - 1) / each), dim3(kPackThreads), where,
          p);
 }
@@ -109,31 +110,28 @@ __global__ void __launch_bounds__(kScanThreads) packed_indptr_kernel(const Segme
   let_next_start();
 }
 
-// The segment that a packed byte belongs to, of those in [low, high). Ends for any numbers.
+// Return the segment of a packed byte among segments [low, high).
 __device__ __forceinline__ int64_t segment_of(const int32_t* packed_indptr, int64_t byte, int64_t low, int64_t high) {
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (packed_indptr[middle] <= byte ? low : high) = middle;
-  }
-  return low;
+  return last_at_or_before(low, high, byte, [&](int64_t segment) { return packed_indptr[segment]; });
 }
 
 __global__ void __launch_bounds__(kPackThreads) segment_pack_bits_kernel(const SegmentPackParams p) {
   __shared__ int64_t ends[2];  // segments of the block's first and last byte: often one
   const int64_t begin = int64_t{blockIdx.x} * kPackThreads * kLoads;
   wait_for_inputs();
-  const int64_t total = p.packed_indptr[p.num_segments], room = total < p.pack.room ? total : p.pack.room;
+  const int64_t total = p.packed_indptr[p.num_segments],
+                num_bytes = total < p.pack.num_bytes ? total : p.pack.num_bytes;
   if (threadIdx.x < 2) {
     const int64_t end = begin + kPackThreads * kLoads;
-    const int64_t byte = threadIdx.x == 0 ? begin : (end < room ? end : room) - 1;
+    const int64_t byte = threadIdx.x == 0 ? begin : (end < num_bytes ? end : num_bytes) - 1;
     ends[threadIdx.x] = segment_of(p.packed_indptr, byte, 0, p.num_segments);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int64_t byte = begin + i * kPackThreads + threadIdx.x;
-    if (byte >= p.pack.room) continue;
-    if (byte >= room) {
+    if (byte >= p.pack.num_bytes) continue;
+    if (byte >= num_bytes) {
       p.pack.packed[byte] = 0;
       continue;
     }
@@ -147,7 +145,7 @@ __global__ void __launch_bounds__(kPackThreads) segment_pack_bits_kernel(const S
 inline void segment_pack_bits(const SegmentPackParams& p, const Launch& where) {
   launch(packed_indptr_kernel, dim3(1), dim3(kScanThreads), where, p);
   const int64_t each = kPackThreads * kLoads;
-  launch(segment_pack_bits_kernel, dim3((p.pack.room + each - 1) / each), dim3(kPackThreads), where, p);
+  launch(segment_pack_bits_kernel, dim3((p.pack.num_bytes + each - 1) / each), dim3(kPackThreads), where, p);
 }
 
 }  // namespace flashinfer::cuda

@@ -24,7 +24,7 @@ void products(const Shape& shape, bool by_depth, bool with_scales) {
   const auto a_scale = drawn<float>(m * depths), b_scale = drawn<float>(groups * blocks * depths);
   GemmParams p{};
   p.a = a.data(), p.b = b.data(), p.out = out.data();
-  p.a_places = rows(m, k), p.out_places = rows(m, n + 3);
+  p.a_layout = rows(m, k), p.out_layout = rows(m, n + 3);
   p.m_indptr = {indptr.data(), false};
   p.b_matrix_stride = n * k, p.b_stride_n = by_depth ? k : 1, p.b_stride_k = by_depth ? 1 : n;
   p.m = m, p.n = n, p.k = k, p.a_num_rows = m, p.num_groups = p.num_matrices = groups;

@@ -25,7 +25,7 @@ void run() {
       const std::vector<int32_t> indptr = {0, n / 3, n / 3, n};
       std::vector<int32_t> starts(4, -1);
       packed.assign(bytes + 3, 0xa5);
-      p.packed = packed.data(), p.room = bytes + 3;
+      p.packed = packed.data(), p.num_bytes = bytes + 3;
       cpu::segment_pack_bits({p, indptr.data(), starts.data(), 3});
       for (int segment = 0; segment < 3; ++segment) {
         const int length = indptr[segment + 1] - indptr[segment];

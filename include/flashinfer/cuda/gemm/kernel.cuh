@@ -40,7 +40,7 @@ __device__ __forceinline__ void write_tile(const GemmParams& p, const GemmSettin
       second *= by * ptx::load_shared_float(factors + (129 + column) * 4);
     }
     if (p.row_scale) first *= p.row_scale[at_row], second *= p.row_scale[at_row];
-    const int64_t at = p.out_places.offset(at_row) + at_column;
+    const int64_t at = p.out_layout.offset(at_row) + at_column;
     const bool has_second = at_column + 1 < p.n;
     if (p.out_dtype == DType::kFloat32) {
       store_results(static_cast<float*>(p.out) + at, first, second, has_second, settings.out_pairs);
@@ -108,7 +108,7 @@ void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
         Kernel<grouped_gemm_kernel<Shape>>::resident_ctas(device, Shape::kThreads, Shape::kSharedBytes);
     return std::max(resident, device_info(device).num_sms);
   });
-  const Rows &a = p.a_places, &out = p.out_places;
+  const Rows &a = p.a_layout, &out = p.out_layout;
   constexpr int64_t kA = sizeof(typename Shape::A), kB = sizeof(typename Shape::B);
   const int64_t step = Shape::kScaled ? p.scale_depth : 0, column_tiles = (p.n - 1) / Shape::kColumns + 1;
   if (column_tiles > INT32_MAX) throw_value_error("grouped_gemm: b: got too many columns, wanted fewer than 2^38");

@@ -67,7 +67,7 @@ class GemmLoader {
     for (int i = 0; i < kLeft; ++i) {
       const int row = thread / kLeftInRow + i * kLeftStep;
       const int64_t from = row < Shape::kRows ? source(tile, row) : -1;
-      left_[i] = from < 0 ? nullptr : static_cast<const A*>(p_.a) + p_.a_places.offset(from);
+      left_[i] = from < 0 ? nullptr : static_cast<const A*>(p_.a) + p_.a_layout.offset(from);
     }
     right_ = static_cast<const B*>(p_.b) + tile.matrix * p_.b_matrix_stride;
     factor_ = nullptr, factor_stride_ = 0;

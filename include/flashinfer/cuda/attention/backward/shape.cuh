@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/common/search.h>
 
 namespace flashinfer::cuda {
 
@@ -90,13 +91,9 @@ struct BackwardTable {
 
   // Returns the request of a tile of rows. `tile` becomes its number in the request.
   __device__ __forceinline__ const BackwardEntry& find(int32_t& tile) const {
-    int low = 0;
-    for (int high = count; high - low > 1;) {
-      const int middle = (low + high) / 2;
-      (at[middle].first_tile <= tile ? low : high) = middle;
-    }
-    tile -= at[low].first_tile;
-    return at[low];
+    const BackwardEntry& found = at[last_at_or_before(0, count, tile, [&](int i) { return at[i].first_tile; })];
+    tile -= found.first_tile;
+    return found;
   }
 };
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include <flashinfer/common/delta_rule.h>
+#include <flashinfer/common/search.h>
 #include <flashinfer/cuda/ptx/cp_async.cuh>
 #include <flashinfer/cuda/tile/fragment.cuh>
 
@@ -44,12 +45,9 @@ struct DeltaChunk {
 };
 
 __device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int64_t number) {
-  int64_t low = 0, high = in.num_sequences;  // the last sequence that starts at chunk `number` or before
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (first_chunk(in, middle) <= number ? low : high) = middle;
-  }
-  return {sequence_of(in, low), number - first_chunk(in, low)};
+  const int64_t sequence =
+      last_at_or_before(int64_t{0}, in.num_sequences, number, [&](int64_t s) { return first_chunk(in, s); });
+  return {sequence_of(in, sequence), number - first_chunk(in, sequence)};
 }
 
 // A block of 16 x 16: four matrices of 8 x 8 with contiguous rows of 16 bytes, in the order of ldmatrix.

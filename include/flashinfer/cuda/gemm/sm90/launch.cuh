@@ -44,7 +44,7 @@ HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
   } else {
     maps.weights = hopper_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
   }
-  const int64_t stride = stride_of(p.a_places, p.a_num_rows);
+  const int64_t stride = stride_of(p.a_layout, p.a_num_rows);
   for (int i = 0; i < 3; ++i)
     maps.tokens[i] = hopper_map<T>(p.a, p.k, p.a_num_rows, stride, 1, 0, S::kDepth, kGemmBox >> i);
   maps.out = maps.weights;
@@ -92,10 +92,10 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   if (!serves_sm90a(where.device)) return false;
   const int clusters = device_info(where.device).num_sms / S::kCluster;
   const int64_t strips = (p.n + kGemmStrip * S::kCluster - 1) / (kGemmStrip * S::kCluster);
-  const int64_t stride = stride_of(p.out_places, p.m), bytes = size_of(p.out_dtype);
+  const int64_t stride = stride_of(p.out_layout, p.m), bytes = size_of(p.out_dtype);
   const bool same = S::kFp8 ? p.out_dtype == DType::kBFloat16 : p.out_dtype == p.a_dtype;
   const HopperSettings settings{
-      stride_of(p.a_places, p.a_num_rows),
+      stride_of(p.a_layout, p.a_num_rows),
       stride,
       static_cast<int32_t>(strips),
       tokens_of_tile<S>(p, strips, clusters),
@@ -111,7 +111,7 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
 
 // Whether weights of a strip have one factor together.
 inline bool strips_share_factors(const GemmParams& p) {
-  return !p.b_scale.data || p.b_scale.places.inner_stride == 0 || p.b_scale.rows % kGemmStrip == 0;
+  return !p.b_scale.data || p.b_scale.layout.inner_stride == 0 || p.b_scale.rows % kGemmStrip == 0;
 }
 
 // Of tiles for as many tokens as a group has, if its share is the usual one. Rows from anywhere are loaded by each

@@ -21,7 +21,7 @@ inline bool is_aligned(const void* data, int64_t bytes) { return reinterpret_cas
 // Why the kernels do not serve a call, or null where they do.
 inline const char* why_not_hopper(const GemmParams& p) {
   const bool fp8 = p.a_dtype == DType::kFloat8E4M3 && p.b_dtype == DType::kFloat8E4M3;
-  const int64_t bytes = fp8 ? 1 : 2, stride = stride_of(p.a_places, p.a_num_rows);
+  const int64_t bytes = fp8 ? 1 : 2, stride = stride_of(p.a_layout, p.a_num_rows);
   if (!fp8 && p.a_dtype != DType::kBFloat16 && p.a_dtype != DType::kFloat16)
     return "operands are neither bfloat16, float16 nor float8_e4m3fn";
   if (!fp8 && (p.a_scale.data || p.b_scale.data)) return "there are scales of operands of 16 bits";
@@ -34,7 +34,7 @@ inline const char* why_not_hopper(const GemmParams& p) {
   if (p.k < 1 || p.k > INT32_MAX / 2 || p.m > INT32_MAX / 2 || p.n > INT32_MAX / 2 || p.a_num_rows > INT32_MAX / 2 ||
       p.num_groups > INT32_MAX / 2 || p.num_matrices > INT32_MAX / 2 || p.m * p.n > INT64_C(1) << 36)
     return "there is no depth, or a size is too large";
-  if (stride < 0 || stride_of(p.out_places, p.m) < 0) return "rows of a or of out are not equally far apart";
+  if (stride < 0 || stride_of(p.out_layout, p.m) < 0) return "rows of a or of out are not equally far apart";
   if (p.a_num_rows > 1 && stride < p.k) return "rows of a overlap";
   if (!is_aligned(p.a, 16) || !is_aligned(p.b, 16) || stride * bytes % 16 != 0 ||
       (b_rows > 1 && b_stride * bytes % 16 != 0) || (p.num_matrices > 1 && p.b_matrix_stride * bytes % 16 != 0))
@@ -47,7 +47,7 @@ inline const char* why_not_hopper(const GemmParams& p) {
 // The same for what the gate of a product takes besides: it leaves in lines of 16 bytes.
 inline bool serves_gate(const GemmParams& p) {
   return p.a_dtype != DType::kFloat32 && p.b_stride_k == 1 && p.n % 16 == 0 && is_aligned(p.out, 16) &&
-         stride_of(p.out_places, p.m) % 8 == 0 && p.b_stride_n % 8 == 0;
+         stride_of(p.out_layout, p.m) % 8 == 0 && p.b_stride_n % 8 == 0;
 }
 
 }  // namespace flashinfer::cuda::sm90

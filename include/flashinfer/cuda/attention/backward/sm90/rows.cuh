@@ -6,6 +6,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/prefill_backward.h>
+#include <flashinfer/common/search.h>
 #include <flashinfer/cuda/attention/backward/shape.cuh>
 #include <flashinfer/cuda/attention/backward/sm90/shape.cuh>
 #include <flashinfer/cuda/attention/backward/sm90/work.cuh>
@@ -18,13 +19,10 @@ constexpr int kBackwardRowThreads = 256;
 
 // Returns the request of a tile of queries. `tile` becomes its number in the request.
 __device__ __forceinline__ const BackwardEntry& find_queries(const BackwardTable& table, int32_t& tile) {
-  int low = 0;
-  for (int high = table.count; high - low > 1;) {
-    const int middle = (low + high) / 2;
-    (table.at[middle].first_query_tile <= tile ? low : high) = middle;
-  }
-  tile -= table.at[low].first_query_tile;
-  return table.at[low];
+  const BackwardEntry& found =
+      table.at[last_at_or_before(0, table.count, tile, [&](int i) { return table.at[i].first_query_tile; })];
+  tile -= found.first_query_tile;
+  return found;
 }
 
 // One CTA per tile of queries, from first_tile on, and head.
