@@ -1,9 +1,9 @@
-"""Merging attention states: attention over parts of the keys, put together into attention over all of them.
+"""Merge of attention states: attention over all keys from attention over parts of them.
 
-A state is ``(v, s)``: the output of attention over some keys, and the base-2 logarithm of the sum of ``2 ** logit`` over
-them (log-sum-exp, lse). States of disjoint sets of keys merge exactly, in any order:
+A state is ``(v, s)``: the output of attention over some keys, and the lse. The lse is the base-2 logarithm of
+the sum of ``exp(logit)`` over these keys. States of disjoint sets of keys merge exactly, in any order:
 ``s = log2(2 ** s_a + 2 ** s_b)``, ``v = v_a * 2 ** (s_a - s) + v_b * 2 ** (s_b - s)``.
-A state over no keys has ``s = -inf``; its ``v`` does not count, whatever it holds.
+A state over no keys has ``s = -inf``, and its ``v`` is ignored.
 
 Source: Ye et al.: Cascade Inference: Memory Bandwidth Efficient Shared Prefix Batch Decoding, 2024.
 """
@@ -39,19 +39,21 @@ __all__ = [
 
 
 class MultiLevelCascadeAttentionWrapper:
-    """Attention of requests whose keys begin with parts that several of them share, each part read once for all of those.
+    """Attention of requests with shared prefixes. Each shared part is read once for all of its requests.
 
-    Level 0 holds what most requests share, the last level what each has for itself; every level is attention of a batch
-    over the same paged cache, and the levels' states are merged. ``plan()`` once for each set of lengths, then ``run()``
-    as often as there are layers.
+    Level 0 holds the keys that most requests share, the last level the keys of single requests. Every level
+    is attention of a batch over the same paged cache. The levels' states are merged. Call ``plan()`` once for
+    each set of lengths, then ``run()`` for each layer.
 
     Args:
         num_levels: at least 1.
-        float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`; levels use it in turn.
-        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
-        use_cuda_graph: tables lie in the buffers below, one of each for every level, and ``run()`` may be captured.
-        qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr: those of
-            :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper` for every level.
+        float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`. All levels
+            share it.
+        kv_layout: layout of caches, ``"NHD"`` or ``"HND"``.
+        use_cuda_graph: copy tables to the buffers below, one of each per level. A CUDA graph may then capture
+            ``run()``.
+        qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr:
+            for every level the buffers of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, int32.
 
     Raises:
         ValueError, TypeError: a number of levels, buffers or a layout that do not fit.
@@ -79,7 +81,9 @@ class MultiLevelCascadeAttentionWrapper:
             "paged_kv_indices_buf_arr": paged_kv_indices_buf_arr,
             "paged_kv_last_page_len_buf_arr": paged_kv_last_page_len_buf_arr,
         }
-        self._num_levels, self._use_cuda_graph, self._is_planned = num_levels, bool(use_cuda_graph), False
+        self._num_levels = num_levels
+        self._use_cuda_graph = bool(use_cuda_graph)
+        self._is_planned = False
         if self._use_cuda_graph:
             for name, array in buffers.items():
                 self._check_levels(name, array)
@@ -101,16 +105,21 @@ class MultiLevelCascadeAttentionWrapper:
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Whether the tables lie in buffers of the caller's, for CUDA graphs."""
+        """True if tables are copied to the caller's buffers, for CUDA graphs."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(
         self, float_workspace_buffer: torch.Tensor, int_workspace_buffers: Sequence[torch.Tensor]
     ) -> None:
-        """Use other workspaces from now on, one for plans for every level; plan again before the next run.
+        """Replace the workspaces. Call ``plan()`` before the next run.
+
+        Args:
+            float_workspace_buffer: as for the constructor.
+            int_workspace_buffers: one buffer for each level's plan.
 
         Raises:
-            ValueError, TypeError: another number of buffers than of levels, another device, or buffers that do not fit.
+            ValueError, TypeError: another number of buffers than levels, another device, or buffers that do
+                not fit.
         """
         self._check_levels("int_workspace_buffers", int_workspace_buffers)
         self._is_planned = False
@@ -137,23 +146,25 @@ class MultiLevelCascadeAttentionWrapper:
         rope_theta: float | None = None,
         q_data_type: str | torch.dtype = "float16",
     ) -> None:
-        """Balance the work of every level; to be called whenever lengths change.
+        """Balance the work of every level. Call it whenever lengths change.
 
         Args:
-            qo_indptr_arr: for every level ``[parts + 1]`` integers, where the queries of each of its parts begin in ``q``. The
-                last element is the same at every level.
-            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for every level the pages of its parts:
-                ``[parts + 1]``, ``[indptr[-1]]`` and ``[parts]`` integers, as for
+            qo_indptr_arr: for every level ``[parts + 1]`` integers, the first query of each part in ``q``.
+                The last element is the same at every level.
+            paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: for every level the pages of
+                its parts: ``[parts + 1]``, ``[indptr[-1]]`` and ``[parts]`` integers, as for
                 :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
-            causal: of the last level; the queries see all keys of the others.
-            pos_encoding_mode, window_left: positions count from the beginning of a request, and no level but a sole one knows
-                that; with more levels they are an error.
+            causal: mask of the last level. Queries see all keys of every other level.
+            pos_encoding_mode, window_left: an error with several levels. Positions count from the start of a
+                request, which a level does not know.
             num_qo_heads, num_kv_heads, head_dim, page_size: as for the prefill wrapper.
-            sm_scale, logits_soft_cap, use_fp16_qk_reduction, rope_scale, rope_theta: as for the prefill wrapper.
-            q_data_type: of queries and of the cache.
+            sm_scale, logits_soft_cap, use_fp16_qk_reduction, rope_scale, rope_theta: as for the prefill
+                wrapper.
+            q_data_type: dtype of queries and of the cache.
 
         Raises:
-            ValueError, TypeError: as there; levels for different numbers of queries.
+            ValueError, TypeError: as the prefill wrapper's ``plan()``, or levels with different numbers of
+                queries.
         """
         arrays = {
             "qo_indptr_arr": qo_indptr_arr,
@@ -166,9 +177,9 @@ class MultiLevelCascadeAttentionWrapper:
         if self._num_levels > 1 and (pos_encoding_mode != "NONE" or window_left >= 0):
             raise ValueError(
                 f"{self._name}.plan: pos_encoding_mode, window_left: got {pos_encoding_mode!r} and {window_left}, wanted"
-                " 'NONE' and -1 with several levels: a level does not know where in a request its keys stand"
+                " 'NONE' and -1 with several levels: a level does not know the positions of its keys"
             )
-        self._is_planned = False  # until every level is
+        self._is_planned = False  # until all levels are planned
         last = self._num_levels - 1
         for number, (level, *tables) in enumerate(zip(self._levels, *arrays.values(), strict=True)):
             level.plan(
@@ -180,24 +191,25 @@ class MultiLevelCascadeAttentionWrapper:
         rows = [level._planned_or_fail("plan").batch.rows for level in self._levels]
         if len(set(rows)) > 1:
             raise ValueError(
-                f"{self._name}.plan: qo_indptr_arr: got {rows} queries at the levels, wanted as many at each"
+                f"{self._name}.plan: qo_indptr_arr: got {rows} queries at the levels, wanted the same number at each"
             )
         self._is_planned = True
 
     begin_forward = plan
 
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
-        """Attention of the planned requests.
+        """Compute attention of the planned requests.
 
         Args:
-            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
-            paged_kv_cache: one of all levels, as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``, of the planned dtype.
+            paged_kv_cache: the cache of all levels, as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
 
         Returns:
-            ``[qo_indptr[-1], num_qo_heads, head_dim]``.
+            ``[qo_indptr[-1], num_qo_heads, head_dim]`` of ``q``'s dtype.
 
         Raises:
-            ValueError, TypeError: no plan, or what was not planned for.
+            ValueError, TypeError: no plan, or tensors that do not fit it.
         """
         if not self._is_planned:
             raise ValueError(f"{self._name}.run: got no plan, wanted a call of plan() before")
@@ -214,9 +226,10 @@ class MultiLevelCascadeAttentionWrapper:
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
-    """Decode of requests that share the first keys of all: those lie in tensors of their own, the others in a paged cache.
+    """Decode of requests that all share their first keys.
 
-    Deprecated in favour of :class:`MultiLevelCascadeAttentionWrapper`.
+    The shared keys and values are tensors. All other keys are in a paged cache. Deprecated in favour of
+    :class:`MultiLevelCascadeAttentionWrapper`.
 
     Args:
         float_workspace_buffer, kv_layout: as for :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
@@ -227,7 +240,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         self._kv_layout = kv_layout
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """As :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        """Replace the workspaces, as :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper` does."""
         self._unique.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     def begin_forward(
@@ -241,12 +254,17 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         page_size: int,
         data_type: str | torch.dtype = "float16",
     ) -> None:
-        """Plan the keys that are not shared; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
+        """Plan the keys that are not shared.
 
         Args:
-            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len: ``[batch_size + 1]``, ``[unique_kv_indptr[-1]]`` and
-                ``[batch_size]`` integers.
-            data_type: of queries and of the cache.
+            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len: ``[batch_size + 1]``,
+                ``[unique_kv_indptr[-1]]`` and ``[batch_size]`` integers.
+            num_qo_heads, num_kv_heads, head_dim, page_size: as for
+                :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
+            data_type: dtype of queries and of the cache.
+
+        Raises:
+            ValueError, TypeError: as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
         """
         self._unique.plan(
             unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
@@ -264,20 +282,23 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
-            q: ``[batch_size, num_qo_heads, head_dim]``.
+            q: ``[batch_size, num_qo_heads, head_dim]``, of the planned dtype.
             k_shared, v_shared: ``[shared_prefix_len, num_kv_heads, head_dim]`` (NHD) or
                 ``[num_kv_heads, shared_prefix_len, head_dim]`` (HND).
             unique_kv_cache: as for :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.
-            allow_fp16_qk_reduction, rope_scale, rope_theta: accepted.
-            sm_scale: by default ``1 / sqrt(head_dim)``.
+            allow_fp16_qk_reduction, rope_scale, rope_theta: accepted and ignored.
+            sm_scale: factor of the logits, by default ``1 / sqrt(head_dim)``.
+
+        Returns:
+            ``[batch_size, num_qo_heads, head_dim]`` of ``q``'s dtype.
 
         Raises:
-            ValueError, TypeError: no plan, or what was not planned for.
+            ValueError, TypeError: no plan, or tensors that do not fit it.
         """
-        # The paged part goes first: it knows what was planned.
+        # The paged part runs first, because it checks ``q`` against the plan.
         v, s = self._unique.forward(q, unique_kv_cache, sm_scale=sm_scale, return_lse=True)
         v_prefix, s_prefix = single_prefill_with_kv_cache(
             q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
@@ -286,13 +307,14 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         return v
 
     def end_forward(self) -> None:
-        """Do nothing; kept for callers of older interfaces."""
+        """Do nothing. Callers of older interfaces use it."""
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
-    """Prefill of requests that share the first keys of all: those lie in tensors of their own, the others in a paged cache.
+    """Prefill of requests that all share their first keys.
 
-    Deprecated in favour of :class:`MultiLevelCascadeAttentionWrapper`.
+    The shared keys and values are tensors. All other keys are in a paged cache. Deprecated in favour of
+    :class:`MultiLevelCascadeAttentionWrapper`.
 
     Args:
         float_workspace_buffer, kv_layout: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
@@ -301,11 +323,11 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         self._unique = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._kv_layout = kv_layout
-        self._plan_for: Callable[..., None] | None = None  # plan() with all that begin_forward() was given
+        self._plan_for: Callable[..., None] | None = None  # plan() with the arguments of begin_forward()
         self._planned: tuple[Any, ...] = ()
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """As :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        """Replace the workspaces, as :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper` does."""
         self._unique.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._plan_for = None
 
@@ -320,10 +342,18 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         head_dim: int,
         page_size: int,
     ) -> None:
-        """Keep the tables of the keys that are not shared; as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+        """Store the tables of the keys that are not shared.
 
-        The plan itself is made by the first :meth:`forward`, which knows the dtypes. ``qo_indptr`` and ``paged_kv_indptr`` are
-        ``[batch_size + 1]``, ``paged_kv_indices`` ``[paged_kv_indptr[-1]]``, ``paged_kv_last_page_len`` ``[batch_size]``.
+        The first :meth:`forward` makes the plan, because it knows the dtypes.
+
+        Args:
+            qo_indptr, paged_kv_indptr: ``[batch_size + 1]`` integers.
+            paged_kv_indices, paged_kv_last_page_len: ``[paged_kv_indptr[-1]]`` and ``[batch_size]`` integers.
+            num_qo_heads, num_kv_heads, head_dim, page_size: as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+
+        Raises:
+            ValueError, TypeError: tables that are no vectors of integers.
         """
         tables = {
             "qo_indptr": qo_indptr,
@@ -331,7 +361,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             "paged_kv_indices": paged_kv_indices,
             "paged_kv_last_page_len": paged_kv_last_page_len,
         }
-        # Copies: those given may change before the plan is made.
+        # Copies, because the caller's tables may change before the plan is made.
         tables = index_tables(f"{type(self).__name__}.begin_forward", **tables)
         queries, indptr, indices, last = (table.clone() for table in tables.values())
         self._plan_for = partial(
@@ -351,26 +381,30 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
             q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
             k_shared, v_shared, unique_kv_cache, sm_scale: as for
                 :meth:`BatchDecodeWithSharedPrefixPagedKVCacheWrapper.forward`.
-            causal: of the keys that are not shared.
-            use_fp16_qk_reduction, rope_scale, rope_theta: accepted.
+            causal: mask of the keys that are not shared.
+            use_fp16_qk_reduction, rope_scale, rope_theta: accepted and ignored.
+
+        Returns:
+            ``[qo_indptr[-1], num_qo_heads, head_dim]`` of ``q``'s dtype.
 
         Raises:
-            ValueError, TypeError: no plan, or what was not planned for.
+            ValueError, TypeError: no plan, or tensors that do not fit it.
         """
         op = f"{type(self).__name__}.forward"
         if self._plan_for is None:
             raise ValueError(f"{op}: got no plan, wanted a call of begin_forward() before")
         check_tensor(op, "q", q)
-        wanted = (bool(causal), sm_scale, q.dtype, caches_of(op, unique_kv_cache, LAYOUTS[self._kv_layout])[0].dtype)
-        if wanted != self._planned:
-            self._plan_for(causal=wanted[0], sm_scale=sm_scale, q_data_type=wanted[2], kv_data_type=wanted[3])
-            self._planned = wanted
+        k_cache, _ = caches_of(op, unique_kv_cache, LAYOUTS[self._kv_layout])
+        options = (bool(causal), sm_scale, q.dtype, k_cache.dtype)
+        if options != self._planned:
+            self._plan_for(causal=options[0], sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
+            self._planned = options
         v, s = self._unique.run(q, unique_kv_cache, return_lse=True)
         v_prefix, s_prefix = single_prefill_with_kv_cache(
             q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
@@ -379,4 +413,4 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         return v
 
     def end_forward(self) -> None:
-        """Do nothing; kept for callers of older interfaces."""
+        """Do nothing. Callers of older interfaces use it."""

@@ -1,4 +1,11 @@
-"""Multi-head latent attention: all heads read one cache, whose rows are keys and, in their first part, values too."""
+"""Multi-head latent attention (MLA) over a paged cache of latents, with absorbed projections.
+
+All heads read one cache. A row has 512 latent elements ``ckv`` and 64 rotated elements ``kpe``. Keys are both
+parts,
+values are the latent part: ``P = softmax((q_nope . ckv + q_pe . kpe) * sm_scale)``, ``O = P ckv``.
+
+Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +28,22 @@ __all__ = [
     "trtllm_batch_decode_with_kv_cache_mla",
 ]
 _NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
-_DEFAULT_SCALE = (128 + 64) ** -0.5  # of a head before its matrices are absorbed
+_DEFAULT_SCALE = (128 + 64) ** -0.5  # the head_dim before the projections are absorbed
 
 
 class BatchMLAPagedAttentionWrapper(MlaWrapper):
-    """Attention of a batch of requests over a paged cache of latents, with any number of query tokens each.
+    """MLA of a batch of requests with any numbers of query tokens.
 
-    The logit of a query and a key is ``(q_nope . ckv + q_pe . kpe) * sm_scale``, the output a weighted sum of ``ckv``.
+    The logit of a query and a key is ``(q_nope . ckv + q_pe . kpe) * sm_scale``. The output is a weighted sum
+    of ``ckv``.
 
     Args:
-        float_workspace_buffer: where partial results lie where keys are split; its device is the wrapper's.
-        use_cuda_graph: keep the tables in the buffers that follow, so that one captured graph serves all plans of as
-            many requests.
-        qo_indptr, kv_indptr, kv_indices, kv_len_arr: those buffers, int32; needed with ``use_cuda_graph``.
-        backend: ``auto``; ``fa2`` for the portable kernels, ``fa3`` for those for Hopper; ``cutlass`` is ``auto``.
+        float_workspace_buffer: memory for partial states of split keys. Its device is the wrapper's device.
+        use_cuda_graph: copy tables to the buffers below. One captured graph then serves all plans with the
+            same number of requests.
+        qo_indptr, kv_indptr, kv_indices, kv_len_arr: those buffers, int32. Required with ``use_cuda_graph``.
+        backend: ``"auto"``, ``"fa2"`` for the portable kernels, or ``"fa3"`` for those for Hopper.
+            ``"cutlass"`` means ``"auto"``.
 
     Raises:
         ValueError: a backend that the device does not have, or a buffer that is missing or of another form.
@@ -71,25 +80,27 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         kv_data_type: torch.dtype | str,
         use_profiler: bool = False,
     ) -> None:
-        """Divide the work of a batch; every run until the next plan takes it.
+        """Balance the work of a batch. Every run until the next plan uses it.
 
         Args:
-            qo_indptr: ``[batch_size + 1]``, where each request's queries start.
-            kv_indptr: ``[batch_size + 1]``, where each request's pages start in ``kv_indices``. This table and ``qo_indptr``
-                may be slices of longer ones.
-            kv_indices: pages of the cache.
-            kv_len_arr: ``[batch_size]``, keys of each request, 0 or more; pages may have room for more.
-            num_heads: of queries.
+            qo_indptr: ``[batch_size + 1]`` integers, the first query of each request.
+            kv_indptr: ``[batch_size + 1]`` integers, the first page of each request in ``kv_indices``. This
+                table and ``qo_indptr`` may be slices of longer ones.
+            kv_indices: integers, pages of the cache.
+            kv_len_arr: ``[batch_size]`` integers, keys of each request, 0 or more. Pages may hold more.
+            num_heads: query heads.
             head_dim_ckv, head_dim_kpe: 512 and 64.
             page_size: tokens of a page.
-            causal: whether a query sees no key behind it; a request's last query stands at its last key.
-            sm_scale: positive.
-            q_data_type: float16, bfloat16 or, on the CPU, float32.
-            kv_data_type: the same, or float8_e4m3fn, which the portable kernels read and those for Hopper do not.
-            use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
+            causal: hide keys after a query's position. A request's last query has the position of its last
+                key.
+            sm_scale: factor of the logits, positive.
+            q_data_type: float16 or bfloat16. float32 on the CPU only.
+            kv_data_type: the same, or float8_e4m3fn for the portable kernels.
+            use_profiler: run kernels that write events to each run's ``profiler_buffer``: docs/profiling.md.
 
         Raises:
-            ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
+            ValueError: tables that do not fit each other, sizes or dtypes without kernels, or a workspace
+                that is too small.
             TypeError: tables that are no integers.
         """
         self._plan(
@@ -111,32 +122,32 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         page_table: torch.Tensor | None = None,
         kv_scale: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the batch that was planned.
+        """Compute attention of the planned batch.
 
         Args:
-            q_nope: ``[queries, num_heads, 512]``.
-            q_pe: ``[queries, num_heads, 64]``, rotated.
-            ckv_cache: ``[pages, page_size, 512]``, rows with any strides.
-            kpe_cache: ``[pages, page_size, 64]``, rotated.
-            out: where the output goes.
-            lse: where the lse goes, float32.
-            return_lse: return it too: log2 of the sum of 2^(logit * log2 e), minus infinity for a query without keys.
-            profiler_buffer: ``[words]`` uint64 or int64, where events go; needed after a plan with ``use_profiler``, and
-                ``None`` after others. What it is too small for is counted and lost.
-            kv_len: ``[batch_size]``, with ``page_table``: one query of each request, planned here.
-            page_table: ``[batch_size, pages]``, pages of each request.
-            kv_scale: what both caches hold, times this, is what they mean; positive. ``None``: 1.
+            q_nope: ``[queries, num_heads, 512]`` of ``q_data_type``.
+            q_pe: ``[queries, num_heads, 64]`` of ``q_data_type``, rotated.
+            ckv_cache: ``[pages, page_size, 512]`` of ``kv_data_type``, rows with any strides.
+            kpe_cache: ``[pages, page_size, 64]`` of ``kv_data_type``, rotated.
+            out: ``[queries, num_heads, 512]`` to write the output to. Allocated by default.
+            lse: ``[queries, num_heads]`` float32 to write the lse to.
+            return_lse: also return the lse in base 2. A query without keys has ``-inf``.
+            profiler_buffer: ``[words]`` uint64 or int64 for events. Required after a plan with
+                ``use_profiler``, ``None`` after others. Events that do not fit are counted and dropped.
+            kv_len: ``[batch_size]`` integers, with ``page_table``: plan one query per request in this call.
+            page_table: ``[batch_size, pages]`` integers, pages of each request.
+            kv_scale: factor of all elements of both caches, positive. ``None`` means 1.
 
         Returns:
-            ``[queries, num_heads, 512]``, zeros for a query without keys; and ``[queries, num_heads]`` with
-            ``return_lse``.
+            ``[queries, num_heads, 512]`` of ``q_nope``'s dtype. With ``return_lse`` also ``[queries,
+            num_heads]`` float32. A query without keys has output 0.
 
         Raises:
             ValueError, TypeError: tensors that do not fit the plan or each other.
-            RuntimeError: nothing was planned.
+            RuntimeError: no plan.
         """
         if (kv_len is None) != (page_table is None):
-            raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or none")
+            raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or neither")
         if kv_len is not None and page_table is not None:
             self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
         planned, scale = self._planned, 1.0 if kv_scale is None else kv_scale
@@ -171,18 +182,18 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run` that returns the output and the lse."""
+        """Return the output and the lse of :meth:`run`."""
         return self.run(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse=True)
 
 
 class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
-    """Attention of one query token of each request over a paged cache of latents.
+    """MLA of a batch of requests with one query token each.
 
     Args:
-        float_workspace_buffer: where partial results lie where keys are split; its device is the wrapper's.
-        use_cuda_graph: keep the tables in the buffers that follow, so that one captured graph serves all plans of as
-            many requests.
-        use_tensor_cores: accepted; the kernels use what the device has.
+        float_workspace_buffer: memory for partial states of split keys. Its device is the wrapper's device.
+        use_cuda_graph: copy tables to the buffers below. One captured graph then serves all plans with the
+            same number of requests.
+        use_tensor_cores: accepted and ignored.
         paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: those buffers, int32.
 
     Raises:
@@ -206,7 +217,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
 
     @property
     def use_tensor_cores(self) -> bool:
-        """Whether products are computed by tensor cores."""
+        """True if tensor cores compute the products."""
         return self.device.type == "cuda"
 
     def plan(
@@ -225,24 +236,26 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> None:
-        """Divide the work of a batch; every run until the next plan takes it.
+        """Balance the work of a batch. Every run until the next plan uses it.
 
         Args:
-            indptr: ``[batch_size + 1]``, where each request's pages start in ``indices``; it may be a slice of a longer
-                table.
-            indices: pages of the cache.
-            last_page_len: ``[batch_size]``, tokens of each request's last page.
-            num_qo_heads: of queries.
+            indptr: ``[batch_size + 1]`` integers, the first page of each request in ``indices``. It may be a
+                slice of a longer table.
+            indices: integers, pages of the cache.
+            last_page_len: ``[batch_size]`` integers, tokens of each request's last page.
+            num_qo_heads: query heads.
             head_dim_compressed_kv: 512.
             page_size: tokens of a page.
-            sm_scale: positive.
-            window_left, logits_soft_cap: none: -1, and ``None`` or 0.
-            data_type: of caches.
-            q_data_type: of queries, by default the same; with another, caches are of float8_e4m3fn.
-            rope_scale, rope_theta: accepted; queries and keys are rotated already.
+            sm_scale: factor of the logits, positive.
+            window_left, logits_soft_cap: not supported: -1, and ``None`` or 0.
+            data_type: dtype of caches.
+            q_data_type: dtype of queries, by default ``data_type``. Only caches of float8_e4m3fn may differ
+                from it.
+            rope_scale, rope_theta: accepted and ignored. Queries and keys must be rotated.
 
         Raises:
-            ValueError: tables that do not fit each other, sizes or dtypes without kernels, a workspace too small.
+            ValueError: tables that do not fit each other, sizes or dtypes without kernels, or a workspace
+                that is too small.
             TypeError: tables that are no integers.
         """
         op = f"{self._name}.plan"
@@ -270,20 +283,28 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         return_lse: bool = False,
         enable_pdl: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the batch that was planned.
+        """Compute attention of the planned batch.
 
         Args:
-            q_nope, q_pe: ``[batch_size, num_qo_heads, 512]`` and ``[batch_size, num_qo_heads, 64]``.
-            paged_ckv_cache, paged_kpe_cache: ``[pages, page_size, 512]`` and ``[pages, page_size, 64]``.
+            q_nope, q_pe: ``[batch_size, num_qo_heads, 512]`` and ``[batch_size, num_qo_heads, 64]`` of
+                ``q_data_type``.
+            paged_ckv_cache, paged_kpe_cache: ``[pages, page_size, 512]`` and ``[pages, page_size, 64]`` of
+                ``data_type``.
             q_scale, k_scale: factors of the logits.
-            v_scale: a factor of the output.
-            out, lse: where the output and the lse go.
-            return_lse: return the lse too, as :meth:`BatchMLAPagedAttentionWrapper.run` does.
-            enable_pdl: accepted: kernels are launched so where the device can.
+            v_scale: factor of the output.
+            out: ``[batch_size, num_qo_heads, 512]`` to write the output to. Allocated by default.
+            lse: ``[batch_size, num_qo_heads]`` float32 to write the lse to.
+            return_lse: also return the lse, as :meth:`BatchMLAPagedAttentionWrapper.run` does.
+            enable_pdl: accepted and ignored. Kernels use programmatic dependent launch if the device supports
+                it.
+
+        Returns:
+            ``[batch_size, num_qo_heads, 512]`` of ``q_nope``'s dtype. With ``return_lse`` also
+            ``[batch_size, num_qo_heads]`` float32.
 
         Raises:
             ValueError, TypeError: tensors that do not fit the plan or each other.
-            RuntimeError: nothing was planned.
+            RuntimeError: no plan.
         """
         planned, scale = self._planned, None
         if planned is not None and (q_scale is not None or k_scale is not None):
@@ -302,5 +323,5 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
         k_scale: float | None = None,
         v_scale: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run` that returns the output and the lse."""
+        """Return the output and the lse of :meth:`run`."""
         return self.run(q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, q_scale, k_scale, v_scale, return_lse=True)

@@ -1,4 +1,4 @@
-"""One request's prefill beside a batch's decode, for servers that do a chunk of the one with every step of the other.
+"""Concurrent prefill of one request and decode of a batch, for servers with chunked prefill.
 
 Source: Kamath et al.: POD-Attention: Unlocking Full Prefill-Decode Overlap for Faster LLM Inference, 2025.
 """
@@ -25,14 +25,15 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class PODWithPagedKVCacheWrapper:
     """Prefill of one request (``_p``) and decode of a batch over a paged cache (``_d``) in one call.
 
-    On CUDA the two are launched on two streams: what the one leaves idle, the other uses. In a graph of
-    ``torch.compile`` they follow each other.
+    On CUDA the two run on two streams, so each uses the multiprocessors and bandwidth that the other leaves
+    idle. In a graph of ``torch.compile`` they run one after the other.
 
     Args:
         float_workspace_buffer, kv_layout, use_cuda_graph: options of the decode, as for
             :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper`.
-        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: tables of the decode, likewise.
-        jit_args: ``None``: variants of your own go through the wrappers of prefill and decode.
+        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: buffers of the
+            decode's tables, as for the same class.
+        jit_args: ``None``. Use the wrappers of prefill and decode for custom variants.
 
     Raises:
         ValueError, TypeError: buffers or a layout that do not fit.
@@ -61,11 +62,11 @@ class PODWithPagedKVCacheWrapper:
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Whether the decode's tables lie in buffers of the caller's, for CUDA graphs."""
+        """True if the decode's tables are copied to the caller's buffers, for CUDA graphs."""
         return self._decode.is_cuda_graph_enabled
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """As :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer`."""
+        """Replace the workspaces, as :class:`flashinfer.BatchDecodeWithPagedKVCacheWrapper` does."""
         self._decode.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._logits = None
 
@@ -88,13 +89,17 @@ class PODWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """Balance the work of the decode; as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
+        """Balance the work of the decode, as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
 
         Args:
-            indptr, indices, last_page_len: ``[batch_size + 1]``, ``[indptr[-1]]`` and ``[batch_size]`` integers.
-            num_qo_heads, ...: all others as there.
+            indptr, indices, last_page_len: ``[batch_size + 1]``, ``[indptr[-1]]`` and ``[batch_size]``
+                integers.
+            num_qo_heads, ...: every other argument as for that method.
+
+        Raises:
+            ValueError, TypeError: as that method.
         """
-        self._logits = None  # until there is a plan again
+        self._logits = None  # until the plan is made
         self._decode.plan(
             indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode,
             window_left, None, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
@@ -137,29 +142,31 @@ class PODWithPagedKVCacheWrapper:
         enable_pdl: bool | None = None,
         *args: Any,
     ) -> tuple[Result, Result]:
-        """Attention of the request and of the planned batch.
+        """Compute attention of the request and of the planned batch.
 
         Args:
             q_p: ``[qo_len, num_qo_heads, head_dim]``.
-            k_p, v_p: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND).
-            custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, window_left_p: masks and layout of the prefill,
-                as for :func:`flashinfer.single_prefill_with_kv_cache`.
-            pos_encoding_mode_p, sm_scale_p, rope_scale_p, rope_theta_p, return_lse_p: likewise.
+            k_p, v_p: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]``
+                (HND).
+            custom_mask_p, packed_custom_mask_p, causal_p, kv_layout_p, window_left_p: masks and layout of the
+                prefill, as for :func:`flashinfer.single_prefill_with_kv_cache`.
+            pos_encoding_mode_p, sm_scale_p, rope_scale_p, rope_theta_p, return_lse_p: options of the prefill,
+                as for the same function.
             q_d: ``[batch_size, num_qo_heads, head_dim]``.
-            paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: of the decode, as for
+            paged_kv_cache_d, q_scale, k_scale, v_scale, return_lse_d: arguments of the decode, as for
                 :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.run`.
-            pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d: take the place of those of
-                :meth:`plan` where they are not the defaults.
-            kv_layout_d: the wrapper's, or the default.
-            custom_mask_d, packed_custom_mask_d: ``None``: a query of a decode sees all keys.
-            causal_d, use_fp16_qk_reduction, enable_pdl: accepted.
+            pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d: replace :meth:`plan`'s
+                values if they are not the defaults.
+            kv_layout_d: the wrapper's layout or the default.
+            custom_mask_d, packed_custom_mask_d: ``None``. A query of a decode sees all keys.
+            causal_d, use_fp16_qk_reduction, enable_pdl: accepted and ignored.
 
         Returns:
-            ``(out_p, out_d)``; in the place of each, ``(out, lse)`` where its lse is wanted.
+            ``(out_p, out_d)``. With ``return_lse_p`` or ``return_lse_d``, that result is ``(out, lse)``.
 
         Raises:
             ValueError: no plan, or shapes, strides, layouts, masks or devices that do not fit.
-            TypeError: dtypes that do not fit.
+            TypeError: dtypes that do not fit, or more positional arguments.
         """
         op = f"{self._name}.run"
         if self._logits is None:
@@ -175,10 +182,11 @@ class PODWithPagedKVCacheWrapper:
             self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
         )
         shape = self._decode._planned_or_fail("run").shape
-        # Made here: what a stream allocates for itself may not be freed under another.
+        # Results are allocated on the caller's stream. The allocator would reuse a side stream's memory too
+        # early.
         out_d = torch.empty((*q_d.shape[:2], shape.head_dim_vo), dtype=shape.dtype_o, device=q_d.device)
         lse_d = torch.empty(q_d.shape[:2], dtype=torch.float32, device=q_d.device) if return_lse_d else None
-        stream = self._stream_behind(q_d.device)
+        stream = self._side_stream(q_d.device)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             self._decode.run(
                 q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out_d, lse=lse_d
@@ -197,12 +205,12 @@ class PODWithPagedKVCacheWrapper:
     forward = run
 
     def end_forward(self) -> None:
-        """Do nothing; kept for callers of older interfaces."""
+        """Do nothing. Callers of older interfaces use it."""
 
-    def _stream_behind(self, device: torch.device) -> torch.cuda.Stream | None:
-        """Where the decode is launched: a stream of its own, behind all that was launched before.
+    def _side_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """Return the decode's stream, after letting it wait for the current stream.
 
-        ``None``: the current one, as in a graph of ``torch.compile``, which has one stream.
+        ``None`` is the current stream, as in a graph of ``torch.compile``, which has one stream.
         """
         if device.type != "cuda" or is_compiling():
             return None
@@ -220,12 +228,12 @@ class PODWithPagedKVCacheWrapper:
         rope_scale: float | None,
         rope_theta: float | None,
     ) -> Logits:
-        """What was planned, with what a run says otherwise."""
+        """Return the planned options, after replacing those that a run passes."""
         planned = self._logits
         assert planned is not None
         return logits_of(
             op,
-            1,  # of which sm_scale's default would be made
+            1,  # unused, because sm_scale is never None here
             list(POS_ENCODINGS)[planned.pos_encoding_mode] if pos_encoding_mode == "NONE" else pos_encoding_mode,
             planned.window_left if window_left < 0 else window_left,
             planned.logits_soft_cap,

@@ -1,11 +1,13 @@
-"""Attention of any number of query tokens for each request: over its own keys, or a batch's over ragged or paged ones.
+"""Attention of any number of query tokens: of one request, or of a batch with a ragged or a paged cache.
 
-The output is ``softmax(sm_scale * q . k) @ v``, for query head ``h`` over key head ``h // (num_qo_heads / num_kv_heads)``;
-lse is the logarithm in base 2 of the sum of ``2^(logit * log2 e)``, as :func:`flashinfer.merge_state` takes it. Where
-there is no key to see, the output is 0 and lse -inf. The queries of a request are its last tokens: the last query
-stands at the last key, in causal masks, windows and position encodings alike.
+The output is ``softmax(sm_scale * q . k) @ v``. Query head ``h`` reads key head ``h // (num_qo_heads /
+num_kv_heads)``. The lse is the base-2 logarithm of the sum of ``exp(logit)``, as for
+:func:`flashinfer.merge_state`. A query that sees no key has output 0 and lse ``-inf``. The queries of a
+request are its last tokens. The last query has the position of the last key in causal masks, windows and
+position encodings.
 
-Source: Milakov, Gimelshein: Online normalizer calculation for softmax, 2018; Dao: FlashAttention-2, 2023; Ye et al.:
+Source: Milakov, Gimelshein: Online normalizer calculation for softmax, 2018; Dao: FlashAttention-2, 2023; Ye
+    et al.:
 FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving, 2025.
 """
 
@@ -30,7 +32,7 @@ from ._ops.dtypes import is_fp8
 from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 
-# vLLM imports it from here.
+# vLLM imports this name from here.
 from ._unsupported import trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache
 from .jit.modules.prefill import (
     check_kernels,
@@ -77,40 +79,46 @@ def single_prefill_with_kv_cache(
     backend: str = "auto",
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one request's queries over its keys and values.
+    """Compute attention of one request's queries over its keys and values.
 
     Args:
-        q: ``[qo_len, num_qo_heads, head_dim_qk]`` (float16, bfloat16; float32 on the CPU; on Hopper also float8_e4m3fn and
-            float8_e5m2, with keys of the same), the last tokens of the request.
-        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or with the first two
-            dimensions exchanged (HND); both of one dtype: ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides
-            ``num_qo_heads``. Strides are free; what kernels cannot read in place is copied.
-        scale_q, scale_k, scale_v: what quantised values are to be multiplied by: numbers, or tensors of one element or of
-            one per head. A tensor on a GPU is multiplied into the query or the output (where ``q`` is float8, into logits and
-            output by the kernel), and never read on the host.
-        o_dtype: of the output, ``q``'s by default, float16 where that is float8.
-        custom_mask: ``[qo_len, kv_len]`` bool, or flattened, True where a query may see a key; ``causal`` then means
-            nothing.
-        packed_custom_mask: its bits as :func:`flashinfer.packbits` packs them, little end first; goes before ``custom_mask``.
-        causal: a query sees no key behind its own position.
+        q: ``[qo_len, num_qo_heads, head_dim_qk]``, the last tokens of the request. float16 or bfloat16; on
+            the CPU also float32; on Hopper also float8_e4m3fn and float8_e5m2 with keys of the same dtype.
+        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or
+            with the first two dimensions exchanged (HND). Both have one dtype: ``q``'s, float8_e4m3fn or
+            float8_e5m2. ``num_kv_heads`` divides ``num_qo_heads``. Strides are free; tensors that kernels
+            cannot read are copied.
+        scale_q, scale_k, scale_v: factors of quantised values: numbers, or tensors of one element or of one
+            per head. The host never reads a tensor on a GPU. The tensor is multiplied into the query or the
+            output. If ``q`` is float8, the kernel multiplies it into logits and output.
+        o_dtype: dtype of the output, ``q``'s by default, float16 if that is float8.
+        custom_mask: ``[qo_len, kv_len]`` bool, or flattened. True if a query sees a key. ``causal`` is then
+            ignored.
+        packed_custom_mask: the bits of ``custom_mask``, from :func:`flashinfer.packbits` with
+            ``bitorder="little"``. It has priority over ``custom_mask``.
+        causal: hide keys after a query's own position.
         kv_layout: ``"NHD"`` or ``"HND"``.
-        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates halves of ``q`` and ``k``) or ``"ALIBI"`` (slope * distance).
-        use_fp16_qk_reduction: accepted; products are summed in float32.
-        sm_scale: by default ``1 / sqrt(head_dim_qk)``.
-        window_left: a query sees this many keys to its left; -1: all.
-        logits_soft_cap: logits become ``cap * tanh(logit / cap)`` where this is above 0.
-        rope_scale, rope_theta: 1 and 1e4 by default: pair ``i`` turns by ``p / rope_scale * rope_theta^(-2 i / head_dim_qk)``.
-        backend: ``"fa2"``, kernels that run everywhere; ``"fa3"``, for Hopper alone; ``"auto"``, for long requests there.
+        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates halves of ``q`` and ``k``) or ``"ALIBI"``
+            (adds slope * distance to a logit).
+        use_fp16_qk_reduction: accepted and ignored. Sums are in float32.
+        sm_scale: factor of the logits, by default ``1 / sqrt(head_dim_qk)``.
+        window_left: keys to the left of its own position that a query sees; -1: all.
+        logits_soft_cap: if positive, a logit becomes ``cap * tanh(logit / cap)``.
+        rope_scale, rope_theta: 1 and 1e4 by default. At position ``p``, pair ``i`` is rotated by
+            ``p / rope_scale * rope_theta^(-2 i / head_dim_qk)``.
+        backend: ``"fa2"``: portable kernels. ``"fa3"``: kernels for Hopper. ``"auto"``: ``"fa3"`` for long
+            requests on Hopper.
         return_lse: also return the lse.
 
     Returns:
-        ``[qo_len, num_qo_heads, head_dim_vo]`` of ``o_dtype``; with ``return_lse`` also ``[qo_len, num_qo_heads]`` float32.
-        Both have gradients for ``q``, ``k`` and ``v``. On the CPU these may be float64, to check gradients in.
+        ``[qo_len, num_qo_heads, head_dim_vo]`` of ``o_dtype``. With ``return_lse`` also ``[qo_len,
+        num_qo_heads]`` float32. Both have gradients for ``q``, ``k`` and ``v``. On the CPU float64 is
+        supported to check gradients.
 
     Raises:
-        ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
+        ValueError: shapes, sizes, layouts, devices or modes that do not fit.
         TypeError: dtypes that do not fit.
-        GradientError: a gradient is wanted with scales or of float8.
+        GradientError: a gradient is required with scales or of float8.
     """
     op, scales = "single_prefill_with_kv_cache", (scale_q, scale_k, scale_v)
     options: tuple[Any, ...] | None = None
@@ -142,7 +150,9 @@ def single_prefill_with_kv_cache(
 
 
 single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)
-single_prefill_with_kv_cache_return_lse.__doc__ = """:func:`single_prefill_with_kv_cache` with ``return_lse=True``."""
+single_prefill_with_kv_cache_return_lse.__doc__ = (
+    """Compute :func:`single_prefill_with_kv_cache` with ``return_lse=True``."""
+)
 
 
 def single_prefill_with_kv_cache_with_jit_module(
@@ -156,19 +166,23 @@ def single_prefill_with_kv_cache_with_jit_module(
     window_left: int = -1,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_prefill_with_kv_cache` by a variant of your own.
+    """Compute :func:`single_prefill_with_kv_cache` with a custom variant.
 
     Args:
-        jit_module: what ``gen_customize_single_prefill_module(...).build_and_load()`` returned.
+        jit_module: result of ``gen_customize_single_prefill_module(...).build_and_load()``.
         q: ``[qo_len, num_qo_heads, head_dim_qk]``.
-        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or with the first two
-            dimensions exchanged (HND).
-        kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`, as is the result.
-        args: the variant's additional tensors, then its scalars, in the order in which they were named.
-        mask_mode: 0, or 1 for a causal mask; other masks are the variant's.
+        k, v: ``[kv_len, num_kv_heads, head_dim_qk]`` and ``[kv_len, num_kv_heads, head_dim_vo]`` (NHD), or
+            with the first two dimensions exchanged (HND).
+        kv_layout, window_left, return_lse: as for :func:`single_prefill_with_kv_cache`.
+        args: the variant's additional tensors, then its scalars, in the order of their declaration.
+        mask_mode: 0, or 1 for a causal mask. The variant applies every other mask.
+
+    Returns:
+        The results of :func:`single_prefill_with_kv_cache`.
 
     Raises:
-        ValueError, TypeError: as :func:`single_prefill_with_kv_cache`; arguments that are not those of the variant.
+        ValueError, TypeError: as :func:`single_prefill_with_kv_cache`, or arguments that do not fit the
+            variant.
     """
     op = "single_prefill_with_kv_cache_with_jit_module"
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -1,7 +1,7 @@
-"""Gradients of attention: what training needs and inference never loads.
+"""Module of the gradients of attention. Training loads it, inference never does.
 
-:func:`flashinfer.single_prefill_with_kv_cache` and :class:`flashinfer.BatchPrefillWithRaggedKVCacheWrapper` are
-differentiable as they are: nothing of this family is called by name but the generator of its module.
+:func:`flashinfer.single_prefill_with_kv_cache` and :class:`flashinfer.BatchPrefillWithRaggedKVCacheWrapper`
+are differentiable. The generator of the module is the only public name of this family.
 
 Source: Dao: FlashAttention-2, 2023.
 """

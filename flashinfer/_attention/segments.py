@@ -6,9 +6,10 @@ import math
 
 import torch
 
+from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
 from .._ops.indices import index_table
-from .._ops.tensors import can_be_looked_at, check_dims, check_form
+from .._ops.tensors import can_be_looked_at
 from .tables import check_indptr
 
 
@@ -34,19 +35,21 @@ def variable_length_merge_states(
     Source: Ye et al.: Cascade Inference, 2024.
     """
     op = "variable_length_merge_states"
-    check_dims(op, "v", v, 3)
-    check_form(op, "v", v, v.shape, v.device, *WIDE_FLOATS)
-    check_form(op, "s", s, v.shape[:2], v.device, *WIDE_FLOATS)
-    indptr, s = index_table(op, "indptr", indptr), s.float()
+    states, _, _ = bind(
+        op, v=(v, "states heads head_dim", WIDE_FLOATS), s=(s, "states heads", WIDE_FLOATS)
+    )  # fmt: skip
+    indptr = index_table(op, "indptr", indptr)
+    s = s.float()
     if indptr.numel() < 1:
         raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
     if can_be_looked_at(indptr):
         first, end = check_indptr(op, "indptr", indptr)
-        if (first, end) != (0, v.shape[0]):
-            raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {v.shape[0]}, all states of v")
-    segments, lengths = indptr.numel() - 1, indptr.diff().to(torch.int64)
+        if (first, end) != (0, states):
+            raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {states}, all states of v")
+    segments = indptr.numel() - 1
+    lengths = indptr.diff().to(torch.int64)
     numbers = torch.arange(segments, device=v.device)
-    segment = numbers.repeat_interleave(lengths.to(v.device), output_size=v.shape[0])
+    segment = numbers.repeat_interleave(lengths.to(v.device), output_size=states)
     rows = segment[:, None].expand_as(s)
     highest = s.new_full((segments, s.shape[1]), -math.inf).scatter_reduce(0, rows, s, "amax")
     reference = torch.where(highest.isinf(), 0.0, highest)
