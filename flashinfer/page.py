@@ -1,9 +1,9 @@
-"""Paged key-value caches: appending tokens, and the indices that say where they go.
+"""Paged key-value caches: writes of new tokens, and the indices of their slots.
 
-Indices may be of any integer dtype and have any stride; contiguous int32 is what kernels read, and all else is copied.
-On the CPU an index that leads outside of the cache is a ``ValueError`` before anything is written. On CUDA no tensor
-is read on the host, so nothing is raised: a token whose request, position or page does not exist is left out, and
-nothing outside of the cache is ever written.
+Indices may have any integer dtype and any stride. Kernels read contiguous int32; everything else is copied to
+that form. On the CPU an index outside the cache is a ``ValueError`` before any write. On CUDA the host reads
+no tensor and raises nothing. Kernels skip a token whose request, position or page does not exist, and write
+nothing outside the cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ._ops.bind import bind
 from ._ops.declare import define, define_in_python
 from ._ops.errors import check_one_device
 from ._ops.indices import index_table, with_indices
@@ -88,7 +89,7 @@ def _seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size
     return lens.to(torch.int32)
 
 
-# An operator of Python: a module would be compiled for four instructions.
+# An operator in Python, because a compiled module is not worth four instructions.
 _get_seq_lens = define_in_python(
     "get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
     _seq_lens,
@@ -119,30 +120,32 @@ def append_paged_kv_cache(
 ) -> None:
     """Write keys and values of new tokens into a paged cache.
 
-    Token ``t`` goes to position ``positions[t]`` of request ``b = batch_indices[t]``: into entry
-    ``positions[t] % page_size`` of page ``kv_indices[kv_indptr[b] + positions[t] // page_size]``.
+    Token ``t`` of request ``b = batch_indices[t]`` is written to slot ``positions[t] % page_size`` of page
+    ``kv_indices[kv_indptr[b] + positions[t] // page_size]``.
 
     Args:
-        append_key, append_value: ``[nnz, num_kv_heads, head_dim]`` (float32, float16, bfloat16, int32 or any dtype of one
-            byte, which are moved as they are); strides are free but for the last dimension, which is contiguous.
-        batch_indices, positions: ``[nnz]`` integers, see :func:`get_batch_indices_positions`. A token with -1 and -1 is
-            left out.
+        append_key, append_value: ``[nnz, num_kv_heads, head_dim]``, float32, float16, bfloat16, int32 or any
+            dtype of one byte. Bits are copied unchanged. The last dimension is contiguous; other strides are
+            free.
+        batch_indices, positions: ``[nnz]`` integers, see :func:`get_batch_indices_positions`. A token with -1
+            and -1 is skipped.
         paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
-            ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` tuple of tensors
-            without the dimension of 2 (the values may then have a head_dim of their own); same dtype as ``append_key``,
-            strides as free as its. Written in place.
+            ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), of the dtype of ``append_key``.
+            Or a ``(k_cache, v_cache)`` tuple of tensors without the dimension of 2, whose head_dims may
+            differ. The last dimension is contiguous; other strides are free. Written in place.
         kv_indices: ``[num_pages]`` integers, the pages of all requests.
-        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``; it may be a slice of
-            a longer table.
-        kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page; its values are not needed here.
+        kv_indptr: ``[batch_size + 1]`` integers, the first page of each request in ``kv_indices``. It may be
+            a slice of a longer table.
+        kv_last_page_len: ``[batch_size]`` integers, tokens of each request's last page. The values are not
+            read.
         kv_layout: ``"NHD"`` or ``"HND"``.
 
     Raises:
-        ValueError: shapes, strides, devices or a layout that do not fit, arguments that overlap; on the CPU also a token
-            whose request, position or page does not exist. On CUDA such a token is left out.
+        ValueError: shapes, strides, devices or a layout that do not fit, or arguments that overlap. On the
+            CPU also a token whose request, position or page does not exist. On CUDA such a token is skipped.
         TypeError: dtypes that do not fit.
 
-    Two tokens of one place leave either of the two there.
+    If two tokens have the same slot, it holds either of them.
     """
     if kv_layout not in ("NHD", "HND"):
         raise ValueError(f"append_paged_kv_cache: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
@@ -152,7 +155,7 @@ def append_paged_kv_cache(
         if len(paged_kv_cache) != 2:
             raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
         k_cache, v_cache = paged_kv_cache
-        if v_cache is None:  # the operator would take the first for the cache of both
+        if v_cache is None:  # the operator would take the first for a cache of keys and values
             raise TypeError("append_paged_kv_cache: paged_kv_cache[1]: got None, wanted Tensor")
     _append_paged_kv_cache(
         append_key,
@@ -179,15 +182,21 @@ def append_paged_mla_kv_cache(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
 ) -> None:
-    """Write compressed KV and rotary keys of new tokens into the two paged caches of multi-head latent attention.
+    """Write compressed KV and rotary keys of new tokens into the two paged caches of MLA.
 
     Args:
-        append_ckv, append_kpe: ``[nnz, head_dim_ckv]`` and ``[nnz, head_dim_kpe]``, usually 512 and 64 wide.
-        ckv_cache, kpe_cache: ``[max_num_pages, page_size, head_dim_ckv]`` and ``[max_num_pages, page_size, head_dim_kpe]``,
-            same dtype. Written in place.
-        batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len: as for :func:`append_paged_kv_cache`.
+        append_ckv, append_kpe: ``[nnz, head_dim_ckv]`` and ``[nnz, head_dim_kpe]``, usually 512 and 64 wide,
+            of the dtypes that :func:`append_paged_kv_cache` supports.
+        ckv_cache, kpe_cache: ``[max_num_pages, page_size, head_dim_ckv]`` and ``[max_num_pages, page_size,
+            head_dim_kpe]``, same dtype. Written in place.
+        batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len: as for
+            :func:`append_paged_kv_cache`.
 
-    Places, dtypes, strides and errors are those of :func:`append_paged_kv_cache`.
+    Raises:
+        ValueError, TypeError: as :func:`append_paged_kv_cache`.
+
+    Slots and strides are those of :func:`append_paged_kv_cache`.
+
     Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
     """
     _append_paged_mla_kv_cache(
@@ -198,39 +207,43 @@ def append_paged_mla_kv_cache(
 def get_batch_indices_positions(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Request and position of each appended token: those of request ``i`` are the last of its ``seq_lens[i]`` positions.
+    """Return the request and the position of each appended token.
+
+    The tokens appended to request ``i`` have the last of its ``seq_lens[i]`` positions.
 
     Args:
-        append_indptr: ``[batch_size + 1]`` integers, where each request's tokens begin among those appended. It may be a
-            slice of a longer table: tokens before its first offset have no request and get -1 and -1.
-        seq_lens: ``[batch_size]`` integers, lengths of the requests with the new tokens, see :func:`get_seq_lens`.
+        append_indptr: ``[batch_size + 1]`` integers, the first appended token of each request. It may be a
+            slice of a longer table. Tokens before its first offset belong to no request and get -1 and -1.
+        seq_lens: ``[batch_size]`` integers, lengths of the requests with the new tokens, see
+            :func:`get_seq_lens`.
         nnz: number of appended tokens, ``append_indptr[-1]``.
 
     Returns:
         ``(batch_indices, positions)``, ``[nnz]`` int32 each.
 
     Raises:
-        ValueError: shapes or devices that do not fit; on the CPU also an ``append_indptr`` that is negative, falls or does
-            not end at ``nnz``, or a request shorter than what is appended to it. On CUDA a token that no request has gets
-            -1 and -1. :func:`append_paged_kv_cache` leaves out tokens with -1 and -1.
+        ValueError: shapes or devices that do not fit. On the CPU also an ``append_indptr`` that is negative,
+            decreases or does not end at ``nnz``, or a request shorter than its appended tokens. On CUDA a
+            token without a request gets -1 and -1. :func:`append_paged_kv_cache` skips such tokens.
         TypeError: indices that are no integers.
     """
     return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Lengths of requests in a paged cache: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
+    """Return the lengths of requests in a paged cache: ``max(pages - 1, 0) * page_size + kv_last_page_len``.
 
     Args:
-        kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin.
-        kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page (0 for a request without pages).
-        page_size: entries of a page.
+        kv_indptr: ``[batch_size + 1]`` integers, the first page of each request.
+        kv_last_page_len: ``[batch_size]`` integers, tokens of each request's last page, 0 for a request
+            without pages.
+        page_size: slots of a page.
 
     Returns:
         ``[batch_size]`` int32.
 
     Raises:
-        ValueError: shapes, devices or a page size that do not fit; on the CPU also a length that is no int32.
+        ValueError: shapes, devices or a page size that do not fit. On the CPU also a length that is no int32.
         TypeError: indices that are no integers.
     """
     op = "get_seq_lens"
@@ -238,7 +251,7 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     indptr = index_table(op, "kv_indptr", kv_indptr)
     last = index_table(op, "kv_last_page_len", kv_last_page_len)
     if differs(indptr.shape[0], last.shape[0] + 1):
-        raise ValueError(f"{op}: kv_indptr: got shape {list(indptr.shape)}, wanted [{last.shape[0] + 1}]")
+        bind(op, kv_last_page_len=(last, "b"), kv_indptr=(indptr, "b+1"))  # raises; costs 3 us in each call
     if not is_symbolic(page_size) and not 1 <= whole(op, "page_size", page_size) <= INT32_MAX:
         raise ValueError(f"{op}: page_size: got {page_size}, wanted 1 to {INT32_MAX}")
     return _get_seq_lens(indptr, last, page_size)  # type: ignore[no-any-return]
@@ -254,26 +267,26 @@ def block_sparse_indices_to_vector_sparse_offsets(
     stride_n: int,
     block_size: int,
 ) -> torch.Tensor:
-    """Offsets of single entries from indices of whole blocks.
+    """Write the offsets of single tokens from the indices of blocks.
 
-    Entry ``i < kv_lens[b]`` of request ``b`` gets
-    ``block_sparse_indices[block_sparse_indptr[b] + i // block_size] * stride_block + i % block_size * stride_n``,
-    written to ``vector_sparse_offsets[vector_sparse_indptr[b] + i]``.
+    For token ``i < kv_lens[b]`` of request ``b``, ``vector_sparse_offsets[vector_sparse_indptr[b] + i]``
+    becomes ``block_sparse_indices[block_sparse_indptr[b] + i // block_size] * stride_block + i % block_size *
+    stride_n``.
 
     Args:
         block_sparse_indices: ``[num_blocks]`` integers.
         block_sparse_indptr, vector_sparse_indptr: ``[batch_size + 1]`` integers.
-        vector_sparse_offsets: ``[n]`` int32, written in place; entries of no request stay as they are.
-        kv_lens: ``[batch_size]`` integers, entries of each request.
-        stride_block, stride_n: what a block and an entry of it add, in elements.
-        block_size: entries of a block.
+        vector_sparse_offsets: ``[n]`` int32, written in place. Elements of no request stay unchanged.
+        kv_lens: ``[batch_size]`` integers, tokens of each request.
+        stride_block, stride_n: strides of a block and of a token in it, in elements.
+        block_size: tokens of a block.
 
     Returns:
         ``vector_sparse_offsets``.
 
     Raises:
-        ValueError: shapes or devices that do not fit, arguments that overlap; on the CPU also an index out of range or an
-            offset that is no int32. On CUDA such an entry is left out.
+        ValueError: shapes or devices that do not fit, or arguments that overlap. On the CPU also an index out
+            of range or an offset that is no int32. On CUDA such a token is skipped.
         TypeError: indices that are no integers.
     """
     _block_sparse_offsets(

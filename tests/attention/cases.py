@@ -1,6 +1,7 @@
-"""Calls of attention's operators, and of the functions and wrappers that one trains with and those beside them.
+"""Calls of attention's operators, functions and wrappers, with and without gradients.
 
-What its functions take besides stands in ``support/attention_samples.py``: plans make more than one call of them.
+``support/attention_samples.py`` has the functions' other arguments, because a plan makes more than one call
+of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..support.cases import Case, Cases, randn
 
 
 def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Of functions without a plan; those of modules are tried in tests/attention/test_bound.py."""
+    """Return calls of functions without a plan. tests/attention/test_bound.py covers the modules."""
     q, k, v = (randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
     lse, bits = randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
     masked, parameters = Setting(mask_mode=2, custom_mask=bits), Parameters(sm_scale=0.125)
@@ -30,7 +31,7 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def trained(device: str) -> dict[str, Case]:
-    """The functions and wrappers of attention that one trains with, and those beside them."""
+    """Return the functions and wrappers of attention, differentiable or not."""
     dtype = torch.float32 if device == "cpu" else torch.float16
 
     def inputs(*lengths: int, heads: tuple[int, ...] = (6, 2, 2)) -> dict[str, Any]:

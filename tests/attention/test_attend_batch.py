@@ -1,4 +1,4 @@
-"""Batches of equally long requests, folded into the heads of one, with masks of their own."""
+"""Batches of equally long requests as the heads of one request, with a mask for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashinfer.quantization import packbits
 from ..support.attention_oracle import assert_near, attention
 from ..support.opcheck import opcheck
 
-# batch_size, num_qo_heads, num_kv_heads, qo_len, kv_len; the last are split over several blocks or threads
+# batch_size, num_qo_heads, num_kv_heads, qo_len, kv_len. The last ones are split over CTAs or threads.
 SHAPES = [(1, 4, 2, 5, 9), (3, 4, 2, 5, 9), (3, 4, 2, 1, 9), (2, 2, 2, 70, 133), (5, 8, 2, 1, 1500), (2, 4, 1, 3, 1500)]
 
 
@@ -33,7 +33,7 @@ def place(device, request) -> tuple[str, torch.dtype]:
 
 
 def check(q, k, v, mask, causal=False, window_left=-1, cap=0.0, scale=0.1, got=None) -> None:
-    """Request by request."""
+    """Return the results of the oracle, one request after another."""
     got = attend_batch(q, k, v, mask, causal, window_left, cap, scale) if got is None else got
     batch, qo_len, kv_len = q.shape[0], q.shape[2], k.shape[2]
     assert got.is_contiguous() and got.shape == (batch, qo_len, q.shape[1], v.shape[3]) and got.dtype == q.dtype
@@ -53,7 +53,7 @@ def test_masks(shape, place):
     for sizes in ((batch, 1, qo_len, kv_len), (1, 1, qo_len, kv_len), (batch, 1, 1, kv_len)):
         check(q, k, v, torch.rand(sizes, device=place[0]) < 0.6)
     check(q, k, v, (torch.rand(1, 1, qo_len, kv_len, device=place[0]) < 0.6).expand(batch, -1, -1, -1))
-    # A request that is padding from end to end.
+    # A request that consists of padding.
     nothing = torch.ones(batch, 1, 1, kv_len, dtype=torch.bool, device=place[0])
     nothing[-1] = False
     check(q, k, v, nothing)
@@ -63,14 +63,14 @@ def test_masks(shape, place):
 def test_without_masks(shape, place):
     q, k, v = inputs(shape, place)
     cases = [(False, -1, 0.0), (True, -1, 0.0), (True, 4, 0.0), (True, -1, 3.0)]
-    if place == ("cpu", torch.bfloat16):  # a cap of it would be two modules of this test alone; float32 has it
+    if place == ("cpu", torch.bfloat16):  # would need two modules that no other test uses; float32 covers it
         cases.pop()
     for causal, window_left, cap in cases:
         check(q, k, v, None, causal, window_left, cap)
 
 
 def test_strides(place):
-    """As models have them: tokens before heads, and a part of a longer cache."""
+    """Models have tokens before heads, and pass a part of a longer cache."""
     q, k, v = inputs((3, 4, 2, 6, 20), place)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     mask = torch.rand(3, 1, 6, 11, device=place[0]) < 0.6
@@ -104,7 +104,7 @@ def test_compiled_sizes_make_one_graph(device):
 
 
 def drawn_for_gradients(shape, masked: str | None, device: str):
-    """Leaves, and a mask in which every query sees a key."""
+    """Return leaves and a mask in which every query sees a key."""
     dtype = torch.float32 if device == "cpu" else torch.float16
     leaves = [x.requires_grad_() for x in inputs(shape, (device, dtype))]
     if masked is None:
@@ -117,7 +117,7 @@ def drawn_for_gradients(shape, masked: str | None, device: str):
 
 
 def check_gradients(out: torch.Tensor, leaves, mask: torch.Tensor | None, shape) -> None:
-    """They are those of the same by torch's functions."""
+    """Gradients equal those of torch's functions."""
     check(*leaves, mask, causal=mask is None, got=out)
     grad = torch.randn_like(out)
     exact = [x.detach().double().requires_grad_() for x in leaves]
@@ -127,9 +127,7 @@ def check_gradients(out: torch.Tensor, leaves, mask: torch.Tensor | None, shape)
     want = torch.autograd.grad((logits.softmax(-1) @ v).transpose(1, 2), exact, grad.double())
     limit = 1e-5 if out.is_cpu else 1e-2
     for got, one in zip(torch.autograd.grad(out, leaves, grad), want, strict=True):
-        assert (got.double() - one).abs().max() <= limit * one.abs().max().clamp(
-            min=1
-        )  # one key alone has a gradient of 0
+        assert (got.double() - one).abs().max() <= limit * one.abs().max().clamp(min=1)  # a single key has gradient 0
 
 
 @pytest.mark.parametrize("masked", [None, "one", "each", "keys"])
@@ -157,7 +155,7 @@ def test_gradients_of_nothing(device):
 
 
 def test_lse(place):
-    """That of the requests one by one; -inf where a query sees no key."""
+    """The lse equals that of single requests, and is -inf for a query without keys."""
     q, k, v = inputs((3, 4, 2, 5, 9), place)
     mask = torch.rand(3, 1, 5, 9, device=place[0]) < 0.6
     mask[1, 0, 2] = False
@@ -167,8 +165,8 @@ def test_lse(place):
     torch.testing.assert_close(lse.double(), want, rtol=1e-3, atol=1e-3)
 
 
-def test_masks_for_key_heads_in_turn(device):
-    """What the operator of a module takes without a plan: a divisor of the key heads of masks, bits enough for all."""
+def test_masks_for_groups_of_key_heads(device):
+    """Without a plan, the number of masks divides the key heads, and masks have enough bits."""
     dtype, kv_len = torch.bfloat16, random.randint(9, 40)
     _, k, v = (x[0] for x in inputs((1, 8, 4, 1, kv_len), (device, dtype)))
     q = torch.randn(1, 8, 64, device=device).to(dtype)

@@ -1,4 +1,4 @@
-"""BatchAttention: requests of any numbers of queries by one plan, against float64."""
+"""BatchAttention: one plan for requests with any numbers of queries, against float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import flashinfer
 from ..support.attention_oracle import FLOAT8, Paged, assert_near, batch_attention, drawn, indptr_of, int32
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
-# Decodes, a chunk of a prefill, a request without queries, one without keys.
+# Decodes, a chunk of a prefill, a request without queries and one without keys.
 QO_LENS, KV_LENS = [1, 1, 70, 0, 1, 3, 1], [33, 500, 130, 9, 0, 3, 1]
 
 
@@ -57,8 +57,8 @@ def test_quantised_keys_and_a_scale(kv_dtype, device):
     assert_near(out, want, lse, want_lse)
 
 
-def test_pages_to_spare(device):
-    """Lengths are those of kv_len_arr; a request may own pages that it has not filled."""
+def test_pages_that_are_not_filled(device):
+    """kv_len_arr gives the lengths. A request may own pages that it has not filled."""
     paged = Paged([64, 64], 16, KV_HEADS, DIM, torch.bfloat16, device)
     wrapper = flashinfer.BatchAttention()
     indptr, indices, _ = paged.tables_on(device)
@@ -73,7 +73,7 @@ def test_pages_to_spare(device):
     assert_near(out, want, lse, want_lse)
 
 
-def test_what_it_cannot_be(device):
+def test_bad_arguments(device):
     with pytest.raises(ValueError, match="BatchAttention: kv_layout: got 'NDH', wanted 'NHD' or 'HND'"):
         flashinfer.BatchAttention("NDH")
     wrapper = flashinfer.BatchAttention()

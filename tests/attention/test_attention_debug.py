@@ -1,4 +1,4 @@
-"""FLASHINFER_JIT_DEBUG=1: kernels stop at a page that is not in the cache instead of reading what is there."""
+"""FLASHINFER_JIT_DEBUG=1: kernels stop at a page outside the cache before reading it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 import flashinfer
 
 def table(*values):
-    # On the GPU: plan() looks at pages where it can do so without waiting.
+    # On the GPU, because plan() checks pages on the CPU.
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 

@@ -1,4 +1,4 @@
-"""What decode and prefill refuse: which argument, what it was, what is wanted; nothing is written before."""
+"""Errors of decode and prefill: argument, got, wanted, and nothing written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import flashinfer
 import flashinfer.utils
 from tests.support.attention_oracle import int32, workspace
 
-# Mistakes
+# Decode
 
 BAD_SINGLE = [
     (dict(q=torch.ones(1, 4, 64).half()), ValueError, "q: got 3 dimensions, wanted 2"),
@@ -151,8 +151,8 @@ def test_bad_run(change, error, message, device):
         wrapper.run(**arguments)
 
 
-def test_strides_that_are_not_read_in_place(device):
-    """Copying a cache, or what is to be written, would be no help."""
+def test_strides_that_kernels_cannot_read(device):
+    """A copy of a cache or of an output would not help."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(int32([0, 2, 4]), int32([0, 1, 2, 3]), int32([3, 16]), 4, 2, 64, 16)
     q, cache = torch.ones(2, 4, 64, device=device).half(), torch.ones(4, 2, 16, 2, 128, device=device).half()
@@ -164,12 +164,12 @@ def test_strides_that_are_not_read_in_place(device):
     with pytest.raises(ValueError, match="lse: is not contiguous"):
         wrapper.run(q, cache, lse=torch.ones(2, 8, device=device)[:, ::2])
     if device == "cuda":
-        room = torch.ones(4, 2, 16, 2, 72, device=device).half()
+        padded = torch.ones(4, 2, 16, 2, 72, device=device).half()
         with pytest.raises(ValueError, match="k: got rows that do not start at multiples of 16 bytes"):
-            wrapper.run(q, room[..., 4:68])
+            wrapper.run(q, padded[..., 4:68])
 
 
-def test_more_arguments_than_a_variant_has(device):
+def test_too_many_arguments_of_a_variant(device):
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(int32([0, 1]), int32([0]), int32([3]), 4, 2, 64, 16)
     with pytest.raises(TypeError, match="got 1 more arguments, wanted none without jit_args"):
@@ -344,7 +344,7 @@ def test_backends_of_wrappers(kind, device):
         getattr(flashinfer, kind)(workspace(device), jit_args="fa2")
 
 
-def test_a_backend_in_the_place_of_jit_args(device):
+def test_a_backend_passed_as_jit_args(device):
     name = "BatchDecodeWithPagedKVCacheWrapper"
     with pytest.raises(TypeError, match=f"{name}: jit_args: got str, wanted a tuple of a generator's arguments"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", False, False, None, None, None, "fa2")

@@ -1,7 +1,7 @@
-"""Attention in configurations drawn at random, against float64: each mask, window, cap, position, layout, schedule.
+"""Attention in random configurations against float64: masks, windows, caps, positions, layouts, schedules.
 
-``FLASHINFER_TEST_EXAMPLES=N`` draws N of them for each device; by default 2,000 on a GPU, and on a CPU 100 of ten modules,
-for most of a drawn module's time is its compiler's.
+``FLASHINFER_TEST_EXAMPLES=N`` draws N configurations per device. The default is 2,000 on a GPU, and 100 of
+ten modules on a CPU, because compilation takes most of a module's time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.attention_oracle import (
 )
 
 F32, F16, BF16, (E4M3, E5M2) = torch.float32, torch.float16, torch.bfloat16, FLOAT8
-# Each is a module to compile: family, dtypes of queries and of keys, head_dims, pos_encoding_mode, soft cap.
+# One module each: family, dtypes of queries and of keys, head_dims, pos_encoding_mode, soft cap.
 MODULES = [
     ("decode", F32, F32, (64, 64), "NONE", False),
     ("decode", F16, F16, (64, 64), "NONE", False),
@@ -54,13 +54,13 @@ MODULES = [
     ("prefill", F16, F16, (256, 256), "NONE", False),
 ]
 EXAMPLES = os.environ.get("FLASHINFER_TEST_EXAMPLES")
-# Queries times keys times heads: what a float64 oracle does in a fraction of a second.
+# Queries times keys times heads. The float64 oracle computes them in a fraction of a second.
 WORK = 1_500_000
 
 
 @dataclass
 class Case:
-    """One configuration; tensors are drawn from ``seed``."""
+    """One configuration. ``seed`` draws its tensors."""
 
     module: tuple
     form: str  # single, ragged, or a form of a paged cache
@@ -73,7 +73,7 @@ class Case:
     scales: tuple[float | None, float | None]
     split: bool
     near: bool
-    hopper: bool  # prefill by the kernels for Hopper alone, where there is such a GPU and they serve
+    hopper: bool  # prefill with backend="fa3", if there is a Hopper GPU and its kernels serve the call
     seed: int
     options: dict = field(default_factory=dict)
 
@@ -86,14 +86,14 @@ def cases(draw: st.DrawFn, modules: list[tuple]) -> Case:
     form = draw(st.sampled_from(["single", *(["ragged"] if family == "prefill" else []), *paged_forms]))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = (kv_heads * draw(st.sampled_from([1, 2, 3, 4, 5, 8, 17])), kv_heads)
-    # Lengths come of the seed: hypothesis would make most of them 0.
+    # Lengths come from the seed, because hypothesis would make most of them 0.
     seed = draw(st.integers(0, 2**31))
     lengths = random.Random(seed)
     batch = 1 if form == "single" else lengths.choice([1, 2, 3, 5])
     longest = draw(st.sampled_from([20, 150, 150, 150, 600, 600, 600, 2000, 8192]))
     kv_lens = [lengths.choice([0, 1, *[lengths.randint(1, longest)] * 6]) for _ in range(batch)]
-    room = [max(1, min(n + 2, 200, WORK // (heads[0] * batch * max(n, 1)))) for n in kv_lens]
-    qo_lens = [1 if family == "decode" else lengths.choice([0, *[lengths.randint(1, n)] * 7]) for n in room]
+    limits = [max(1, min(n + 2, 200, WORK // (heads[0] * batch * max(n, 1)))) for n in kv_lens]
+    qo_lens = [1 if family == "decode" else lengths.choice([0, *[lengths.randint(1, n)] * 7]) for n in limits]
     masks = ["none"] if family == "decode" else ["none", "causal", "causal", "custom"]
     if family == "prefill" and form != "single" and longest <= 600:
         masks.append("items")
@@ -127,7 +127,7 @@ def backend_of(case: Case, device: str) -> str:
 
 
 def masks_of(case: Case, device: str) -> tuple[list[torch.Tensor] | None, dict]:
-    """The masks of all requests, and the arguments of ``plan`` that mean them."""
+    """Return the masks of all requests, and the arguments of ``plan`` for them."""
     if case.mask == "custom":
         masks = [torch.rand(n, m) < random.random() for n, m in zip(case.qo_lens, case.kv_lens, strict=True)]
         flat = torch.cat([torch.zeros(0, dtype=torch.bool), *(mask.view(-1) for mask in masks)]).to(device)
@@ -163,7 +163,7 @@ def scaled(requests, scales):
 
 
 def lse_tolerance(case: Case) -> float:
-    """A logit of rotated halves has their rounding, and is alone where a window shows one key: it grows with the scale."""
+    """The rounding of rotated halves grows with the scale. A window of one key averages none of it."""
     spread = case.options.get("sm_scale", 0) * case.module[3][0] ** 0.5
     rotated = case.options.get("pos_encoding_mode") == "ROPE_LLAMA"
     return LSE_TOLERANCE * max(1.0, spread if rotated and case.module[1] != torch.float32 else 0.0)

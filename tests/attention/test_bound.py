@@ -1,4 +1,4 @@
-"""Calls of attention whose arguments but for a few are bound: the same results, and errors where they do not fit."""
+"""Bound calls of attention: equal results, and errors for tensors that do not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(*shape: int, device: str) -> torch.Tensor:
 
 
 def planned(device: str, kv_lens: list[int], layout: str = "NHD", **options: Any) -> Any:
-    """A decode of one page for each request."""
+    """Return a decode with one page per request."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), layout)
     n = len(kv_lens)
     tables = int32(list(range(n + 1))), int32(list(range(n))[::-1]), int32(kv_lens)
@@ -40,7 +40,7 @@ def inputs(device: str, n: int, layout: str = "NHD") -> tuple[torch.Tensor, torc
 
 
 def full(wrapper: Any, q: torch.Tensor, cache: torch.Tensor, scales: Any = NO_SCALES) -> Any:
-    """``(out, lse)`` by the operator that takes all arguments."""
+    """Return ``(out, lse)`` of the full operator."""
     return wrapper._run(q, *cache.unbind(1), (), scales, None, None, True)
 
 
@@ -94,8 +94,8 @@ def test_ragged_keys(device):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_functions(causal, device, monkeypatch):
-    """The first call of a kind is the full operator's, later ones are bound: whatever the lengths and the scale."""
-    # Not those that tests before this one have called: a kind that was refused often rests.
+    """The first call of a kind runs the full operator. Later ones are bound, for any lengths and scales."""
+    # New kinds of calls, because a kind that was refused often backs off.
     monkeypatch.setattr(decode, "_CALLS", _bound.BoundCalls("decode", 2))
     for sm_scale in (None, 0.3):
         for qo_len, kv_len in ((3, 40), (1, 1), (70, 70)):
@@ -133,7 +133,7 @@ def test_numbers_that_scale_a_function(device):
             torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
 
 
-def test_what_is_bound_of_a_function_is_bounded(device, monkeypatch):
+def test_bound_calls_of_a_function_are_limited(device, monkeypatch):
     calls = _bound.BoundCalls("decode", 2)
     monkeypatch.setattr(decode, "_CALLS", calls)
     monkeypatch.setattr(_bound, "MOST_CALLS", 3)
@@ -143,12 +143,12 @@ def test_what_is_bound_of_a_function_is_bounded(device, monkeypatch):
         assert 1 <= len(calls._calls) <= 3
     slopes = dict(pos_encoding_mode="ALIBI"), dict(rope_theta=torch.tensor(1e4))
     calls._calls.clear()
-    for options in slopes:  # what depends on the number of heads, and what may change under its name
+    for options in slopes:  # depends on the number of heads, and may change under its name
         flashinfer.single_decode_with_kv_cache(q, k, k, **options)
         assert not calls._calls
 
 
-# Mistakes
+# Errors
 
 
 def test_numbers_of_nothing(device):
@@ -160,10 +160,10 @@ def test_numbers_of_nothing(device):
             operators.run_bound(q, cache, None, handle, 0.125, 1.0)
         with pytest.raises(RuntimeError, match="handle: got"):
             operators.run_bound_out(q, cache, None, q.clone(), None, handle, 0.125, 1.0)
-    operators.unbind(-1)  # as free() of nothing
+    operators.unbind(-1)  # no effect, as free() of a null pointer
 
 
-def test_plans_that_are_gone(device):
+def test_freed_plans(device):
     q, cache = inputs(device, 2)
     first, second = planned(device, [3, 5]), planned(device, [16, 1])
     wanted = [full(wrapper, q, cache) for wrapper in (first, second)]
@@ -187,8 +187,8 @@ def test_plans_that_are_gone(device):
         second.run(q, cache)
 
 
-def test_what_does_not_fit_a_plan_any_more(device):
-    """After a call that was right, each that is not is refused, and the next right one is done."""
+def test_calls_that_no_longer_fit_a_plan(device):
+    """After a correct call, each wrong call is refused, and the next correct one succeeds."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     want = wrapper.run(q, cache).clone()
@@ -218,16 +218,16 @@ def test_what_does_not_fit_a_plan_any_more(device):
         (ValueError, "lse: is not contiguous", (q, cache), dict(out=q.clone(), lse=q.float()[..., 0])),
         (TypeError, "q: got NoneType", (None, cache), {}),
     ]  # fmt: skip
-    kept = q.clone(), cache.clone()
+    copies = q.clone(), cache.clone()
     for error, message, arguments, options in wrong:
         with pytest.raises(error, match=message):
             wrapper.run(*arguments, **options)
         assert torch.equal(wrapper.run(q, cache), want)
-    assert_equal((q, cache), kept)
+    assert_equal((q, cache), copies)
 
 
 def test_operators_say_what_does_not_fit(device):
-    """Without the words of the full operator."""
+    """The bound operator's own errors, without the full operator."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     operators, handle = namespace_of(wrapper), handle_of(wrapper._bound)
@@ -247,7 +247,10 @@ def test_operators_say_what_does_not_fit(device):
 
 
 def test_inputs_that_are_copied(device, monkeypatch):
-    """Calls for them go to the full operator; after some of them others are tried now and then, and are bound again."""
+    """Such calls use the full operator.
+
+    After several, bound calls are retried at intervals and succeed again.
+    """
     monkeypatch.setattr(_bound, "PAUSE", 5)
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
@@ -279,8 +282,11 @@ def test_inputs_that_are_copied(device, monkeypatch):
         ),
     ],
 )
-def test_errors_of_a_device_are_nobody_elses(device, monkeypatch, error, kind, text):
-    """A call that failed where it ran is not tried again by the full operator; engines catch what has no memory."""
+def test_errors_of_a_device_are_raised_unchanged(device, monkeypatch, error, kind, text):
+    """The full operator does not repeat a call that failed on the device.
+
+    Engines catch out-of-memory errors.
+    """
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     wrapper.run(q, cache)
@@ -295,7 +301,7 @@ def test_errors_of_a_device_are_nobody_elses(device, monkeypatch, error, kind, t
 
 @pytest.mark.parametrize("kind", [AttributeError, TypeError, ValueError])
 def test_an_error_from_inside_a_bound_call_runs_nothing_twice(kind, device, monkeypatch):
-    """A mode that watches operators may fail, too; the full operator is for calls that do not fit."""
+    """An error of a torch dispatch mode must not cause a second run by the full operator."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     wrapper.run(q, cache)
@@ -335,7 +341,7 @@ def test_mistakes_after_a_function_is_bound(device):
     assert one(q, k, drawn(5, KV_HEADS, 2 * DIM, device=device)[..., :DIM]).shape == want.shape
 
 
-def test_wanted_gradients_are_not_lost_here(device):
+def test_gradients_are_not_lost(device):
     wrapper = planned(device, [3])
     q, cache = inputs(device, 1)
     assert wrapper._bound.call(q.requires_grad_(), cache, None, NO_SCALES) is None
@@ -344,7 +350,7 @@ def test_wanted_gradients_are_not_lost_here(device):
 
 
 def test_graphs_have_no_numbers_of_plans(device):
-    """A traced call is the full operator's, whose tables are inputs: a number means nothing in another process."""
+    """A traced call uses the full operator with tables as inputs. A handle is valid in one process only."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
     want, graphs = wrapper.run(q, cache), []
@@ -372,7 +378,7 @@ def test_graphs_have_no_numbers_of_plans(device):
 
 
 def test_threads(device):
-    """Each has a wrapper of its own that it plans again and again; one function is everybody's."""
+    """Each thread plans its own wrapper repeatedly. All threads share one function."""
     count, rounds, failures = 4, 25, []
     q, cache = inputs(device, 2)
     lens = [[1 + (7 * a + 3 * b) % PAGE for b in range(2)] for a in range(count)]
@@ -399,8 +405,8 @@ def test_threads(device):
     assert not failures
 
 
-def test_single_functions_are_kept(device):
-    """What a function binds lives as long as the process: not one plan for each call."""
+def test_single_functions_share_bound_calls(device):
+    """A function's bound calls live as long as the process, so calls must share them."""
     q, k = drawn(1, HEADS, DIM, device=device), drawn(5, KV_HEADS, DIM, device=device)
     flashinfer.single_prefill_with_kv_cache(q, k, k)
     before = len(prefill._CALLS._calls)

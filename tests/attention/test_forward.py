@@ -1,4 +1,4 @@
-"""forward() takes options that are arguments of the kernels: the lists of one plan serve all of them."""
+"""Options of forward(): the lists of one plan serve all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashinfer._attention.lists import Scheduler
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
-LAYERS: list[dict[str, Any]] = [  # as of models whose layers alternate
+LAYERS: list[dict[str, Any]] = [  # of models with alternating layers
     dict(window_left=-1, logits_soft_cap=30.0, sm_scale=0.1),
     dict(window_left=7, logits_soft_cap=50.0, sm_scale=0.2),
     dict(window_left=-1, logits_soft_cap=50.0, sm_scale=0.2),
@@ -26,7 +26,7 @@ LAYERS: list[dict[str, Any]] = [  # as of models whose layers alternate
 
 @pytest.fixture
 def plans(monkeypatch) -> list[Any]:
-    """The lists that are made."""
+    """Record the lists that plans make."""
     made, make = [], Scheduler.make
 
     def counted(self: Scheduler, *args: Any) -> Any:
@@ -38,7 +38,7 @@ def plans(monkeypatch) -> list[Any]:
 
 
 class Served:
-    """A wrapper of one kind, planned as engines do: begin_forward() says lengths, and forward() all else."""
+    """A wrapper as engines use it: begin_forward() takes lengths, forward() every other option."""
 
     def __init__(self, kind: str, device: str, **options: Any) -> None:
         self.kind, self.device = kind, device
@@ -99,8 +99,8 @@ def test_options_stay_until_the_next_plan(device):
     )
 
 
-def test_lists_that_hold_too_few_keys_are_made_anew(device, plans):
-    """Once: the new ones hold the keys of all options that there were."""
+def test_lists_with_too_few_keys_are_remade(device, plans):
+    """New lists are made once, for the keys of all options so far."""
     served = Served("paged", device, causal=True, window_left=2)
     options: list[dict[str, Any]] = [
         dict(causal=True, window_left=2), dict(causal=True, window_left=1), dict(causal=False, window_left=9),
@@ -135,7 +135,7 @@ def test_mistakes(device):
 
 
 def test_sparse_forward_takes_options(device, plans):
-    """By position as callers of 0.2.7 give them: behind the scales."""
+    """Callers of 0.2.7 pass options by position after the scales."""
     rows, columns, block = 3, 4, 8
     q, k, v = (
         drawn((n * block, h, DIM), torch.float16, device)
@@ -167,7 +167,7 @@ def test_sparse_forward_takes_options(device, plans):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs")
 @pytest.mark.parametrize("kind", ["decode", "paged"])
 def test_captured_layers(kind):
-    """begin_forward() before each replay, forward() in the graph: two windows, two caps and two scales over 50 plans."""
+    """begin_forward() before each replay, forward() in the graph, over 50 plans and 8 sets of options."""
     device, batch_size, most = "cuda", 3, 40
     pages = batch_size * -(-most // PAGE)
     buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (batch_size + 1, pages, batch_size)]

@@ -1,4 +1,4 @@
-"""Factors of logits and outputs for each query head, from scales of queries, keys and values of 8 bits."""
+"""Factors of logits and outputs per query head, from scales of 8-bit queries, keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QO_HEADS, KV_HEADS = 6, 3
 
 
 def spread(scale: float | torch.Tensor | None) -> list[float]:
-    """A number for each query head, in Python."""
+    """Return a number for each query head, computed in Python."""
     if scale is None or isinstance(scale, float):
         return [1.0 if scale is None else scale] * QO_HEADS
     values = scale.flatten().tolist()
@@ -25,7 +25,7 @@ def kinds(heads: int, device: str) -> list[float | torch.Tensor | None]:
     return [None, 0.75, values[:1], values, values.bfloat16(), torch.stack([values, values], 1)[:, 0]]
 
 
-def test_every_kind_of_scale_beside_every_other(device):
+def test_every_combination_of_kinds_of_scales(device):
     for scales in itertools.product(kinds(QO_HEADS, device), kinds(KV_HEADS, device), kinds(KV_HEADS, device)):
         q_scale, k_scale, v_scale = scales
         logits, outputs, by_head = head_scales(

@@ -1,4 +1,4 @@
-"""Results of split keys whose logits are large: merges keep what float32 knows of each part's sum of weights."""
+"""Split keys with large logits. Merges keep the float32 precision of each split's l."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def queries(rows: int, dim: int, dtype: torch.dtype, device: str) -> torch.Tenso
 
 
 def keys(dim: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys whose logits are equal, values that rise along each request, in pages one after the other."""
+    """Return keys with equal logits and values that rise along each request, in consecutive pages."""
     pages = sum(math.ceil(n / PAGE) for n in KV_LENS)
     k = torch.zeros(pages * PAGE, 1, dim, dtype=dtype, device=device)
     v = torch.full_like(k, math.nan)
@@ -103,7 +103,7 @@ def test_latent_attention(device: str) -> None:
     kpe[:, 0] = 1024
     q_pe = torch.zeros(len(KV_LENS), HEADS, 64, dtype=dtype, device=device)
     q_pe[..., 0] = 1024
-    v = v.nan_to_num(7.0)  # pages' rests are read by nobody
+    v = v.nan_to_num(7.0)  # no request owns the rest of a page
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(device))
     one_each = indptr_of([1] * len(KV_LENS))
     wrapper.plan(one_each, pages, indices, int32(KV_LENS), HEADS, 512, 64, PAGE, False, 1.0, dtype, dtype)

@@ -1,4 +1,4 @@
-"""Prefill of one request beside decode of a batch, against float64."""
+"""Concurrent prefill of one request and decode of a batch, against float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def workspace(device: str) -> torch.Tensor:
 
 
 def request(dtype: torch.dtype, device: str, layout: str = "NHD", qo_len: int = 19, kv_len: int = 45):
-    """Of the prefill: arguments, and what the oracle takes."""
+    """Return arguments of the prefill, for the wrapper and for the oracle."""
     q = drawn((qo_len, HEADS, DIM), dtype, device)
     k, v = (drawn((kv_len, KV_HEADS, DIM), dtype, device) for _ in range(2))
     given = (k, v) if layout == "NHD" else (k.transpose(0, 1), v.transpose(0, 1))
@@ -68,7 +68,7 @@ def test_options_of_each(device):
     out_p, out_d = wrapper.run(*given, q_d, paged.cache, mask.to(device), sm_scale_p=0.3, k_scale=0.5, v_scale=2.0)
     assert_near(out_p, attention(q, k, v, mask=mask, sm_scale=0.3)[0])
     assert_near(out_d, 2 * decoded(q_d, paged, window_left=50, sm_scale=0.1)[0])
-    # What a run says takes the place of what was planned, for that run.
+    # Options of a run replace the planned ones, for that run only.
     rope = {"pos_encoding_mode": "ROPE_LLAMA", "rope_theta": 5e3, "rope_scale": 2.0, "window_left": 9, "sm_scale": 0.3}
     out_p, out_d = wrapper.run(
         *given, q_d, paged.cache, causal_p=True, **{f"{name}_p": value for name, value in rope.items()},
@@ -107,7 +107,7 @@ def test_in_a_graph():
         assert_near(out_d, decoded(q_d, other)[0])
 
 
-def test_what_it_cannot_be(device):
+def test_bad_arguments(device):
     name = "PODWithPagedKVCacheWrapper"
     with pytest.raises(ValueError, match=f"{name}: jit_args: got some, wanted None"):
         flashinfer.PODWithPagedKVCacheWrapper(workspace(device), jit_args=("uri",))

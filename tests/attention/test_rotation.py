@@ -1,4 +1,4 @@
-"""RoPE on the fly: angles at any position, every shape of tile, and the parts that rotated keys are kept in."""
+"""RoPE on the fly: angles at any position, every tile shape, and blocks of rotated keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..conftest import DEVICES
 from ..support.attention_oracle import FLOAT8, assert_near, attention, drawn, indptr_of, int32, workspace
 
 F8 = FLOAT8[0]
-# Element types of queries and of keys, and head dimensions; on a GPU each of these has tiles of its own.
+# Element types of queries and of keys, and head dimensions. On a GPU each has its own tiles.
 PLACES = [
     (device, *rest)
     for device, places in {
@@ -39,7 +39,7 @@ ROPE = dict(pos_encoding_mode="ROPE_LLAMA")
 @places
 @pytest.mark.parametrize("qo_len, kv_len", [(1, 1), (5, 3), (40, 130), (70, 200), (300, 300), (4, 3000)])
 def test_prefill(place, qo_len, kv_len):
-    """As many rows as each size of tile has, and keys that end within one; (5, 3): positions before the first."""
+    """Full tiles of rows, and keys that end inside a tile. (5, 3) has positions before the first."""
     device, dtype, kv_dtype, dim = place
     q = drawn((qo_len, 4, dim[0]), dtype, device)
     k, v = (drawn((kv_len, 2, d), kv_dtype, device) for d in dim)
@@ -61,7 +61,7 @@ def test_decode(place):
 @places
 @pytest.mark.parametrize("first", [2**24, 2**30])
 def test_far_from_the_start(place, first):
-    """Whatever the position: logits depend on distances alone, and float32 has no odd numbers beyond 2^24."""
+    """Logits depend only on distances, at any position. float32 has no odd numbers above 2^24."""
     device, dtype, kv_dtype, dim = place
     window, new, beyond, page_size = 100, 33, 97, 2**16
     pages = first // page_size + 1

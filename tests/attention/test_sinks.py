@@ -1,4 +1,4 @@
-"""Attention sinks: one logit more in every row's softmax, counted once however keys are split."""
+"""Attention sinks: one more logit in every row's softmax, counted once for any number of splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Served:
-    """A planned batch, one of whose requests has many keys and one of which has none."""
+    """Return a planned batch with a request of many keys and one without keys."""
 
     def __init__(self, kind: str, device: str, dtype: torch.dtype = torch.float16, **options: Any) -> None:
         kv_lens = [1, random.randint(2, 60), 0, random.randint(1500, 2500), 33]
@@ -53,7 +53,7 @@ class Served:
 
 
 def sinks_on(device: str) -> torch.Tensor:
-    """Small and large ones, and two that change nothing."""
+    """Return small and large sinks, and two without effect."""
     return torch.tensor([0.5, -2.0, 4.0, -float("inf"), -200.0, 3.0, 0.0, 1.0], device=device)
 
 
@@ -69,12 +69,12 @@ def test_sinks(kind, options, device):
     "split", [dict(disable_split_kv=True), dict(fixed_split_size=1), dict(fixed_split_size=7)], ids=str
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sink_counts_once_however_keys_are_split(kind, split, device):
+def test_a_sink_counts_once_for_any_number_of_splits(kind, split, device):
     Served(kind, device, **split).check(sinks_on(device))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sink_next_to_which_nothing_counts(kind, device):
+def test_a_sink_that_outweighs_all_keys(kind, device):
     served = Served(kind, device)
     out, lse = served.wrapper.run(
         served.q, served.paged.cache, sinks=torch.full((HEADS,), 300.0, device=device), return_lse=True

@@ -1,4 +1,4 @@
-"""Tables that are slices of longer ones: offsets begin anywhere in range, beside the whole table of pages."""
+"""Tables that are slices of longer ones: offsets may start anywhere in the whole table of pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (HEADS, KV_HEADS, DIM, PAGE)
 
 
 class Sliced:
-    """A paged batch of which only the requests from ``first`` on are planned. Pages before theirs are no pages."""
+    """Return a paged batch planned from request ``first`` on. Page numbers before its own are invalid."""
 
     def __init__(self, device: str, page_size: int = PAGE) -> None:
         self.kv_lens = [random.choice([0, 1, 3, 9, 40]) for _ in range(6)] + [7]
@@ -82,7 +82,7 @@ def test_cached_module_plan(device):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["rebased queries", "sliced queries"])
 def test_prefill(kind, causal, device):
-    """vLLM gives queries from 0 beside offsets of pages that are a slice."""
+    """vLLM passes queries from 0 with offsets of pages that are a slice."""
     for place in places(device):
         batch = Sliced(device)
         sliced = kind == "sliced queries"
@@ -160,7 +160,7 @@ def test_batch_attention(device):
 
 @pytest.mark.parametrize("inside", ["whole blocks", "mask in blocks", "packed mask", "causal"])
 def test_blocks(inside, device):
-    """The rows of blocks of a sliced table are those of the matrix."""
+    """The block rows of a sliced table are those of the matrix."""
     rows, columns, R, C, first = 4, 5, 3, 2, 2
     there = torch.rand(first + rows, columns) < 0.6
     there[0, 0] = True
@@ -213,7 +213,7 @@ def test_decode_of_latents(device):
 
 
 def test_append(device):
-    """Tokens before a slice of ``append_indptr`` have no request, and are left out."""
+    """Tokens before a slice of ``append_indptr`` have no request and are skipped."""
     lens, pages, first = [3, 2, 4], [2, 1, 3], 1
     append, indptr = indptr_of(lens).to(device), indptr_of(pages).to(device)
     seq_lens = flashinfer.get_seq_lens(indptr[first:], int32([3, 2], device), PAGE)

@@ -1,4 +1,4 @@
-"""Attention that is sparse by blocks, against float64 attention with everything outside the blocks masked."""
+"""Block-sparse attention against float64 attention with a dense mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def needs_kernels(dtype: torch.dtype, device: str) -> None:
 
 
 class Blocks:
-    """A random mask in block compressed rows, some rows without a block, and what it means for each query and key."""
+    """Random block compressed rows, some of them empty, and the dense mask that they describe."""
 
     def __init__(self, M: int, N: int, R: int, C: int, inside: bool = False, sort: bool = True, density: float = 0.4):
         rows, columns = -(-M // R), N // C
@@ -70,7 +70,7 @@ def test_blocks(R, C, inside, dtype, device):
     given = torch.full_like(out, math.nan), torch.full_like(lse, math.nan)
     assert wrapper.run(q, k, v, out=given[0], lse=given[1]) is given[0]
     assert torch.equal(given[0], out) and torch.equal(given[1], lse)
-    if inside:  # as packed by the caller
+    if inside:  # packed by the caller
         flat = flashinfer.convert_bsr_mask_layout(blocks.mask, blocks.indptr)
         packed, _ = flashinfer.segment_packbits(flat.to(device), blocks.indptr.to(device) * R * C, bitorder="little")
         wrapper.plan(*blocks.on("cpu"), M, N, R, C, 6, 2, DIM, packed_mask=packed, q_data_type=dtype, o_data_type=dtype)
@@ -79,7 +79,7 @@ def test_blocks(R, C, inside, dtype, device):
 
 @pytest.mark.parametrize("M, N, R, C", [(48, 48, 8, 8), (48, 48, 16, 4), (30, 64, 8, 8), (64, 32, 8, 8)])
 def test_causal_is_of_the_whole_matrix(M, N, R, C, device):
-    """Query i sees keys up to i + N - M, wherever its row's blocks lie."""
+    """Query i sees keys up to i + N - M, for any positions of its row's blocks."""
     blocks = Blocks(M, N, R, C, density=0.6)
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     wrapper.plan(*blocks.on(device), M, N, R, C, 6, 2, DIM, causal=True)
@@ -91,7 +91,7 @@ def test_causal_is_of_the_whole_matrix(M, N, R, C, device):
 
 
 def test_causal_with_blocks_on_the_diagonal(device):
-    """Lower triangles of blocks: the kernels' own causal mask does it."""
+    """Lower triangles of blocks use the kernels' own causal mask."""
     M, R = 64, 16
     indptr, indices = indptr_of(range(1, 5)), int32([c for row in range(4) for c in range(row + 1)])
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
@@ -128,7 +128,7 @@ def test_quantised_keys_and_strides(kv_dtype, device):
     assert_near(out, want)
 
 
-def test_nothing_at_all(device):
+def test_empty_matrices(device):
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     wrapper.plan(int32([0, 0, 0], device), int32([], device), 5, 0, 4, 8, 6, 2, DIM)
     q, k, v = inputs(5, 0, torch.float16, device)
@@ -157,7 +157,7 @@ def test_nothing_at_all(device):
     ({"head_dim": 0}, ValueError, "head_dim_qk: got 0, wanted a positive number"),
     ({"q_data_type": "float17"}, ValueError, "q_data_type: got 'float17'"),
 ])  # fmt: skip
-def test_what_a_plan_cannot_be(change, error, message):
+def test_bad_plans(change, error, message):
     given = dict(indptr=int32([0, 1, 3]), indices=int32([0, 2, 1]), M=16, N=32, R=8, C=8, num_qo_heads=6, num_kv_heads=2,
                  head_dim=DIM)  # fmt: skip
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace("cpu"))
@@ -166,7 +166,7 @@ def test_what_a_plan_cannot_be(change, error, message):
         wrapper.plan(**{**given, **change})
 
 
-def test_what_a_run_cannot_be(device):
+def test_bad_runs(device):
     with pytest.raises(ValueError, match="BlockSparseAttentionWrapper: backend: got 'fa4'"):
         flashinfer.BlockSparseAttentionWrapper(workspace(device), "fa4")
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
@@ -192,7 +192,7 @@ def test_what_a_run_cannot_be(device):
 
 
 def test_layout_of_masks(device):
-    """For each row of blocks: its queries one after the other, each with all the keys of the row's blocks."""
+    """Return for each row of blocks its queries in order, each with all keys of the row's blocks."""
     counts, R, C = [2, 0, 3, 1], 3, 4
     mask = torch.rand(sum(counts), R, C, device=device) < 0.5
     want = [one.transpose(0, 1).reshape(-1) for one in mask.split(counts)]
@@ -211,13 +211,13 @@ def test_layout_of_masks(device):
 
 
 def parts(total: int, count: int, step: int = 1) -> list[int]:
-    """``count`` sizes, some 0, multiples of ``step``, that add up to ``total``."""
+    """Return ``count`` multiples of ``step``, some 0, with sum ``total``."""
     cuts = sorted(random.randrange(total // step + 1) * step for _ in range(count - 1))
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
 def variable(qo_len: int, kv_len: int, kv_heads: int, step: int):
-    """Tables for ``plan`` and the mask ``[num_kv_heads, qo_len, kv_len]`` that they mean."""
+    """Return tables for ``plan`` and the mask ``[num_kv_heads, qo_len, kv_len]`` that they describe."""
     rows = torch.tensor([parts(qo_len, 4) for _ in range(kv_heads)])
     columns = torch.tensor([parts(kv_len, 5, step) for _ in range(kv_heads)])
     blocks = torch.rand(kv_heads, 4, 5) < 0.5
@@ -255,7 +255,7 @@ def test_variable_blocks(step, causal, heads, kv_heads, dtype, device):
     assert got is given[0] and torch.equal(got, out) and torch.equal(given[1], lse)
 
 
-def test_what_variable_blocks_cannot_be(device):
+def test_bad_variable_blocks(device):
     wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace(device))
     (blocks, rows, columns), _ = variable(8, 16, 2, 1)
     name = "VariableBlockSparseAttentionWrapper"
@@ -289,7 +289,7 @@ def test_what_variable_blocks_cannot_be(device):
 
 
 def test_pages_and_blocks_agree(device):
-    """A row of blocks is a request over pages: the same bits as by the paged wrapper."""
+    """A row of blocks is a request over pages. Results are bit-equal to the paged wrapper's."""
     blocks = Blocks(32, 64, 8, 16)
     paged = Paged([64], 16, 2, DIM, torch.float16, device)
     k, v = (x.flatten(0, 1)[: 4 * 16].nan_to_num().to(device) for x in (paged.k, paged.v))

@@ -1,4 +1,4 @@
-"""A plan on one stream waits for runs on others, which still read the plan before."""
+"""A plan on one stream waits for runs on other streams that still read the previous plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 
 
 class Stream:
-    """Of a GPU that is not there: its number, and whom it waited for."""
+    """Stream without a GPU, with its number and the streams that it waited for."""
 
     def __init__(self, number: int) -> None:
         self.cuda_stream, self.waited = number, set[int]()
@@ -28,7 +28,7 @@ class Stream:
         self.waited.add(other.cuda_stream)
 
 
-def test_who_is_waited_for(monkeypatch):
+def test_a_plan_waits_for_other_streams(monkeypatch):
     device, here, default = torch.device("cuda", 0), Stream(5), Stream(0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: default)
@@ -58,8 +58,8 @@ def test_bound_calls_know_their_stream(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")
 @pytest.mark.parametrize("scale", [None, "tensor"], ids=["bound", "full"])
-def test_a_plan_beside_a_run(scale):
-    """The run comes late on its stream, and the next plan is made at once on another."""
+def test_a_plan_during_a_run(scale):
+    """The run starts late on its stream. The next plan is made immediately on another."""
     device, side = "cuda", torch.cuda.Stream()
     one = torch.ones((), device=device) if scale else None
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))

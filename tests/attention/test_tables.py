@@ -1,4 +1,4 @@
-"""Tables of plans: any integers, any strides; pages of one token; tables of multi-item scoring as callers have them."""
+"""Tables of plans: integer dtypes, strides, pages of one token, and tables of multi-item scoring."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_other_integers(other, near, device):
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_pages_of_one_token(layout, device):
-    """Caches may leave out the dimension of pages' tokens, where there is one in each."""
+    """Caches may omit the dimension of the page size if it is 1."""
     kv_lens, qo_lens = [9, 1, 14], [2, 1, 3]
     paged = Paged(kv_lens, 1, KV_HEADS, DIM, torch.float16, device, layout, "pair")
     k, v = (x.squeeze(1 if layout == "NHD" else 2) for x in paged.cache)
@@ -76,7 +76,7 @@ def test_pages_of_one_token(layout, device):
 
 
 def scored(device: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """One request of a prefix and two items: what comes out, and what is right."""
+    """Return the result and the oracle's result for one request of a prefix and two items."""
     prefix, items = 5, [3, 4]
     qo_len = sum(items) + len(items) + 1
     kv_len = prefix + qo_len
@@ -96,7 +96,7 @@ def scored(device: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.uint32, torch.int32, torch.int64])
 def test_numbers_of_multi_item_scoring(dtype, device):
-    """One request's may be numbers without a dimension, and its positions fewer than their length says."""
+    """One request may pass numbers without a dimension, and fewer positions than their length says."""
     positions = token_positions([3, 4], 10).to(torch.int64)
     for options in (
         dict(prefix_len_ptr=torch.tensor(5).to(dtype), max_item_len_ptr=torch.tensor(4).to(torch.uint16)),
@@ -104,7 +104,7 @@ def test_numbers_of_multi_item_scoring(dtype, device):
         dict(token_pos_in_items_len=torch.tensor(100).to(torch.uint32).to(device)),
         dict(token_pos_in_items_ptr=positions.to(dtype), token_pos_in_items_len=100),
         dict(token_pos_in_items_ptr=positions.to(torch.uint16).to(device)),
-        dict(token_pos_in_items_ptr=positions[:-1].to(dtype)),  # the last delimiter's zero need not be given
+        dict(token_pos_in_items_ptr=positions[:-1].to(dtype)),  # the last delimiter's zero is optional
     ):
         assert_near(*scored(device, **options))
 
@@ -124,8 +124,8 @@ def test_mistakes_of_multi_item_scoring(options, error, message, device):
         scored(device, **options)
 
 
-def test_multi_item_scoring_wants_a_plan(device):
-    """Of one request without a plan nobody knows the prefix: how many positions it needs cannot be checked."""
+def test_multi_item_scoring_needs_a_plan(device):
+    """A single request without a plan has an unknown prefix, so its number of positions cannot be checked."""
     from flashinfer._attention.operators import builtin_operators
     from flashinfer._attention.signature import Parameters, Setting
 

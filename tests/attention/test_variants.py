@@ -1,4 +1,4 @@
-"""Users' variants of attention, from one header, through every function and wrapper that takes them, against float64."""
+"""Custom variants from one header, through every function and wrapper that takes them, against float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def workspace(device: str) -> torch.Tensor:
 def customised(
     decl: str | Path, name: str, dtype: torch.dtype, *index: object, tensors=(), scalars=(), uri: str = "own"
 ):
-    """The arguments of ``gen_customize_*_module``; ``tensors`` and ``scalars`` are (name, type)s."""
+    """Arguments of ``gen_customize_*_module``. ``tensors`` and ``scalars`` are pairs of name and type."""
     names = [[one[at] for one in many] for many in (tensors, scalars) for at in (0, 1)]
     return (uri, dtype, dtype, dtype, *index, DIM, DIM, *names, name, decl)
 
@@ -58,7 +58,7 @@ def sigmoid_weights(logits: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def unoptimised(monkeypatch):
-    """On the CPU: every test has a module of its own, and more than half of its time was the optimiser's."""
+    """Compile without optimisation on the CPU. It took more than half of these tests' time."""
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")
 
 
@@ -71,7 +71,7 @@ def header(tmp_path) -> Path:
 
 @pytest.fixture
 def sigmoid(header, device):
-    """What ``jit_args`` are, but for the dtype of indices. One dtype a device: that of kernels is no variant's business."""
+    """Return ``jit_args`` without the dtype of indices. One dtype per device is enough for variants."""
     dtype = DTYPE[device]
     return lambda *index: (
         "flash_sigmoid", dtype, dtype, dtype, *index, DIM, DIM, *SIGMOID_PARAMETERS, "FlashSigmoid", header,
@@ -158,7 +158,7 @@ def hooks_oracle(q, k, v, bias, documents, sm_scale: float, limit: float, period
     return torch.einsum("hqk,khd->qhd", weights, v).clamp(-limit, limit)
 
 
-FAR = 2**40  # a float has no digits left for what a parameter is beyond it
+FAR = 2**40  # a float loses a parameter that is added to it
 
 
 def test_every_hook_and_parameter(device):
@@ -239,7 +239,7 @@ struct Biased : AttentionVariantBase {
 
 
 def test_the_form_of_hopper(device):
-    """It serves every backend; constructor and hooks see the parameters in ``additional_params``."""
+    """The form serves every backend. Constructor and hooks see the parameters in ``additional_params``."""
     dtype = torch.float16
     arguments = customised(
         HOPPER_FORM, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="hopper_form"
@@ -257,7 +257,7 @@ def test_the_form_of_hopper(device):
 
 
 def test_a_mask_a_window_and_a_tensor_to_write_to(device):
-    """A parameter may be called custom_mask, as in FlashInfer's examples; a call's window holds beside the variant's."""
+    """A parameter may be called custom_mask, as in FlashInfer's examples. A call's window applies as well."""
     dtype, qo_len, kv_len = torch.float16, 12, 1500
     tensors = [("custom_mask", "uint8_t"), ("logits_of", "float")]
     scalars = [("sm_scale", "double"), ("window", "int64_t")]
@@ -281,11 +281,11 @@ def test_a_mask_a_window_and_a_tensor_to_write_to(device):
         torch.testing.assert_close(written[:, seen], 0.2 * products[:, seen], rtol=2e-3, atol=2e-3)
 
 
-# --- which variant a name stands for ---
+# --- names of variants ---
 
 
-def test_the_librarys_variant_by_name(device):
-    """DefaultAttention, as a user names it, on rotated queries and keys: pos_encoding_mode 1."""
+def test_a_builtin_variant_by_name(device):
+    """A user may name DefaultAttention with rotated queries and keys (pos_encoding_mode 1)."""
     dtype = torch.float16
     include, name = "#include<flashinfer/attention/variants.cuh>", "DefaultAttention<false, false, true, false>"
     cap = [("sm_scale", "double"), ("logits_soft_cap", "double")]
@@ -296,8 +296,8 @@ def test_the_librarys_variant_by_name(device):
     assert_near(got, attention(q, k, v, causal=True, **options)[0])
 
 
-def test_one_name_and_three_bodies_in_one_process(header, device):
-    """The library's FlashSigmoid, a user's of that name beside it, and the user's header edited."""
+def test_three_variants_of_one_name_in_one_process(header, device):
+    """The library's FlashSigmoid, a user's variant of the same name, and the user's edited header coexist."""
     q, k, v = inputs(torch.float16, device, 3, 40)
     include = "#include <flashinfer/attention/variants.h>\n"
     results = []

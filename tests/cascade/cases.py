@@ -1,4 +1,4 @@
-"""Calls of what merges states of attention."""
+"""Calls of the functions that merge attention states."""
 
 from __future__ import annotations
 

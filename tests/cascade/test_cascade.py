@@ -1,4 +1,4 @@
-"""The cascade family against float64."""
+"""Merges of attention states against float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INF = float("inf")
 
 
 def merge_oracle(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """States along dimension 1 -> v, s, and the magnitudes of the terms that each is the sum of."""
+    """Return v and s of the states along dimension 1, and the magnitudes of the summed terms."""
     v, s = v.double(), s.double()
     lse = torch.logsumexp(s * torch.log(torch.tensor(2.0, dtype=torch.float64)), 1) / torch.log(
         torch.tensor(2.0, dtype=torch.float64)
@@ -42,7 +42,7 @@ def merge_oracle(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 def states(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: str, padded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values, and lse of any size, some far apart and some of empty states, whose values are NaN."""
+    """Return values and lse, some of them far apart, some of empty states with NaN values."""
     v = filled(shape, dtype, device, padded)
     s = (
         torch.randn(shape[:3], device=device)
@@ -87,13 +87,13 @@ def test_merge_state_in_place(shape, padded, mask_dtype, dtype, device):
     s.check()
     merged = torch.ones(seq, dtype=torch.bool, device=device) if mask is None else mask != 0
     assert_merged((v.tensor[merged], s.tensor[merged]), both[merged], s_both[merged])
-    for now, then in ((v.tensor, both[:, 0]), (s.tensor, s_both[:, 0])):  # NaN in the same places too
+    for now, then in ((v.tensor, both[:, 0]), (s.tensor, s_both[:, 0])):  # NaN at the same positions
         assert torch.equal(now[~merged].nan_to_num(nan=77.0), then[~merged].nan_to_num(nan=77.0))
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_lse_of_other_dtypes(kind, dtype, device):
-    """They are converted to float32; in place, the result is rounded to theirs."""
+    """Other dtypes are converted to float32. In place, the result is rounded to the dtype of s."""
     v, s = states((9, 2, 5, 40), dtype, device, False)
     s = s.to(kind)
     exact = s.float()
@@ -148,7 +148,7 @@ def test_empty_states(dtype, device):
     out, out_s = v[:, 2].clone(), s[:, 2].clone()
     flashinfer.merge_state_in_place(out, out_s, v[:, 3], s[:, 3])
     assert bool((out == 0).all()) and bool((out_s == -INF).all())
-    # an empty state beside a full one leaves that exactly as it is, in either order and for any lse
+    # A merge with an empty state changes no bit, in either order and for any lse.
     full, lse = (
         filled((3, 2, 40), dtype, device, False),
         torch.tensor([[-3e38, 3e38], [0.0, 1e-30], [100.0, -100.0]], device=device),
@@ -164,13 +164,13 @@ def test_lse_far_apart_and_not_a_number(device):
     v = torch.tensor([1.0, 2.0], device=device).view(1, 2, 1, 1).repeat(1, 1, 1, 8)
     got, lse = flashinfer.merge_states(v, torch.tensor([-3e38, 3e38], device=device).view(1, 2, 1))
     assert bool((got == 2).all()) and lse.item() == torch.tensor(3e38).item()
-    for other in (0.0, -INF):  # a mistake upstream must not look like an empty state
+    for other in (0.0, -INF):  # an error of the caller must not look like an empty state
         got, lse = flashinfer.merge_states(v, torch.tensor([float("nan"), other], device=device).view(1, 2, 1))
         assert bool(got.isnan().all()) and bool(lse.isnan().all())
 
 
-def test_what_has_no_share_does_not_count(device):
-    """2 ** -1000 is no float: of that share not even an infinite value is seen, and not as NaN."""
+def test_states_of_weight_zero_do_not_count(device):
+    """2 ** -1000 underflows. A value with this weight has no effect, even if it is infinite."""
     v = torch.tensor([1.0, INF], device=device).view(1, 2, 1, 1).repeat(1, 1, 1, 19)
     s = torch.tensor([0.0, -1000.0], device=device).view(1, 2, 1)
     for got, lse in (flashinfer.merge_states(v, s), flashinfer.merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])):
@@ -179,7 +179,7 @@ def test_what_has_no_share_does_not_count(device):
 
 @pytest.mark.parametrize("difference", [0.3, 7.7, 19.9, 60.1])
 def test_small_weight_keeps_its_digits(difference, device):
-    """Where the larger state's values are 0, the result is the weight of the smaller one."""
+    """If the larger state's values are 0, the result is the weight of the smaller one."""
     s = torch.tensor([3.3, 3.3 - difference], device=device).view(1, 2, 1).expand(1, 2, 50).contiguous()
     s += torch.rand(50, device=device)
     v = torch.stack([torch.zeros(50, 16), torch.rand(50, 16) + 0.5]).unsqueeze(0).to(device)
@@ -188,7 +188,7 @@ def test_small_weight_keeps_its_digits(difference, device):
 
 
 def with_strides(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device with the strides it has; ``.to`` makes some views contiguous."""
+    """Move a tensor to a device without changing its strides. ``.to`` makes some views contiguous."""
     if tensor._base is None:
         return tensor.to(device)
     return tensor._base.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

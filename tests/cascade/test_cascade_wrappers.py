@@ -1,4 +1,4 @@
-"""Wrappers of cascade attention: parts of keys that several requests share, against float64 over each request's keys."""
+"""Wrappers of cascade attention with shared parts of keys, against float64 over each request's keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def workspace(device: str) -> torch.Tensor:
 
 
 class Tree:
-    """Requests whose keys lie at the leaves of a tree over one cache: each level's parts, and who stands under which."""
+    """Requests at the leaves of a tree of key parts in one cache."""
 
     def __init__(self, levels: list[list[int]], under: list[list[int]], qo_lens: list[int], dtype: torch.dtype, device: str,
                  layout: str = "NHD", form: str = "one") -> None:  # fmt: skip
@@ -29,7 +29,7 @@ class Tree:
         self.device = device
 
     def tables(self) -> tuple[list[torch.Tensor], ...]:
-        """``qo_indptr_arr`` and the pages of every level."""
+        """Return ``qo_indptr_arr`` and the pages of every level."""
         qo, indptr, indices, last = [], [], [], []
         for parts, under in zip(self.parts, self.under, strict=True):
             lens = [
@@ -43,7 +43,7 @@ class Tree:
         return qo, indptr, indices, last
 
     def requests(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """All keys and values of every request."""
+        """Return all keys and values of every request."""
         found = []
         for request in range(len(self.qo_lens)):
             pieces = [
@@ -54,7 +54,7 @@ class Tree:
 
 
 def tree(dtype: torch.dtype, device: str, layout: str = "NHD", form: str = "one", depth: int = 3) -> Tree:
-    """Five requests: one part for all, three for some of them, one for each; parts of odd lengths and an empty one."""
+    """Return five requests: one part for all, three for some, one for each, and an empty part."""
     levels = [[37], [9, 0, 21], [5, 3, 7, 2, 8]]
     under = [[0] * 5, [0, 0, 1, 2, 2], [0, 1, 2, 3, 4]]
     return Tree(levels[3 - depth :], under[3 - depth :], [2, 1, 5, 2, 3], dtype, device, layout, form)
@@ -110,7 +110,7 @@ def graph_buffers(data: Tree, device: str) -> list[list[torch.Tensor]]:
 
 
 def test_tables_in_buffers(device):
-    """What CUDA graphs replay: the tables of later plans lie in the same buffers. On CUDA, a captured run follows them."""
+    """Later plans use the same buffers for their tables. On CUDA, a captured run follows them."""
     first = tree(torch.float16, device)
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(
         3, workspace(device), "NHD", True, *graph_buffers(first, device)
@@ -149,7 +149,7 @@ def test_other_workspaces(device):
         wrapper.reset_workspace_buffer(workspace(device), [workspace(device)])
 
 
-def test_what_levels_cannot_be(device):
+def test_bad_levels(device):
     name = "MultiLevelCascadeAttentionWrapper"
     with pytest.raises(TypeError, match=f"{name}: num_levels: got str, wanted an integer"):
         flashinfer.MultiLevelCascadeAttentionWrapper("2", workspace(device))
@@ -181,10 +181,12 @@ def test_what_levels_cannot_be(device):
         wrapper.plan(qo, *pages, *shape, pos_encoding_mode="ALIBI")
     wrapper.plan(qo, *pages, *shape)
     fewer = torch.clamp(qo[1], max=12)
-    with pytest.raises(ValueError, match=r"qo_indptr_arr: got \[13, 12, 13\] queries at the levels, wanted as many"):
+    with pytest.raises(
+        ValueError, match=r"qo_indptr_arr: got \[13, 12, 13\] queries at the levels, wanted the same number"
+    ):
         wrapper.plan([qo[0], fewer, qo[2]], *pages, *shape)
     with pytest.raises(ValueError, match="got no plan"):
-        wrapper.run(q, data.cache.cache)  # the first level's was overwritten
+        wrapper.run(q, data.cache.cache)  # the first level's plan was overwritten
     wrapper.plan(qo, *pages, *shape)
     with pytest.raises(TypeError, match="q, k: got torch.bfloat16"):
         wrapper.run(q.bfloat16(), data.cache.cache)
@@ -196,7 +198,7 @@ def test_what_levels_cannot_be(device):
 
 
 def shared(dtype: torch.dtype, device: str, layout: str, length: int = 41):
-    """Keys and values that all requests share: as an argument, and as the oracle takes them."""
+    """Return keys and values that all requests share, as an argument and for the oracle."""
     k, v = (drawn((length, KV_HEADS, DIM), dtype, device) for _ in range(2))
     given = (k, v) if layout == "NHD" else (k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous())
     return given, (k.cpu().float(), v.cpu().float())
@@ -239,7 +241,7 @@ def test_prefill_with_a_shared_prefix(layout, dtype, device):
     tables = (indptr_of(qo_lens).to(device), *paged.tables_on(device))
     wrapper.begin_forward(*tables, HEADS, KV_HEADS, DIM, PAGE)
     for table in tables:
-        table.zero_()  # the caller may use them again
+        table.zero_()  # the caller may reuse its tables
     for options in ({}, {"causal": True}, {"causal": True, "sm_scale": 0.4}):
         want, lse = batch_attention(q, qo_lens, with_prefix(prefix, paged), **options)
         assert_near(wrapper.forward(q, *given, paged.cache, **options), want, None, lse)

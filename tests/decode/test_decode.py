@@ -1,4 +1,4 @@
-"""The decode family against float64 attention: every form of a cache, every option, plans, what cannot be."""
+"""The decode family against float64 attention: forms of caches, options, plans, errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.attention_oracle import (
     workspace,
 )
 
-# float32 exists on the CPU only; one head_dim for each dtype keeps the modules few.
+# Only the CPU has float32. One head_dim per dtype limits the number of modules.
 PLACES = [
     (device, dtype, head_dim)
     for device in DEVICES
@@ -48,7 +48,7 @@ def place(request):
 
 @pytest.fixture
 def small(device):
-    """Arguments of modules that other tests use too."""
+    """Return arguments of modules that other tests use too."""
     return (device, torch.float16, 64)
 
 
@@ -147,7 +147,7 @@ def test_batch(layout, form, page_size, place):
     paged = Paged(lens, page_size, 2, head_dim, dtype, device, layout, form, shared=random.random() < 0.5)
     near = random.random() < 0.5
     wrapper = planned(paged, place, (8, 2), layout, near)
-    for _ in range(2):  # one plan serves many layers
+    for _ in range(2):  # two layers of one plan
         q = drawn((7, 8, head_dim), dtype, device)
         out, lse = wrapper.run(q, paged.cache, return_lse=True)
         assert_near(out, *wanted(q, paged)[:1], lse, wanted(q, paged)[1])
@@ -181,15 +181,15 @@ def test_batch_fp8(device):
         assert_near(out, want, lse, want_lse)
 
 
-def test_results_into_given_tensors(small):
+def test_results_are_written_to_arguments(small):
     device, dtype, head_dim = small
     paged = Paged([5, 0, 50], 16, 2, head_dim, dtype, device)
     wrapper, q = planned(paged, small, (4, 2)), drawn((3, 4, head_dim), dtype, device)
-    room = torch.full((3, 4, 2 * head_dim), math.nan, dtype=dtype, device=device)
-    out, lse = room[..., :head_dim], torch.full((3, 4), math.nan, device=device)
+    padded = torch.full((3, 4, 2 * head_dim), math.nan, dtype=dtype, device=device)
+    out, lse = padded[..., :head_dim], torch.full((3, 4), math.nan, device=device)
     assert wrapper.run(q, paged.cache, out=out, lse=lse) is out
     assert_near(out, *wanted(q, paged)[:1], lse, wanted(q, paged)[1])
-    assert bool(room[..., head_dim:].isnan().all()), "something was written beside the output"
+    assert bool(padded[..., head_dim:].isnan().all()), "something was written outside the output"
 
 
 def test_split_keys_change_nothing_beyond_rounding(place):
@@ -242,7 +242,7 @@ def test_dtypes_of_a_plan(small):
         assert_near(planned(paged, small, (4, 2), **options).run(q, paged.cache), wanted(q, paged)[0])
 
 
-# Variants of one's own
+# Custom variants
 
 SHIFTED = """
 struct Shifted : AttentionVariantBase {
@@ -265,7 +265,7 @@ def shifted(device: str, *index: object) -> tuple:
             "Shifted", SHIFTED)  # fmt: skip
 
 
-def test_a_variant_of_ones_own(small):
+def test_a_custom_variant(small):
     device, dtype, head_dim = small
     paged = Paged([40, 0, 900], 16, 2, head_dim, dtype, device)
     q, bias = drawn((3, 4, head_dim), dtype, device), torch.randn(4, device=device)
@@ -296,7 +296,7 @@ def test_a_variant_of_ones_own(small):
         flashinfer.single_decode_with_kv_cache_with_jit_module(3, q[2], k, v)
 
 
-# What decode and prefill share
+# Helpers that decode and prefill share
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 17, 40])

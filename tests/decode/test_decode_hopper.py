@@ -1,4 +1,4 @@
-"""Decode's kernels for Hopper (backend="fa3") against float64: forms of caches, options, splits, merges, graphs; refusals."""
+"""Decode's kernels for Hopper (backend="fa3") against float64: caches, options, splits, graphs, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tickets_of(wrapper) -> torch.Tensor:
 
 
 def check(wrapper, paged: Paged, q: torch.Tensor, **options) -> None:
-    """Values and lse, the same bits again, tickets that are back at 0, and outputs that were written in full."""
+    """Check values, lse, bits of a second run, tickets reset to 0, and completely written outputs."""
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:2], math.nan, device=q.device)
     wrapper.run(q, paged.cache, out=out, lse=lse)
     want, want_lse = wanted(q, paged, **options)
@@ -101,8 +101,8 @@ def test_sinks_and_scales(page_size):
 
 @hopper
 @pytest.mark.parametrize("page_size", [4, 16])
-def test_every_number_of_pieces(page_size):
-    """From one piece to as many as a plan makes, of one request and of several; the first is the uncut result."""
+def test_every_number_of_splits(page_size):
+    """Every number of splits of one and of several requests agrees with the result without splits."""
     for num_requests, kv_heads in ((1, 1), (3, 2)):
         lens = [random.randint(4000, 5000) for _ in range(num_requests)]
         paged = Paged(lens, page_size, kv_heads, 128, BF16, "cuda")
@@ -121,7 +121,7 @@ def test_every_number_of_pieces(page_size):
 
 @hopper
 def test_windows_of_split_keys_that_start_anywhere():
-    """Pieces start at the first key that the window shows."""
+    """Splits start at the first key inside the window."""
     for window in (999, random.randint(500, 3000), random.randint(500, 3000)):
         paged = Paged([random.randint(3000, 4000), 5, 1000], 16, 1, 128, BF16, "cuda")
         wrapper = planned(paged, TYPES[0], (4, 1), window_left=window)
@@ -131,7 +131,7 @@ def test_windows_of_split_keys_that_start_anywhere():
 
 @hopper
 def test_a_graph_follows_plans():
-    """One captured run serves plans with other lengths, with merges, without, and with empty requests."""
+    """One captured run serves plans with other lengths, with and without merges, and with empty requests."""
     most, heads = 4096, (8, 2)
     buffers = [int32([0] * size, "cuda") for size in (5, 4 * most // 16 + 8, 4)]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -191,7 +191,7 @@ def test_other_modes_are_refused_on_a_gpu():
         planned(paged, TYPES[0], (4, 2), pos_encoding_mode="ROPE_LLAMA")
 
 
-# What needs no GPU
+# Tests without a GPU
 
 
 SERVED = Wanted("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4)
@@ -204,7 +204,7 @@ def as_hopper(monkeypatch):
 
 
 @pytest.mark.parametrize("change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(pos_encoding_mode=2)])
-def test_it_is_chosen_where_it_is_asked_for_alone(as_hopper, change):
+def test_only_fa3_selects_it(as_hopper, change):
     wanted = replace(SERVED, **change)
     assert choose("fa3", wanted, 1) == "sm90a"
     assert choose("auto", wanted, 10**6) == choose("fa2", wanted, 1) == "cuda"
@@ -219,13 +219,13 @@ def test_it_is_chosen_where_it_is_asked_for_alone(as_hopper, change):
         (dict(device=torch.device("cpu")), "got tensors on cpu"),
     ],
 )
-def test_what_it_does_not_serve_is_an_error_with_the_reason(as_hopper, change, reason):
+def test_unserved_calls_fail_with_the_reason(as_hopper, change, reason):
     with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
         choose("fa3", replace(SERVED, **change), 1)
     assert reason in str(error.value)
 
 
-def test_wrappers_refuse_it_on_a_cpu_and_with_variants_of_ones_own():
+def test_wrappers_refuse_it_on_a_cpu_and_with_custom_variants():
     paged = Paged([4], 16, 2, 64, F16, "cpu")
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), backend="fa3")
     with pytest.raises(ValueError, match="backend: got 'fa3', .*: got tensors on cpu"):
@@ -241,8 +241,8 @@ def test_its_modules():
     assert names and not any("sm90a" in name for name in names), "nothing takes them by itself yet"
 
 
-def test_plans_bring_tickets_at_zero(device):
-    """One for each merge and key head, behind the lists, whatever lay in the workspace."""
+def test_plans_set_tickets_to_zero(device):
+    """One ticket per merge and key head follows the lists. It is 0 for any content of the workspace."""
     dtype = F16
     paged = Paged([4000, 0, 900], 16, 2, 64, dtype, device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))

@@ -1,4 +1,4 @@
-"""What the compilers make of the Hopper kernel of attention's gradients: see test_prefill_kernels.py."""
+"""Compiled code of the Hopper kernel of attention's gradients: see test_prefill_kernels.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTANCES = 4  # two element types, two sizes of heads
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The object file of backward.cu, and what ptxas said."""
+    """Return the object file of backward.cu and ptxas' output."""
     return compiled_for_hopper(HERE / "backward.cu", tmp_path_factory.mktemp("backward"))
 
 
@@ -29,7 +29,8 @@ def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
     assert len(functions) == INSTANCES
     for name, body in functions.items():
         head_dim, queries = (128, 64) if "Li128E" in name else (64, 128)
-        # Logits of the first tile and of the next, and dP; dV and dK, which sum over queries; dQ, over 128 keys.
+        # S of the first tile and of the next, and dP. Then dV and dK, which sum over queries, and dQ over 128
+        # keys.
         assert body.count("HGMMA") == 3 * (head_dim // 16) + 2 * (queries // 16) + 128 // 16, name
         assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
         assert body.count("USETMAXREG") == 2, name

@@ -1,4 +1,4 @@
-"""Packing as e4m3: an instruction where the GPU has it, and an error where it has not."""
+"""Packing as e4m3: an instruction if the GPU has it, an error if not."""
 
 from __future__ import annotations
 

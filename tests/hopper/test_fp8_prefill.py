@@ -1,7 +1,7 @@
-"""Prefill with queries, keys and values of 8 bits against float64, on a GPU that has it.
+"""Prefill with queries, keys and values of 8 bits against float64, on Hopper.
 
-Weights become e4m3 as well, which have four significant bits: outputs err by 2.6 % of their norm where many keys count,
-and by nothing where a single one does.
+P is rounded to e4m3 too, which has four significant bits. The error is 2.6 % of the output's norm if many
+keys count, and 0 if a single one does.
 """
 
 from __future__ import annotations

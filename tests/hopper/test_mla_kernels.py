@@ -1,4 +1,4 @@
-"""What the compilers make of the Hopper kernels of multi-head latent attention: products that run by themselves, no spills."""
+"""Compiled code of the Hopper kernels of multi-head latent attention: asynchronous products, no spills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from ..support.device_code import assert_clean, compiled_for_hopper
 
 HERE = Path(__file__).parent
-INSTANCES = 2  # by the copy engine, and gathered
+INSTANCES = 2  # loads by TMA, and gathered loads
 
 
 def test_ptxas_serialises_and_spills_nothing(tmp_path: Path) -> None:

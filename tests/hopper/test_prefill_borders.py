@@ -1,6 +1,6 @@
-"""Prefill on Hopper where rows see a part of a tile of keys: its first and its last one, cut at every place, in float64.
+"""Prefill on Hopper with partially visible first and last tiles of keys, at every border, against float64.
 
-Of the last one, a warpgroup computes half where its rows see no more.
+A warpgroup computes half of the last tile if its rows see no more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BF16, F16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 # dtype, head_dim, query heads, key heads
 SHAPES = [(BF16, 64, 2, 2), (F16, 64, 3, 1), (BF16, 128, 4, 1), (F16, 128, 1, 1), (BF16, 256, 2, 1), (E4M3, 64, 2, 2),
           (E4M3, 128, 5, 1)]  # fmt: skip
-# The longest tile has 160 keys. Tokens of two tiles of rows, and of none where queries have few heads.
+# The longest tile has 160 keys. Queries with few heads fill no tile of rows, others up to two.
 LONGER = range(170)
 OPTIONS = [dict(causal=True), dict(), dict(causal=True, window_left=0), dict(causal=True, window_left=131),
            dict(window_left=57), dict(causal=True, window_left=300)]  # fmt: skip
@@ -49,7 +49,7 @@ def test_borders_at_every_key_of_a_tile(shape, options, page_size):
     want, want_lse = batch_attention(q, qo_lens, requests, **options)
     plan = {"q_data_type": dtype, **options}
     if page_size is None:
-        # Rows behind those of the last request are no one's.
+        # Rows after the last request belong to no request.
         k, v = (
             torch.cat([*(x[i] for x in requests), torch.full((200, kv_heads, dim), math.nan)]).to(dtype).cuda()
             for i in range(2)
@@ -92,14 +92,14 @@ def test_items_between_which_keys_are_hidden(shape):
 
 
 def check(dtype, out, lse, want, want_lse) -> None:
-    if dtype == E4M3:  # weights have four significant bits
+    if dtype == E4M3:  # P has four significant bits
         assert_near(out.double(), want, lse, want_lse, tolerance=0.12, lse_tolerance=4e-3)
     else:
         assert_near(out, want, lse, want_lse)
 
 
 def forget_pages_before_windows(paged: Paged, qo_lens: list[int], window_left: int) -> None:
-    """Pages before the keys that the first query sees become NaN."""
+    """Set pages before the first visible key to NaN."""
     if window_left < 0:
         return
     step = paged.page_size if paged.page_size % 16 else 16

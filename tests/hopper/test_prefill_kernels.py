@@ -1,6 +1,6 @@
-"""What the compilers make of the Hopper prefill kernel: products that run by themselves, no spills, tensor cores.
+"""Compiled code of the Hopper prefill kernel: asynchronous products, no spills, tensor cores.
 
-A product that ptxas serialises, for a register that is touched too early, gives right results at half the speed.
+ptxas serialises a product if a register of it is touched too early. Results stay correct at half the speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTANCES = 3
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The object file of prefill.cu, and what ptxas said."""
+    """Return the object file of prefill.cu and ptxas' output."""
     return compiled_for_hopper(HERE / "prefill.cu", tmp_path_factory.mktemp("prefill"))
 
 
@@ -28,29 +28,29 @@ def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None
 
 
 def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
-    """64 rows by a tile of keys take head_dim / 16 instructions, those by values keys / 16 (of 8 bits: / 32)."""
+    """For 64 rows and a tile of keys, S takes head_dim / 16 instructions and O keys / 16 (8 bits: / 32)."""
     sass = sass_or_skip(compiled[0])
     functions = dict(re.findall(r"Function : (\w*sm90\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == INSTANCES
     for name, body in functions.items():
         eight = "fp8_e4m3" in name
         head_dim, keys = (128, 96) if eight else (128, 80) if "Li128ELi128E" in name else (256, 64)
-        # The first tile, by half where that is all that rows see; tiles that need a mask and those that do not. Values of
-        # each of the latter two and of the last.
+        # S of the first tile, whole or half, of tiles with a mask and of tiles without. O of the latter two
+        # and of the last tile.
         products, step = ("QGMMA", 32) if eight else ("HGMMA", 16)
-        firsts = 1 if "Li256ELi256E" in name else 2  # a variant that changes logits has no halves
+        firsts = 1 if "Li256ELi256E" in name else 2  # variants that change logits compute no half tiles
         assert body.count(products) == (firsts + 2) * (head_dim // step) + 3 * (keys // step), name
         assert not re.search(r"\b(STL|LDL|HMMA)\b", body), name
         assert body.count("USETMAXREG") == 2, name
 
 
-def test_blocks_take_each_number_once_and_about_as_much(tmp_path: Path) -> None:
+def test_ctas_take_each_number_once_and_about_as_much(tmp_path: Path) -> None:
     said = ran_on_the_host(HERE / "snake_schedule.cu", tmp_path)
     assert all(float(busiest) < 1.1 for busiest in said.split()), said
 
 
-def test_warpgroups_leave_out_keys_that_no_row_sees_and_no_others(tmp_path: Path) -> None:
-    assert int(ran_on_the_host(HERE / "borders.cu", tmp_path)) > 1000  # last tiles by half
+def test_warpgroups_skip_exactly_the_keys_that_no_row_sees(tmp_path: Path) -> None:
+    assert int(ran_on_the_host(HERE / "borders.cu", tmp_path)) > 1000  # half tiles at the end
 
 
 def ran_on_the_host(source: Path, folder: Path) -> str:

@@ -1,6 +1,6 @@
-"""What the compilers make of kernels with events and without: where they are off, nothing is left of them.
+"""Compiled code of kernels with and without events. Disabled events must leave no instruction.
 
-The tree without its lines of events is made here, by taking them out of the text, and compiled beside it.
+The test removes the lines of events from a copy of the headers, and compiles both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..support.device_code import nvcc_or_skip, sass_or_skip
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "include"
 ARCHS = ("80", "90a")
-# Statements, members, arguments and parameters of events, in this order: nothing that is left says profiler or Track.
+# Statements, members, arguments and parameters of events, in this order. No "profiler" or "Track" remains.
 EVENTS = [
     (r"^\s*(if \([^()]*\) )?(profiler|track)\.(begin|end|turn|instant|finish)\([^;]*\);\n", ""),
     (r"^#include <flashinfer/cuda/profiler\.cuh>\n", ""),
@@ -47,7 +47,7 @@ def nvcc() -> str:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The headers without events."""
+    """Return a copy of the headers without events."""
     copy = tmp_path_factory.mktemp("plain") / "include"
     shutil.copytree(INCLUDE, copy)
     changed = 0
@@ -57,26 +57,26 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.write_text(after := without_events(before))
             changed += after != before
             left = [line for line in after.splitlines() if re.search(r"rofiler|\btrack\b|\bTrack\b", line)]
-            assert not left, f"{path.name}: what stands here is no line of events that this test knows: {left}"
+            assert not left, f"{path.name}: an unknown line of events: {left}"
     assert changed > 8
     (copy / "flashinfer" / "cuda" / "profiler.cuh").unlink()
     return copy
 
 
-def compiled(nvcc: str, arch: str, include: Path, place: Path, *defines: str) -> str:
-    """What ptxas says of the kernels of an arch, which are in ``place`` then."""
+def compiled(nvcc: str, arch: str, include: Path, cubin: Path, *defines: str) -> str:
+    """Compile the kernels of an arch to ``cubin``, and return ptxas' output."""
     command = [
         nvcc, f"-arch=sm_{arch}", "-cubin", "-std=c++17", "-O3", "-Xptxas=-v", f"-I{include}", f"-DARCH={int(arch[:2])}",
-        *defines, str(HERE / "profiler.cu"), "-o", str(place),
+        *defines, str(HERE / "profiler.cu"), "-o", str(cubin),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-def instructions(place: Path) -> dict[str, list[str]]:
-    """Of each kernel, in the order in which they stand there, and without their names, which templates change."""
-    found = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", sass_or_skip(place), re.DOTALL)
+def instructions(cubin: Path) -> dict[str, list[str]]:
+    """Return the instructions of each kernel by its name, in the order of the file."""
+    found = re.findall(r"Function : (\w+)\n(.*?)(?=Function :|\Z)", sass_or_skip(cubin), re.DOTALL)
     kernels = {name: re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?;)", body) for name, body in found}
     assert kernels and all(len(body) > 100 for body in kernels.values())
     return kernels
@@ -93,7 +93,7 @@ def test_events_that_are_off_cost_no_instruction_and_no_register(arch, nvcc, pla
     assert registers(compiled(nvcc, arch, INCLUDE, off)) == registers(compiled(nvcc, arch, plain, bare))
     mine, others = instructions(off), instructions(bare)
     assert list(mine.values()) == list(others.values())
-    # Where they are on, there are the reads of a clock, and what makes products fast is as it was.
+    # Enabled events read a clock, and products stay asynchronous.
     on_said = compiled(nvcc, arch, INCLUDE, on, "-DEVENTS")
     assert not re.findall(r"C75\d\d", on_said), on_said
     kernels = [body for name, body in instructions(on).items() if "merge" not in name]
@@ -103,8 +103,8 @@ def test_events_that_are_off_cost_no_instruction_and_no_register(arch, nvcc, pla
     assert spilled and max(spilled) <= 64, on_said
 
 
-def test_what_stands_in_a_line_of_events_must_be_there_on_both_sides(nvcc, tmp_path):
-    """A name that nothing has is an error with events and without: no side is a text that nobody compiles."""
+def test_lines_of_events_are_compiled_with_and_without_events(nvcc, tmp_path):
+    """An undefined name is an error with and without events, so both texts are compiled."""
     copy = tmp_path / "include"
     shutil.copytree(INCLUDE, copy)
     header = copy / "flashinfer" / "cuda" / "mla" / "sm80.cuh"

@@ -1,4 +1,4 @@
-"""The library's FlashSigmoid by Hopper's kernels, which transform the logits of two keys at once, against float64."""
+"""FlashSigmoid in Hopper's kernels, which transform the logits of two keys at once, against float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_weights_large_and_small_and_nan(dtype, dim):
     requests = list(zip(*(x.cpu().split(kv_lens) for x in (k, v)), strict=True))
     for causal in (False, True):
         wrapper.plan(indptr_of(qo_lens), indptr_of(kv_lens), 4, 2, dim, causal=causal, q_data_type=dtype)
-        # Weights of 1 and of 0, of some 2^-8, and of so little that a product of two would be nothing.
+        # Weights of 1, of 0, of about 2^-8, and so small that the product of two underflows.
         for scale, bias in ((0.125, -5.5), (40.0, 0.0), (-40.0, 3.0), (0.1, -60.0)):
 
             def weights(x: torch.Tensor, scale: float = scale, bias: float = bias) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The Hopper vocabulary (cuda/ptx, cuda/tile, cuda/host): what each piece computes on a 9.0 device, against float64.
+"""Hopper building blocks (cuda/ptx, cuda/tile, cuda/host) on a 9.0 device, against float64.
 
-Everywhere with nvcc: the kernels compile for 9.0a, and ptxas neither serialises a product nor spills.
+With nvcc only: the kernels compile for 9.0a, and ptxas neither serialises a product nor spills.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The library of units.cu, and what the compilers said."""
+    """Return the library of units.cu and the compilers' output."""
     library = tmp_path_factory.mktemp("units") / "units.so"
     command = [
         nvcc_or_skip(), "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3", "-Xptxas=-v", "-Xcompiler=-fPIC",
@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def units(built: tuple[Path, str]) -> Callable[..., None]:
-    """Calls a function of the library by its name; an error that it reports is raised."""
+    """Return a function that calls the library by name and raises its errors."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wanted a GPU of compute capability 9.0")
     torch.zeros(1, device="cuda")
@@ -90,8 +90,8 @@ def test_box_outside_of_a_tensor_is_zero_and_is_not_stored(units: Callable[..., 
     for n in range(32):
         if 0 <= start + n < rows:
             wanted[n] = x[start + n]
-    kept = max(min(rows - to, 32), 0)
-    wanted_stored[to : to + kept] = wanted[:kept]
+    count = max(min(rows - to, 32), 0)
+    wanted_stored[to : to + count] = wanted[:count]
     assert torch.equal(seen, wanted)
     assert torch.equal(stored, wanted_stored)
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention against float64, and what its wrappers take and refuse."""
+"""Multi-head latent attention against float64, and errors of its wrappers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALF = [torch.float16, torch.bfloat16]
 
 
 def backends(device: str) -> list[str]:
-    """The kernels that the device has."""
+    """Return the backends of the device."""
     if device == "cpu":
         return ["auto"]
     return ["fa2", "fa3"] if torch.cuda.get_device_capability() == (9, 0) else ["fa2"]
@@ -38,7 +38,7 @@ def test_drawn_batches(part, dtype, device):
 
 
 def test_a_cache_of_eight_bits(dtype, device):
-    """Its numbers are exact, and mean more by a scale of keys and of outputs."""
+    """A cache of 8 bits has exact elements here, and a scale of keys and outputs."""
     for number in range(4 if device == "cpu" else 20):
         batch = drawn_batch(dtype_of(dtype, device), device, 150 if number else 3000, torch.float8_e4m3fn)
         out, lse = sentinels(batch)
@@ -46,7 +46,7 @@ def test_a_cache_of_eight_bits(dtype, device):
         batch.check(out, lse)
 
 
-def test_what_a_cache_of_eight_bits_cannot_be(device):
+def test_bad_caches_of_eight_bits(device):
     batch = Batch([1], [40], 16, 16, torch.float16, device, kv_dtype=torch.float8_e4m3fn)
     wrapper = batch.planned()
     for scale in (0.0, -1.0, float("nan"), float("inf")):
@@ -75,7 +75,7 @@ def test_long_requests_are_split_and_merged(causal, device):
 
 
 def test_more_queries_than_keys(device):
-    """With a causal mask the first queries see nothing: zeros, and minus infinity."""
+    """With a causal mask the first queries see no key: output 0 and lse -inf."""
     batch = Batch([9, 3], [4, 0], 16, 16, torch.float16, device, causal=True)
     for backend in backends(device):
         out, lse = batch.planned(backend).run(*batch.inputs, return_lse=True)
@@ -96,7 +96,7 @@ def test_the_same_bits_in_every_run(page_size, device):
 
 
 def test_large_logits(device):
-    """References are raised again and again, far apart."""
+    """The running maximum m rises often and by large steps."""
     batch = Batch([1], [700], 16, 64, torch.bfloat16, device)
     batch.q_nope.mul_(30)
     for backend in backends(device):
@@ -106,8 +106,8 @@ def test_large_logits(device):
 @pytest.mark.parametrize("kind", ["q_nope", "out"])
 def test_strided(kind, device):
     batch = Batch([2, 1], [100, 70], 16, 16, torch.float16, device)
-    room = torch.full((3, 16, 1024), torch.nan, dtype=torch.float16, device=device)
-    view = room[:, :, 256:768]
+    padded = torch.full((3, 16, 1024), torch.nan, dtype=torch.float16, device=device)
+    view = padded[:, :, 256:768]
     for backend in backends(device):
         wrapper, out = batch.planned(backend), None
         if kind == "out":
@@ -115,11 +115,11 @@ def test_strided(kind, device):
         else:
             batch.q_nope = view.copy_(batch.q_nope)
         batch.check(wrapper.run(*batch.inputs, out=out))
-        assert bool(room[:, :, :256].isnan().all()) and bool(room[:, :, 768:].isnan().all())
+        assert bool(padded[:, :, :256].isnan().all()) and bool(padded[:, :, 768:].isnan().all())
 
 
 def test_lengths_shorter_than_pages(device):
-    """What engines plan: more pages than keys, with int64 tables."""
+    """Engines plan more pages than keys, with int64 tables."""
     batch = Batch([1, 1], [130, 64], 16, 16, torch.float16, device)
     qo_indptr, kv_indptr, kv_indices, _ = batch.tables
     batch.paged.kv_lens = [100, 33]
@@ -132,7 +132,7 @@ def test_lengths_shorter_than_pages(device):
         batch.check(wrapper.run(*batch.inputs))
 
 
-def test_what_is_behind_the_last_request_is_not_looked_at(device):
+def test_entries_after_the_last_request_are_not_read(device):
     batch = Batch([1, 1], [100, 33], 16, 16, torch.float16, device)
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
     batch.plan(wrapper, kv_indptr=torch.cat([batch.tables[1], int32([99, 7]).to(device)]))
@@ -140,7 +140,7 @@ def test_what_is_behind_the_last_request_is_not_looked_at(device):
 
 
 def test_page_table(device):
-    """The form without a plan: a row of pages for each request."""
+    """A call without a plan passes a row of pages per request."""
     batch = Batch([1, 1], [128, 50], 128, 64, torch.bfloat16, device)
     _, _, indices, lens = batch.tables
     table = torch.zeros(2, 2, dtype=torch.int32, device=device)
@@ -157,7 +157,7 @@ def test_empty(device):
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 def test_a_cache_without_pages(page_size, device):
-    """Nobody has a key, and there is no memory to look for one."""
+    """No request has a key, and the cache has no page."""
     batch = Batch([1, 3], [0, 0], 16, page_size, torch.float16, device)
     cache = [torch.empty(0, page_size, dim, dtype=torch.float16, device=device) for dim in (512, 64)]
     for backend in backends(device):
@@ -324,7 +324,7 @@ def test_bad_wrappers(device):
         Batch([1], [20000], 128, 64, torch.float16, device).plan(small)
 
 
-def test_a_page_that_is_not_there():
+def test_a_missing_page():
     batch = Batch([1], [100], 16, 16, torch.float16, "cpu")
     wrapper = batch.planned()
     with pytest.raises(ValueError, match=r"pages, and the tables of plan\(\) name"):

@@ -1,4 +1,4 @@
-"""Calls of what fills paged caches."""
+"""Calls of the functions that fill paged caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..support.cases import Case, Cases, randn
 
 
 def _paged(device: str) -> dict[str, torch.Tensor]:
-    """Two requests with 3 and 2 new tokens in pages of 4."""
+    """Return two requests with 3 and 2 new tokens in pages of 4."""
 
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -54,7 +54,7 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 def functions(device: str) -> dict[str, Case]:
     def tokens(n: int) -> dict[str, Any]:
-        """n tokens of one request in pages of 4."""
+        """Return n tokens of one request in pages of 4."""
         count = torch.arange(n, dtype=torch.int32, device=device)
         pages = (n + 3) // 4
         return dict(

@@ -1,4 +1,4 @@
-"""Indices of any integer dtype and with any strides: the same results, and values that are looked at all the same."""
+"""Indices of any integer dtype and any strides: equal results and equal checks of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS = [torch.int64, torch.uint8, torch.uint16, "strided", "strided int64"]
 
 
 def as_other(x: torch.Tensor, other: object) -> torch.Tensor:
-    """The same numbers as another dtype, or in other places."""
+    """Return the same numbers with another dtype or other strides."""
     if isinstance(other, torch.dtype):
         return x.to(other)
     return (x if other == "strided" else x.long()).repeat_interleave(3)[::3]
@@ -48,7 +48,7 @@ def test_other_integers(other, device):
 
 
 def test_values_beyond_int32(device):
-    """On the CPU an error before anything is written; on CUDA a token that goes nowhere, and to no place modulo 2^32."""
+    """On the CPU an error before any write. On CUDA a skipped token, not one at the slot modulo 2^32."""
     requests = Requests(3, PAGE, device)
     key = torch.randn(requests.nnz, HEADS, DIM, device=device)
     cache = torch.full((requests.num_pages, 2, PAGE, HEADS, DIM), 7.0, device=device)

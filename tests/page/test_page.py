@@ -16,7 +16,7 @@ SHAPES = [  # heads, dim, page_size
 
 
 def drawn(shape, dtype, device) -> torch.Tensor:
-    """Any bits at all: NaN and infinities are moved like the rest."""
+    """Return random bits: NaN and infinities are copied unchanged."""
     size = torch.empty((), dtype=dtype).element_size()
     count = int(torch.tensor(shape).prod()) * size
     return torch.randint(0, 256, (count,), dtype=torch.uint8).view(dtype).view(shape).to(device)
@@ -31,7 +31,7 @@ def int32(values, device) -> torch.Tensor:
 
 
 class Requests:
-    """Requests of random lengths in shuffled pages, the tokens appended to each, and where every token belongs."""
+    """Requests of random lengths in shuffled pages, their appended tokens, and the slot of every token."""
 
     def __init__(self, batch: int, page_size: int, device: str, longest: int = 40) -> None:
         self.page_size, self.device = page_size, device
@@ -63,7 +63,7 @@ class Requests:
 
 
 def make_cache(form: str, layout: str, pages: int, page_size: int, heads: int, dim: int, dtype, device):
-    """(buffer, argument, k view as NHD, v view as NHD); the buffer is all there is, with margins in some forms."""
+    """Return the whole buffer (some forms have margins), the argument, and views of k and v as NHD."""
     inner = (page_size, heads) if layout == "NHD" else (heads, page_size)
     if form == "one":
         buffer = drawn((pages, 2, *inner, dim), dtype, device)
@@ -77,7 +77,7 @@ def make_cache(form: str, layout: str, pages: int, page_size: int, heads: int, d
     elif form == "unbound":
         buffer = drawn((pages, 2, *inner, dim), dtype, device)
         argument = (buffer[:, 0], buffer[:, 1])
-    else:  # k and v side by side in one row, and the layout made by a transposition
+    else:  # k and v next to each other in one row, transposed to the layout
         assert form == "side by side"
         buffer = drawn((pages, inner[1], inner[0], 2 * dim), dtype, device)
         argument = (buffer[..., :dim].transpose(1, 2), buffer[..., dim:].transpose(1, 2))
@@ -182,8 +182,8 @@ def test_append_mla(dims, form, dtype, device):
         (dict(kv_indptr=[0, 0, 3], positions=[0, 4, 0]), r"positions\[0\]: got 0, wanted none"),
     ],
 )
-def test_indices_that_lead_nowhere(change, message, device):
-    """Token 1 has no place. On the CPU that is an error before anything is written; on CUDA the token is left out."""
+def test_indices_out_of_range(change, message, device):
+    """Token 1 has no slot. The CPU raises an error before any write, CUDA skips the token."""
     indices = dict(batch_indices=[0, 0, 1], positions=[0, 4, 1], kv_indices=[3, 1, 0], kv_indptr=[0, 2, 3]) | change
     tensors = {name: int32(value, device) for name, value in indices.items()}
     tensors["kv_last_page_len"] = int32([4, 2], device)
@@ -210,7 +210,7 @@ def test_indices_that_lead_nowhere(change, message, device):
 
 
 def with_strides(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """On a device with the strides it has; ``.to`` makes some views contiguous."""
+    """Move a tensor to a device without changing its strides. ``.to`` makes some views contiguous."""
     if tensor._base is None:
         return tensor.to(device)
     return tensor._base.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -1,4 +1,4 @@
-"""Tables of paged caches: where tokens go, lengths, offsets of blocks."""
+"""Tables of paged caches: slots of tokens, lengths, offsets of blocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_seq_lens(page_size, device):
 
 
 def test_seq_lens_compile_nothing():
-    """A module would be compiled for four instructions."""
+    """A compiled module is not worth four instructions."""
     program = """
 import torch, flashinfer
 import flashinfer.jit.load as load
@@ -109,8 +109,8 @@ def test_a_length_beyond_int32_on_the_cpu():
         flashinfer.get_seq_lens(int32([0, 1, 4], "cpu"), int32([1, 3], "cpu"), (2**31 - 2) // 2)
 
 
-def block_offsets(indices, first, starts, lens, strides, block_size, room, device):
-    out = torch.full((room,), -77, dtype=torch.int32, device=device)
+def block_offsets(indices, first, starts, lens, strides, block_size, size, device):
+    out = torch.full((size,), -77, dtype=torch.int32, device=device)
     tensors = int32(indices, device), int32(first, device), out, int32(starts, device), int32(lens, device)
     return block_sparse_indices_to_vector_sparse_offsets(*tensors, *strides, block_size).tolist()
 
@@ -125,7 +125,7 @@ def test_numbers_beyond_int32(device):
             block_offsets([0], [1, 1], [0, 2], [2], strides, block_size, 2, device)
 
 
-def test_only_entries_that_exist_must_be_int32(device):
+def test_only_existing_entries_must_be_int32(device):
     got = block_offsets([1, 2], [0, 2], [0, 5], [5], (10, 2**29), 4, 5, device)
     assert got == [10, 10 + 2**29, 10 + 2**30, 10 + 3 * 2**29, 20]
     got = block_offsets([3], [0, 1], [0, 1], [1], (10, 2**30), 1000, 1, device)
@@ -168,7 +168,7 @@ def test_block_sparse_offsets(block_size, stride_block, stride_n, device):
         (dict(lens=[2, 2], first=[-1, 1, 2]), r"block_sparse_indptr\[0\]: got -1"),
     ],
 )
-def test_block_sparse_indices_that_lead_nowhere(change, message, device):
+def test_block_sparse_indices_out_of_range(change, message, device):
     given = dict(indices=[5, 6], first=[0, 1, 2], starts=[0, 2, 4], lens=[2, 2]) | change
     out = torch.full((8,), -77, dtype=torch.int32, device=device)
     around = torch.full((24,), -77, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""What tests of prefill share."""
+"""Fixtures that tests of prefill share."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture
 def small(device):
-    """Arguments of modules that other tests use too."""
+    """Return arguments of modules that other tests use too."""
     return (device, torch.float16, 64)

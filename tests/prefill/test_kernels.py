@@ -1,4 +1,4 @@
-"""Which kernels of prefill a call gets: the portable ones, those for Hopper, or an error that says why not these."""
+"""Selection of prefill's kernels: portable, for Hopper, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_SERVED = [
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """A machine whose GPU is a Hopper one, as far as the choice looks."""
+    """Simulate a machine with a Hopper GPU."""
     monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
 
@@ -45,7 +45,7 @@ def test_served(hopper, change):
 
 
 @pytest.mark.parametrize("change, reason", NOT_SERVED)
-def test_what_cannot_be_served_falls_back_and_is_an_error_where_it_was_asked_for(hopper, change, reason):
+def test_unserved_calls_fall_back_and_fail_with_fa3(hopper, change, reason):
     wanted = replace(SERVED, **change)
     assert choose("auto", wanted, 1000) == wanted.device.type
     with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
@@ -60,12 +60,12 @@ def test_another_gpu(monkeypatch):
         choose("fa3", SERVED, 1000)
 
 
-def test_what_is_served_where_it_was_asked_for(hopper):
+def test_calls_that_fa3_serves(hopper):
     wanted = replace(SERVED, mask_mode=3)
     assert (choose("auto", wanted, 1000), choose("fa3", wanted, 1000)) == ("cuda", "sm90a")
 
 
-def test_queries_of_8_bits_are_served_here_alone(hopper):
+def test_only_hopper_serves_queries_of_8_bits(hopper):
     wanted = replace(SERVED, dtypes=(E4M3, E4M3, BF16))
     assert choose("auto", wanted, 1) == choose("fa3", wanted, 1) == "sm90a"
     assert (
@@ -82,7 +82,7 @@ def test_few_rows_stay_with_the_portable_kernels(hopper):
     assert choose("auto", SERVED, 64) == "cuda"
 
 
-def test_a_module_that_cannot_be_had_is_not_chosen(hopper, monkeypatch):
+def test_a_missing_module_is_not_chosen(hopper, monkeypatch):
     monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: False)
     assert choose("auto", SERVED, 1000) == "cuda"
 
@@ -102,7 +102,7 @@ def test_wrappers_and_functions_refuse_fa3_on_a_cpu():
         wrapper.plan(indptr_of([4]), indptr_of([4]), 2, 2, 64)
 
 
-def test_modules_for_hopper_have_its_arch_alone():
+def test_modules_for_hopper_have_only_its_arch():
     spec = gen_batch_prefill_module("fa3", *["bfloat16"] * 3, "int32", 128, 128)
     assert (spec.name, spec.archs) == ("prefill_bf16_d128_sm90a", ("9.0a",))
     assert gen_batch_prefill_module("auto", *["bfloat16"] * 3, "int32", 128, 128).archs == ()
@@ -112,7 +112,7 @@ def test_modules_for_hopper_have_its_arch_alone():
     assert not any("rope_sm90a" in name for name in names)
 
 
-def test_what_engines_ask():
+def test_questions_of_engines():
     assert is_fa3_backend_supported(0, True, False, BF16, BF16)
     assert not is_fa3_backend_supported(1, False, False, BF16, BF16)
     assert not is_fa3_backend_supported(0, False, True, BF16, BF16)

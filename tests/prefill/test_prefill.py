@@ -1,4 +1,4 @@
-"""The prefill family against float64 attention: masks, layouts, ragged and paged batches, users' variants."""
+"""The prefill family against float64 attention: masks, layouts, ragged and paged batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.attention_oracle import (
 )
 from tests.support.opcheck import opcheck
 
-# float32 exists on the CPU only; one head_dim for each dtype keeps the modules few.
+# Only the CPU has float32. One head_dim per dtype limits the number of modules.
 PLACES = [
     (device, dtype, head_dim)
     for device in DEVICES
@@ -56,7 +56,7 @@ def single(place, qo_len: int, kv_len: int, heads: tuple[int, int]) -> list[torc
 
 
 class Batch:
-    """Requests of lengths in a ragged or in a paged form behind one way to plan and run them."""
+    """A ragged or paged batch with one interface to plan and run it."""
 
     def __init__(self, place, form: str, qo_lens: list[int], kv_lens: list[int], heads: tuple[int, int],
                  layout: str = "NHD", page_size: int = 16) -> None:  # fmt: skip
@@ -202,7 +202,7 @@ def test_fp8(dtype, kv_dtype, head_dim, device):
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=str)
 def test_scales_of_ragged_keys(kv_dtype, device):
-    """Numbers and tensors, one and one for each head; eager calls and calls that the bound operator does not take."""
+    """Numbers and tensors, one and one per head, through the bound and the full operator."""
     q = drawn((30, 8, 64), torch.float16, device)
     kv_dtype = kv_dtype or q.dtype
     k, v = (drawn((123, 2, 64), kv_dtype) for _ in range(2))
@@ -294,14 +294,14 @@ def test_custom_masks_of_several_requests(form, place):
                       dict(custom_mask=~flat, packed_custom_mask=packed, causal=True)):  # fmt: skip
         batch.plan(**arguments)
         batch.check(masks)
-    batch.plan(causal=True)  # nothing is left of the masks
+    batch.plan(causal=True)  # the masks must have no more effect
     batch.check(causal=True)
 
 
 @forms
 @pytest.mark.parametrize("count", [1, 3])
 def test_custom_masks_of_equal_requests(count, form, place):
-    """Masks may have the shape of the requests; the transposed shape has as many elements, and is an error."""
+    """Masks may have the shape of the requests. The transposed shape is an error."""
     batch = Batch(place, form, [7] * count, [13] * count, (8, 2))
     masks = torch.rand(count, 7, 13, device=place[0]) < 0.4
     shaped = masks[0] if count == 1 else masks
@@ -371,22 +371,22 @@ def test_ragged_keys_of_any_strides(small):
     device, dtype, head_dim = small
     batch = Batch(small, "ragged", [5, 20], [50, 70], (4, 2))
     batch.plan(causal=True)
-    room = drawn((123, 2, 2 * head_dim + 1), dtype, device)
-    torn = [room[..., :head_dim], room[..., 1::2]]
+    padded = drawn((123, 2, 2 * head_dim + 1), dtype, device)
+    torn = [padded[..., :head_dim], padded[..., 1::2]]
     batch.requests = list(zip(*(x[:120].split([50, 70]) for x in torn), strict=True))
     batch.inputs = torn
     batch.check(causal=True)
 
 
-def test_results_into_given_tensors(small):
+def test_results_are_written_to_arguments(small):
     batch = Batch(small, "one", [5, 0, 20], [9, 7, 50], (4, 2))
     batch.plan(causal=True)
-    room = torch.full((25, 4, 128), math.nan, dtype=torch.float16, device=small[0])
-    out, lse = room[..., :64], torch.full((25, 4), math.nan, device=small[0])
+    padded = torch.full((25, 4, 128), math.nan, dtype=torch.float16, device=small[0])
+    out, lse = padded[..., :64], torch.full((25, 4), math.nan, device=small[0])
     assert batch.wrapper.run(batch.q, *batch.inputs, out=out, lse=lse) is out
     want, want_lse = batch_attention(batch.q, batch.qo_lens, batch.requests, causal=True)
     assert_near(out, want, lse, want_lse)
-    assert bool(room[..., 64:].isnan().all()), "something was written beside the output"
+    assert bool(padded[..., 64:].isnan().all()), "something was written outside the output"
 
 
 # torch.compile
@@ -394,7 +394,7 @@ def test_results_into_given_tensors(small):
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_one_graph_of_one_request(head_dim, device):
-    """Sizes are symbols there, and nothing else may have loaded the module."""
+    """Sizes are symbolic in a graph, and the graph may be the first user of the module."""
 
     def layer(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         out, lse = flashinfer.single_prefill_with_kv_cache(q * 2, k, k, causal=True, return_lse=True)

@@ -1,4 +1,4 @@
-"""Prefill with variants of one's own."""
+"""Prefill with custom variants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sigmoid(*index: object) -> tuple:
 
 
 @forms
-def test_a_variant_of_ones_own(form, small):
+def test_a_custom_variant(form, small):
     batch = Batch(small, form, [5, 0, 40, 2], [9, 7, 130, 1200], (4, 2))
     kind = type(batch.wrapper)
     batch.wrapper = kind(workspace(small[0]), jit_args=sigmoid("int32"))
@@ -52,7 +52,7 @@ def test_a_variant_of_ones_own(form, small):
         batch.plan(pos_encoding_mode="ALIBI")
 
 
-def test_a_variant_of_ones_own_for_one_request(small):
+def test_a_custom_variant_for_one_request(small):
     device = small[0]
     module = flashinfer.gen_customize_single_prefill_module("fa2", *sigmoid(), device=device).build_and_load()
     q, k, v = single(small, 20, 90, (4, 2))

@@ -1,4 +1,4 @@
-"""Calls of the operators of attention's gradients; its functions are those of attention."""
+"""Calls of the operators of attention's gradients. tests/attention/cases.py has the functions."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ import flashinfer
 from ..conftest import DEVICES, no_synchronisation
 from ..support.attention_oracle import assert_near, attention, batch_attention, drawn, indptr_of, workspace
 
-# The largest error of a row of a gradient, as a part of the norm of the largest row, where logits are spread by 1. Of
-# float32: a logit's products add up to some 10, of which half a unit in the last place for each of ten sums is 6e-6.
+# Largest error of a gradient's row, relative to the norm of the largest row, for logits of spread 1. For
+# float32: a logit's products add up to about 10, and half a unit in the last place for each of ten sums is
+# 6e-6.
 TOLERANCE = {torch.float32: 6e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 PLACES = [
     (device, dtype, dims)
@@ -58,7 +59,7 @@ def tensors(place, qo_len: int, kv_len: int, heads: tuple[int, int]) -> list[tor
 
 
 def with_mask(given: dict[str, Any], qo_len: int, kv_len: int, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of ours and of the oracle."""
+    """Return our options and the oracle's."""
     if "mask" not in given:
         return given, given
     mask = torch.rand(qo_len, kv_len, device=device) < given["mask"]
@@ -79,9 +80,9 @@ def gradients(results, leaves, grads) -> list[torch.Tensor]:
 
 
 def spread_of(options: dict[str, Any], head_dim: int) -> float:
-    """How widely logits are spread, 1 by default: weights are known to a part of their logits.
+    """Return the spread of the logits, 1 by default, which scales the error of the weights.
 
-    A softmax of one key passes on a difference of equals, whatever its logit.
+    The softmax of a single key has a difference of equal numbers for any logit.
     """
     if options.get("window_left") == 0:
         return 4.0
@@ -93,7 +94,7 @@ def assert_close(got: list[torch.Tensor], want: list[torch.Tensor], spread: floa
         assert one.shape == value.shape
         error = (one.cpu().double() - value.cpu()).norm(dim=-1)
         largest = value.detach().cpu().norm(dim=-1).amax() if value.numel() else 0.0
-        # Of one key again.
+        # A single key again.
         limit = (
             TOLERANCE[one.dtype] * spread * (max(largest, 4.0) if value.shape[0] == 1 or largest < 1e-9 else largest)
         )
@@ -109,7 +110,7 @@ def check(place, lengths: tuple[int, int], heads: tuple[int, int], layout: str =
     want = attention(*oracle, **theirs)
     assert_near(results[0], want[0].detach(), results[1], want[1].detach())
     grads = [torch.randn(result.shape) for result in want]
-    grads[1] *= want[1].detach().isfinite()  # no gradient arrives where there is none to give
+    grads[1] *= want[1].detach().isfinite()  # a query without keys passes on no gradient
     grads[0] = grads[0].to(place[1]).double()
     assert_close(gradients(results, leaves, grads), gradients(want, oracle, grads), spread_of(given, place[2][0]))
 
@@ -132,7 +133,7 @@ def test_single_options(options, device):
 
 
 def test_many_blocks(device):
-    """More keys and rows than the kernel takes at a time, in parts that are added up."""
+    """More keys and rows than a tile, so that the kernel adds up tiles."""
     for given in (dict(), dict(causal=True), dict(causal=True, window_left=300), dict(mask=0.1)):
         check(small_place(device), (random.randint(500, 600), random.randint(1100, 1700)), (2, 1), **given)
 
@@ -146,7 +147,7 @@ def test_no_queries_or_no_keys(lengths, place):
 
 
 def test_rows_that_see_no_key_have_no_gradient(place):
-    """Queries before the first key, and a key that no query sees."""
+    """Queries before the first key, and a key that no query sees, have gradient 0."""
     leaves = tensors(place, 20, 6, (4, 2))
     out, lse = flashinfer.single_prefill_with_kv_cache(*leaves, causal=True, window_left=1, return_lse=True)
     dq, dk, dv = torch.autograd.grad([out, lse], leaves, [torch.ones_like(out), torch.ones_like(lse)])
@@ -160,11 +161,11 @@ def test_rows_that_see_no_key_have_no_gradient(place):
 
 
 def test_strides_of_inputs_and_gradients(device):
-    """Rows inside larger tensors, a last dimension that is not contiguous, a gradient that is expanded."""
+    """Rows inside larger tensors, a last dimension that is not contiguous, an expanded gradient."""
     place = small_place(device)
     dtype = place[1]
-    room = [torch.full((40, heads, 64 + 16), math.nan, dtype=dtype, device=device) for heads in (4, 2, 2)]
-    views = [x[3:-5, :, 8:72].copy_(drawn((32, x.shape[1], 64), dtype)) for x in room]
+    padded = [torch.full((40, heads, 64 + 16), math.nan, dtype=dtype, device=device) for heads in (4, 2, 2)]
+    views = [x[3:-5, :, 8:72].copy_(drawn((32, x.shape[1], 64), dtype)) for x in padded]
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in views]
     dense = [x.clone(memory_format=torch.contiguous_format) for x in views]
     found = []
@@ -178,10 +179,10 @@ def test_strides_of_inputs_and_gradients(device):
         found.append(list(torch.autograd.grad(again, leaves, ones)))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-    assert all(bool(x[:3].isnan().all()) and bool(x[..., :8].isnan().all()) for x in room)
+    assert all(bool(x[:3].isnan().all()) and bool(x[..., :8].isnan().all()) for x in padded)
 
 
-def test_only_what_requires_a_gradient_gets_one(device):
+def test_only_tensors_that_require_a_gradient_get_one(device):
     q, k, v = tensors(small_place(device), 9, 12, (4, 2))
     out = flashinfer.single_prefill_with_kv_cache(q, k.detach(), v.detach())
     (dq,) = torch.autograd.grad(out.sum(), q)
@@ -205,7 +206,7 @@ def test_another_dtype_of_the_output(device):
 
 
 class Ragged:
-    """A planned wrapper and leaves for it: more keys than requests have, NaN behind the last."""
+    """A planned wrapper and its leaves, with NaN in extra keys after the last request."""
 
     def __init__(self, place, qo_lens: list[int], kv_lens: list[int], heads: tuple[int, int], layout: str = "NHD",
                  **given) -> None:  # fmt: skip
@@ -267,7 +268,7 @@ def test_ragged_options(options, device):
     Ragged(small_place(device), [31, 0, 1, 90], [50, 3, 0, 70], (6, 2), **options).check()
 
 
-def test_ragged_results_written_where_the_caller_wants(device):
+def test_ragged_results_are_written_to_arguments(device):
     batch = Ragged(small_place(device), [5, 0, 30], [50, 3, 31], (4, 2), causal=True)
     out, lse = batch.run()
     grads = [torch.randn_like(out), torch.randn_like(lse)]
@@ -297,7 +298,7 @@ def test_tables_of_a_plan_may_change_before_the_backward_pass(device):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-# How it is computed
+# Determinism and streams
 
 
 def test_the_same_bits_in_every_run(place):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("cold_dynamo")
 
 
 def check(compiled: Any, eager: Any, leaves: list[torch.Tensor], *rest: Any) -> None:
-    """Results and gradients of both, with the same gradients of the results."""
+    """Return results and gradients of both, with equal gradients of the results."""
     results = [function(*leaves, *rest) for function in (compiled, eager)]
     grads = [torch.randn_like(one) for one in results[0]]
     found = [torch.autograd.grad(one, leaves, grads) for one in results]
@@ -85,9 +85,9 @@ def test_a_wrapper_planned_before_makes_one_graph_of_all_plans(device):
 
 
 def test_plans_with_other_kernels_make_no_graph_of_their_own(device, monkeypatch):
-    """``auto`` may choose the kernels for Hopper for one plan and the portable ones for the next; one graph runs both.
+    """One graph runs plans for which ``auto`` chooses different kernels.
 
-    The choice is made up, so that every machine makes it; the kernels are those that run everywhere.
+    The choice is simulated, so that every machine makes it. The portable kernels replace Hopper's.
     """
     chosen: list[str] = []
     found: list[str] = []
@@ -124,7 +124,7 @@ def test_plans_with_other_kernels_make_no_graph_of_their_own(device, monkeypatch
 
 
 def test_no_gradient_needs_no_operator_of_gradients(device):
-    """What inference compiles holds nothing of what training does."""
+    """A graph of inference holds no operator of gradients."""
     seen: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How gradients of attention are computed where no kernel does it: gradcheck, blocks of the composition, memory."""
+"""Gradients of attention without a kernel: gradcheck, blocks of the composition, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .test_prefill_backward import OPTIONS, Ragged, assert_close, options, sprea
 
 @options
 def test_gradcheck(options):
-    """Finite differences in float64, through the output and through lse."""
+    """Compare with finite differences in float64, through the output and the lse."""
     lengths = (4, 5)
     leaves = [
         torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 4, 6), (5, 2, 6), (5, 2, 4))
@@ -51,10 +51,10 @@ def test_every_element_of_a_gradient():
     )
 
 
-# Rotations are done before.
+# The composition takes rotated inputs.
 @pytest.mark.parametrize("options", [one for one in OPTIONS if "rope_scale" not in one], ids=str)
 def test_blocks_of_the_composition(options, device, monkeypatch):
-    """What computes where there is no kernel, on every device: values do not depend on how much is computed at a time."""
+    """Results of the composition do not depend on the size of its blocks, on any device."""
     lengths, dtype = (37, 90), torch.float32
     q, k, v = (drawn((n, heads, 16), dtype, device) for n, heads in ((37, 4), (90, 2), (90, 2)))
     ours, theirs = with_mask(options, *lengths, device)
@@ -92,7 +92,7 @@ def test_blocks_of_the_composition(options, device, monkeypatch):
 
 
 def test_memory_is_bounded(monkeypatch, device):
-    """No block of logits of the composition is larger than it is meant to be, whatever the lengths."""
+    """No block of logits exceeds its bound, for any lengths."""
     largest = []
     multiply = torch.bmm
 

@@ -1,4 +1,4 @@
-"""What of attention has no gradient, and says so; what a kernel of gradients does not take."""
+"""Errors of calls without a gradient, and of the kernel of gradients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_wrappers_without_a_gradient(device):
         assert not prefill.run(q, cache).requires_grad and not decode.run(q[:2], cache).requires_grad
 
 
-def test_a_batch_that_is_none(device):
+def test_bad_batches(device):
     place = small_place(device)
     batch = Ragged(place, [5, 30], [50, 31], (4, 2))
     q, k, v = batch.leaves
@@ -93,7 +93,7 @@ def test_multi_item_scoring_has_no_gradient(device):
         wrapper.run(*tensors(place, 6, 6, (4, 2)))
 
 
-def test_variants_of_ones_own_have_no_gradient():
+def test_custom_variants_have_no_gradient():
     q, k, v = tensors(("cpu", torch.float32, (64, 64)), 3, 5, (4, 2))
     names = (
         ["maybe_bias", "documents"],

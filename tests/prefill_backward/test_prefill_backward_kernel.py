@@ -1,4 +1,4 @@
-"""The kernels of attention's gradients by themselves, against the composition in float64: what no forward pass reaches."""
+"""Kernels of attention's gradients against the composition in float64, with inputs of no forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = [(8, 8), (64, 64), (72, 24), (24, 72), (128, 128), (192, 128), (136, 120
 
 
 class Case(NamedTuple):
-    """Arguments of the operator, and what it should return, in float64 and tokens first whatever the layout."""
+    """Arguments of the operator, and its results in float64 with tokens first for any layout."""
 
     arguments: list[Any]
     want: tuple[torch.Tensor, ...]
@@ -33,19 +33,19 @@ class Case(NamedTuple):
 
 
 def padded(x: torch.Tensor, used: list[tuple[int, int]], device: str) -> torch.Tensor:
-    """``x`` on the device, in larger rows; NaN wherever no request's rows are."""
+    """Return ``x`` on the device inside larger rows, with NaN in rows of no request."""
     *rows, size = x.shape
-    room = torch.full((*rows, size + 8), math.nan, dtype=x.dtype, device=device)
+    padded = torch.full((*rows, size + 8), math.nan, dtype=x.dtype, device=device)
     for start, stop in used:
-        room[start:stop, :, :size] = x[start:stop].to(device)
-    return room[..., :size]
+        padded[start:stop, :, :size] = x[start:stop].to(device)
+    return padded[..., :size]
 
 
 def case(
     place: tuple[str, torch.dtype], sizes: tuple[int, int], heads: tuple[int, int], lengths: list[tuple[int, int]],
     layout: int = 0, mask_mode: int = 0, window_left: int = -1, cap: float = 0.0, alibi: bool = False, scale: float = 0.2,
 ) -> Case:  # fmt: skip
-    """``lengths`` of the requests' queries and keys. Two queries before the first and three tokens at the end are nobody's."""
+    """Return a case. Two queries before the first request and three tokens after the last belong to none."""
     (device, dtype), (qk, vo) = place, sizes
     starts = [2, *itertools.accumulate((qo for qo, _ in lengths), initial=2)][1:]
     tokens, keys = starts[-1] + 3, sum(kv for _, kv in lengths)
@@ -138,14 +138,14 @@ def test_layouts(sizes, place):
 
 
 def by_heads(x: torch.Tensor) -> torch.Tensor:
-    """The same values, one head behind the other in memory."""
+    """Return the same values, with heads outermost in memory."""
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 @place
 @pytest.mark.parametrize("sizes", [(64, 64), (72, 24), (128, 128)], ids=str)
 def test_strides(sizes, place):
-    """Each tensor with heads in front of tokens in memory, which has the same bits; one row for all tokens."""
+    """Tensors with heads before tokens in memory, or one row for all tokens, give the same bits."""
     one = case(place, sizes, (4, 2), [(150, 170), (128, 200)], mask_mode=1)
     want = one.run()
     for number in (0, 1, 2, 3, 5):
@@ -171,7 +171,7 @@ def test_rows_whose_elements_are_apart_are_refused(name, number, device):
 
 @place
 def test_many_requests(place):
-    """More than a launch has room for."""
+    """More requests than a launch takes."""
     check(case(place, (64, 64), (2, 1), [(random.randint(0, 20), random.randint(0, 20)) for _ in range(150)]))
 
 
@@ -179,7 +179,7 @@ def test_many_requests(place):
 @pytest.mark.parametrize("mask_mode", [0, 1], ids=["all", "causal"])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (256, 256)], ids=str)
 def test_few_keys_and_many_queries(sizes, mask_mode, place):
-    """So few keys that several blocks of a GPU share those of a tile."""
+    """Few keys, so that several CTAs of a GPU share the keys of a tile."""
     check(case(place, sizes, (8, 1), [(random.randint(1000, 1500), random.randint(200, 500))], mask_mode=mask_mode))
 
 
@@ -187,7 +187,7 @@ def test_few_keys_and_many_queries(sizes, mask_mode, place):
 @pytest.mark.parametrize("mask_mode", [0, 1], ids=["all", "causal"])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_whole_and_broken_tiles(dim, mask_mode, place):
-    """Lengths at and beside those of tiles, more keys than queries and fewer; queries that see nothing."""
+    """Lengths at and next to those of tiles, more and fewer keys than queries, queries that see no key."""
     lengths = [(64, 128), (128, 128), (63, 127), (65, 129), (192, 600), (300, 100), (127, 1), (1, 257), (256, 256)]
     random.shuffle(lengths)
     check(case(place, (dim, dim), (4, 2), lengths, mask_mode=mask_mode))
@@ -195,7 +195,7 @@ def test_whole_and_broken_tiles(dim, mask_mode, place):
 
 @place
 def test_many_long_requests(place):
-    """More than a launch has room for, which Hopper's kernels take, too: of half a tile of queries and more."""
+    """More requests than a launch takes, with half a tile of queries and more for Hopper's kernels."""
     check(
         case(
             place,
@@ -210,7 +210,7 @@ def test_many_long_requests(place):
 @place
 @pytest.mark.parametrize("heads", [(8, 8), (8, 1), (12, 2)], ids=str)
 def test_groups_of_heads(heads, place):
-    """Groups whose heads several blocks of a GPU share, or one has, in a causal batch."""
+    """Groups whose heads are shared by several CTAs or belong to one, in a causal batch."""
     check(case(place, (128, 128), heads, [(500, 700), (130, 130)], mask_mode=1))
 
 
