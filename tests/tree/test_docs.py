@@ -17,7 +17,7 @@ from ..support.prose import sentences, words
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for page in PAGES if page.name != "engines.md")]
+READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 PROGRAMS = ("start", "attention", "mla", "sampling", "gemm-moe", "linear-attention", "build")
 CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
