@@ -1,10 +1,10 @@
-"""PEP 517 and PEP 660 hooks: hatchling's own, save that a wheel gets the sources of all modules.
+"""PEP 517 and PEP 660 hooks of hatchling. A wheel also gets the sources of all modules.
 
     pip wheel .                # any machine; modules are compiled on first use
-    pip wheel . -C aot=1       # with the modules in data/aot, for machines like the one that built them
+    pip wheel . -C aot=1       # with the modules of data/aot, for machines like the one that built them
 
-Installed, ``csrc``, ``include`` and ``aot`` stand in ``flashinfer/data``, where ``flashinfer/env.py`` looks for them.
-An editable install has none of that: it is the checkout. Nothing is written into the tree.
+An installed package has ``csrc``, ``include`` and ``aot`` in ``flashinfer/data``, where ``flashinfer/env.py``
+finds them. An editable install has no such copy: it is the checkout. Nothing is written into the tree.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hatchling.build import *  # noqa: F403 - which hooks there are depends on the frontend
+from hatchling.build import *  # noqa: F403 - the frontend decides which hooks are called
 from hatchling.builders.wheel import WheelBuilder
 
 SOURCES = ("csrc", "include")
 
-# libstdc++'s newest symbols and the glibc of the first mainstream distributions that ship them: the tag promises
-# that the wheel works on distributions with that glibc (PEP 600), and they must have both.
+# libstdc++'s newest symbols, and the glibc of the first mainstream distributions that ship them. The tag
+# promises that the wheel works on distributions with that glibc (PEP 600), so they must have both.
 GLIBC_OF_GLIBCXX = {
     (3, 4, 25): (2, 28),  # gcc 8
     (3, 4, 26): (2, 31),  # gcc 9, 10
@@ -38,12 +38,12 @@ GLIBC_OF_GLIBCXX = {
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Write a wheel; ``config_settings``: ``aot=1`` puts the modules of ``data/aot`` in."""
-    builder = _Wheel(Path.cwd(), _asked(config_settings or {}))
+    """Write a wheel. The config setting ``aot=1`` adds the modules of ``data/aot``."""
+    builder = _Wheel(Path.cwd(), _aot_setting(config_settings or {}))
     return os.path.basename(next(builder.build(directory=wheel_directory, versions=["standard"])))
 
 
-def _asked(settings: dict[str, Any]) -> bool:
+def _aot_setting(settings: dict[str, Any]) -> bool:
     value = str(settings.get("aot", "0"))
     if value not in ("0", "1"):
         raise ValueError(f"config setting aot: got {value!r}, wanted 0 or 1")
@@ -69,10 +69,10 @@ class _Wheel(WheelBuilder):
 
 
 def checked_manifests(artifacts: Path) -> dict[str, dict[str, Any]]:
-    """The manifest of every module in a directory, each of which must be whole and made from the sources in the tree.
+    """Return the manifest of every module in a directory, after checking the library and the sources of each.
 
     Raises:
-        RuntimeError: there is none, or one is damaged or stale: installed, it would never be loaded.
+        RuntimeError: there is no module, or one is damaged or stale and would never be loaded.
     """
     root, manifests = artifacts.parent.parent, {}
     for path in sorted(artifacts.glob("[!.]*/manifest.json")):
@@ -89,8 +89,8 @@ def checked_manifests(artifacts: Path) -> dict[str, dict[str, Any]]:
 
 
 def platform_tag(manifests: list[dict[str, Any]], machine: str) -> str:
-    """The oldest glibc that all modules load on, by the newest symbol versions that they need."""
-    floor = (2, 17)  # nothing older has a libtorch
+    """Return the tag of the oldest glibc that all modules load on, by the symbol versions that they need."""
+    floor = (2, 17)  # no older glibc has a libtorch
     for manifest in manifests:
         requires = {library: _version(number) for library, number in manifest["requires"].items()}
         floor = max(floor, requires.get("GLIBC", floor))

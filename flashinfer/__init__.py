@@ -1,6 +1,7 @@
 """Kernels for LLM inference, built ahead of time or on first use from one ninja graph.
 
-``flashinfer.<name>`` imports the one module that ``flashinfer/__init__.pyi`` lists for the name, on its first use.
+``flashinfer.<name>`` imports the one module that ``flashinfer/__init__.pyi`` lists for the name, on its first
+use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-# Before the plus: the release of FlashInfer's interface that engines compare and pin. After it: flashinfer.env.VERSION.
+# Before the plus: the release of FlashInfer's interface that engines compare. After it:
+# flashinfer.env.VERSION.
 __version__ = "0.7.2.post1+1.0.0"
 
 
@@ -31,7 +33,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if module == ".":
         return importlib.import_module(f".{name}", __name__)
-    # The next look-up is a plain one.
+    # The name is now an attribute: the next access does not call this function.
     return globals().setdefault(name, getattr(importlib.import_module(module, __name__), name))
 
 
@@ -39,6 +41,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_names()})
 
 
-# A process that only loads a saved program finds the program's operators.
+# A process that only loads a saved program must find the program's operators.
 if "torch" in sys.modules:
     importlib.import_module("._ops.declared", __name__)

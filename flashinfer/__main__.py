@@ -1,4 +1,4 @@
-"""``python -m flashinfer``: see :mod:`flashinfer.cli.main`."""
+"""Entry point of ``python -m flashinfer``: see :mod:`flashinfer.cli.main`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every environment variable of the project: one typed place, read when needed and never at import.
+"""All environment variables of the project, typed and documented. They are read when needed, never at import.
 
 ``flashinfer doctor --markdown`` prints :data:`VARIABLES` as the table of docs/environment.md.
 """
@@ -20,13 +20,14 @@ from .errors import EnvironmentValueError, FlashInferError
 
 T = TypeVar("T")
 
-# The release of this library, which raises with every change of its own. ``flashinfer.__version__`` names the release of
-# FlashInfer's interface first, because engines switch features by it. What is stored is marked with this one.
+# Release of this library. It changes with the library, and stored artifacts are marked with it.
+# ``__version__`` begins with the release of FlashInfer's interface instead, because engines select features
+# by it.
 VERSION = "1.0.0"
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# Stands for the home directory of a user without one: nothing can be read or written below a file.
+# Replaces the home directory of a user without one: nothing can be read or written below a file.
 NO_HOME = Path(os.devnull)
 
 VARIABLES: list[Variable] = []  # type: ignore[type-arg]
@@ -34,7 +35,7 @@ VARIABLES: list[Variable] = []  # type: ignore[type-arg]
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One environment variable: its name, what it means, how its text is read and what holds without it."""
+    """One environment variable: name, documentation, parser and default."""
 
     name: str
     doc: str
@@ -47,7 +48,7 @@ class Variable(Generic[T]):
         VARIABLES.append(self)
 
     def get(self) -> T:
-        """The value now. Unset and empty mean the default; a malformed value is an error that names the variable."""
+        """Return the current value, or the default if the text is empty. An invalid text raises an error."""
         text = os.environ.get(self.name, "").strip()
         if not text:
             return self.default()
@@ -89,7 +90,7 @@ def _seconds(text: str) -> float:
 
 def _words(text: str) -> tuple[str, ...]:
     if "\n" in text:
-        raise ValueError("a newline cannot stand in a command")
+        raise ValueError("a command cannot contain a newline")
     return tuple(shlex.split(text))
 
 
@@ -101,14 +102,14 @@ def _path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise ValueError(f"the home directory that {text.split(os.sep)[0]} stands for is not known") from None
+        raise ValueError(f"the home directory of {text.split(os.sep)[0]} is not known") from None
     if not path.is_absolute():
-        raise ValueError("relative paths mean another directory in every process")
+        raise ValueError("a relative path names another directory in every process")
     return path
 
 
 def _path_of_workspace(text: str) -> Path:
-    """Return an absolute path; without the home directory in its name, one that nothing can be written to."""
+    """Return an absolute path. If its home directory is not known, nothing can be written to the path."""
     with suppress(RuntimeError):
         Path(text).expanduser()
         return _path(text)
@@ -116,7 +117,7 @@ def _path_of_workspace(text: str) -> Path:
 
 
 def home() -> Path:
-    """Return this user's home directory; ``NO_HOME`` for a user without an account and without ``HOME``."""
+    """Return this user's home directory, or ``NO_HOME`` if the user has no account and no ``HOME``."""
     with suppress(RuntimeError):
         if (path := Path.home()).is_absolute():
             return path
@@ -133,7 +134,7 @@ _ARCH = re.compile(r"([1-9]\d*)\.(\d)([af]?)(\+PTX)?", re.IGNORECASE)
 
 
 def parse_cuda_archs(text: str) -> tuple[str, ...]:
-    """``"9.0a;8.0+PTX"`` -> ``("8.0+PTX", "9.0a")``: sorted, without repeats. ``;``, ``,`` and spaces separate."""
+    """Return archs sorted and without repeats: ``"9.0a;8.0+PTX"`` -> ``("8.0+PTX", "9.0a")``."""
     archs = set()
     for word in re.split(r"[;,\s]+", text.strip()):
         match = _ARCH.fullmatch(word)
@@ -144,7 +145,7 @@ def parse_cuda_archs(text: str) -> tuple[str, ...]:
     return tuple(sorted(archs, key=lambda arch: [int(part) for part in re.findall(r"\d+", arch)] + [arch]))
 
 
-# Names in torch's list, and what they stand for there.
+# Names of generations in torch's list, and their archs.
 _GENERATIONS = {
     "kepler+tesla": "3.7", "kepler": "3.5+PTX", "maxwell+tegra": "5.3", "maxwell": "5.0 5.2+PTX",
     "pascal": "6.0 6.1+PTX", "volta+tegra": "7.2", "volta": "7.0+PTX", "turing": "7.5+PTX",
@@ -155,7 +156,7 @@ _LEFT_TO_TORCH = {"native", "auto", "common", "all"}
 
 
 def parse_torch_archs(text: str) -> tuple[str, ...]:
-    """Return the archs of a list in torch's grammar: also names of generations; none where torch is to choose them."""
+    """Return the archs of a list in torch's grammar, which has names of generations. Empty: torch chooses."""
     words = list[str]()
     for word in filter(None, re.split(r"[;,\s]+", text)):
         name = word.lower()
@@ -168,7 +169,7 @@ def parse_torch_archs(text: str) -> tuple[str, ...]:
 
 
 def parse_size(text: str) -> int:
-    """``"2G"`` -> bytes, in powers of 1024; ``K``, ``M``, ``G``, ``T`` and nothing are units."""
+    """Return bytes: ``"2G"`` is 2 * 1024**3. Units are ``K``, ``M``, ``G``, ``T`` or none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 500M or 2G")
@@ -176,9 +177,9 @@ def parse_size(text: str) -> int:
 
 
 def store_url(text: str) -> str:
-    """The URL of a store, as ``FLASHINFER_STORE`` has several."""
+    """Return ``text`` if it is the URL of a store."""
     if not re.fullmatch(r"(unsigned\+)?(file:///|(?!file:|unsigned\+)[a-z][a-z0-9+.-]*://[^/\s])\S*", text):
-        raise ValueError(f"{text!r} is none")
+        raise ValueError(f"{text!r} is not a store URL")
     return text
 
 
@@ -202,7 +203,7 @@ WORKSPACE_DIR: Variable[Path] = Variable(
 )
 WORKSPACE_BASE: Variable[Path | None] = Variable(
     "FLASHINFER_WORKSPACE_BASE",
-    "Stands for the home directory in the default of `FLASHINFER_WORKSPACE_DIR`.",
+    "Replaces the home directory in the default of `FLASHINFER_WORKSPACE_DIR`.",
     "an absolute path",
     _path_of_workspace,
     lambda: None,
@@ -210,7 +211,7 @@ WORKSPACE_BASE: Variable[Path | None] = Variable(
 )
 RUNTIME_DIR: Variable[Path | None] = Variable(
     "FLASHINFER_RUNTIME_DIR",
-    "Where locks and compile slots live, in a private directory per user; on this machine, not on a network mount.",
+    "Directory of locks and compile slots, in which each user has a private one. It must be local, not a network mount.",
     "an absolute path",
     _path,
     lambda: None,
@@ -218,7 +219,7 @@ RUNTIME_DIR: Variable[Path | None] = Variable(
 )
 AOT_DIR: Variable[tuple[Path, ...]] = Variable(
     "FLASHINFER_AOT_DIR",
-    "More directories of prebuilt modules, read-only, looked at first, separated as in `PATH`.",
+    "More read-only directories of prebuilt modules, searched first. Separated as in `PATH`.",
     "absolute paths separated by " + os.pathsep,
     lambda text: tuple(_path(part) for part in text.split(os.pathsep) if part),
     lambda: (),
@@ -234,7 +235,7 @@ CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
 )
 TORCH_CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
     "TORCH_CUDA_ARCH_LIST",
-    "What to compile for where `FLASHINFER_CUDA_ARCH_LIST` is not set, in torch's words; refuses no module that is there.",
+    "Archs to compile for if `FLASHINFER_CUDA_ARCH_LIST` is not set, in torch's grammar. Never rejects existing modules.",
     _ARCH_WANTED + ", or names of generations such as Hopper",
     parse_torch_archs,
     lambda: (),
@@ -246,16 +247,14 @@ CPU_ARCH: Variable[str | None] = Variable(
     "one of native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4+avx512bf16",
     lambda text: _one_of(text, ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16")),
     lambda: None,
-    "`native`; a prebuilt module of any level that this CPU has is used as it is",
+    "`native`. Prebuilt modules of every level that this CPU has are used.",
 )
-DISABLE_JIT = _flag(
-    "FLASHINFER_DISABLE_JIT", "Never compile; every existing artifact, prebuilt or cached, is still used."
-)
-JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output. Changes output only.")
-JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks): different artifacts.")
+DISABLE_JIT = _flag("FLASHINFER_DISABLE_JIT", "Never compile. Existing artifacts, prebuilt or cached, are still used.")
+JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output.")
+JIT_DEBUG = _flag("FLASHINFER_JIT_DEBUG", "Debug builds (`-O0 -g`, device checks), with artifacts of their own.")
 JIT_EVENTS: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_EVENTS",
-    "File that every event (hit, miss, fetch, wait, compile, load) is added to as a line of JSON; many processes may share it.",
+    "File to append events to (hit, miss, fetch, wait, compile, load), as lines of JSON. Processes may share it.",
     "an absolute path",
     _path,
     lambda: None,
@@ -263,7 +262,7 @@ JIT_EVENTS: Variable[Path | None] = Variable(
 )
 JIT_TRACE: Variable[Path | None] = Variable(
     "FLASHINFER_JIT_TRACE",
-    "Existing directory that every module asked for is recorded in; `flashinfer trace` sets it.",
+    "Existing directory to record every requested module in. `flashinfer trace` sets it.",
     "an absolute path",
     _path,
     lambda: None,
@@ -271,8 +270,8 @@ JIT_TRACE: Variable[Path | None] = Variable(
 )
 STORE: Variable[tuple[str, ...]] = Variable(
     "FLASHINFER_STORE",
-    "Stores that a missing module is looked for in before it is built, in order: `s3://bucket/prefix`, `https://host/prefix`,"
-    " `file:///mnt/layer`; `unsigned+` before a URL says that its objects need no signature.",
+    "Stores to search for a missing module before it is built, in order: `s3://bucket/prefix`, `https://host/prefix`,"
+    " `file:///mnt/layer`. After `unsigned+`, objects of the store need no signature.",
     "URLs such as s3://bucket/prefix or unsigned+file:///mnt/layer, separated by commas",
     lambda text: tuple(store_url(part.strip()) for part in text.split(",")),
     lambda: (),
@@ -280,7 +279,7 @@ STORE: Variable[tuple[str, ...]] = Variable(
 )
 STORE_KEYS: Variable[Path | None] = Variable(
     "FLASHINFER_STORE_KEYS",
-    "File of the public keys whose signatures are trusted, one a line, as `flashinfer store keygen` prints it.",
+    "File of the trusted public keys, one per line, as `flashinfer store keygen` prints them.",
     "an absolute path",
     _path,
     lambda: None,
@@ -288,16 +287,16 @@ STORE_KEYS: Variable[Path | None] = Variable(
 )
 STORE_TIMEOUT: Variable[float] = Variable(
     "FLASHINFER_STORE_TIMEOUT",
-    "Seconds that requests which fail may cost a process, of each store, before it is left alone.",
+    "Seconds that failing requests to one store may cost a process. Then the process stops using that store.",
     "a positive number of seconds",
     _seconds,
     lambda: 5.0,
     "5",
 )
-STORE_PUBLISH = _flag("FLASHINFER_STORE_PUBLISH", "Write what is built to the first store too.")
+STORE_PUBLISH = _flag("FLASHINFER_STORE_PUBLISH", "Also write built modules to the first store.")
 STORE_SIGNING_KEY: Variable[Path | None] = Variable(
     "FLASHINFER_STORE_SIGNING_KEY",
-    "File of the private key that what is written to a store is signed with.",
+    "File of the private key that signs modules written to a store.",
     "an absolute path",
     _path,
     lambda: None,
@@ -305,7 +304,7 @@ STORE_SIGNING_KEY: Variable[Path | None] = Variable(
 )
 WORKSPACE_MAX_SIZE: Variable[int | None] = Variable(
     "FLASHINFER_WORKSPACE_MAX_SIZE",
-    "Size that the workspace is brought down to in the background after a build, as by `flashinfer clean`.",
+    "Size limit of the workspace, enforced in the background after a build, as by `flashinfer clean`.",
     "a size such as 500M or 2G",
     parse_size,
     lambda: None,
@@ -319,25 +318,25 @@ NVCC: Variable[str | None] = Variable(
 )
 CXX: Variable[str | None] = Variable("CXX", "The C++ compiler.", "a program", str, lambda: None, "`g++` on `PATH`")
 CUDA_HOME: Variable[Path | None] = Variable(
-    "CUDA_HOME", "Where the CUDA toolkit is.", "an absolute path", _path, lambda: None, "where `nvcc` is"
+    "CUDA_HOME", "Directory of the CUDA toolkit.", "an absolute path", _path, lambda: None, "that of `nvcc`"
 )
-NVCC_LAUNCHER = _word_list("FLASHINFER_NVCC_LAUNCHER", "Stands before every nvcc command (`ccache`, `sccache`).")
-CXX_LAUNCHER = _word_list("FLASHINFER_CXX_LAUNCHER", "Stands before every C++ compiler command.")
+NVCC_LAUNCHER = _word_list("FLASHINFER_NVCC_LAUNCHER", "Prefix of every nvcc command (`ccache`, `sccache`).")
+CXX_LAUNCHER = _word_list("FLASHINFER_CXX_LAUNCHER", "Prefix of every C++ compiler command.")
 MAX_JOBS: Variable[int] = Variable(
     "MAX_JOBS",
-    "Compilers alive at once on this machine, whoever started them; memory may allow fewer.",
+    "Compilers that run at once on this machine, for all processes of the user. Memory may allow fewer.",
     "a positive number",
     _positive,
     _default_jobs,
-    "the CPUs at hand",
+    "the number of usable CPUs",
 )
 JIT_TIMEOUT: Variable[float | None] = Variable(
     "FLASHINFER_JIT_TIMEOUT",
-    "Seconds to wait for another process that builds the same module; then `JitTimeoutError`.",
+    "Seconds to wait for another process that builds the same module. Then `JitTimeoutError` is raised.",
     "a positive number of seconds",
     _seconds,
     lambda: None,
-    "as long as it takes",
+    "no limit",
 )
 LOGGING_LEVEL: Variable[str] = Variable(
     "FLASHINFER_LOGGING_LEVEL",
@@ -357,10 +356,10 @@ def _one_of(text: str, values: tuple[str, ...]) -> str:
 
 @cache
 def data_root() -> str:
-    """Return the directory that holds ``csrc`` and ``include``: in the package when installed, else the checkout.
+    """Return the directory of ``csrc`` and ``include``: in the package when installed, else the checkout.
 
     Raises:
-        FlashInferError: the package is in an archive, in which no compiler finds a file.
+        FlashInferError: the package is in an archive, where compilers find no file.
     """
     if not _PACKAGE.is_dir():
         raise FlashInferError(
@@ -372,25 +371,28 @@ def data_root() -> str:
 
 
 def default_aot_dir() -> Path:
-    """Where ``scripts/build_aot.py`` publishes and where loaders look after ``FLASHINFER_AOT_DIR``."""
+    """Return the directory that ``flashinfer aot`` publishes to.
+
+    Loaders search it after ``FLASHINFER_AOT_DIR``.
+    """
     root = Path(data_root())
     return root / "aot" if root.parent == _PACKAGE else root / "data" / "aot"
 
 
 def runtime_dirs() -> Iterator[Path]:
-    """Yield where a directory for locks may be, best first: local to the machine, one for all processes of a user."""
+    """Yield directories for locks, best first: local to the machine, shared by a user's processes."""
     if (named := RUNTIME_DIR.get()) is not None:
         yield named
         return
     yield from filter(Path.is_absolute, [Path(os.environ.get("XDG_RUNTIME_DIR", ""))])
-    # Looked for only where it is needed: without any, what has a better place goes on.
+    # The search costs time and may fail, so it runs only if the first candidates do not serve.
     if (temporary := temporary_dir()) is not None:
         yield temporary
     yield Path("/dev/shm")
 
 
 def temporary_dir() -> Path | None:
-    """Return the directory for temporary files, or ``None`` where only the working directory can be written."""
+    """Return the directory for temporary files, or ``None`` if only the working directory can be written."""
     try:
         found, here = tempfile.gettempdir(), os.getcwd()
     except OSError:
@@ -401,20 +403,20 @@ def temporary_dir() -> Path | None:
 
 
 def temporary_dirs() -> Iterator[Path]:
-    """Yield where temporary files may be, best first; whether they can is for the caller to try."""
+    """Yield candidates for temporary files, best first. The caller has to try them."""
     yield from filter(None, [temporary_dir()])
     yield from filter(Path.is_absolute, [Path(os.environ.get("XDG_RUNTIME_DIR", ""))])
     with suppress(OSError):
-        yield Path(tempfile.gettempdir())  # the working directory, where there is no other
+        yield Path(tempfile.gettempdir())  # may be the working directory
 
 
 def aot_dirs() -> tuple[Path, ...]:
-    """Directories of prebuilt modules in the order in which they are searched."""
+    """Return the directories of prebuilt modules in search order."""
     return (*AOT_DIR.get(), default_aot_dir())
 
 
-# What FlashInfer calls the places, for engines that keep files of their own beside the cache.
-_PLACES: dict[str, Callable[[], Path]] = {
+# FlashInfer's names of the directories, for engines that keep files next to the cache.
+_DIRECTORIES: dict[str, Callable[[], Path]] = {
     "FLASHINFER_BASE_DIR": lambda: WORKSPACE_BASE.get() or home(),
     "FLASHINFER_CACHE_DIR": WORKSPACE_DIR.get,
     "FLASHINFER_WORKSPACE_DIR": WORKSPACE_DIR.get,
@@ -428,6 +430,6 @@ _PLACES: dict[str, Callable[[], Path]] = {
 
 
 def __getattr__(name: str) -> Path:
-    if name not in _PLACES:
+    if name not in _DIRECTORIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _PLACES[name]()
+    return _DIRECTORIES[name]()

@@ -1,7 +1,7 @@
-"""Exceptions a caller can catch.
+"""Exceptions that callers can catch.
 
-A mistake in the arguments of a call raises ``ValueError`` or ``TypeError``; everything that goes wrong on
-the library's own side (building, finding, loading a module) raises a subclass of :class:`FlashInferError`.
+Invalid arguments of a call raise ``ValueError`` or ``TypeError``. Failures of the library itself (building,
+finding, loading a module) raise a subclass of :class:`FlashInferError`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class FlashInferError(RuntimeError):
-    """Base of every error that is not a mistake in the arguments of a call. All can be pickled: workers send them."""
+    """Base of every error that is not an invalid argument. All can be pickled, because workers send them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is made again from its message, which is not what the constructors below take.
-        return _again, (type(self), self.args), self.__dict__
+        # Unpickling passes only the message, but the constructors below take other arguments.
+        return _restore, (type(self), self.args), self.__dict__
 
 
-def _again(kind: type[FlashInferError], arguments: tuple[Any, ...]) -> FlashInferError:
+def _restore(kind: type[FlashInferError], arguments: tuple[Any, ...]) -> FlashInferError:
     error = kind.__new__(kind)
     error.args = arguments
     return error
 
 
 class EnvironmentValueError(FlashInferError, ValueError):
-    """An environment variable holds a value that it cannot take."""
+    """An environment variable has an invalid value."""
 
     def __init__(self, name: str, value: str, wanted: str) -> None:
         super().__init__(f"{name}={value!r}: wanted {wanted}")
@@ -36,7 +36,7 @@ class EnvironmentValueError(FlashInferError, ValueError):
 
 
 class WorkspaceError(FlashInferError):
-    """There is no directory in which modules could be built."""
+    """No directory can hold the workspace."""
 
 
 class ToolchainError(FlashInferError):
@@ -44,22 +44,23 @@ class ToolchainError(FlashInferError):
 
 
 class JitFrozenError(FlashInferError):
-    """A module is missing, and ``flashinfer.jit.freeze()`` or ``FLASHINFER_DISABLE_JIT`` forbids building it.
+    """A module is missing, and ``flashinfer.jit.freeze()`` or ``FLASHINFER_DISABLE_JIT`` forbids a build.
 
-    Attributes: ``name`` of the module, ``reason`` of the miss, ``stack`` of the caller, innermost frame last.
+    Attributes: ``name`` of the module, ``reason`` of the miss, ``stack`` of the caller with the innermost
+    frame last.
     """
 
     def __init__(self, name: str, by: str, reason: str, call: str, stack: tuple[FrameSummary, ...]) -> None:
         self.name, self.reason, self.stack = name, reason, stack
         lines = [f"module {name!r} is not built and {by} forbids building it: {reason}"]
         if stack:
-            lines.append(f"  asked for by {call}(), called at")
+            lines.append(f"  requested by {call}(), called at")
             lines += [f"    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in stack[-12:]]
         super().__init__("\n".join(lines))
 
 
 class ArtifactError(FlashInferError):
-    """An artifact is damaged, or others can write it."""
+    """An artifact is damaged, or other users can write it."""
 
 
 class ModuleLoadError(FlashInferError):
@@ -67,21 +68,21 @@ class ModuleLoadError(FlashInferError):
 
 
 class CaptureError(FlashInferError):
-    """While a CUDA graph is being captured, a module would have to be loaded or built, or a plan made.
+    """A module would have to be loaded or built, or a plan made, during the capture of a CUDA graph.
 
-    It is raised before anything is done that ends the capture: what was captured before stays in it.
+    The error is raised before anything that would end the capture. The operations captured so far stay in it.
     """
 
 
 class UnsupportedError(FlashInferError, NotImplementedError):
-    """A name of newer FlashInfer was called whose hardware this library has no kernels for.
+    """The called function of a newer FlashInfer needs hardware that this library has no kernels for.
 
-    The message says which hardware, and what serves here instead.
+    The message names the hardware and the alternative here.
     """
 
 
 class GradientError(FlashInferError, NotImplementedError):
-    """A gradient was asked for that no operator of ours computes."""
+    """No operator of this library computes the requested gradient."""
 
 
 class DependencyError(FlashInferError, ImportError):
@@ -89,8 +90,8 @@ class DependencyError(FlashInferError, ImportError):
 
     Args:
         library: the distribution that is needed.
-        reason: the import error, or the version found and the version wanted.
-        extra: the extra of this project that installs it; the message says that it comes from the checkout.
+        reason: the import error, or the version found and the version needed.
+        extra: the extra of this project that installs it. The message says that it comes from the checkout.
 
     Attribute: ``library``.
     """
@@ -104,13 +105,13 @@ class DependencyError(FlashInferError, ImportError):
 
 
 class ClusterError(FlashInferError):
-    """A cluster cannot build what it was asked for: there is no scheduler, or no worker that has the tools."""
+    """A cluster cannot run the builds: there is no scheduler, or no worker has the tools."""
 
 
 class GroupError(FlashInferError):
-    """Ranks of a process group want different modules, or one of them does not answer.
+    """Ranks of a process group need different modules, or a rank does not answer.
 
-    Attribute: ``ranks`` that it is about.
+    Attribute: ``ranks``, the ranks that disagree or do not answer.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
@@ -119,9 +120,9 @@ class GroupError(FlashInferError):
 
 
 class BuildError(FlashInferError):
-    """A module did not build.
+    """The build of a module failed.
 
-    Attributes: ``name`` of the module, ``command`` that failed, ``output`` of it, ``log`` with everything.
+    Attributes: ``name`` of the module, the failed ``command``, its ``output``, and the complete ``log``.
     """
 
     def __init__(self, name: str, reason: str, command: str = "", output: str = "", log: Path | None = None) -> None:
@@ -131,7 +132,7 @@ class BuildError(FlashInferError):
             lines.append(f"  command: {command}")
         if log is not None:
             lines.append(f"  log: {log}")
-        # The first error stays within the last lines, where a reader of a long serving log looks.
+        # The first error is repeated in the last line, because readers of a long serving log look there.
         text = output.strip().splitlines()
         lines += [f"  | {line}" for line in text[:12]]
         if len(text) > 12:
@@ -142,19 +143,22 @@ class BuildError(FlashInferError):
 
 
 class WorkspaceBuildError(BuildError, WorkspaceError):
-    """A module did not build because a file of the workspace could not be read or written."""
+    """A build failed because a file of the workspace could not be read or written."""
 
 
 class ReentrantBuildError(BuildError):
-    """A module was asked for by the thread that is building or loading it, which would wait for itself."""
+    """A thread requested a module that the same thread is building or loading, and would wait for itself."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
             name,
-            "this thread is building it already, and was asked for it again meanwhile:"
-            " by a signal handler, a subscriber to events, or a file that was imported in place of a standard module",
+            "this thread is already building it, and requested it again:"
+            " in a signal handler, a subscriber to events, or a file imported instead of a standard module",
         )
 
 
 class JitTimeoutError(BuildError):
-    """Another process did not finish building a module within ``FLASHINFER_JIT_TIMEOUT``; ``reason`` says which."""
+    """Another process did not finish a build within ``FLASHINFER_JIT_TIMEOUT``.
+
+    ``reason`` names the process.
+    """

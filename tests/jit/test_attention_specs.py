@@ -99,7 +99,7 @@ def test_every_generator_takes_a_device(name, monkeypatch):
         ),
         (
             lambda: decode.gen_single_decode_module("float16", "bfloat16", "float16", 64, 64, device="cuda:1"),
-            "dtype_kv: got bfloat16, wanted one of float16, float8_e4m3fn, float8_e5m2 beside float16 queries on cuda",
+            "dtype_kv: got bfloat16, wanted one of float16, float8_e4m3fn, float8_e5m2 with float16 queries on cuda",
         ),
         (
             lambda: decode.gen_single_decode_module("float16", "float16", "float16", 96, 96, device="cuda"),
@@ -127,7 +127,7 @@ def test_every_generator_takes_a_device(name, monkeypatch):
         ),
         (
             lambda: prefill.gen_single_prefill_module("fa3", "float16", "float8_e4m3fn", "float16", 64, 64),
-            "backend: got 'fa3' with float8_e4m3fn keys beside float16 queries",
+            "backend: got 'fa3' with float8_e4m3fn keys, float16 queries",
         ),
         (
             lambda: prefill.gen_single_prefill_module("fa4", "float16", "float16", "float16", 64, 64),
@@ -148,8 +148,8 @@ def test_bad_arguments(generate, message):
     [
         ((["a"], [], [], []), "additional tensors: got 1 names and 0 dtypes"),
         ((["a b"], ["float"], [], []), "additional tensor names: got 'a b', wanted a C\\+\\+ identifier"),
-        ((["kv_lens"], ["float"], [], []), "additional tensor names: got 'kv_lens', wanted .* that is not taken"),
-        (([], [], ["out"], ["double"]), "additional scalar names: got 'out', wanted .* that is not taken"),
+        ((["kv_lens"], ["float"], [], []), "additional tensor names: got 'kv_lens', wanted .* that is not reserved"),
+        (([], [], ["out"], ["double"]), "additional scalar names: got 'out', wanted .* that is not reserved"),
         ((["a"], ["int7"], [], []), "dtype of a: got 'int7', wanted one of float"),
         (([], [], ["a"], ["half"]), "dtype of a: got 'half', wanted one of double, float, int64_t"),
         ((["a", "a"], ["float", "float"], [], []), "additional tensor names: got a, a, wanted distinct"),
@@ -179,7 +179,8 @@ def test_what_a_variant_cannot_be():
 def test_names_that_are_taken_are_known():
     """Every member of the parameters and every argument of the operators, but for the two that may be hidden."""
     struct = (ROOT / "include/flashinfer/attention/params.h").read_text().split("struct AttentionParams {")[1]
-    # Members stand two spaces in: a function's name before its parenthesis, and fields before a comma or semicolon.
+    # Members stand two spaces in: a function's name before its parenthesis, and fields before a comma or
+    # semicolon.
     members = re.findall(r"^  (?:FLASHINFER_HD )?(\w[^;({]*[;(])", struct[: struct.index("\n};")], re.MULTILINE)
     names = {name for member in members for name in re.findall(r"(\w+)(?=[,;(])", member)}
     lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), of run() and of plans
@@ -189,7 +190,10 @@ def test_names_that_are_taken_are_known():
 
 
 def test_configuration_headers():
-    """One value: constants in scope. Several: a case for each, or a part's. A variant: its text at its lines."""
+    """One value: constants in scope.
+
+    Several: a case for each, or a part's. A variant: its text at its lines.
+    """
     text = render_config(attention_spec("prefill", "cuda", "float16:float16:float16", "192:128", "soft_cap"))
     for line in (
         "using DTypeQ = half_t;",

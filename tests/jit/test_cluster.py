@@ -1,6 +1,7 @@
 """build_aot.py --cluster: modules built by workers of a Dask scheduler, each with directories of its own.
 
-Schedulers and workers are processes of this machine; a worker's compiler is a script where compilers are counted.
+Schedulers and workers are processes of this machine; a worker's compiler is a script where compilers are
+counted.
 """
 
 from __future__ import annotations
@@ -216,7 +217,10 @@ def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path
 
 
 def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
-    """Four workers; each is replaced. Nothing is lost, and a kill costs at most the one module that was in work."""
+    """Four workers; each is replaced.
+
+    Nothing is lost, and a kill costs at most the one module that was in work.
+    """
     count = 4 * KILLS
     _, file = modules(count)
     workers = [cluster.worker(seconds=0.4) for _ in range(4)]
@@ -279,7 +283,7 @@ def test_a_worker_that_leaves(cluster, modules, tmp_path):
     out, err = client.communicate(timeout=120)
     assert client.returncode == 0 and {row["how"] for row in json.loads(out)} == {"built"}, err
     assert len(list((tmp_path / "out").glob("*/*.so"))) == 6 and len(cluster.compiled()) <= 7
-    assert leaving.wait(timeout=60) is not None, "it has gone"
+    assert leaving.wait(timeout=60) is not None, "it is gone"
 
 
 def test_the_scheduler_goes(cluster, modules, tmp_path):
@@ -293,7 +297,7 @@ def test_the_scheduler_goes(cluster, modules, tmp_path):
     os.kill(cluster.scheduler.pid, signal.SIGKILL)
     said = client.communicate(timeout=180)[0]  # Dask looks for a scheduler for half a minute before it gives up
     assert client.returncode == 2 and said.splitlines()[-1].startswith(
-        f"error: the scheduler at {cluster.address} has gone"
+        f"error: the scheduler at {cluster.address} is gone"
     )
     until(lambda: not alive("sleep 60.75"), 30, "its compilers end")
 
@@ -348,7 +352,7 @@ def test_a_client_without_a_compiler(cluster, modules, tmp_path, python):
     cluster.joined(3)
     done = aot(cluster, file, tmp_path / "out", PATH="/none", CXX="")
     assert done.returncode == 0, done.stderr
-    assert "built by what most workers have, cxx (Most) 1.0" in done.stderr and "worker" in done.stderr
+    assert "built by the tools of most workers, cxx (Most) 1.0" in done.stderr and "worker" in done.stderr
     manifest = json.loads((tmp_path / "out" / "m0" / "manifest.json").read_text())
     assert manifest["toolchain"]["cxx"] == "(Most) 1.0" and manifest["key"] == specs[0].key
 

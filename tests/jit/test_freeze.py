@@ -83,7 +83,7 @@ def test_the_error_names_module_reason_and_stack(make_spec):
     innermost = error.stack[-1]
     assert (innermost.name, os.path.basename(innermost.filename)) == ("a_users_function", "test_freeze.py")
     assert text.splitlines()[-1].endswith("in a_users_function: return spec.build()")
-    assert "asked for by build(), called at" in text
+    assert "requested by build(), called at" in text
     package = os.path.dirname(flashinfer.__file__)
     assert not [frame for frame in error.stack if frame.filename.startswith(package)]
 
@@ -107,7 +107,7 @@ def test_the_stack_of_an_operator(python):
     assert lines[0].startswith(
         "module 'activation_silu_cpu' is not built and flashinfer.jit.freeze() forbids building it"
     )
-    assert lines[1] == "  asked for by silu_and_mul(), called at" and " in serve: " in lines[-1]
+    assert lines[1] == "  requested by silu_and_mul(), called at" and " in serve: " in lines[-1]
 
 
 def test_the_variable(make_spec, monkeypatch):

@@ -17,7 +17,7 @@ from flashinfer.jit.host.lock import alone, try_hold, wait
 
 from ..support.processes import ROOT, answer, answering, end, in_a_thread, python_path, start
 
-REFUSED = "building module 'tiny' failed: this thread is building it already"
+REFUSED = "building module 'tiny' failed: this thread is already building it"
 HANDLE = """
     import ctypes, os, signal, sys
     import torch

@@ -204,9 +204,9 @@ def test_without_the_packages_it_says_what_to_install(make_spec, remote, host, m
 @pytest.mark.parametrize(
     "name, value, wanted",
     [
-        ("FLASHINFER_STORE", "bucket", "'bucket' is none"),
-        ("FLASHINFER_STORE", "unsigned+file:///a,", "'' is none"),
-        ("FLASHINFER_STORE", "unsigned+file://relative", "is none"),
+        ("FLASHINFER_STORE", "bucket", "'bucket' is not a store URL"),
+        ("FLASHINFER_STORE", "unsigned+file:///a,", "'' is not a store URL"),
+        ("FLASHINFER_STORE", "unsigned+file://relative", "is not a store URL"),
         ("FLASHINFER_STORE", "unsigned+quux://x", "a protocol that fsspec knows"),
         ("FLASHINFER_STORE_TIMEOUT", "-1", "a positive number of seconds"),
         ("FLASHINFER_STORE_PUBLISH", "maybe", "one of 0, 1"),

@@ -1,4 +1,4 @@
-"""FlashInfer's address of what describes attention: ``gen_*_module`` and ``get_*_uri``, which are in ``pytorch``."""
+"""FlashInfer's address of the functions of ``pytorch``: ``gen_*_module`` and ``get_*_uri`` of attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FlashInfer's address of the generators of attention modules, and of their names.
+"""FlashInfer's address of the generators and names of attention modules.
 
 A uri is a module's name: ``get_single_decode_uri(...)`` is ``gen_single_decode_module(...).name``. POD and
-``BatchAttention`` are computed by modules of prefill and decode, and have generators because FlashInfer has them.
+``BatchAttention`` use modules of prefill and decode. Their generators exist because FlashInfer has them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def gen_pod_module(
     use_logits_soft_cap_d: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The prefill module of POD; its decode module is that of :func:`gen_batch_decode_module`.
+    """Return the prefill module of POD. Its decode module is that of :func:`gen_batch_decode_module`.
 
     Raises:
-        ValueError: a device, dtype, size or mode that the library's kernels of prefill or decode do not have.
+        ValueError: a device, dtype, size or mode without prefill or decode kernels.
     """
     sizes = (head_dim, head_dim)
     decode.gen_batch_decode_module(
@@ -56,10 +56,10 @@ def gen_batch_attention_module(
     use_profiler: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The module of ``BatchAttention``: prefill's, whose schedule takes requests of all lengths.
+    """Return the module of ``BatchAttention``: prefill's, whose scheduler takes requests of all lengths.
 
     Raises:
-        ValueError: a device, dtype, size or mode that the library's kernels do not have.
+        ValueError: a device, dtype, size or mode without kernels.
     """
     spec = prefill.gen_batch_prefill_module(
         "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo, pos_encoding_mode, device=device

@@ -1,5 +1,6 @@
-"""Builds modules on the workers of a Dask scheduler (extra ``cluster``); imported by ``aot --cluster`` alone.
+"""Builds on the workers of a Dask scheduler (extra ``cluster``). Only ``aot --cluster`` imports it.
 
-``client`` gives modules to workers and publishes what comes back, ``job`` is what travels, ``tasks`` run inside of
-Dask's workers, ``child`` builds one module in a process of its own there, by the same graph as everywhere.
+``client`` sends modules to workers and publishes their results. ``job`` defines the messages. ``tasks`` run
+inside Dask's workers. ``child`` builds one module there in a process of its own, by the graph that every
+build uses.
 """

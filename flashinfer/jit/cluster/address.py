@@ -1,4 +1,4 @@
-"""Addresses of schedulers, and which of them are reached without TLS."""
+"""Addresses of Dask schedulers, and the check that one is safe to use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ WANTED = "wanted tcp://HOST:PORT or tls://HOST:PORT"
 
 
 def parse(text: str) -> str:
-    """An address as Dask takes it.
+    """Return an address in Dask's form.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an address.
     """
     try:
         parts = urlsplit(text)
@@ -25,22 +25,23 @@ def parse(text: str) -> str:
 
 
 def why_insecure(address: str) -> str | None:
-    """Why an address is not to be used without being asked to: whoever reaches a scheduler runs code on its workers.
+    """Return why an address needs ``--cluster-insecure``, or ``None``.
 
-    An address of this machine is one that a socket can be bound to.
+    Everybody who reaches a scheduler can run code on its workers. An address belongs to this machine if a
+    socket can be bound to it.
     """
     parts = urlsplit(address)
     if parts.scheme == "tls":
         return None
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
-        for family, kind, _, _, place in found:
+        for family, kind, _, _, sockaddr in found:
             with socket.socket(family, kind) as probe:
-                probe.bind((place[0], 0, *place[2:]))
+                probe.bind((sockaddr[0], 0, *sockaddr[2:]))
         return None
     except OSError:
         return (
-            f"{address} is another machine, and tcp:// is not encrypted: whoever listens can run code on its workers."
+            f"{address} is another machine, and tcp:// is not encrypted: everybody who listens can run code on its workers."
             " Start the scheduler and the workers with --tls-ca-file, --tls-cert and --tls-key, set the same in Dask's"
             " configuration (distributed.comm.tls) and use tls://; or say --cluster-insecure"
         )

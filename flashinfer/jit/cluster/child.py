@@ -1,7 +1,7 @@
-"""Builds one module on a worker: ``python -m flashinfer.jit.cluster.child DESCRIPTOR``, the job on standard input.
+"""Build of one module on a worker: ``python -m flashinfer.jit.cluster.child DESCRIPTOR``, the job on stdin.
 
-A process of its own, because it builds the client's tree and not the one that is installed here. When the other end
-of DESCRIPTOR is gone, so is the worker that asked: this process ends, and its compilers with it.
+The build has a process of its own because it builds the client's tree, not the installed one. When the other
+end of DESCRIPTOR closes, the worker is gone: this process then ends, together with its compilers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..machine.workspace import workspace
 from ..module import JitSpec
 from ..spec import digest
 from ..specjson import from_json
-from .job import marked, places
+from .job import marked, tool_paths
 from .tasks import store, tree_of
 
-# Not the module's fault, wherever it stands in what a compiler says: the disk of this machine is full.
+# A full disk of this machine is not the module's fault, wherever a compiler reports it.
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -56,17 +56,17 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     }
     spec = from_json(JitSpec, {**job["spec"], "own": own}, folder)
     if spec.key != job["key"]:
-        return {"again": f"its copy of the files of {spec.name!r} is not what was sent", "unfit": True}
+        return {"again": f"its copy of the files of {spec.name!r} differs from the files sent", "unfit": True}
     request = build.make_request(spec, target=Target(spec.backend, tuple(job["archs"]), True), key=job["key"])
     if request.build_key != job["build_key"]:
-        return {"again": "its compiler is another one than a moment ago", "unfit": True}
+        return {"again": "its compiler has changed since it was asked", "unfit": True}
     (outcome,) = build.run([request], jobs=job["jobs"], watch=lambda progress: None)
     if outcome.artifact is not None:
         timeline = asdict(outcome.timeline) if outcome.timeline is not None else None
         return {"how": outcome.how, "directory": str(outcome.artifact.directory), "timeline": timeline}
     assert outcome.error is not None
     return _failed(
-        outcome.error, {"<root>": str(tree), "<own>": f"{folder}/{digest(own)[:32]}", **places(request.toolchain)}
+        outcome.error, {"<root>": str(tree), "<own>": f"{folder}/{digest(own)[:32]}", **tool_paths(request.toolchain)}
     )
 
 
@@ -74,9 +74,8 @@ def _failed(error: BuildError, here: dict[str, str]) -> dict[str, Any]:
     text = f"{error.reason}\n{error.output}"
     if not error.command or any(word in text for word in _FULL):
         return {"again": error.reason, "unfit": True}
-    if re.search(
-        r"was killed by signal|Killed signal", text
-    ):  # whoever takes a worker down may begin with its compilers
+    # A shutdown of the worker may kill its compilers first.
+    if re.search(r"was killed by signal|Killed signal", text):
         return {"again": error.reason, "unfit": False}
     log = error.log.read_text(errors="replace") if error.log is not None and Path(error.log).is_file() else ""
     said = {"reason": error.reason, "command": error.command, "output": error.output, "log": log}

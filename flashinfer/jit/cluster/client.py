@@ -1,7 +1,8 @@
-"""Gives modules to the workers of a Dask scheduler, takes in what they built, and publishes it here.
+"""Client of a Dask scheduler: sends modules to workers, receives their artifacts and publishes them here.
 
-The queue is kept here and a module is bound to one worker: only those are used that have the right tools and the files,
-which is known after they were asked, and Dask places no waiting task on a worker that becomes fit later.
+The queue lives here, and each module is bound to one worker. A worker can be used only if it has the right
+tools and the files, which the client learns by asking. Dask never moves a waiting task to a worker that
+becomes fit later.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from ..spec import Spec, digest
 from . import tasks
 from .job import PROTOCOL, Job, Tools, described, packed, tools_of, unmarked
 
-TICK = 0.25  # seconds between two looks at who is there
-ATTEMPTS = 4  # times that a module may be given to a worker, as often as Dask gives a task
+TICK = 0.25  # seconds between two polls of the scheduler's workers
+ATTEMPTS = 4  # times that a module may be sent to a worker, as often as Dask retries a task
 
 
 @dataclass(frozen=True)
-class Elsewhere(Toolchain):
-    """The tools of workers, for a client that has none."""
+class RemoteToolchain(Toolchain):
+    """Tools of the workers, for a client that has none."""
 
-    of_workers: tuple[tuple[str, str | bool | None], ...] = ()
+    remote_identity: tuple[tuple[str, str | bool | None], ...] = ()
 
     @property
     def identity(self) -> Identity:
-        return dict(self.of_workers)
+        return dict(self.remote_identity)
 
 
 @dataclass
 class _Worker:
-    """A worker that was asked: modules that it has room for, the backends it can build, or why it is not used."""
+    """A worker: its free threads, the backends that it can build, or the reason why it is not used."""
 
     free: int
     backends: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker has been given, and what is done with its answer."""
+    """A call that a worker is running, and the function that receives its answer."""
 
     address: str
     then: Callable[[Any], None]
@@ -73,7 +74,7 @@ class _Task:
 
 
 class Fleet:
-    """A connection to a scheduler, and the tools that modules are wanted of.
+    """A connection to a scheduler, and the tools that the modules must be built with.
 
     Raises:
         ClusterError: no scheduler answers within ``wait`` seconds.
@@ -86,7 +87,7 @@ class Fleet:
         except ImportError as err:
             raise DependencyError("distributed", str(err), "cluster") from None
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what goes wrong is said once, by us
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors are reported once, by this class
         self.address, self.wait, self.wanted = address, wait, dict[str, Tools]()
         try:
             self.client: Any = Client(address, timeout=max(wait, 1), set_as_default=False, name="flashinfer")
@@ -97,12 +98,12 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What is still under way ends when nobody waits for it any more: see tasks.make.
+        # Running tasks notice that their client is gone: see tasks.make.
         with suppress(Exception):
             self.client.close(timeout=5)
 
     def request(self, spec: Spec, destination: Path, target: Target) -> Request:
-        """What building ``spec`` for ``target`` means, by this machine's tools or by those that most workers share."""
+        """Return a build request that uses this machine's tools, or else those that most workers share."""
         target = narrowed(target, spec.archs, spec.name)
         return Request(spec, target, self._toolchain(spec.backend), spec.key, destination)
 
@@ -114,78 +115,78 @@ class Fleet:
         if backend not in self.wanted:
             self.wanted[backend] = self._of_most(backend, mine)
             most = described(self.wanted[backend])
-            say(f"{backend} modules are built by what most workers have, {most}: here {mine}")
+            say(f"{backend} modules are built by the tools of most workers, {most}: here {mine}")
         identity = {name: value for name, value in self.wanted[backend].items() if name != "torch"}
-        return Elsewhere("c++", None, "ninja", find_torch(), of_workers=tuple(identity.items()))
+        return RemoteToolchain("c++", None, "ninja", find_torch(), remote_identity=tuple(identity.items()))
 
     def _of_most(self, backend: str, mine: str) -> Tools:
         deadline, offers = time.monotonic() + self.wait, dict[str, Any]()
         while not offers and time.monotonic() < deadline:
-            asked = {
+            pending = {
                 one: self.client.submit(*packed(tasks.offer, []), workers=[one], pure=False) for one in self.present()
             }
-            for address, future in asked.items():
-                with suppress(Exception):  # it says nothing, or is gone
+            for address, future in pending.items():
+                with suppress(Exception):  # the worker does not answer, or is gone
                     offers[address] = future.result(timeout=max(deadline - time.monotonic(), 1))["tools"][backend]
             time.sleep(TICK)
         able = Counter(tuple(tools.items()) for _, tools in sorted(offers.items()) if isinstance(tools, dict))
         if not able:
             said = "; ".join(f"{address}: {tools}" for address, tools in offers.items()) or "there are no workers"
-            raise ClusterError(f"nobody can build {backend} modules: here {mine}; {said}")
+            raise ClusterError(f"no machine can build {backend} modules: here {mine}; {said}")
         return dict(able.most_common(1)[0][0])
 
     def present(self) -> dict[str, int]:
-        """The workers that are there -> how many modules each takes at a time."""
+        """Return the connected workers -> the number of modules that each builds at a time."""
         try:
             if self.client.status == "running":
                 return dict(self.client.nthreads())
         except (OSError, RuntimeError, ValueError):
             pass
-        raise ClusterError(f"the scheduler at {self.address} has gone: what is built stays, start again for the rest")
+        raise ClusterError(
+            f"the scheduler at {self.address} is gone: finished modules are kept, start again for the rest"
+        )
 
     def run(
         self, requests: Sequence[Request], watch: Watch, verbose: bool = False, jobs: int | None = None
     ) -> list[Outcome]:
-        """Build and publish all requests. One that fails does not stop the others.
+        """Build and publish all requests. A failure does not stop the other builds.
 
-        ``jobs``: compilers that a worker runs at once, by default as many as it has CPUs.
+        Args:
+            jobs: compilers that a worker runs at once, by default one per CPU.
 
         Raises:
-            ClusterError: no worker can build what is left, or there is no scheduler any more.
+            ClusterError: no worker can build the remaining modules, or the scheduler is gone.
         """
         return _Building(self, requests, watch, verbose, jobs)()
 
 
 class _Building:
-    """One run: ``workers`` by address, ``tasks`` that they have by Dask's future, modules that are ``waiting`` for one."""
+    """One run: ``workers`` by address, ``tasks`` by Dask's future, and modules ``waiting`` for a worker."""
 
     def __init__(
         self, fleet: Fleet, requests: Sequence[Request], watch: Watch, verbose: bool, compilers: int | None
     ) -> None:
-        self.fleet, self.requests, self.watch, self.verbose, self.compilers = (
-            fleet,
-            requests,
-            guarded(watch),
-            verbose,
-            compilers,
-        )
+        self.fleet, self.requests = fleet, requests
+        self.watch = guarded(watch)
+        self.verbose, self.compilers = verbose, compilers
         self.outcomes = {one: outcome for one in requests if (outcome := build.reused(one)) is not None}
         self.jobs = {request: Job(request) for request in requests if request not in self.outcomes}
         self.files = {name: sha256 for job in self.jobs.values() for name, sha256 in job.tree.items()}
         self.contents = {name: data for job in self.jobs.values() for name, data in job.contents.items()}
-        # Those of most steps first: a long one that is begun last would be waited for alone.
+        # The longest modules start first: a long one that starts last would leave all other workers idle.
         self.waiting = sorted(self.jobs, key=lambda request: -request.steps)
-        self.workers, self.tasks, self.attempts = dict[str, _Worker](), dict[Any, _Task](), Counter[Request]()
+        self.workers, self.tasks = dict[str, _Worker](), dict[Any, _Task]()
+        self.attempts = Counter[Request]()
         self.ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress = Progress(sum(one.steps for one in self.jobs), left=tuple(one.spec.name for one in self.jobs))
         self.timeline, self.lanes = Timeline(time.time(), fleet.address, os.getpid(), 0), dict[tuple[str, int], int]()
-        self.since, self.looked = time.monotonic(), 0.0
+        self.since, self.polled = time.monotonic(), 0.0
 
     def __call__(self) -> list[Outcome]:
         while len(self.outcomes) < len(self.requests):
-            if time.monotonic() - self.looked >= TICK:
+            if time.monotonic() - self.polled >= TICK:
                 self._meet(self.fleet.present())
-            self._give()
+            self._assign()
             with suppress(queue.Empty):
                 self._take(self.ended.get(timeout=TICK))
             self.watch(self.progress)
@@ -193,19 +194,19 @@ class _Building:
         return [self.outcomes[request] for request in self.requests]
 
     def _meet(self, present: dict[str, int]) -> None:
-        """Ask whoever is new for its tools; give to others what those had that are gone."""
-        self.looked = time.monotonic()
+        """Ask new workers for their tools. Requeue the modules of workers that are gone."""
+        self.polled = time.monotonic()
         for address in present.keys() - self.workers.keys():
             self.workers[address] = _Worker(present[address])
-            self._send(address, partial(self._asked, address), None, tasks.offer, [*self.contents])
+            self._send(address, partial(self._offered, address), None, tasks.offer, [*self.contents])
         for future, task in list(self.tasks.items()):
             if task.address not in present:
                 self._again(future, task, f"{task.address} was lost")
         for address in self.workers.keys() - present.keys():
             del self.workers[address]
 
-    def _give(self) -> None:
-        """Give waiting modules to whoever can build them, one for each of its threads."""
+    def _assign(self) -> None:
+        """Send waiting modules to workers that can build them, one per thread."""
         for request in list(self.waiting):
             able = {at: one.free for at, one in self.workers.items() if request.spec.backend in one.backends}
             if able:
@@ -242,12 +243,12 @@ class _Building:
             try:
                 answer = future.result(timeout=patience)
             except TimeoutError:
-                # Its worker went after the end, and Dask waits for one of the same address; or it is a large library.
+                # The worker died after it finished and Dask waits for its address, or the library is large.
                 patience *= 2
                 if task.address in self.fleet.present():
                     continue
                 return self._again(future, task, f"{task.address} was lost")
-            except Exception as err:  # of another version, or what it has to import is broken
+            except Exception as err:  # another version, or one of its imports is broken
                 if task.address in self.fleet.present():
                     self._refuse(task.address, f"failed: {type(err).__name__}: {err}")
                 return self._again(future, task, f"{task.address} failed: {err}")
@@ -256,7 +257,7 @@ class _Building:
             return task.then(answer)
 
     def _again(self, future: Any, task: _Task, why: str) -> None:
-        """Take back what a worker has not done."""
+        """Take back a module that a worker did not finish."""
         del self.tasks[future]
         future.cancel()
         self.workers[task.address].free += 1
@@ -265,17 +266,17 @@ class _Building:
 
     def _retry(self, request: Request, why: str) -> None:
         if self.attempts[request] < ATTEMPTS:
-            self.waiting.append(request)  # last: where workers die one after the other, it is not on each of them
+            self.waiting.append(request)  # last: if it kills workers, the other modules are built first
         else:
             self._fail(BuildError(request.spec.name, f"tried {ATTEMPTS} times, the last time: {why}"), request)
 
     def _refuse(self, address: str, why: str) -> None:
-        """Use a worker no more in this run, and say so once."""
+        """Exclude a worker from this run and report that once."""
         if not self.workers[address].why_not:
             self.workers[address].why_not, self.workers[address].backends = why, ()
             say(f"worker {address} is not used: {why}")
 
-    def _asked(self, address: str, offer: dict[str, Any]) -> None:
+    def _offered(self, address: str, offer: dict[str, Any]) -> None:
         if offer.get("protocol") != PROTOCOL:
             return self._refuse(address, f"speaks protocol {offer.get('protocol')}, wanted {PROTOCOL}")
         others = {backend: tools for backend, tools in self.fleet.wanted.items() if offer["tools"][backend] != tools}
@@ -285,11 +286,11 @@ class _Building:
             wanted = "; ".join(f"{backend}: {described(tools)}" for backend, tools in others.items())
             return self._refuse(address, f"{has}; wanted {wanted}")
         if others:
-            say(f"worker {address} is used for {' '.join(able)} alone: {has}")
+            say(f"worker {address} is used only for {' '.join(able)}: {has}")
         lacking = {name: self.contents[name] for name in offer["lacks"]}
-        self._send(address, partial(self._kept, address, able), None, tasks.keep, lacking, self.files)
+        self._send(address, partial(self._ready, address, able), None, tasks.keep, lacking, self.files)
 
-    def _kept(self, address: str, able: tuple[str, ...], _: object) -> None:
+    def _ready(self, address: str, able: tuple[str, ...], _: object) -> None:
         self.workers[address].backends = able
 
     def _made(self, request: Request, address: str, answer: dict[str, Any]) -> None:
@@ -305,7 +306,7 @@ class _Building:
         try:
             artifact = accepted(request, self.jobs[request].fields, answer["manifest"], answer["library"])
         except ArtifactError as err:
-            self._refuse(address, f"sent what was not asked for: {err}")
+            self._refuse(address, f"sent a wrong artifact: {err}")
             return self._retry(request, f"{address}: {err}")
         except (OSError, FlashInferError) as err:
             return self._fail(BuildError(name, f"cannot publish at {request.destination}: {err}"), request)
@@ -324,7 +325,7 @@ class _Building:
         self.progress.left = tuple(one.spec.name for one in self.jobs if one not in self.outcomes)
 
     def _error(self, request: Request, told: dict[str, str]) -> BuildError:
-        """The error of a compiler as it would be here; its log lies where that of a build here would."""
+        """Return a compiler's error with this machine's paths. Write its log where a local build would."""
         told = {name: unmarked(text, self.jobs[request].places) for name, text in told.items()}
         log = workspace() / "build" / f"{request.build_key[:16]}-cluster" / request.spec.name / "build.log"
         with suppress(OSError):
@@ -332,17 +333,17 @@ class _Building:
         return BuildError(request.spec.name, told["reason"], told["command"], told["output"], log)
 
     def _record(self, address: str, told: dict[str, Any]) -> None:
-        """Add what a worker's compilers did to the timeline of all: each slot of each worker is a lane."""
+        """Add a worker's compilers to the common timeline: each slot of each worker is a lane."""
         for unit in (Unit(**one) for one in told["units"]):
             lane = self.lanes.setdefault((address, unit.lane), len(self.lanes))
             self.timeline.units.append(replace(unit, lane=lane))
 
 
 def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:
-    """Publish what came back as an artifact at its destination, once it is found to be what was asked for.
+    """Check the artifact that a worker sent, and publish it at its destination.
 
     Raises:
-        ArtifactError: it is not.
+        ArtifactError: the artifact does not answer the request.
         OSError: it cannot be written here.
     """
     name, archs = request.spec.name, [*request.target.archs]
@@ -350,14 +351,14 @@ def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any],
     wanted = {**fields, **keys, "archs": archs, "toolchain": request.toolchain.identity}
     make_directories(request.destination.parent)
     with scratch(request.destination.parent, ".cluster.") as folder:
-        place = folder / name
-        make_directories(place)
+        directory = folder / name
+        make_directories(directory)
         for file, data in ((f"{name}.so", library), (MANIFEST, json.dumps(manifest).encode())):
-            write_atomically(place / file, data)
-        found = read(place, name)
+            write_atomically(directory / file, data)
+        found = read(directory, name)
         if not isinstance(found, Artifact):
             raise ArtifactError(str(found))
         if differs := [key for key, value in wanted.items() if found.manifest.get(key) != value]:
-            raise ArtifactError(f"the manifest of {name!r} says another {' and '.join(differs)}")
+            raise ArtifactError(f"the manifest of {name!r} has another {' and '.join(differs)}")
         with verified(found):
             return publish(found.path, found.manifest, request.destination)

@@ -1,7 +1,7 @@
-"""What travels between client and workers: plain values, and files by their digest.
+"""Messages between client and workers: plain values, and files by their digest.
 
-A path means something on one machine alone: where text with paths travels, a mark stands for each, and the other side
-puts its own there.
+A path is valid on one machine only. Text that travels has a mark in the place of each path, and the receiver
+substitutes its own paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..run import Request
 from ..spec import digest
 from ..specjson import to_json
 
-PROTOCOL = 1  # raise it when what travels changes its meaning
+PROTOCOL = 1  # increase it when a message changes its meaning
 Tools = dict[str, str | bool | None]
 
 
@@ -36,21 +36,22 @@ class _Call:
 
 
 def packed(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[[bytes], Any], bytes]:
-    """Return a task of Dask's that makes a call: a scheduler unpickles tasks, and need not have this package for it."""
+    """Return a Dask task for a call. The scheduler unpickles tasks and must not need this package."""
     return pickle.loads, pickle.dumps(_Call(function, arguments))
 
 
 class Job:
-    """One module as a worker gets it, and what of this machine its marks stand for.
+    """One module in the form that a worker receives, and the paths of this machine that its marks stand for.
 
-    ``tree``: every file of the project's that the module is made of -> digest; ``own``: those of the user's;
-    ``contents`` of both by digest.
+    ``tree`` maps the project's files that the module is made of to their digests, ``own`` those of the user.
+    ``contents`` has the bytes of both by digest.
     """
 
     def __init__(self, request: Request) -> None:
         spec, root = request.spec, env.data_root() + os.sep
         plain = to_json(spec)
-        self.request, self.plain, self.fields, self.contents = request, plain, spec.fields(), dict[str, bytes]()
+        self.request, self.plain = request, plain
+        self.fields, self.contents = spec.fields(), dict[str, bytes]()
         if digest(self.fields) != request.key:
             raise ClusterError(f"a source or header of {spec.name!r} has just changed: start again")
         self.own = {
@@ -65,7 +66,7 @@ class Job:
             for mark, path in zip(marks, paths, strict=True)
             if mark.startswith("<own>/")
         )
-        self.places = {"<root>": env.data_root(), "<own>": next(homes, ""), **places(request.toolchain)}
+        self.places = {"<root>": env.data_root(), "<own>": next(homes, ""), **tool_paths(request.toolchain)}
 
     def _read(self, path: str) -> str:
         with open(path, "rb") as file:
@@ -77,35 +78,36 @@ class Job:
         return name
 
     def message(self, tree: str, jobs: int | None) -> dict[str, Any]:
-        """What is sent to a worker that has the files, those of the project's in the tree of that digest."""
+        """Return the message for a worker that already has the files, laid out as the tree of that digest."""
         request = self.request
         wanted = {"key": request.key, "build_key": request.build_key, "archs": request.target.archs}
         return {"spec": self.plain, "own": self.own, "tree": tree, "jobs": jobs, **wanted}
 
 
-def places(toolchain: Toolchain) -> dict[str, str]:
-    """The paths of the tools that a message may name."""
+def tool_paths(toolchain: Toolchain) -> dict[str, str]:
+    """Return the marks -> the paths of the tools that a message may name."""
     return {"<cxx>": toolchain.cxx, "<nvcc>": toolchain.nvcc or "", "<torch>": str(toolchain.torch_dir)}
 
 
 def marked(text: str, here: Mapping[str, str]) -> str:
-    """A text with marks for the paths of this machine, the longest first: one may lie in another."""
+    """Replace paths of this machine by marks, the longest path first, because one may lie in another."""
     for mark, path in sorted(here.items(), key=lambda item: -len(item[1])):
         text = text.replace(path, mark) if path else text
     return text
 
 
 def unmarked(text: str, here: Mapping[str, str]) -> str:
-    """A text of another machine with the paths of this one."""
+    """Replace the marks in a text of another machine by paths of this one."""
     for mark, path in here.items():
         text = text.replace(mark, path) if path else text
     return text
 
 
 def tools_of(backend: str) -> Tools | str:
-    """What of this machine's tools changes a byte of a module, or why it cannot build any.
+    """Return the properties of this machine's tools that change a module's bytes, or why it cannot build one.
 
-    A module runs with every torch, but it is made of the headers of one: its version, less what that was built for.
+    A module runs with every torch but is compiled with the headers of one. The version counts without its
+    local part, which names only a CUDA release.
     """
     try:
         return {**find_toolchain(backend).identity, "torch": version("torch").split("+")[0]}
@@ -114,7 +116,7 @@ def tools_of(backend: str) -> Tools | str:
 
 
 def described(tools: Tools | str) -> str:
-    """Tools as a person reads them."""
+    """Format tools for a reader."""
     if isinstance(tools, str):
         return tools
     return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in tools.items())

@@ -1,4 +1,4 @@
-"""What the client runs as tasks of Dask's workers. All of it lives in the worker's own workspace."""
+"""Tasks that the client runs on Dask's workers. Their files are in the worker's own workspace."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..spec import BACKENDS, digest
 from ..worker.notes import file_digest
 from .job import PROTOCOL, tools_of
 
-LOOK = 0.1  # seconds between two looks whether a module is still wanted
+POLL = 0.1  # seconds between two checks that a client still waits for the module
 
 
 def store() -> Path:
-    """Where files that clients sent are kept, named by their digests."""
+    """Return the directory of the files that clients sent, which are named by their digests."""
     return workspace() / "sources" / "files"
 
 
 def tree_of(tree: str) -> Path:
-    """The client's tree, as far as its modules are made of it."""
+    """Return the directory of a client's tree: the files that its modules are made of."""
     return workspace() / "sources" / tree
 
 
 def offer(digests: Iterable[str]) -> dict[str, Any]:
-    """What this worker builds with, and which files it lacks; a spoiled one too is lacking."""
+    """Return this worker's tools and the digests of files that it lacks. A damaged file counts as lacking."""
     tools = {backend: tools_of(backend) for backend in BACKENDS}
     return {
         "protocol": PROTOCOL,
@@ -42,15 +42,15 @@ def offer(digests: Iterable[str]) -> dict[str, Any]:
 
 
 def keep(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
-    """Keep files by digest, and lay out the tree that they make (name -> digest); what it is called.
+    """Store files by digest, lay out the tree that they make (name -> digest), and return its name.
 
     Raises:
         OSError: they cannot be written here.
-        ValueError: a name leads out of the tree, or bytes are not what their digest says.
+        ValueError: a name leads out of the tree, or the bytes do not match their digest.
     """
     for name, data in contents.items():
         write_atomically(store() / Path(name).name, data)
-    tree = tree_of(called := digest(dict(files))[:32])
+    tree = tree_of(tree_name := digest(dict(files))[:32])
     for name, sha256 in files.items():
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise ValueError(f"a file is called {name!r}")
@@ -58,10 +58,10 @@ def keep(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
             write_atomically(tree / name, (store() / sha256).read_bytes())
             if not _is_whole(tree / name, sha256):
                 raise ValueError(f"{name} arrived damaged")
-    for place in (store(), tree):
-        place.mkdir(parents=True, exist_ok=True)
-        os.utime(place)  # in use: see gc
-    return called
+    for folder in (store(), tree):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)  # in use: see gc
+    return tree_name
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
@@ -69,7 +69,10 @@ def _is_whole(path: Path, sha256: str) -> bool:
 
 
 def make(job: dict[str, Any]) -> dict[str, Any]:
-    """Build one module: its manifest and library; or its ``error``; or why to try ``again``, ``unfit`` if not here."""
+    """Build one module.
+
+    Return its manifest and library, or its ``error``, or why to try ``again``: elsewhere if ``unfit``.
+    """
     from distributed import get_worker
 
     worker = get_worker()
@@ -81,13 +84,13 @@ def make(job: dict[str, Any]) -> dict[str, Any]:
         with process.start(
             command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, pass_fds=[theirs], start_new_session=True
         ) as child:
-            given: str | None = json.dumps(job)
+            stdin: str | None = json.dumps(job)
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    said, complaints = child.communicate(given, timeout=LOOK)
+                    said, complaints = child.communicate(stdin, timeout=POLL)
                     break
-                given = None
-                if not _is_wanted(worker, key):
+                stdin = None
+                if not _has_client(worker, key):
                     os.killpg(child.pid, signal.SIGKILL)
     finally:
         os.close(theirs)
@@ -96,15 +99,16 @@ def make(job: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(said)
     except ValueError:
         last = (complaints.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
-        return {"again": f"the build broke down: {last}", "unfit": True}
+        return {"again": f"the build failed: {last}", "unfit": True}
     answer["said"] = complaints
-    if (place := answer.pop("directory", None)) is not None:
-        (library,) = Path(place).glob("*.so")
-        answer |= {"manifest": json.loads((Path(place) / "manifest.json").read_text()), "library": library.read_bytes()}
+    if (directory := answer.pop("directory", None)) is not None:
+        (library,) = Path(directory).glob("*.so")
+        manifest = json.loads((Path(directory) / "manifest.json").read_text())
+        answer |= {"manifest": manifest, "library": library.read_bytes()}
     return answer
 
 
-def _is_wanted(worker: Any, key: str) -> bool:
-    """Whether anybody waits for a task: Dask lets go of it when its client is gone, but no thread ends by that."""
+def _has_client(worker: Any, key: str) -> bool:
+    """Return whether a client waits for a task. Dask forgets tasks of lost clients but stops no thread."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled" and worker.status.name in ("running", "paused")

@@ -1,1 +1,1 @@
-"""This machine: its tools, what is built for it, whom it trusts, where its cache lies."""
+"""The machine of this process: tools, targets, trusted owners and the workspace."""

@@ -1,8 +1,8 @@
-"""The environment of compilers: what is listed here, and nothing else.
+"""The environment of compilers: the variables listed here, and no others.
 
-A compiler reads many variables that no key knows of: ``LD_RUN_PATH`` gets into libraries, ``PTXAS_FLAGS`` into code for
-GPUs, ``COMPILER_PATH`` chooses other programs. ``FLASHINFER_EXTRA_*`` is the way to add flags. A launcher that needs another
-variable gets it by ``env NAME=VALUE`` in the variable that names the launcher.
+A compiler reads many variables that no key covers: ``LD_RUN_PATH`` changes libraries, ``PTXAS_FLAGS`` changes
+GPU code, ``COMPILER_PATH`` selects other programs. Flags are added by ``FLASHINFER_EXTRA_*``. A launcher gets
+another variable by ``env NAME=VALUE`` in the variable that names the launcher.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from ... import env
 
-# Where programs find each other, their libraries, their own files and their user: no compiler writes that down.
+# Programs find each other, their libraries, files and user by these. No compiler writes them into its output.
 _ALLOWED = {
     "PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
 }  # fmt: skip
-_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}  # in small letters or capitals
-# Of launchers that cache and distribute, and of the stores behind them; these are no compiler's.
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}  # in lower or upper case
+# Variables of caching and distributing launchers and of their stores. No compiler reads them.
 _LAUNCHERS = ("CCACHE_", "SCCACHE_", "ICECC_", "DISTCC_", "AWS_", "AZURE_", "GOOGLE_", "ACTIONS_")
-# Which compiler a launcher starts is said by the command.
+# The command, not a variable, selects the compiler that a launcher starts.
 _OTHER_COMPILERS = {
     "CCACHE_CC", "CCACHE_COMPILER", "CCACHE_COMPILERTYPE", "CCACHE_PREFIX", "CCACHE_PREFIX_CPP",
     "ICECC_CC", "ICECC_CXX",
@@ -28,12 +28,15 @@ _OTHER_COMPILERS = {
 
 
 def compiler_environment(folder: str | Path = "") -> dict[str, str]:
-    """Return the environment of compilers that may write below ``folder``, where there is no temporary directory."""
-    kept = {name: value for name, value in os.environ.items() if _is_allowed(name)}
+    """Return the environment of compilers.
+
+    They may write below ``folder`` if there is no temporary directory.
+    """
+    allowed = {name: value for name, value in os.environ.items() if _is_allowed(name)}
     if (temporary := env.temporary_dir() or folder) != "":
-        kept["TMPDIR"] = str(temporary)
-    # The date that a source asks for is the same in every build; messages are in English.
-    return kept | {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+        allowed["TMPDIR"] = str(temporary)
+    # __DATE__ is the same in every build, and messages are in English.
+    return allowed | {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
 
 
 def _is_allowed(name: str) -> bool:

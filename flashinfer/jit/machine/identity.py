@@ -1,4 +1,4 @@
-"""The versions of the tools, which change bytes of the result, asked once for each version of a tool."""
+"""Versions of the tools, which change the bytes of an artifact. Each version of a tool is asked once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _answers: dict[str, str] = {}
 
 
 def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
-    # Every torch that we run with has this ABI alone. Keys of today say so: it goes with the next spec.FORMAT.
+    # Every supported torch has this ABI. Existing keys contain it, so it stays until the next spec.FORMAT.
     return {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None, "cxx11_abi": True}
 
 
 def version_of(program: str, writes: bool = True) -> str:
-    """The version a compiler gives of itself, less its own name: ``g++`` and ``c++`` may be one. It runs once per version."""
+    """Return a compiler's version without its name, because ``g++`` and ``c++`` may be the same compiler."""
     try:
         key = _fingerprint(program)
     except OSError:
@@ -35,11 +35,11 @@ def version_of(program: str, writes: bool = True) -> str:
     if key not in _answers:
         file = workspace_root() / "answers" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
         try:
-            (_answers[key],) = json.loads(file.read_bytes())  # cut short, it is no answer
+            (_answers[key],) = json.loads(file.read_bytes())  # a truncated file raises
         except (OSError, ValueError, TypeError):
             _answers[key] = _ask_version(program)
             if writes:
-                with suppress(OSError):  # the answer is right all the same; the next process asks again
+                with suppress(OSError):  # the next process asks again
                     write_atomically(file, json.dumps([_answers[key]]).encode())
     return _answers[key]
 
@@ -54,12 +54,12 @@ def _ask_version(program: str) -> str:
         raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
     lines = [line.strip() for line in run.stdout.splitlines() if line.strip()]
     release = [line for line in lines if line.startswith("Cuda compilation tools")]
-    # nvcc tells its version near the end, g++ and clang++ in the first line behind their name.
+    # nvcc prints its version near the end, g++ and clang++ in the first line after their name.
     return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
 
 
 def _fingerprint(path: str) -> str:
-    """Tells a program on disk from any other. A script that starts another program stands for that one too."""
+    """Return text that identifies a program on disk. A script's text includes the programs that it names."""
     real = os.path.realpath(path)
     parts = [_stamp(real)]
     if os.path.getsize(real) < 65536:

@@ -1,6 +1,6 @@
-"""What a module is compiled for and what this machine can run: CPU levels and GPU archs.
+"""Targets of compilation, CPU levels and GPU archs, and the check that this machine runs them.
 
-No compiler and no CUDA context is involved: CPU features come from the kernel, GPUs from NVML.
+No compiler and no CUDA context is needed: CPU features come from the kernel, GPUs from NVML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from itertools import takewhile
 from ... import env
 from ...errors import EnvironmentValueError, ToolchainError
 
-# What each x86-64 psABI level, and one that no compiler names, has beyond the one before, in /proc/cpuinfo's spelling.
+# Features that each x86-64 psABI level adds to the previous one, spelled as in /proc/cpuinfo. The last is our
+# own.
 _LEVEL_FEATURES = {
     "x86-64": (),
     "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
@@ -30,14 +31,17 @@ CPU_LEVELS = tuple(_LEVEL_FEATURES)
 
 @dataclass(frozen=True)
 class Target:
-    """``archs`` a module is compiled for: one CPU level, or GPU archs. ``explicit``: somebody asked for these."""
+    """The ``archs`` a module is compiled for: one CPU level, or GPU archs.
+
+    ``explicit``: named by the user.
+    """
 
     backend: str
     archs: tuple[str, ...]
     explicit: bool
 
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags: ``-march`` of the C++ compiler (cpu) or ``-gencode`` of nvcc (cuda)."""
+        """Return compiler flags: ``-march`` of the C++ compiler (cpu) or ``-gencode`` of nvcc (cuda)."""
         flags = list[str]()
         for name, *more in (arch.split("+") for arch in self.archs if arch != "generic"):
             if self.backend == "cpu":
@@ -50,9 +54,9 @@ class Target:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Returns the features that the kernel says this CPU has, in /proc/cpuinfo's spelling."""
+    """Return the features of this CPU, as the kernel spells them in /proc/cpuinfo."""
     with suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:  # the first CPU's: a host with hundreds takes milliseconds to list them all
+        for line in file:  # only the first CPU: listing hundreds takes milliseconds
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):
                 return frozenset(words.split())
@@ -60,14 +64,14 @@ def cpu_features() -> frozenset[str]:
 
 
 def level_features(level: str) -> tuple[str, ...]:
-    """CPU features that code compiled for ``level`` may use."""
+    """Return the CPU features that code compiled for ``level`` may use."""
     has = level in CPU_LEVELS and CPU_LEVELS[: CPU_LEVELS.index(level) + 1]
     return tuple(sorted(feature for lower in has or () for feature in _LEVEL_FEATURES[lower]))
 
 
 @cache
 def native_level() -> str:
-    """Returns the newest level this CPU has, by name, so that the same CPU elsewhere finds the same artifact."""
+    """Return the newest level of this CPU by name, so that an equal CPU elsewhere finds the same artifact."""
     if os.uname().machine.lower() not in ("x86_64", "amd64"):
         return "generic"
     return [level for level in CPU_LEVELS if set(level_features(level)) <= cpu_features()][-1]
@@ -75,8 +79,8 @@ def native_level() -> str:
 
 @cache
 def visible_gpus() -> tuple[tuple[int, int], ...]:
-    """Compute capabilities of the visible GPUs, sorted, without repeats, without creating a CUDA context."""
-    # NVML needs no cuInit, after which a fork would have a broken CUDA.
+    """Return the capabilities of the visible GPUs, sorted and unique, without creating a CUDA context."""
+    # NVML needs no cuInit. After a cuInit, CUDA is broken in forked children.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return tuple(sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}))
@@ -99,13 +103,17 @@ def visible_gpus() -> tuple[tuple[int, int], ...]:
 
 def _visible_indices(count: int) -> list[int]:
     words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "GPU").split(",")]
-    if words[0][:3] in ("GPU", "MIG"):  # names: any GPU of the machine may be meant
+    if words[0][:3] in ("GPU", "MIG"):  # names may mean any GPU of the machine
         return list(range(count))
-    return [int(word) for word in takewhile(str.isdecimal, words) if int(word) < count]  # as CUDA, up to the first -1
+    # CUDA stops at the first -1.
+    return [int(word) for word in takewhile(str.isdecimal, words) if int(word) < count]
 
 
 def wanted_target(backend: str) -> Target:
-    """Returns what to compile for, by the environment or this machine; a ``ToolchainError`` where neither says."""
+    """Return the target that the environment names, else this machine's.
+
+    Raise ``ToolchainError`` if neither has one.
+    """
     if backend == "cpu":
         level = env.CPU_ARCH.get()
         return Target("cpu", (native_level() if level in (None, "native") else str(level),), level is not None)
@@ -115,7 +123,7 @@ def wanted_target(backend: str) -> Target:
         if env.CUDA_ARCH_LIST.is_set:
             raise
         raise ToolchainError(f"{err}, or FLASHINFER_CUDA_ARCH_LIST, which comes first") from None
-    if archs:  # torch's list says what to compile for, and is nobody's word about modules that are there
+    if archs:  # torch's list selects what to compile, but must not reject existing modules
         return Target("cuda", archs, env.CUDA_ARCH_LIST.is_set)
     if not visible_gpus():
         raise ToolchainError(
@@ -126,31 +134,34 @@ def wanted_target(backend: str) -> Target:
 
 
 def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
-    """Narrows ``target`` to the ``archs`` that the module ``name`` has kernels for; a ``ToolchainError`` if none is."""
+    """Return ``target`` with only the ``archs`` of the kernels of ``name``.
+
+    Raise ``ToolchainError`` if none is left.
+    """
     left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
     if not left:
         of_list = target.explicit or env.TORCH_CUDA_ARCH_LIST.is_set
-        has = f"{'asked for' if of_list else 'this machine has'} {' '.join(target.archs)}"
-        raise ToolchainError(f"module {name!r} has kernels for {' '.join(archs)} alone, {has}")
+        has = f"{'the request names' if of_list else 'this machine has'} {' '.join(target.archs)}"
+        raise ToolchainError(f"module {name!r} has kernels only for {' '.join(archs)}, {has}")
     return Target(target.backend, left, target.explicit)
 
 
 def native_arch(capability: tuple[int, int]) -> str:
-    """Returns the arch to compile for a GPU with: wgmma and its kin, from Hopper on, are in the "a" targets alone."""
+    """Return the arch to compile for a GPU: from Hopper on an "a" target, because only these have wgmma."""
     return f"{capability[0]}.{capability[1]}{'a' if capability[0] >= 9 else ''}"
 
 
 def capability(arch: str) -> tuple[int, int]:
-    """The compute capability that an arch is named for: ``"9.0a"`` -> ``(9, 0)``."""
+    """Return the compute capability of an arch: ``"9.0a"`` -> ``(9, 0)``."""
     major, minor = arch.removesuffix("+PTX").rstrip("af").split(".")
     return int(major), int(minor)
 
 
 def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) -> str | None:
-    """Why this machine cannot run code compiled for ``archs``, or ``None`` if it can.
+    """Return why this machine cannot run code compiled for ``archs``, or ``None`` if it can.
 
-    ``on_all``: all of its GPUs must, not only one. Without a visible GPU a CUDA artifact is taken as runnable: nothing
-    will be launched.
+    ``on_all``: all GPUs must run the code, not only one. Without a visible GPU a CUDA artifact counts as
+    runnable, because nothing will be launched.
     """
     if backend == "cpu":
         for level in archs:
@@ -166,21 +177,21 @@ def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) ->
 
 
 def why_not_on(gpus: Iterable[tuple[int, int]], archs: Iterable[str], machine: str, on_all: bool) -> str | None:
-    """Why one of these GPUs, or each of them where one is enough, cannot run code compiled for ``archs``."""
+    """Return why code for ``archs`` does not run on all GPUs (``on_all``) or on any GPU, or ``None``."""
     refused = [gpu for gpu in gpus if not any(runs_on(arch, gpu) for arch in archs)]
     if not refused or (not on_all and len(refused) < len(tuple(gpus))):
         return None
     return f"compiled for {', '.join(archs)}, {machine} has a GPU of {refused[0][0]}.{refused[0][1]}"
 
 
-# Where the symbol versions of each name are defined.
+# Libraries that define the symbol versions of each name.
 _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6", "GCC": "libgcc_s.so.1"}
 
 
 def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> str | None:
-    """Why this process's C and C++ libraries or torch are too old for a binary, or ``None`` if they are not.
+    """Return why this process's C and C++ libraries or torch are too old for a binary, or ``None``.
 
-    ``requires``: see ``publish.elf_requirements``. What is not loaded yet is not judged.
+    ``requires``: see ``publish.elf_requirements``. A library that is not loaded yet is not checked.
     """
     for name in filter(_RUNTIME.get, requires):
         with suppress(OSError):
@@ -194,10 +205,10 @@ def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> s
 
 @cache
 def _defines(soname: str, version: str) -> bool:
-    """Whether a library of this process has a symbol version.
+    """Return whether a library of this process has a symbol version.
 
     Raises:
-        OSError: it is not loaded yet, and to load it would decide which one torch gets.
+        OSError: it is not loaded yet. Loading it here would decide which one torch gets.
     """
     library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     libc = ctypes.CDLL(None)
@@ -210,7 +221,7 @@ def _defines(soname: str, version: str) -> bool:
 def runs_on(arch: str, gpu: tuple[int, int]) -> bool:
     """Return whether code compiled for ``arch`` runs on a GPU of that compute capability."""
     oldest, name = capability(arch), arch.removesuffix("+PTX")
-    if name.endswith("a"):  # of this GPU only, and its PTX too
+    if name.endswith("a"):  # only this GPU, also by its PTX
         return oldest == gpu
     is_portable = name != arch and not name.endswith("f")  # PTX of a family stays in the family
     return oldest <= gpu and (is_portable or oldest[0] == gpu[0])

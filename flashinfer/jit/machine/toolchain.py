@@ -1,4 +1,4 @@
-"""Finds the tools of a build and says what they are, without running a compiler twice for one answer."""
+"""Lookup of build tools and of their versions. No compiler runs twice for one answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .identity import Identity, identity_of
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools for one backend. Paths and launchers steer a build; only their versions enter a key."""
+    """The tools of one backend. Only their versions enter a key, not paths and launchers."""
 
     cxx: str
     nvcc: str | None
@@ -32,15 +32,15 @@ class Toolchain:
 
     @property
     def identity(self) -> Identity:
-        """Returns what of the tools changes a byte of the result: versions, never paths."""
+        """Return the properties of the tools that change an artifact's bytes: versions, never paths."""
         return identity_of(self.cxx, self.nvcc)
 
 
 def find_toolchain(backend: str) -> Toolchain:
-    """The tools that modules of ``backend`` are built with.
+    """Return the tools that build modules of ``backend``.
 
     Raises:
-        ToolchainError: one is missing: what was looked for, where, and what to install.
+        ToolchainError: a tool is missing. The text says where it was searched and what to install.
     """
     return Toolchain(
         cxx=find_cxx(),
@@ -53,12 +53,12 @@ def find_toolchain(backend: str) -> Toolchain:
 
 
 def toolchain_identity(backend: str, writes: bool = True) -> Identity:
-    """The identity of the tools that would build here, without looking for those that leave no trace in the result."""
+    """Return the identity of the tools of a build here, without a search for tools that change no bytes."""
     return identity_of(find_cxx(), find_nvcc() if backend == "cuda" else None, writes)
 
 
 def find_cxx() -> str:
-    """The C++ compiler: ``CXX``, else ``g++``, else ``c++`` on ``PATH``."""
+    """Return the C++ compiler: ``CXX``, else ``g++``, else ``c++`` on ``PATH``."""
     asked = env.CXX.get()
     if asked and " " in asked and not Path(asked).exists():
         raise ToolchainError(
@@ -69,7 +69,7 @@ def find_cxx() -> str:
 
 
 def find_nvcc() -> str:
-    """nvcc: ``FLASHINFER_NVCC``, ``CUDA_HOME``, ``PATH``, the pip package, the usual folder."""
+    """Return nvcc: ``FLASHINFER_NVCC``, ``CUDA_HOME``, ``PATH``, the pip package, the usual directory."""
     asked, home = env.NVCC.get(), env.CUDA_HOME.get()
     if asked is None and home is not None:
         return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), (), "a CUDA toolkit there")
@@ -79,7 +79,7 @@ def find_nvcc() -> str:
 
 
 def find_ninja() -> str:
-    """ninja: of the ``ninja`` package beside this interpreter (also when its venv is not on ``PATH``), else ``PATH``."""
+    """Return ninja of this interpreter's environment, which ``PATH`` need not have, else ninja on ``PATH``."""
     where = (*(os.path.join(folder, "ninja") for folder in _interpreter_folders()), *_on_path("ninja"))
     return _find("ninja", "", None, where, "ninja (pip install ninja)")
 
@@ -90,17 +90,17 @@ def _interpreter_folders() -> list[str]:
 
 
 def find_python() -> str:
-    """Return the Python that runs child processes: this one, or one like it where another program embeds this one.
+    """Return the Python for child processes: this one, or a similar one if another program embeds this one.
 
-    The same version comes first: what a child imports is compiled for it.
+    The same version comes first, because the modules that a child imports are compiled for it.
 
     Raises:
         ToolchainError: there is none.
     """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    folders = [os.path.join(place, "bin") for place in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix)]
+    folders = [os.path.join(prefix, "bin") for prefix in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix)]
     beside = [os.path.join(folder, one) for folder in dict.fromkeys(folders) for one in (name, "python3")]
-    # A program that embeds Python may be called sys.executable, and would run itself.
+    # In a program that embeds Python, sys.executable may be that program, which would then run itself.
     mine = (
         [sys.executable]
         if re.fullmatch(r"\.?python[\d.]*[a-z]?(-(dbg|wrapped))?", os.path.basename(sys.executable or ""))
@@ -111,7 +111,7 @@ def find_python() -> str:
 
 @cache
 def find_torch() -> Path:
-    """The directory of the torch package, found without importing it."""
+    """Return the directory of the torch package without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ToolchainError("torch is not installed, and compiling needs its headers: pip install 'torch>=2.10'")
@@ -148,11 +148,15 @@ def _find(what: str, variable: str, asked: str | None, where: Iterable[str], ins
 
 
 def _trusted(program: str, named_by: str = "") -> str:
-    """Return a program that nobody else can have put at its place, or can change: one rule, however it was found."""
+    """Return a program if nobody else can replace or change it.
+
+    The rule is the same for every source of the path.
+    """
     real = os.path.realpath(program)
     folders = [os.path.dirname(real), os.path.dirname(os.path.abspath(program))]
     refusal = next(filter(None, map(trust.refusal, dict.fromkeys([real, *folders]))), None)
-    # Whoever can write beside the interpreter can run code here anyway. sysconfig takes milliseconds: it is asked last.
+    # Write access next to the interpreter runs code here anyway. sysconfig takes milliseconds, so it is asked
+    # last.
     if refusal is not None and (named_by or folders[-1] not in _interpreter_folders()):
         raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
     return program

@@ -1,12 +1,13 @@
-"""Who may have written a file: nothing that somebody else can change is ever loaded.
+"""Trusted files: nothing that another user can change is ever loaded.
 
-Looked at are the root that a person named and every directory and file of an artifact below it, files through the
-descriptor that is read. Whoever owns a directory above can put another tree there, but no file of ours in it.
+The check covers the root that a user named and every directory and file of an artifact below it. A file is
+checked through the descriptor that is read. The owner of a directory above can replace the tree, but not a
+file in it.
 
-Trusted owners are root, this user, and the owners of this package, of the interpreter and of torch, whose code runs here
-anyway. In a user namespace without root (a rootless container) its files show the overflow uid, which is then trusted.
-Nobody else may write, save by a group without other members (a user's own, as umask 002 supposes) or one that can write
-such code too.
+Trusted owners are root, this user, and the owners of this package, of the interpreter and of torch, whose
+code runs here anyway. In a user namespace without root (a rootless container) root's files show the overflow
+uid, which is then trusted. Nobody else may write. Two groups are excepted: a user's own group without other
+members (umask 002 assumes one), and a group that can write such code too.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from pathlib import Path
 
 
 def refusal(path: Path | str, status: os.stat_result | None = None) -> str | None:
-    """Return why the file at ``path`` may be somebody else's work, or ``None``.
+    """Return why another user may have written the file at ``path``, or ``None``.
 
     Args:
-        status: of the open file, where it is open.
+        status: the status of the open file, if it is open.
 
     Raises:
-        OSError: there is nothing, or it cannot be seen.
+        OSError: the file does not exist or cannot be read.
     """
     status = status or os.stat(path)
     if status.st_uid not in (0, os.geteuid()) and not _is_trusted(status.st_uid):
@@ -44,7 +45,7 @@ def _is_trusted(uid: int) -> bool:
 
 @cache
 def _running_anyway() -> tuple[os.stat_result, ...]:
-    """Return the status of directories whose code runs in this process: of this package, the interpreter and torch."""
+    """Return the status of directories whose code runs anyway: this package, the interpreter and torch."""
     import importlib.util
 
     found, torch = list[os.stat_result](), None
@@ -60,8 +61,11 @@ def _running_anyway() -> tuple[os.stat_result, ...]:
 
 @cache
 def _root_as_shown(kind: str) -> int:
-    """Return the uid or gid that files of the machine's root show here: in a namespace without it, the overflow one."""
-    file = f"/proc/sys/kernel/overflow{kind}"  # which belongs to root itself
+    """Return the uid or gid that root's files show here.
+
+    In a namespace without root it is the overflow id.
+    """
+    file = f"/proc/sys/kernel/overflow{kind}"  # belongs to root
     with suppress(OSError, ValueError):
         status = os.stat(file)
         shown = status.st_uid if kind == "uid" else status.st_gid
@@ -72,7 +76,7 @@ def _root_as_shown(kind: str) -> int:
 
 
 def _is_harmless(uid: int, gid: int) -> bool:
-    if gid and gid == _root_as_shown("gid"):  # any group that this namespace has no number for
+    if gid and gid == _root_as_shown("gid"):  # stands for every group without a number in this namespace
         return False
     if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in _running_anyway()):
         return True
@@ -86,7 +90,10 @@ def _is_harmless(uid: int, gid: int) -> bool:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents: whatever the umask, this user can use them and nobody else can write there."""
+    """Make a directory and its parents.
+
+    This user can use them and nobody else can write there, whatever the umask.
+    """
     for folder in reversed([path, *path.parents]):
         if not folder.is_dir():
             with suppress(FileExistsError):

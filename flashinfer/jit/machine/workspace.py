@@ -1,4 +1,4 @@
-"""The workspace: the writable cache that modules are built in and found in again."""
+"""The workspace: the writable cache of artifacts and build directories."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ...errors import WorkspaceError
 from .. import report
 from . import trust
 
-# What the project makes in the workspace, and may remove.
+# Directories that the project makes in the workspace, and may remove.
 PARTS = ("artifacts", "build", "history", "answers", "sources", "traces", "trash")
 
 _fallbacks: dict[Path, Path] = {}
 
 
 def workspace_root() -> Path:
-    """``FLASHINFER_WORKSPACE_DIR``, or this user's directory in it where others can write there (a volume of Kubernetes)."""
+    """Return ``FLASHINFER_WORKSPACE_DIR``, or this user's directory in it if others can write there."""
     root = env.WORKSPACE_DIR.get()
     return root if refused(root) is None else root / f"user-{os.geteuid()}"
 
 
 def refused(root: Path) -> str | None:
-    """Why a root is not to be trusted; ``None`` where it is, or where there is none yet."""
+    """Return why a root is not trusted, or ``None``. A root that does not exist yet is trusted."""
     with suppress(OSError):
         return trust.refusal(root)
     return None
 
 
 def workspace() -> Path:
-    """Return the root of the cache, which can be written, or a temporary one of this process alone, with a warning.
+    """Return the writable root of the cache, or a temporary one of this process only, with a warning.
 
     Raises:
         WorkspaceError: neither can be used.
@@ -75,7 +75,7 @@ def is_noexec(path: Path) -> bool:
 
 
 def make_private(parent: Path, prefix: str = "") -> Path:
-    """Make a directory that this user can use and nobody else can, whatever the umask."""
+    """Make a directory that only this user can use, whatever the umask."""
     folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
     folder.chmod(0o700)
     return folder
@@ -83,7 +83,10 @@ def make_private(parent: Path, prefix: str = "") -> Path:
 
 @contextmanager
 def scratch(parent: Path | None = None, prefix: str = "flashinfer-") -> Iterator[Path]:
-    """Give a private directory for a while: in ``parent``, else where temporary files go, else in the workspace."""
+    """Yield a private directory in ``parent``, else the temporary directory, else the workspace.
+
+    Remove it.
+    """
     folder = make_private(parent, prefix) if parent is not None else _temporary(prefix)
     try:
         yield folder
@@ -99,14 +102,14 @@ def _temporary(prefix: str) -> Path:
 
 
 def roots() -> tuple[Path, ...]:
-    """Every directory that may hold cached artifacts of this process, in the order of search."""
+    """Return every directory that may hold cached artifacts of this process, in search order."""
     root = workspace_root()
     return (root, _fallbacks[root]) if root in _fallbacks else (root,)
 
 
 @contextmanager
 def about(path: Path) -> Iterator[None]:
-    """Let every OSError name a path: those of writing and of ``fsync`` name none."""
+    """Name ``path`` in every OSError that names none, as those of ``write`` and ``fsync`` do."""
     try:
         yield
     except OSError as err:
@@ -116,7 +119,7 @@ def about(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that nobody ever sees half of it."""
+    """Write a small file so that no process ever sees half of it."""
     with about(path):
         _write_atomically(path, data)
 
@@ -140,11 +143,11 @@ def _why_not_usable(root: Path) -> str | None:
         return "cannot be written (this user's home directory is not known)"
     try:
         trust.make_directories(root)
-        # Objects that an interrupted build left are linked by the next one.
+        # The next build links objects that an interrupted one left.
         if (refusal := trust.refusal(root) or refused(root / "build")) is not None:
             return f"cannot be written ({refusal})"
-        # Only a file tells: access(2) says yes to root where a mount is read-only, and a full file system makes files
-        # all the same, of which a network's drops the bytes later.
+        # Only a written file proves it: access(2) allows root on a read-only mount. A full file system still
+        # creates files, and over a network it drops the bytes later.
         write_atomically(root / ".probe", bytes(65536))
         (root / ".probe").unlink(missing_ok=True)
     except OSError as err:
@@ -153,5 +156,5 @@ def _why_not_usable(root: Path) -> str | None:
 
 
 def _remove_if_ours(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child leaves its parent's directory alone
+    if os.getpid() == pid:  # a forked child must not remove its parent's directory
         shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""One file per family: its ``gen_*_module`` functions; ``aot_specs``, its share of the AOT matrix; ``AXES``, of what.
+"""Modules, one file per family: ``gen_*_module``, its part of the AOT matrix ``aot_specs``, and ``AXES``.
 
-A family is found by its file being here; nothing lists them. Files whose names start with ``_`` serve several.
+A family exists because its file is here. No list names it. Files whose names start with ``_`` serve several
+families.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Values = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """Something that a family has kernels for several values of; the AOT command has an option for each.
+    """A property with several values that a family has kernels for.
 
-    ``parse`` makes values of an option's text, and raises ``ValueError`` with what it got and wanted. Families that
-    share an axis share the object.
+    The AOT command has an option for each axis. ``parse`` turns an option's text into values, or raises
+    ``ValueError`` with what it got and wanted. Families that share an axis share the object.
     """
 
     name: str
@@ -39,12 +40,12 @@ class Axis:
 
 
 def words(text: str) -> Values:
-    """The words of an option, separated by commas or spaces, each once."""
+    """Return the words of an option, separated by commas or spaces, without repeats."""
     return tuple(dict.fromkeys(text.replace(",", " ").split()))
 
 
 def some_of(*allowed: str) -> Callable[[str], Values]:
-    """Parses some words of a set."""
+    """Return a parser that accepts some words of a set."""
 
     def parse(text: str) -> Values:
         values = words(text)
@@ -57,7 +58,7 @@ def some_of(*allowed: str) -> Callable[[str], Values]:
 
 
 def one_of(*allowed: str) -> Callable[[str], Values]:
-    """Parses one word of a set."""
+    """Return a parser that accepts one word of a set."""
 
     def parse(text: str) -> Values:
         if text not in allowed:
@@ -67,23 +68,23 @@ def one_of(*allowed: str) -> Callable[[str], Values]:
     return parse
 
 
-def subset(argument: str, given: Iterable[str], allowed: Iterable[str]) -> Values:
-    """Returns what a family was asked for, where it has kernels for all of it.
+def subset(argument: str, values: Iterable[str], allowed: Iterable[str]) -> Values:
+    """Return ``values`` if a family has kernels for all of them.
 
     Raises:
         ValueError: it has not.
     """
-    values, known = tuple(given), tuple(allowed)
+    values, known = tuple(values), tuple(allowed)
     if unknown := [value for value in values if value not in known]:
         raise ValueError(f"{argument}: got {', '.join(map(str, unknown))}, wanted a subset of {', '.join(known)}")
     return values
 
 
 def device_of(device: object = None) -> str:
-    """``"cpu"`` or ``"cuda"``, of ``torch.device("cuda:0")`` and its like too; by default the one that there is.
+    """Return ``"cpu"`` or ``"cuda"`` for a device or its name. The default is ``"cuda"`` if a GPU is visible.
 
     Raises:
-        ValueError: there are no modules for such a device.
+        ValueError: no modules exist for such a device.
     """
     if device is None:
         torch = sys.modules.get("torch")
@@ -102,12 +103,12 @@ PROFILER_AXIS = Axis(
 
 @cache
 def families() -> tuple[str, ...]:
-    """Names of all families, sorted."""
+    """Return the names of all families, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
 
 
 def family(name: str) -> ModuleType:
-    """The module that describes a family.
+    """Return the module that describes a family.
 
     Raises:
         ValueError: there is no such family.
@@ -118,10 +119,10 @@ def family(name: str) -> ModuleType:
 
 
 def axes(names: Iterable[str] = ()) -> tuple[Axis, ...]:
-    """The axes of the named families (of all, where none is named), sorted by name, each once.
+    """Return the axes of the named families (by default of all), sorted by name, without repeats.
 
     Raises:
-        ValueError: two families mean different things by one name.
+        ValueError: two families define different axes of one name.
     """
     found: dict[str, Axis] = {}
     for name in names or families():
@@ -132,17 +133,17 @@ def axes(names: Iterable[str] = ()) -> tuple[Axis, ...]:
 
 
 class Matrix(Mapping[str, Values]):
-    """Says what to build ahead of time: ``backends``, and values of each axis of each family; those not given are the default.
+    """The AOT matrix: ``backends``, and the values of each axis. An axis that is not named has its default.
 
     Raises:
-        TypeError: a name that no family has an axis of.
+        TypeError: no family has an axis of that name.
     """
 
-    def __init__(self, **given: Values) -> None:
+    def __init__(self, **values: Values) -> None:
         known = {"backends": BACKENDS} | {axis.name: axis.default for axis in axes()}
-        if unknown := given.keys() - known.keys():
+        if unknown := values.keys() - known.keys():
             raise TypeError(f"Matrix: got {', '.join(sorted(unknown))}, wanted some of {', '.join(known)}")
-        self._values = known | given
+        self._values = known | values
 
     def __getitem__(self, name: str) -> Values:
         return self._values[name]
@@ -155,7 +156,7 @@ class Matrix(Mapping[str, Values]):
 
 
 def matrix_specs(matrix: Matrix, names: Iterable[str] = ()) -> list[JitSpec]:
-    """The specs of the named families (of all, where none is named) for a matrix, sorted by name."""
+    """Return the specs of the named families (by default of all) for a matrix, sorted by name."""
     return sorted(
         (spec for name in names or families() for spec in family(name).aot_specs(matrix)), key=lambda s: s.name
     )

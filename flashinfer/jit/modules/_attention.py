@@ -1,8 +1,8 @@
-"""The attention families share this: names of configurations, specialised and dispatching specs, users' variants.
+"""Helpers of the attention families: names, specialised and dispatching specs, users' variants.
 
-A module has three axes. ``dtypes`` (``query:keys and values:output``) and ``head_dims`` (``128``, or ``192:128`` of
-queries and values) are sets of one value in a specialised module and of several in a dispatching one; so are
-``variants``, the builtin ones. A user's variant is part of a module's configuration instead.
+A module has three axes: ``dtypes`` (``query:keys and values:output``), ``head_dims`` (``128``, or ``192:128``
+for queries and values) and ``variants``, the builtin ones. A specialised module has one value of each, a
+dispatching module several. A user's variant is part of a module's configuration instead.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..spec import Value, digest
 from . import DTYPE_AXIS, PROFILER_AXIS, Axis, Matrix, Values, one_of, some_of, words
 from ._family import family_spec, kernels_of
 
-HOPPER = "sm90a"  # kernels for Hopper alone, of prefill and decode; see _attention/kernels.py for what they serve
+HOPPER = "sm90a"  # prefill and decode kernels only for Hopper. _attention/kernels.py lists what they support.
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
 MAX_CPU_HEAD_DIM = 512
-# What a builtin variant does -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
+# Property of a builtin variant -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
 VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
-# pos_encoding_mode: none, RoPE on the fly, ALiBi
+# pos_encoding_mode: none, RoPE applied in the kernel, ALiBi.
 POS_ENCODINGS = {0: (), 1: ("rope",), 2: ("alibi",)}
 VARIANTS = ("default", "soft_cap", "rope", "rope+soft_cap", "alibi", "alibi+soft_cap")
-# An axis -> what its constants are called in C++, see csrc/config.h.jinja.
+# Axis -> the names of its constants in C++, see csrc/config.h.jinja.
 CONSTANTS = {"dtypes": "DTypeQ:DTypeKV:DTypeO", "head_dims": "HEAD_DIM_QK:HEAD_DIM_VO", "variants": "VARIANT"}
 CONFIG_HEADER = "attention_config.h"
 KV_DTYPES = ("same", *DTYPES[3:])
@@ -47,16 +47,16 @@ def _head_dims(text: str) -> Values:
 
 AXES = (
     DTYPE_AXIS,
-    Axis("head_dims", ("64", "128", "256"), _head_dims, "sizes of heads, 192:128 where those of values differ"),
+    Axis("head_dims", ("64", "128", "256"), _head_dims, "head sizes, such as 192:128 if those of values differ"),
     Axis("kv_dtypes", ("same",), some_of(*KV_DTYPES), f"dtypes of keys and values: some of {','.join(KV_DTYPES)}"),
     Axis("variants", ("default",), some_of(*VARIANTS), f"some of {','.join(VARIANTS)}"),
     Axis(
-        "attention_form", FORMS[:1], one_of(*FORMS), f"a module of each configuration or one of all: {','.join(FORMS)}"
+        "attention_form", FORMS[:1], one_of(*FORMS), f"one module per configuration or one for all: {','.join(FORMS)}"
     ),
     PROFILER_AXIS,
 )
-# maybe_head_scales: for queries of 8 bits, what logits of each query head are multiplied by, then what outputs are.
-# maybe_numbers: in the place of the scalars and of rope's, where these are values of a device; see Number in params.h.
+# maybe_head_scales: for 8-bit queries, the factors of each query head's logits, then those of its outputs.
+# maybe_numbers: device values of the scalars and of RoPE's parameters. See Number in params.h.
 # maybe_sinks: logits that join the softmax, see sinks.h.
 BUILTIN_TENSORS = {
     "maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float", "maybe_sinks": "float",
@@ -73,8 +73,9 @@ TENSOR_TYPES = {
     **{name: name for name in ("int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t")},
 }
 SCALAR_TYPES = ("double", "float", "int64_t")
-# What AttentionParams and the operators call something already, see include/flashinfer/attention/params.h. A variant's
-# own custom_mask and mask_indptr are welcome: they hide members that only the mask mode of that name uses.
+# Names that AttentionParams and the operators already use, see include/flashinfer/attention/params.h. A
+# variant may declare custom_mask and mask_indptr: they hide members that only the mask mode of that name
+# uses.
 RESERVED_NAMES = frozenset({
     "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
     "group", "num_tokens", "mask_mode", "window_left", "heads_per_mask", "prefix_len", "token_pos_in_items",
@@ -90,7 +91,7 @@ _INCLUDE = re.compile(r'#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 
 
 def dtype_name(dtype: object, argument: str = "dtype") -> str:
-    """``torch.bfloat16`` or ``"bfloat16"`` -> ``"bfloat16"``, one of :data:`DTYPES`."""
+    """Return a name of :data:`DTYPES`: ``torch.bfloat16`` or ``"bfloat16"`` -> ``"bfloat16"``."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(DTYPES)}")
@@ -98,7 +99,10 @@ def dtype_name(dtype: object, argument: str = "dtype") -> str:
 
 
 def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: str) -> str:
-    """The value of the axis ``dtypes``; checks that the kernels of a backend (or of its kernels, ``sm90a``) have it."""
+    """Return the value of the axis ``dtypes``.
+
+    Raise ``ValueError`` if the kernels of ``backend`` do not have it.
+    """
     q, kv, o = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv"), dtype_name(dtype_o, "dtype_o")
     queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
     for argument, name, known in (
@@ -109,18 +113,21 @@ def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: st
             raise ValueError(f"{argument}: got {name}, wanted one of {', '.join(known)} on {backend}")
     keys = dict.fromkeys([*queries, *DTYPES[3:]] if backend == "cpu" else [q] if q in DTYPES[3:] else [q, *DTYPES[3:]])
     if kv not in keys:
-        raise ValueError(f"dtype_kv: got {kv}, wanted one of {', '.join(keys)} beside {q} queries on {backend}")
+        raise ValueError(f"dtype_kv: got {kv}, wanted one of {', '.join(keys)} with {q} queries on {backend}")
     return f"{q}:{kv}:{o}"
 
 
 def check_index_dtype(argument: str, dtype: object) -> None:
-    """Indices are int32 in every module; FlashInfer's functions name their dtype all the same."""
+    """Check that indices are int32, as in every module. FlashInfer's functions have an argument for it."""
     if str(dtype).removeprefix("torch.") != "int32":
         raise ValueError(f"{argument}: got {dtype}, wanted int32")
 
 
 def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
-    """The value of the axis ``head_dims``; a size that no kernel has is an error that lists those there are."""
+    """Return the value of the axis ``head_dims``.
+
+    Raise ``ValueError`` with the known sizes if no kernel has it.
+    """
     value = f"{head_dim_qk}" if head_dim_qk == head_dim_vo else f"{head_dim_qk}:{head_dim_vo}"
     if backend == "cuda" and value not in CUDA_HEAD_DIMS:
         raise ValueError(f"head_dim: got {value}, wanted one of {', '.join(CUDA_HEAD_DIMS)} (queries:values) on cuda")
@@ -132,7 +139,7 @@ def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
 
 
 def variant_value(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
-    """The value of the axis ``variants``: ``default``, or what the variant does joined by ``+``."""
+    """Return the value of the axis ``variants``: ``default``, or the variant's properties joined by ``+``."""
     if int(pos_encoding_mode) not in POS_ENCODINGS:
         raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 (none), 1 (RoPE) or 2 (ALiBi)")
     parts = (*POS_ENCODINGS[int(pos_encoding_mode)], *(("soft_cap",) if use_logits_soft_cap else ()))
@@ -140,16 +147,16 @@ def variant_value(pos_encoding_mode: int, use_logits_soft_cap: bool) -> str:
 
 
 def variant_bits(variant: str) -> int:
-    """A builtin variant as the number that an operator takes."""
+    """Return the number of a builtin variant that operators take."""
     return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
 
 
 def attention_spec(
     family: str, backend: str, dtypes: str, head_dims: str, variant: str, *, profiler: bool = False
 ) -> JitSpec:
-    """The specialised module of one configuration.
+    """Return the specialised module of one configuration.
 
-    ``profiler``: the kernels write events, to a buffer that ``run`` takes behind the variant's other tensors.
+    ``profiler``: the kernels write events to a buffer that ``run`` takes after the variant's other tensors.
     """
     q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
     types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
@@ -163,19 +170,19 @@ def attention_spec(
 
 
 def profiled(spec: JitSpec, family: str) -> JitSpec:
-    """The module of the same specialised configuration whose kernels write events."""
+    """Return the module of the same specialised configuration whose kernels write events."""
     coverage, backend = dict(spec.coverage), spec.name.rpartition("_")[2]
     dtypes, head_dims, variant = (str(coverage[axis][0]) for axis in ("dtypes", "head_dims", "variants"))
     return attention_spec(family, backend, dtypes, head_dims, variant, profiler=True)
 
 
 def dispatching_spec(family: str, backend: str, coverage: Mapping[str, Iterable[Value]]) -> JitSpec:
-    """One module for every combination of the values of the three axes, among which it chooses at run time."""
+    """Return one module for all combinations of the three axes' values. It selects among them at run time."""
     return _spec(family, backend, "", coverage, BUILTIN_TENSORS, BUILTIN_SCALARS, {})
 
 
 def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
-    """A family's share of the AOT matrix: every combination of the values of the three axes, in the form wanted.
+    """Yield a family's part of the AOT matrix: all combinations of values, in the form of the matrix.
 
     Raises:
         ValueError: a value that a backend's kernels do not have.
@@ -190,7 +197,7 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             "variants": list(matrix["variants"]),
         }
         yield from _in_form(family, backend, coverage, matrix)
-        # Decode's for Hopper are built where they are asked for: no call takes them by itself.
+        # Decode's Hopper modules are built on request only, because no call selects them by default.
         if backend == "cuda" and family != "decode" and HOPPER in kernels_of(family):
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
@@ -230,9 +237,9 @@ def customize_spec(
     variant_decl: str | Path,
     pos_encoding_mode: int,
 ) -> JitSpec:
-    """The module of a user's variant, which is C++ text or the path of a header.
+    """Return the module of a user's variant, which is C++ text or the path of a header.
 
-    Its name carries a digest of everything the user gave: two variants of one ``uri`` never meet.
+    Its name contains a digest of all arguments, so that two variants of one ``uri`` never collide.
     """
     if not _IDENTIFIER.fullmatch(uri):
         raise ValueError(f"uri: got {uri!r}, wanted a C++ identifier")
@@ -243,7 +250,9 @@ def customize_spec(
     if set(additional_tensors) & set(additional_scalars):
         raise ValueError("additional parameters: got one name for a tensor and a scalar, wanted distinct names")
     if int(pos_encoding_mode) not in (0, 1):
-        raise ValueError(f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant does ALiBi by itself")
+        raise ValueError(
+            f"pos_encoding_mode: got {pos_encoding_mode}, wanted 0 or 1: a variant implements ALiBi itself"
+        )
     header = _header_of(variant_decl)
     variant = {
         "ATTENTION_VARIANT": variant_name.strip().removeprefix("::"),
@@ -258,13 +267,13 @@ def customize_spec(
         spec = replace(spec, headers=(str(header),), include_paths=(*spec.include_paths, str(header.parent)))
     else:
         spec = replace(spec, headers=tuple(_included(str(variant_decl), spec.include_dirs)))
-    given = [uri, spec.config, spec.coverage, sorted(_custom_digests(spec))]
-    name = f"{family}_{uri}_{digest(given)[:12]}_{backend}"
+    identity = [uri, spec.config, spec.coverage, sorted(_custom_digests(spec))]
+    name = f"{family}_{uri}_{digest(identity)[:12]}_{backend}"
     return replace(spec, name=name, namespace=name)
 
 
 def _header_of(variant_decl: str | Path) -> Path | None:
-    """The header that holds a variant, or ``None`` where the variant is text."""
+    """Return the header that holds a variant, or ``None`` if the variant is text."""
     text = str(variant_decl)
     if not isinstance(variant_decl, Path) and ("\n" in text or "{" in text or not text.endswith(_HEADERS)):
         return None
@@ -273,19 +282,22 @@ def _header_of(variant_decl: str | Path) -> Path | None:
         raise ValueError(f"variant_decl: got the path {str(path)!r}, wanted a file that exists, or C++ text")
     if path.name == CONFIG_HEADER:
         raise ValueError(
-            f"variant_decl: got a header called {CONFIG_HEADER}, as the configuration is, wanted another name"
+            f"variant_decl: got a header named {CONFIG_HEADER}, like the configuration, wanted another name"
         )
     return path
 
 
 def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
-    """The files that a variant's text includes, so that the key covers them; a system's headers are found nowhere."""
+    """Yield the files that a variant's text includes, so that the key covers them.
+
+    System headers are not found.
+    """
     for name in _INCLUDE.findall(text):
         yield from (path for path in (os.path.join(one, name) for one in directories) if os.path.isfile(path))
 
 
 def _custom_digests(spec: JitSpec) -> Iterator[str]:
-    """Digests of the user's files that a variant reaches; the library's are no part of what the user gave."""
+    """Yield the digests of the user's files that a variant reaches, without those of the library."""
     for path, content in closure(spec.headers, spec.include_dirs).items():
         if not path.startswith(f"{env.data_root()}/"):
             yield content
@@ -296,10 +308,10 @@ def _parameters(
 ) -> dict[str, str]:
     names, types = names_and_types
     if len(names) != len(types):
-        raise ValueError(f"additional {kind}s: got {len(names)} names and {len(types)} dtypes, wanted as many of each")
+        raise ValueError(f"additional {kind}s: got {len(names)} names and {len(types)} dtypes, wanted equal numbers")
     for name, type in zip(names, types, strict=True):
         if not _IDENTIFIER.fullmatch(name) or name in RESERVED_NAMES:
-            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier that is not taken")
+            raise ValueError(f"additional {kind} names: got {name!r}, wanted a C++ identifier that is not reserved")
         if type not in known:
             raise ValueError(f"dtype of {name}: got {type!r}, wanted one of {', '.join(known)}")
     if len(set(names)) != len(names):

@@ -1,4 +1,4 @@
-"""``family_spec``: the spec of one of the project's modules, by the files that it finds in ``csrc``."""
+"""``family_spec``: the spec of one of the project's modules, from the files that it finds in ``csrc``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def family_spec(
     config: Mapping[str, Scalar] | None = None,
     coverage: Mapping[str, Iterable[Value]] | None = None,
 ) -> JitSpec:
-    """The spec of one of the project's modules: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
+    """Return a module's spec: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
 
     Args:
-        family: of the functions that the module's operators are for.
-        kernels: ``"cpu"``, ``"cuda"``, or ``"sm90a"`` and its like, CUDA kernels for one arch alone. Operators of the
-            latter are in a namespace of their own, ``flashinfer_sm90a``, beside those that run everywhere.
-        variant: what the module's name says besides.
+        family: family of the functions that the operators implement.
+        kernels: ``"cpu"``, ``"cuda"``, or an arch such as ``"sm90a"``: CUDA kernels for one arch only. Their
+            operators have a namespace of their own, ``flashinfer_sm90a``, next to the portable ones.
+        variant: a further part of the module's name.
         config, coverage: see :class:`Spec`.
 
     Raises:
@@ -51,12 +51,12 @@ def family_spec(
         namespace=f"flashinfer_{kernels}" if arch else "flashinfer",
     )
     spec = replace(spec, archs=(f"{arch[1]}.{arch[2]}",) if arch else ())
-    # A binding translates arguments, once a call: -O1 runs as fast as -O3 there and compiles in half the time.
+    # A binding converts arguments once per call: -O1 runs as fast as -O3 and compiles in half the time.
     return spec if env.JIT_DEBUG.get() else replace(spec, source_cflags=((binding, "-O1"),))
 
 
 def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ...]:
-    """Returns the kernels that a family has for some backends, by their files: ``cpu``, ``cuda``, ``sm90a``."""
+    """Return the kernels that a family has for some backends, found by file: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
     return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _ARCH.fullmatch(end))))

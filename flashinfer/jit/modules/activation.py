@@ -15,7 +15,7 @@ ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh"}
 
 
 def gen_act_and_mul_module(act_func_name: str, device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """``<act_func_name>_and_mul`` for the element types ``dtypes``.
+    """Return the module of ``<act_func_name>_and_mul`` for the element types ``dtypes``.
 
     Raises:
         ValueError: no such function, backend or element type.

@@ -15,7 +15,7 @@ AXES = (DTYPE_AXIS,)
 def gen_act_and_mul_backward_module(
     act_func_name: str, device: object = None, dtypes: Iterable[str] = DTYPES
 ) -> JitSpec:
-    """The gradient of ``<act_func_name>_and_mul`` for the element types ``dtypes``.
+    """Return the module of the gradient of ``<act_func_name>_and_mul`` for the element types ``dtypes``.
 
     Raises:
         ValueError: no such function, backend or element type.

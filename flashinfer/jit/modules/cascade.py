@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_cascade_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Merging attention states, for the element types ``dtypes``."""
+    """Return the module that merges partial states, for the element types ``dtypes``."""
     return family_spec("cascade", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_causal_conv1d_backward_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """The causal convolution's gradients for the element types ``dtypes``."""
+    """Return the module of the causal convolution's gradients for the element types ``dtypes``."""
     return family_spec(
         "causal_conv1d_backward", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)}
     )

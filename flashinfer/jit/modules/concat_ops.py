@@ -10,7 +10,7 @@ from ._family import family_spec
 
 
 def gen_concat_ops_module(device: object = None) -> JitSpec:
-    """Return the spec of the module that puts keys of MLA together. Bytes are moved: one module serves every dtype."""
+    """Return the module that concatenates MLA keys. It copies bytes, so one module serves every dtype."""
     return family_spec("concat_ops", device_of(device))
 
 

@@ -32,13 +32,13 @@ def gen_single_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The decode module of one configuration; one request and many are computed by the same module.
+    """Return the decode module of one configuration. It serves single requests and batches.
 
-    ``use_sliding_window`` is accepted and changes nothing: a window is a run-time value. ``device``: ``cpu`` or ``cuda``,
-    by default the one that there is.
+    ``use_sliding_window`` has no effect, because a window is a run-time value. ``device`` is ``cpu`` or
+    ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
-        ValueError: a device, dtype, size or mode that the library's kernels do not have.
+        ValueError: a device, dtype, size or mode without kernels.
     """
     where = device_of(device)
     return attention_spec(
@@ -62,7 +62,7 @@ def gen_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """:func:`gen_single_decode_module` with the dtype of indices, which is int32."""
+    """Return :func:`gen_single_decode_module` after checking the dtype of indices, which is int32."""
     check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_decode_module(
         dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
@@ -88,20 +88,20 @@ def gen_customize_single_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The decode module of a user's variant, see ``include/flashinfer/attention/variant.h``.
+    """Return the decode module of a user's variant, see ``include/flashinfer/attention/variant.h``.
 
     Args:
-        uri: what the module is called; a C++ identifier.
-        additional_tensor_names, additional_tensor_dtypes: parameters ``const T* name`` of the variant, with C++ types
-            (``float``, ``int32_t``, ``uint8_t``, ``half``, ``nv_bfloat16``, ...); one whose name starts with ``maybe``
-            may be ``None`` in a call.
+        uri: the module's name, a C++ identifier.
+        additional_tensor_names, additional_tensor_dtypes: parameters ``const T* name`` of the variant, with
+            C++ types (``float``, ``int32_t``, ``uint8_t``, ``half``, ``nv_bfloat16``, ...). A tensor whose
+            name starts with ``maybe`` may be ``None`` in a call.
         additional_scalar_names, additional_scalar_dtypes: parameters by value, ``double`` or ``int64_t``.
         variant_name, variant_decl: the functor's name, and its C++ text or the path of a header that has it.
-        use_sliding_window, use_logits_soft_cap: accepted; a variant does what it says.
-        device: ``cpu`` or ``cuda``, by default the one that there is.
+        use_sliding_window, use_logits_soft_cap: no effect, because the variant decides.
+        device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
-        ValueError: names, types or sizes that cannot be.
+        ValueError: invalid names, types or sizes.
     """
     where = device_of(device)
     return customize_spec(
@@ -137,7 +137,7 @@ def gen_customize_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """:func:`gen_customize_single_decode_module` with the dtype of indices, int32, behind ``dtype_o``."""
+    """Return :func:`gen_customize_single_decode_module`. The dtype of indices, int32, follows ``dtype_o``."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_decode_module(
         uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names, additional_tensor_dtypes,

@@ -14,14 +14,14 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_delta_rule_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """The delta rule, gated and not, for the element types ``dtypes``."""
+    """Return the module of the delta rule, gated or not, for the element types ``dtypes``."""
     backend = device_of(device)
-    wanted = subset("dtypes", dtypes, DTYPES)
-    spec = family_spec("delta_rule", backend, coverage={"dtype": wanted})
+    values = subset("dtypes", dtypes, DTYPES)
+    spec = family_spec("delta_rule", backend, coverage={"dtype": values})
     if backend != "cuda":
         return spec
-    # Kernels over chunks, which half types have, are in files of their own: with the others they take ten seconds.
-    halves = [dtype for dtype in wanted if dtype != "float32"]
+    # The chunked kernels, for half types only, take ten seconds to compile, so they have files of their own.
+    halves = [dtype for dtype in values if dtype != "float32"]
     kinds = ("chunks_{}", "wide_{}", "channels_{}_64", "channels_{}_128")
     chunks = (f"csrc/delta_rule/{kind.format(dtype)}.cu" for dtype in halves for kind in kinds)
     return replace(spec, sources=(*spec.sources[:-1], *chunks, spec.sources[-1]), split=True)

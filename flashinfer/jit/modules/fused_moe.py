@@ -1,4 +1,4 @@
-"""Modules of mixtures of experts: routing, rows of experts, activation and the sum; their products are gemm's."""
+"""Modules of mixtures of experts: routing, permutation, activation and sum. Their GEMMs belong to gemm."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_fused_moe_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """What stands around the products of a mixture of experts, for the element types ``dtypes``."""
+    """Return the module of routing, permutation, activation and sum for the element types ``dtypes``."""
     return family_spec("fused_moe", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 
 def gen_cutlass_fused_moe_sm90_module() -> JitSpec:
-    """FlashInfer's name of :func:`gen_fused_moe_module` for CUDA, whose kernels are those of every GPU."""
+    """Return :func:`gen_fused_moe_module` for CUDA, by FlashInfer's name. Its kernels run on every GPU."""
     return gen_fused_moe_module("cuda")
 
 
 def gen_fused_moe_sm100_module() -> JitSpec:
-    """FlashInfer 0.2.7's name of :func:`gen_fused_moe_module` for CUDA, whose kernels are those of every GPU."""
+    """Return :func:`gen_fused_moe_module` for CUDA, by FlashInfer 0.2.7's name.
+
+    Its kernels run on every GPU.
+    """
     return gen_fused_moe_module("cuda")
 
 

@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_gated_norm_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """RMSNorm with a gate for the element types ``dtypes``."""
+    """Return the module of RMSNorm with a gate for the element types ``dtypes``."""
     return family_spec("gated_norm", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

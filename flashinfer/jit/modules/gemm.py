@@ -11,27 +11,27 @@ from . import Matrix, device_of
 from ._family import family_spec
 
 FP8 = ("e4m3", "e5m2")
-# What there are kernels for Hopper alone of.
+# Instances with kernels for Hopper.
 HOPPER = (*(f"{dtype}_{layout}" for dtype in ("bfloat16", "float16") for layout in ("by_depth", "by_column")), "e4m3")
 
 
 def gen_gemm_module(device: object = None) -> JitSpec:
-    """Grouped products of every element type; group sizes are read on the device."""
+    """Return the module of grouped GEMM for all element types. Group sizes are read on the device."""
     backend = device_of(device)
     spec = family_spec("gemm", backend)
-    # Kernels for each pair of types have a file of their own.
+    # Kernels of each pair of types have a file of their own, so that they compile in parallel.
     pairs = (f"{a}_{b}{scales}" for a in FP8 for b in FP8 for scales in ("", "_blocks"))
     parts = (*DTYPES, "gate", *pairs, *(f"sm90_{part}" for part in HOPPER)) if backend == "cuda" else ()
     return replace(spec, sources=(*spec.sources[:-1], *(f"csrc/gemm/{part}.cu" for part in parts), spec.sources[-1]))
 
 
 def gen_gemm_sm90_module() -> JitSpec:
-    """The module that serves Hopper: that of all GPUs."""
+    """Return the module that serves Hopper, by FlashInfer's name. It serves every GPU."""
     return gen_gemm_module("cuda")
 
 
 def gen_gemm_sm100_module() -> JitSpec:
-    """Return the module that serves SM100: that of all GPUs, under FlashInfer's name."""
+    """Return the module that serves SM100, by FlashInfer's name. It serves every GPU."""
     return gen_gemm_module("cuda")
 
 

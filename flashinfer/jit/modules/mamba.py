@@ -14,7 +14,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_mamba_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """A step of Mamba's state space model for the element types ``dtypes``."""
+    """Return the module of a step of Mamba's state space model for the element types ``dtypes``."""
     backend = device_of(device)
     spec = family_spec("mamba", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
     return replace(spec, split=True) if backend == "cuda" else spec

@@ -1,6 +1,6 @@
-"""Modules of the mla family: attention over a cache of latents, 512 numbers and a rotary key of 64.
+"""Modules of the mla family: attention over a cache of latents with 512 elements and a rotary key of 64.
 
-Values of their axis are element types of queries and of the cache, joined by a colon where the cache has another.
+A value of their axis is the element type of queries, then a colon and that of the cache if it differs.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from ._family import family_spec, kernels_of
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
 HOPPER = "sm90a"
-FP8 = "float8_e4m3fn"  # of caches, with queries of any type; the kernels for Hopper alone do not read it
+FP8 = "float8_e4m3fn"  # of caches, with queries of any type. The Hopper kernels do not read it.
 BACKENDS = ("auto", "fa2", "fa3", "cutlass")
 
 
 def mla_dtypes(kernels: str) -> tuple[str, ...]:
-    """Element types that kernels have."""
+    """Return the element types that kernels have."""
     return DTYPES if kernels == "cpu" else tuple(dtype for dtype in DTYPES if dtype != "float32")
 
 
 def dtypes_value(dtype_q: str, dtype_kv: str) -> str:
-    """A value of the axis."""
+    """Return a value of the axis."""
     return dtype_q if dtype_kv == dtype_q else f"{dtype_q}:{dtype_kv}"
 
 
 def mla_values(kernels: str, dtypes: Iterable[str]) -> tuple[str, ...]:
-    """All values of kernels for some element types of queries."""
+    """Return all values of kernels for some element types of queries."""
     caches = (FP8,) if kernels != HOPPER else ()
     return tuple(dtypes_value(dtype, cache) for dtype in dtypes for cache in (dtype, *caches))
 
 
 def profiled_namespace(kernels: str) -> str:
-    """What operators of kernels that write events are called by, in the place of ``kernels``: see ``define()``."""
+    """Return the namespace of operators whose kernels write events: see ``kernels`` of ``define()``."""
     return f"{kernels}_profiler" if kernels else "profiler"
 
 
 def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
-    """The module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some values of the axis or all that they have.
+    """Return the module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some values of the axis or all.
 
-    ``profiler``: the kernels write events, and their operators are in a namespace of their own.
+    ``profiler``: the kernels write events, and their operators have a namespace of their own.
     """
     known = mla_values(kernels, mla_dtypes(kernels))
     values = known if values is None else subset("dtypes", values, known)
@@ -57,7 +57,7 @@ def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool =
 
 
 def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name: str = "head_dim_ckv") -> None:
-    """The sizes of DeepSeek's models are those that there are kernels for; ``of``: what errors begin with."""
+    """Check that the sizes are those of DeepSeek's models. Errors begin with ``of``."""
     for name, got, wanted in (
         (ckv_name, head_dim_ckv, HEAD_DIM_CKV),
         ("head_dim_kpe", head_dim_kpe, HEAD_DIM_KPE),
@@ -67,7 +67,10 @@ def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name
 
 
 def check_backend(backend: str, of: str = "") -> None:
-    """``backend`` of the public functions; ``cutlass`` is accepted where FlashInfer has it, and is ``auto``."""
+    """Check ``backend`` of a public function.
+
+    ``cutlass`` is accepted as FlashInfer's name and means ``auto``.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
 
@@ -83,19 +86,19 @@ def gen_batch_mla_module(
     use_profiler: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The module of ``BatchMLAPagedAttentionWrapper`` for one element type.
+    """Return the module of ``BatchMLAPagedAttentionWrapper`` for one element type.
 
     Args:
-        backend: ``fa3`` for the kernels for Hopper alone; others for those that run everywhere.
-        dtype_q, dtype_o: one and the same.
-        dtype_kv: the same, or float8_e4m3fn but with ``fa3``.
+        backend: ``fa3`` for the Hopper kernels, every other value for the portable ones.
+        dtype_q, dtype_o: must be equal.
+        dtype_kv: the same, or float8_e4m3fn unless ``backend`` is ``fa3``.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512 and 64.
-        use_profiler: whether the kernels write events, for :mod:`flashinfer.profiler`.
-        device: ``cpu`` or ``cuda``, by default the one that there is.
+        use_profiler: the kernels write events for :mod:`flashinfer.profiler`.
+        device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
-        ValueError: what there are no kernels for.
+        ValueError: a configuration without kernels.
     """
     check_backend(backend)
     check_head_dims(head_dim_ckv, head_dim_kpe)
@@ -124,15 +127,15 @@ def gen_batch_decode_mla_module(
     use_tensor_cores: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The module of ``BatchDecodeMlaWithPagedKVCacheWrapper``, which is that of :func:`gen_batch_mla_module`.
+    """Return the module of ``BatchDecodeMlaWithPagedKVCacheWrapper``: that of :func:`gen_batch_mla_module`.
 
-    ``num_qo_heads`` and ``use_tensor_cores`` are accepted and change nothing.
+    ``num_qo_heads`` and ``use_tensor_cores`` have no effect.
 
     Raises:
-        ValueError: what there are no kernels for, a window and a soft cap among it.
+        ValueError: a configuration without kernels, such as a window or a soft cap.
     """
-    for name, given in (("use_sliding_window", use_sliding_window), ("use_logits_soft_cap", use_logits_soft_cap)):
-        if given:
+    for name, value in (("use_sliding_window", use_sliding_window), ("use_logits_soft_cap", use_logits_soft_cap)):
+        if value:
             raise ValueError(f"{name}: got True, wanted False")
     return gen_batch_mla_module(
         "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_ckv, HEAD_DIM_KPE, device=device

@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_norm_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """RMSNorm, its fused and Gemma forms, and LayerNorm for the element types ``dtypes``."""
+    """Return the module of RMSNorm, its fused and Gemma forms, and LayerNorm for ``dtypes``."""
     return family_spec("norm", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

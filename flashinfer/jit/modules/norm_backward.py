@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_norm_backward_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Gradients of RMSNorm and LayerNorm for the element types ``dtypes``."""
+    """Return the module of the gradients of RMSNorm and LayerNorm for the element types ``dtypes``."""
     return family_spec("norm_backward", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

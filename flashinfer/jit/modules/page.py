@@ -10,7 +10,7 @@ from ._family import family_spec
 
 
 def gen_page_module(device: object = None) -> JitSpec:
-    """Appending to paged caches, and the indices that go with them. Bytes are moved: one module serves every dtype."""
+    """Return the module that appends to paged caches. It copies bytes, so one module serves every dtype."""
     return family_spec("page", device_of(device))
 
 

@@ -26,7 +26,7 @@ KERNELS = ("auto", "fa2", "fa3")
 
 
 def check_kernels(backend: str, of: str = "") -> None:
-    """``backend`` of the public functions: ``fa2`` the portable kernels, ``fa3`` those for Hopper; ``of``: what errors begin with."""
+    """Check ``backend``: ``fa2`` for the portable kernels, ``fa3`` for Hopper's. Errors begin with ``of``."""
     if backend not in KERNELS:
         raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
 
@@ -34,7 +34,7 @@ def check_kernels(backend: str, of: str = "") -> None:
 def _kernels(
     backend: str, device: object, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
 ) -> tuple[str, str]:
-    """The device of a module, and which kernels it is made of: Hopper's where these are asked for by name."""
+    """Return the device of a module and its kernels. Hopper's are used only if ``backend`` names them."""
     check_kernels(backend)
     if backend != "fa3":
         return (device_of(device),) * 2
@@ -42,7 +42,7 @@ def _kernels(
         raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
     if dtype_name(dtype_q, "dtype_q") != dtype_name(dtype_kv, "dtype_kv") or int(pos_encoding_mode) == 1:
         raise ValueError(
-            f"backend: got 'fa3' with {dtype_kv} keys beside {dtype_q} queries and pos_encoding_mode"
+            f"backend: got 'fa3' with {dtype_kv} keys, {dtype_q} queries and pos_encoding_mode"
             f" {int(pos_encoding_mode)}, wanted one dtype for both, and no rotation on the fly"
         )
     return "cuda", HOPPER
@@ -61,13 +61,13 @@ def gen_single_prefill_module(
     use_fp16_qk_reduction: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The prefill module of one configuration; one request and many, ragged and paged, are computed by the same module.
+    """Return the prefill module of one configuration, for single requests and batches, ragged and paged.
 
     Args:
-        backend: ``auto`` and ``fa2``: kernels that run everywhere; ``fa3``: those for Hopper alone.
-        use_sliding_window, use_fp16_qk_reduction: accepted and change nothing: a window is a run-time value, and
-            products are summed in float32.
-        device: ``cpu`` or ``cuda``, by default the one that there is.
+        backend: ``auto`` and ``fa2`` for the portable kernels, ``fa3`` for Hopper's.
+        use_sliding_window, use_fp16_qk_reduction: no effect: a window is a run-time value, and products are
+            summed in float32.
+        device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
         ValueError: a dtype, size or mode that the device's kernels do not have.
@@ -96,7 +96,7 @@ def gen_batch_prefill_module(
     use_fp16_qk_reduction: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """:func:`gen_single_prefill_module` with the dtype of indices, which is int32."""
+    """Return :func:`gen_single_prefill_module` after checking the dtype of indices, which is int32."""
     check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_prefill_module(
         backend, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
@@ -125,14 +125,15 @@ def gen_customize_single_prefill_module(
     fp8_enabled: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """The prefill module of a user's variant; arguments as for ``gen_customize_single_decode_module``.
+    """Return the prefill module of a user's variant. Arguments: see ``gen_customize_single_decode_module``.
 
     Raises:
-        ValueError: names, types or sizes that cannot be, or ``fp8_enabled``: queries of 8 bits have no variants of a user's.
+        ValueError: invalid names, types or sizes, or ``fp8_enabled``: 8-bit queries support only builtin
+            variants.
     """
     where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     if fp8_enabled:
-        raise ValueError("fp8_enabled: got True, wanted False: queries of 8 bits have the library's own variants")
+        raise ValueError("fp8_enabled: got True, wanted False: 8-bit queries support only the library's own variants")
     return customize_spec(
         "prefill",
         kernels,
@@ -169,7 +170,10 @@ def gen_customize_batch_prefill_module(
     fp8_enabled: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """:func:`gen_customize_single_prefill_module` with the dtype of indices, int32, behind ``dtype_o``."""
+    """Return :func:`gen_customize_single_prefill_module`.
+
+    The dtype of indices, int32, follows ``dtype_o``.
+    """
     check_index_dtype("idtype", idtype)
     return gen_customize_single_prefill_module(
         backend, uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names,

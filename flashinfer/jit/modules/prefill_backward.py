@@ -12,16 +12,16 @@ from ._attention import CONSTANTS
 from ._family import family_spec
 
 AXES = (DTYPE_AXIS,)
-# Sizes of heads that CUDA kernels are compiled for, each in a part of its own.
+# Head sizes of the CUDA kernels, each in a part of its own.
 CUDA_HEAD_DIMS = ("64", "128", "192:128", "256")
 MAX_CUDA_HEAD_DIM = 256
 
 
 def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | None = None) -> JitSpec:
-    """Gradients of attention for the element types ``dtypes``: on the CPU for all sizes of heads, on CUDA up to 256.
+    """Return the module of the gradients of attention: all head sizes on the CPU, up to 256 on CUDA.
 
     Raises:
-        ValueError: a dtype that the backend's kernels do not have: on CUDA these are float16 and bfloat16.
+        ValueError: a dtype without kernels. CUDA has float16 and bfloat16.
     """
     backend = device_of(device)
     if backend != "cuda":
@@ -30,12 +30,12 @@ def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | N
             backend,
             coverage={"dtype": subset("dtypes", DTYPES if dtypes is None else dtypes, DTYPES)},
         )
-    wanted = subset("dtypes", DTYPES[1:] if dtypes is None else dtypes, DTYPES)
-    if "float32" in wanted:
+    values = subset("dtypes", DTYPES[1:] if dtypes is None else dtypes, DTYPES)
+    if "float32" in values:
         raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
-    coverage = {"dtype": wanted, "head_dims": CUDA_HEAD_DIMS}
+    coverage = {"dtype": values, "head_dims": CUDA_HEAD_DIMS}
     spec = family_spec("prefill_backward", backend, coverage=coverage, config={"head_dims": CONSTANTS["head_dims"]})
-    # Kernels for Hopper alone are parts of the module: what they serve is known when a call is there.
+    # Hopper's kernels are parts of the module, because only a call shows whether they serve it.
     hopper = (f"csrc/prefill_backward/sm90_{dtype}.cu" for dtype in DTYPES[1:])
     return replace(spec, sources=(*spec.sources[:-1], *hopper, spec.sources[-1]), split=True)
 

@@ -10,7 +10,7 @@ from ._family import family_spec
 
 
 def gen_quantization_module(device: object = None) -> JitSpec:
-    """Packing booleans into bits."""
+    """Return the module that packs booleans into bits."""
     return family_spec("quantization", device_of(device))
 
 

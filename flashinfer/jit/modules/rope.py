@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_rope_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Rotary embedding, its Llama 3.1 form and that with a cos/sin cache for the element types ``dtypes``."""
+    """Return the module of rotary embedding, its Llama 3.1 form and the form with a cos/sin cache."""
     return family_spec("rope", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

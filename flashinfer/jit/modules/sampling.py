@@ -14,10 +14,10 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Sampling, softmax, filters and speculative verification for the element types ``dtypes``."""
+    """Return the module of sampling, softmax, filters and speculative verification for ``dtypes``."""
     backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
-    # What is longest to compile has a file of its own.
+    # The kernels that compile longest have files of their own.
     names = (
         "few", "few_maps", "held", "nucleus", "samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks"
     )  # fmt: skip

@@ -1,1 +1,4 @@
-"""The program that runs before each compiler, as ``python -I -S``: a few files that need little of the standard library and nothing else."""
+"""The program that runs before each compiler, as ``python -I -S``.
+
+It imports little, so that it starts fast.
+"""

@@ -1,9 +1,10 @@
-"""Runs one compiler for ninja, in the build directory: ``python -I -S .../worker/__main__.py FILE -- COMMAND...``.
+"""Wrapper of one compiler command of ninja: ``python -I -S .../worker/__main__.py FILE -- COMMAND...``.
 
-FILE is what the command makes. The worker waits for a compile slot, and takes the compiler down with itself as soon as
-the builder is gone. Beside FILE it leaves a record: when it ran, its memory, and digests of FILE and of what it was
-made from. An object whose record still holds is not made again: so an interrupted build resumes, whatever happened to
-times, ninja's log or the object. One line before what the compiler prints, and one behind it, are for the builder.
+FILE is the command's output. The worker waits for a compile slot, and kills the compiler and itself as soon
+as the builder is gone. Next to FILE it writes a record: times, memory, and digests of FILE and of its inputs.
+An object with a valid record is not compiled again. So an interrupted build resumes, whatever happened to
+times, ninja's log or the object. The worker prints one line for the builder before the compiler's output and
+one after it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-if not __package__:  # started by its path: the files beside it are a package of their own
+if not __package__:  # started by its path: import the files next to it as a package
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "worker"
 
@@ -27,7 +28,7 @@ from .slots import POLL, share, take_slot
 def main() -> int:
     file, command = sys.argv[1], sys.argv[3:]
     if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)  # what is killed below is this process and its compiler, nobody else
+        os.setpgid(0, 0)  # the kills below must reach only this process and its compiler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, and shared, until this process ends)
@@ -41,7 +42,7 @@ def main() -> int:
     builder.register(run["alive"], select.POLLIN)
 
     def check() -> None:
-        if builder.poll(0):  # the builder alone has the other end of this pipe: it is gone
+        if builder.poll(0):  # only the builder has the other end of this pipe, so it is gone
             os.killpg(0, signal.SIGKILL)
 
     if is_made(file):
@@ -63,12 +64,12 @@ def main() -> int:
         os.replace(f"{file}.new", f"{file}.json")
     tell(file=file, code=code)
     if code < 0:
-        os.killpg(0, signal.SIGKILL)  # what the compiler has started must not outlive it
+        os.killpg(0, signal.SIGKILL)  # processes that the compiler started must not outlive it
     return code
 
 
 def compile_(command: list[str], builder: select.poll) -> tuple[int, int]:
-    """Exit code and peak memory in bytes of a compiler; why it did not run to its end is printed."""
+    """Run a compiler. Return its exit code and peak memory in bytes. Print why it did not run to its end."""
     try:
         status, peak = wait(os.posix_spawnp(command[0], command, os.environ), builder)
     except OSError as err:
@@ -81,14 +82,14 @@ def compile_(command: list[str], builder: select.poll) -> tuple[int, int]:
 
 
 def wait(child: int, builder: select.poll) -> tuple[int, int]:
-    """Status and peak memory in bytes of the compiler, or of the largest process that it started."""
-    patience: int | None = None
+    """Return the exit status, and the peak memory in bytes of the compiler or its largest child."""
+    timeout: int | None = None
     try:
         builder.register(os.pidfd_open(child), select.POLLIN)
     except (AttributeError, OSError):
-        patience = int(POLL * 1000)  # an old kernel: look now and then
+        timeout = int(POLL * 1000)  # old kernels have no pidfd: poll
     while True:
-        ended = builder.poll(patience)
+        ended = builder.poll(timeout)
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
             return status, usage.ru_maxrss * 1024

@@ -1,9 +1,10 @@
-"""Compile slots bound how many compilers are alive on this machine at once, whoever started them.
+"""Compile slots: a limit on the compilers that run on this machine at once, across all processes of a user.
 
-Every compiler and linker runs under a slot: a locked file in a directory that all processes of a user share. The
-kernel takes a lock back however its process ends, so no slot is ever lost. To wait for one's turn is a lock too: one
-process at a time looks at what runs and at the memory, and the next unit waits behind a heavy one instead of starving
-it. These locks are the kernel's own and not filelock's, which a program before every compiler has no time to import.
+Every compiler and linker holds a slot: a locked file in a directory that all processes of a user share. The
+kernel releases a lock however its process ends, so no slot is ever lost. The queue for slots is a lock too:
+only its holder checks running units and memory. So the next unit waits for a large one instead of starving
+it. These locks are flock calls, because importing filelock takes too long for a program that runs before
+every compiler.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from contextlib import suppress
 from .notes import read_note, write_note
 from .procfs import available_memory, resident, trouble
 
-POLL = 0.02  # seconds between two looks
+POLL = 0.02  # seconds between two attempts
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether the lock of an open file is ours now.
+    """Lock an open file if it is free, and return whether this process holds the lock.
 
     Raises:
-        OSError: this file system has no locks. It does not mean that somebody else has it.
+        OSError: this file system has no locks, which does not mean that another process holds it.
     """
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -33,7 +34,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
-    """Open a lock file, or make it; whatever the umask, this user's other processes can open it too."""
+    """Open or create a lock file. Other processes of this user can open it too, whatever the umask."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with suppress(OSError):
         os.fchmod(descriptor, 0o600)
@@ -41,13 +42,13 @@ def open_lock(path: str | os.PathLike[str]) -> int:
 
 
 def share(descriptor: int) -> None:
-    """Have part in a file that many have, until it is closed; see :func:`is_shared`."""
+    """Hold a shared lock on a file until it is closed. See :func:`is_shared`."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def is_shared(path: str | os.PathLike[str]) -> bool:
-    """Whether somebody has part in a file, or nobody can tell: its file system has no locks."""
+    """Return whether a process holds a lock on a file. The answer is yes on a file system without locks."""
     with suppress(OSError), open(path) as file:
         try:
             return not try_lock(file.fileno())
@@ -57,37 +58,38 @@ def is_shared(path: str | os.PathLike[str]) -> bool:
 
 
 def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] = lambda: None) -> int:
-    """Wait for a slot, which is this process's until it ends, for a unit that needs ``expected`` bytes; the slot's number.
+    """Wait for a slot for a unit that needs ``expected`` bytes, and return its number.
 
-    At most ``limit`` units run; a unit that does not fit into the memory beside the others runs when it is alone.
-    ``check`` is called now and then meanwhile.
+    The process holds the slot to its end. At most ``limit`` units run. A unit that does not fit into the
+    memory next to the others waits until it runs alone. ``check`` is called between attempts.
     """
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        turn = open_lock(f"{folder}/turn")
+        queue = open_lock(f"{folder}/turn")
         while True:
             check()
-            if mine := try_lock(turn):
-                write_note(turn, {"pid": os.getpid()})
-            # A process that is stopped in its turn must not stop the machine.
-            may_look = mine or trouble(read_note(turn).get("pid")) == "stopped"
-            if may_look and (slot := _free_slot(folder, limit, expected, mine)) is not None:
-                os.close(turn)
+            if mine := try_lock(queue):
+                write_note(queue, {"pid": os.getpid()})
+            # A stopped process at the head of the queue must not stop the machine.
+            may_take = mine or trouble(read_note(queue).get("pid")) == "stopped"
+            if may_take and (slot := _free_slot(folder, limit, expected, mine)) is not None:
+                os.close(queue)
                 return slot[0]
             time.sleep(POLL)
     except OSError:
-        return 0  # no locks, or no place for them: compile without a budget rather than not at all
+        return 0  # no locks, or no directory for them: compiling without a limit is better than no build
 
 
 def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tuple[int, int] | None:
-    """Number and descriptor of a slot that is locked now, or ``None`` where the unit has to wait."""
-    # Where the turn is not ``mine``, whoever is stopped in it may have a slot with no note yet, or one of the past.
+    """Return number and descriptor of a slot that was just locked, or ``None`` if the unit has to wait."""
+    # Without the queue's lock (not ``mine``), its stopped holder may have a slot whose note is missing or
+    # outdated.
     running: list[dict[str, int]] = []
     free: tuple[int, int] | None = None
     slots = sum(name.startswith("slot.") for name in os.listdir(folder))
     for number in range(slots + 1):
         if number == slots and free is not None:
-            break  # one more is made where none is free, not at every look
+            break  # add a slot only if none is free, not at every attempt
         descriptor = open_lock(f"{folder}/slot.{number}")
         is_free = try_lock(descriptor)
         if is_free and free is None:
@@ -108,7 +110,7 @@ def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tup
 
 
 def _fits(expected: int, running: list[dict[str, int]]) -> bool:
-    """Whether the memory has room for one more, when those that run have grown to what they will need."""
+    """Return whether one more unit fits into memory once the running ones reach their expected size."""
     available = available_memory()
     needs = {note.get("group", -1): note.get("expected", 0) for note in running}
     if available is None or expected + sum(needs.values()) <= available:
