@@ -1,1 +1,1 @@
-"""Events of kernels: the buffer that they write, traces made of it, and pages to look at."""
+"""Kernel events: the buffer that they are written to, traces, and pages for a browser."""

@@ -1,4 +1,4 @@
-"""The buffer that kernels write events to. Its layout is that of include/flashinfer/common/profiler.h."""
+"""The buffer that kernels write events to. include/flashinfer/common/profiler.h defines its layout."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from enum import IntEnum
 
 import torch
 
-# Events of this library's kernels, in the order of their numbers.
+# Names of the events of this library's kernels, indexed by event number.
 EVENT_NAMES = (
     "item", "load-q", "load-kv", "wait-q", "wait-k", "wait-v", "wait-max", "wait-p", "pack-kv", "gemm-qk", "softmax",
     "gemm-pv", "attend", "write-o",
 )  # fmt: skip
-CYCLES, NANOSECONDS = 1, 2  # what clocks count; 0 in buffers of FlashInfer 0.2.7, whose kernels write nanoseconds
-TRACK_WORDS = 4  # of a track, before its events
+# Units of clocks. Buffers of FlashInfer 0.2.7 have 0, and nanoseconds.
+CYCLES, NANOSECONDS = 1, 2
+TRACK_WORDS = 4  # words of a track before its events
 _LOW = 0xFFFFFFFF
-_MOST_WORDS = 0x7FFFFFFF  # of a buffer that kernels use
+_MOST_WORDS = 0x7FFFFFFF  # words of a buffer that kernels use
 
 
 class EventType(IntEnum):
-    """What a word says of its event; ``kTurn``: what began last ends, and this one begins, which are two records."""
+    """The type of an event.
+
+    ``kTurn`` stands for two records: the innermost event ends, and this one begins.
+    """
 
     kBegin = 0
     kEnd = 1
@@ -30,34 +34,34 @@ class EventType(IntEnum):
 
 @dataclass(frozen=True)
 class Record:
-    """Something that a track noted."""
+    """One record of a track."""
 
-    kind: int  # an EventType but kTurn, which is read as an end and a begin
+    kind: int  # an EventType other than kTurn, which is read as an end and a begin
     event: int
-    time: float  # ns, from when the first track of the recording began
+    time: float  # ns since the first track of the recording began
 
 
 @dataclass(frozen=True)
 class Track:
-    """What one warpgroup of a block, or one worker of a CPU, noted."""
+    """Records of one warpgroup of a CTA, or of one worker of a CPU."""
 
     block: int
     group: int
-    place: int | None  # the multiprocessor, or the worker; None: the buffer does not say
+    place: int | None  # the multiprocessor or the worker, or None if the buffer has neither
     records: list[Record]
-    dropped: int  # begins, ends and instants that the buffer had no room for
-    end: float | None  # when the track was done
+    dropped: int  # records that did not fit into the buffer
+    end: float | None  # time at which the track ended
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a kernel wrote to a buffer."""
+    """The contents of a buffer."""
 
     blocks: int
     groups: int
     clock: int  # CYCLES, NANOSECONDS or 0
     tracks: list[Track] = field(default_factory=list)  # those with events
-    has_room: bool = True  # for any event
+    has_room: bool = True  # the buffer is large enough for at least one event
 
     @property
     def dropped(self) -> int:
@@ -66,23 +70,26 @@ class Recording:
 
 @dataclass
 class Attached:
-    """The buffer that :func:`flashinfer.profiler.attach` gave a wrapper: of runs that are given none."""
+    """The buffer that :func:`flashinfer.profiler.attach` set for a wrapper.
+
+    Runs without their own buffer use it.
+    """
 
     attached: torch.Tensor | None = None
 
     def given(self, buffer: torch.Tensor | None, profiler: bool) -> torch.Tensor | None:
-        """The buffer of a run, of kernels with events or without."""
+        """Return the buffer of a run, for kernels with or without events."""
         return self.attached if buffer is None and profiler else buffer
 
 
 def checked_buffer(
     op: str, buffer: torch.Tensor | None, profiler: bool, device: torch.device
 ) -> tuple[torch.Tensor] | tuple[()]:
-    """The buffer of a run as an operator takes it, or nothing where kernels write no events.
+    """Return the buffer of a run as an operator takes it, or nothing if the kernels write no events.
 
     Raises:
-        ValueError: one that is missing, or not wanted; no contiguous row of words on ``device``.
-        TypeError: no tensor, or one of another dtype.
+        ValueError: the buffer is missing, not expected, on another device or not a contiguous row of words.
+        TypeError: it is not a tensor, or has another dtype.
     """
     if not profiler:
         if buffer is not None:
@@ -107,23 +114,23 @@ def checked_buffer(
 
 
 def decode_tag(tag: int, num_blocks: int, num_groups: int) -> tuple[int, int, int, int]:
-    """What the low half of a record says: block, group, event and :class:`EventType`.
+    """Return block, group, event and :class:`EventType` of a record's low half.
 
     Args:
-        tag: 32 bits, of FlashInfer 0.2.7's kernels. Those of this library's say nothing of the block and the group, which
-            their places in the buffer do, and may be :attr:`EventType.kTurn`.
-        num_blocks, num_groups: of the kernel, as the buffer's first word has them.
+        tag: 32 bits of FlashInfer 0.2.7's kernels. Tags of this library have no block and group, because a
+            record's position in the buffer implies them. Their type may be :attr:`EventType.kTurn`.
+        num_blocks, num_groups: of the kernel, from the buffer's first word.
     """
     track = tag >> 12 & 0xFFFFF
     return track // num_groups % max(num_blocks, 1), track % num_groups, tag >> 2 & 0x3FF, tag & 3
 
 
 def read(profiler_buffer: torch.Tensor) -> Recording:
-    """What a kernel wrote to a buffer, one of this library's or of FlashInfer 0.2.7's.
+    """Read a buffer that a kernel of this library or of FlashInfer 0.2.7 wrote.
 
     Raises:
-        TypeError: no tensor of 64-bit integers.
-        ValueError: nothing was written to it.
+        TypeError: it is not a tensor of 64-bit integers.
+        ValueError: no kernel wrote to it.
     """
     if not isinstance(profiler_buffer, torch.Tensor) or profiler_buffer.dtype not in (torch.uint64, torch.int64):
         kind = profiler_buffer.dtype if isinstance(profiler_buffer, torch.Tensor) else type(profiler_buffer).__name__
@@ -141,7 +148,7 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
         return Recording(blocks, groups, clock, has_room=False)
     words = near[1 : 1 + each * tracks].view(each, tracks)
     heads = words[:TRACK_WORDS].T.tolist()
-    # Times are from the first start on: those of a GPU count from 1970, where a float64 has steps of 256 ns.
+    # Times are relative to the first start. GPUs count from 1970, where a float64 has steps of 256 ns.
     began = min((head[1] for head in heads if head[2] & _LOW), default=0)
     heads = [[head[0], head[1] - began, head[2], head[3] - began] for head in heads]
     rate = _rate(heads) if clock == CYCLES else 1.0
@@ -150,7 +157,7 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
 
 
 def _rate(heads: Sequence[Sequence[int]]) -> float:
-    """Nanoseconds of a cycle, by all tracks: one may be shorter than a tick of the timer."""
+    """Return nanoseconds per cycle over all tracks: one track may be shorter than a tick of the timer."""
     done = [head for head in heads if head[2] & _LOW]
     cycles = sum((head[2] >> 32) - (head[0] >> 32) & _LOW for head in done)
     return sum(head[3] - head[1] for head in done) / cycles if cycles else 1.0
@@ -159,11 +166,11 @@ def _rate(heads: Sequence[Sequence[int]]) -> float:
 def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[int], rate: float) -> Track:
     place, start, count = head[0] & _LOW, head[0] >> 32 & _LOW, head[2] & _LOW
     length = (head[2] >> 32) - start & _LOW
-    # The middle of the track is where both its ends together say: an end alone is off by a tick of the timer.
+    # The mean of both ends fixes the middle of the track. One end is off by up to a tick of the timer.
     origin = (head[1] + head[3]) / 2 - length * rate / 2
     records, at, before, began = list[Record](), 0, start, list[int]()
     for word in words[TRACK_WORDS : TRACK_WORDS + count, number].tolist():
-        if len(records) >= count:  # what stands behind is of a run before: there were turns, two records in a word
+        if len(records) >= count:  # kTurn makes two records of a word, so the rest is of an earlier run
             break
         tag, clock = word & _LOW, word >> 32 & _LOW
         at, before = at + (clock - before & _LOW), clock
@@ -180,7 +187,7 @@ def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[in
 
 
 def _read_flashinfer(near: torch.Tensor, tracks: int, groups: int) -> Iterator[Track]:
-    """Tracks of FlashInfer 0.2.7: records alone, zeros behind them, of a 32-bit time that all share."""
+    """Yield tracks of FlashInfer 0.2.7: records, then zeros, with a 32-bit time that all tracks share."""
     first: int | None = None
     for number in range(tracks):
         records = list[Record]()

@@ -1,4 +1,4 @@
-"""A timeline as a page: one file that needs no network."""
+"""Timeline as a page: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from .trace import Row, Timeline
 
-MOST_SPANS = 200_000  # that a browser draws without a pause; the first of each row are shown
+MOST_SPANS = 200_000  # that a browser draws without a pause. The first spans of each row are shown.
 
 
 def render(timeline: Timeline, title: str) -> str:
-    """The page as text."""
+    """Return the page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -35,7 +35,7 @@ def render(timeline: Timeline, title: str) -> str:
 
 
 def duration(ns: float) -> str:
-    """A time in the unit that keeps it short."""
+    """Format a time in the unit that makes it short."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= size:
             return f"{ns / size:.3g} {unit}" if ns < 999.5 * size else f"{ns / size:.0f} {unit}"
@@ -43,12 +43,12 @@ def duration(ns: float) -> str:
 
 
 def _shown(rows: list[Row]) -> int:
-    """How many spans of each row are drawn."""
+    """Return the number of spans that are drawn per row."""
     return MOST_SPANS // max(len(rows), 1)
 
 
 def _facts(timeline: Timeline, shown: int) -> list[tuple[str, str, str]]:
-    """``(what, how much, what of)`` for the head of the page."""
+    """Return ``(name, value, explanation)`` of each number at the head of the page."""
     places = len({row.process for row in timeline.rows})
     hidden = sum(max(0, len(row.spans) - shown) for row in timeline.rows)
     facts = [
@@ -62,7 +62,7 @@ def _facts(timeline: Timeline, shown: int) -> list[tuple[str, str, str]]:
 
 
 def _totals(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Of each event: how often, how long, and the longest; the time in events inside it is its own too."""
+    """Return count, sum, mean and maximum of each event's time, which includes the events inside it."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for span in row.spans:
@@ -81,7 +81,10 @@ def _totals(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def _data(timeline: Timeline, shown: int) -> dict[str, Any]:
-    """What the script draws. A span is a list: name, start, length, depth, and 1 where it was cut or 2 for an instant."""
+    """Return the data of the page's script.
+
+    A span is name, start, length, depth, and 1 (cut), 2 (instant) or 0.
+    """
     names = sorted({span.name for row in timeline.rows for span in row.spans})
     numbers = {name: number for number, name in enumerate(names)}
     return {
@@ -106,6 +109,6 @@ def _data(timeline: Timeline, shown: int) -> dict[str, Any]:
 
 
 def _script(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element."""
+    """Return JSON for a script element. Nothing in it can end the element."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""From records to spans on rows of a timeline, and to the JSON that Perfetto and Chrome open."""
+"""Conversion of records to the rows of a timeline, and to the JSON that Perfetto and Chrome open."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .buffer import NANOSECONDS, EventType, Recording, Track
 
 @dataclass(frozen=True)
 class Span:
-    """An event with a length, or an instant, which has none."""
+    """An event with a length, or an instant without one."""
 
     name: str
-    start: float  # ns since the first of all
+    start: float  # ns since the first record
     end: float
-    depth: int  # how many spans it lies in
-    cut: bool = False  # its end was not recorded: it ends with its track
+    depth: int  # number of spans around it
+    cut: bool = False  # its end was not recorded, so it ends with its track
     instant: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the timeline: tracks of one warpgroup on one multiprocessor, of which none begins before another ends."""
+    """A row of the timeline: tracks of one warpgroup on one multiprocessor that do not overlap."""
 
     process: int
     process_name: str
@@ -34,17 +34,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a buffer holds, ready to be drawn."""
+    """The contents of a buffer, ready to be drawn."""
 
     rows: list[Row]
-    events: int  # records that were read
-    dropped: int  # events that the buffer had no room for
-    unbalanced: int  # records without their other half: begins that were cut, and ends that are left out
+    events: int  # number of records
+    dropped: int  # events that did not fit into the buffer
+    unbalanced: int  # records without a matching one: begins are cut, ends are left out
     length: float  # ns
 
 
 def timeline_of(recording: Recording, names: Sequence[str]) -> Timeline:
-    """Spans of all tracks; rows are sorted by multiprocessor, then by warpgroup."""
+    """Return the spans of all tracks in rows sorted by multiprocessor, then by warpgroup."""
     begins = min((record.time for track in recording.tracks for record in track.records), default=0.0)
     made = [(track, *_spans(track, names, begins)) for track in recording.tracks]
     rows = _rows(recording, [(track, spans) for track, spans, _ in made])
@@ -58,8 +58,8 @@ def timeline_of(recording: Recording, names: Sequence[str]) -> Timeline:
 
 
 def _spans(track: Track, names: Sequence[str], begins: float) -> tuple[list[Span], int]:
-    """The spans of a track in the order of their starts, and how many records have no other half."""
-    found: list[tuple[int, Span]] = []  # with the number of the record that began it
+    """Return the spans of a track in the order of their starts, and the number of unmatched records."""
+    found: list[tuple[int, Span]] = []  # with the number of the record that began each
     open_spans: list[tuple[int, int, float]] = []  # number, event, start
     wrong = 0
     for number, record in enumerate(track.records):
@@ -70,7 +70,7 @@ def _spans(track: Track, names: Sequence[str], begins: float) -> tuple[list[Span
             name = name_of(record.event, names)
             found.append((number, Span(name, time, time, len(open_spans), instant=True)))
         elif record.kind == EventType.kEnd and any(event == record.event for _, event, _ in open_spans):
-            while True:  # what was begun inside and never ended ends here
+            while True:  # events inside that never ended end here
                 began, event, start = open_spans.pop()
                 cut = event != record.event
                 found.append((began, Span(name_of(event, names), start, time, len(open_spans), cut)))
@@ -88,12 +88,12 @@ def _spans(track: Track, names: Sequence[str], begins: float) -> tuple[list[Span
 
 
 def name_of(event: int, names: Sequence[str]) -> str:
-    """The caller's name of an event; its number where there is none."""
+    """Return the caller's name of an event, or its number if it has none."""
     return names[event] if event < len(names) else f"event {event}"
 
 
 def _rows(recording: Recording, tracks: list[tuple[Track, list[Span]]]) -> list[Row]:
-    """Each track in the first row of its multiprocessor and warpgroup that is free when it begins."""
+    """Assign each track to the first row of its multiprocessor and warpgroup that is free when it begins."""
     lanes: dict[tuple[int, int], list[list[Span]]] = {}
     for track, spans in sorted(tracks, key=lambda one: one[1][0].start if one[1] else 0.0):
         if not spans:
@@ -123,7 +123,7 @@ def _names(recording: Recording, place: int, group: int) -> tuple[int, str, str]
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
-    """The trace in Chrome's format, times in microseconds: begins and ends alternate as brackets do."""
+    """Return the trace in Chrome's format, in microseconds, with properly nested begins and ends."""
     events: list[dict[str, Any]] = []
     for process, name in {row.process: row.process_name for row in timeline.rows}.items():
         events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})

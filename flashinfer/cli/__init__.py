@@ -1,1 +1,1 @@
-"""The command line: one file per group of commands, ``main`` to choose among them, ``output`` to show what they say."""
+"""The command line: one file per command, and ``main``, which selects one."""

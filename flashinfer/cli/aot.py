@@ -1,12 +1,14 @@
 """Builds ahead of time: ``build`` without names, in one ninja run over the graph that the JIT uses too.
 
-    python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible GPUs
+    python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible
+        GPUs
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
-    python scripts/build_aot.py --dry-run                         # what would be built, and why
-    python scripts/build_aot.py --specs specs.jsonl               # exactly what `flashinfer trace` recorded
-    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on the workers of a Dask scheduler: docs/cluster.md
+    python scripts/build_aot.py --dry-run                         # print modules to build, with reasons
+    python scripts/build_aot.py --specs specs.jsonl               # the modules recorded by `flashinfer trace`
+    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on workers of a Dask scheduler:
+        docs/cluster.md
 
-Modules that are up to date are left alone; nothing is compiled twice. Does not import torch.
+Modules that are up to date are not touched, and nothing is compiled twice. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def arguments(add: Add) -> None:
         "--backend",
         type=of(some_of(*BACKENDS)),
         metavar="LIST",
-        help="cpu, cuda or both; by default cpu, and cuda where it can be",
+        help="cpu, cuda or both; by default cpu, and cuda if archs or GPUs are known",
     )
     add(
         "--cuda-arch",
@@ -75,23 +77,23 @@ def arguments(add: Add) -> None:
         "--specs",
         type=Path,
         metavar="FILE",
-        help="what `flashinfer trace` wrote, for the archs in it unless others are named",
+        help="build the modules that `flashinfer trace` recorded, for the recorded archs unless others are named",
     )
     add(
         "--shard",
         type=shard,
         metavar="I/N",
-        help="only every N-th module from the I-th on: N machines build all of them",
+        help="only every N-th module, beginning with the I-th: N machines build all of them",
     )
     add("--out-dir", type=Path, default=env.default_aot_dir(), metavar="DIR", help="by default data/aot")
-    add("--jobs", type=positive, metavar="N", help="compilers at once; by default MAX_JOBS or the CPUs at hand")
-    add("--dry-run", action="store_true", help="print what would be built and why, build nothing")
+    add("--jobs", type=positive, metavar="N", help="compilers at once; by default MAX_JOBS or the number of CPUs")
+    add("--dry-run", action="store_true", help="print the modules to build, with reasons, and build nothing")
     add(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write the table as JSON to FILE (- or nothing: standard output)",
+        help="write the table as JSON to FILE, or to standard output without FILE or with -",
     )
     add("--report", type=Path, metavar="FILE", help="write a page about the build: timeline, slowest units, sizes")
     add("--verbose", action="store_true", help="show every command and its output")
@@ -99,14 +101,14 @@ def arguments(add: Add) -> None:
         "--cluster",
         type=of(address.parse),
         metavar="ADDRESS",
-        help="build on the workers of this Dask scheduler; --jobs is then of each",
+        help="build on the workers of this Dask scheduler; --jobs then counts per worker",
     )
-    add("--cluster-wait", type=seconds, metavar="SECONDS", help="how long to wait for a worker that can; by default 60")
-    add("--cluster-insecure", action="store_true", help="use tcp:// to another machine, without encryption or proof")
+    add("--cluster-wait", type=seconds, metavar="SECONDS", help="wait for a suitable worker; by default 60")
+    add("--cluster-insecure", action="store_true", help="allow tcp:// to another machine, without encryption")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where a module did not build, or the report cannot be written."""
+    """Return 1 if a module did not build or the report cannot be written."""
     check(options)
     started, outcomes = time.monotonic(), []
     with fleet_of(options) as fleet:
@@ -118,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
                 work = build.run if fleet is None else fleet.run
                 outcomes = work(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
             rows = [row_of(outcome) for outcome in outcomes]
-    # Files first: standard output may have nobody who reads it.
+    # Files are written before standard output, whose reader may be gone.
     text = json.dumps(rows, indent=1, default=str) + "\n"
     if options.json not in (None, "", "-"):
         Path(options.json).write_text(text)
@@ -141,43 +143,43 @@ def run(options: argparse.Namespace) -> int:
 
 
 def chosen(options: argparse.Namespace) -> bool:
-    """Return whether an option selects modules, targets or a place, which named modules do not take."""
+    """Return whether an option selects modules, targets or a directory, which named modules do not accept."""
     parts = (options.backend, options.cuda_arch, options.cpu_arch, options.families, options.specs, options.shard)
     rest = (options.report, options.cluster, options.dry_run, given(options), options.out_dir != env.default_aot_dir())
     return any(parts) or any(rest)
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other."""
+    """Raise ``UsageError`` for options that contradict each other."""
     if options.specs is not None and (options.families or given(options)):
         words = " ".join(["--families", *(axis.option for axis in axes())])
-        raise UsageError(f"--specs: the file says what to build: none of {words} can go with it")
+        raise UsageError(f"--specs: the file selects the modules: none of {words} can be added")
     if options.report is not None and (options.dry_run or not options.report.absolute().parent.is_dir()):
-        raise UsageError("--report: wanted a file in a directory that exists, of a build that is no --dry-run")
+        raise UsageError("--report: wanted a file in an existing directory, without --dry-run")
     if options.cluster is None and (options.cluster_wait is not None or options.cluster_insecure):
-        raise UsageError("--cluster-wait, --cluster-insecure: wanted beside --cluster alone")
+        raise UsageError("--cluster-wait, --cluster-insecure: wanted only with --cluster")
     why = None if options.cluster is None or options.cluster_insecure else address.why_insecure(options.cluster)
     if why is not None:
         raise UsageError(f"--cluster: {why}")
 
 
 def fleet_of(options: argparse.Namespace) -> AbstractContextManager[Fleet | None]:
-    """The cluster that is to build, or none."""
+    """Return the cluster that builds, or a context without one."""
     if options.cluster is None:
         return nullcontext()
-    from ..jit.cluster.client import Fleet  # for this alone: `distributed` is an extra, and takes a second to import
+    from ..jit.cluster.client import Fleet  # imported only here: `distributed` is an extra and takes a second
 
     return Fleet(options.cluster, 60.0 if options.cluster_wait is None else options.cluster_wait)
 
 
 def given(options: argparse.Namespace) -> dict[str, Values]:
-    """The values of the axes that options name."""
+    """Return the values of the axes that options name."""
     values = {axis.name: getattr(options, axis.name) for axis in axes()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def targets(options: argparse.Namespace) -> dict[str, Target]:
-    """What to compile for, per backend that is to be built."""
+    """Return the target of each backend to build."""
     level = options.cpu_arch or env.CPU_ARCH.get() or "native"
     archs = options.cuda_arch or env.CUDA_ARCH_LIST.get()
     backends = options.backend or ("cpu", *(("cuda",) if archs or visible_gpus() else ()))
@@ -190,11 +192,11 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
 
 
 def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target], Request]) -> list[Request]:
-    """What to build, as ``make`` says: the matrix, or what a file of specs asks for.
+    """Return the builds of the matrix or of a file of specs, as requests made by ``make``.
 
     Raises:
-        FlashInferError: a tool is missing, or nothing says what to compile for.
-        UsageError: the file of specs cannot be used, or the matrix has a module that cannot be.
+        FlashInferError: a tool is missing, or no target is known.
+        UsageError: the file of specs is invalid, or a module of the matrix is.
     """
     if options.specs is not None:
         asked = one_of_a_name(asked_in(options.specs, workspace() / "sources"))
@@ -217,7 +219,7 @@ def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target]
 
 
 def can_be_built(spec: Spec, target: Target) -> bool:
-    """Whether a module of the matrix has kernels for one of the archs; where it has none, it is left out."""
+    """Return whether a module of the matrix has kernels for one of the archs. Otherwise it is left out."""
     try:
         return bool(narrowed(target, spec.archs, spec.name).archs)
     except ToolchainError as err:
@@ -226,7 +228,7 @@ def can_be_built(spec: Spec, target: Target) -> bool:
 
 
 def target_of(asked: Asked, options: argparse.Namespace) -> Target:
-    """What a recorded spec is built for: the archs named here, else those it was wanted for, else this machine's."""
+    """Return a recorded spec's target: archs of the options, else the recorded ones, else the default."""
     backend = asked.spec.backend
     named = options.cpu_arch if backend == "cpu" else options.cuda_arch
     recorded = asked.target() if named is None else None
@@ -236,15 +238,15 @@ def target_of(asked: Asked, options: argparse.Namespace) -> Target:
 
 
 def plan(request: Request) -> dict[str, Any]:
-    """What building the request would do."""
+    """Return the row that shows how the request would be built."""
     name, archs = request.spec.name, request.target.archs
     found = build.finished(request)
     if found is not None and found.directory == request.destination:
         return row(name, "reuse", archs, found, "up to date")
     if found is not None:
-        return row(name, "copy", archs, found, f"built already at {found.directory}")
+        return row(name, "copy", archs, found, f"already built at {found.directory}")
     present = read(request.destination, name)
     if not isinstance(present, Artifact):
-        return row(name, "build", archs, None, present or "not there yet")
+        return row(name, "build", archs, None, present or "not built yet")
     reasons = differences(present, request.spec, archs, request.toolchain.identity)
     return row(name, "build", archs, None, "; ".join(reasons) or "the artifact is damaged")

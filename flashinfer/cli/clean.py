@@ -14,7 +14,7 @@ from ..jit.report import write
 from .table import age, show, size
 from .usage import Add, UsageError, json_option, size_limit
 
-HELP = "Remove leftovers and the least recently used modules of the workspace, or all of them; --yes does it."
+HELP = "Remove leftovers and the least recently used modules of the workspace, or all modules. Needs --yes."
 
 
 def arguments(add: Add) -> None:
@@ -26,7 +26,7 @@ def arguments(add: Add) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 1 if something that should go is still there."""
+    """Return 1 if something that should be removed still exists."""
     if options.all and options.max_size is not None:
         raise UsageError("--all, --max-size: wanted one of them")
     code = _all(options) if options.all else _least_recently_used(options)
@@ -49,7 +49,7 @@ def _all(options: argparse.Namespace) -> int:
 
 
 def _least_recently_used(options: argparse.Namespace) -> int:
-    """Remove leftovers and old build directories, and artifacts beyond the size; without a size these stay."""
+    """Remove leftovers and old build directories, and with a size limit the artifacts beyond it."""
     root, limit = workspace_root(), options.max_size
     limit = env.WORKSPACE_MAX_SIZE.get() if limit is None else limit
     items = collect(root, limit, dry_run=not options.yes)

@@ -1,8 +1,8 @@
-"""``compile-commands``: the commands of a build, as clangd wants to read them.
+"""``compile-commands``: the commands of a build in the form that clangd reads.
 
-They come from the files that a build would run, through ``ninja -t compdb``. Headers get the command of the first
-source that reaches them; nvcc's commands are said again in clang's words. Configuration headers are rendered into
-``<workspace>/build/ide``, where the commands look for them.
+They come from the files that a build would run, through ``ninja -t compdb``. A header gets the command of the
+first source that reaches it. Commands of nvcc are translated to clang. Configuration headers are rendered
+into ``<workspace>/build/ide``, where the commands look for them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ..jit.template import render_config
 from .table import show
 from .usage import Add, json_option
 
-_DEFAULT_ARCH = "9.0a"  # where there is no GPU and no arch is named: has all that the kernels use
-# nvcc's options that clang has no word for: the number of words each takes with it.
+_DEFAULT_ARCH = "9.0a"  # without a GPU and a named arch: supports everything that the kernels use
+# nvcc's options that clang does not have -> their number of words.
 _DROP = {"-objtemp": 1, "-MMD": 1, "-MF": 2, "-ccbin": 2, "-c": 1, "-o": 2}
 
 
@@ -41,12 +41,14 @@ HELP = "Write compile_commands.json, for clangd and other tools of an IDE."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add("--output", type=Path, metavar="FILE", help="by default compile_commands.json in the checkout")
 
 
 def run(options: argparse.Namespace) -> int:
-    place: Path = options.output or Path(env.data_root()) / "compile_commands.json"
+    """Write the file and print its entries."""
+    output: Path = options.output or Path(env.data_root()) / "compile_commands.json"
     folder = workspace() / "build" / "ide"
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -61,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
         entries += commands
         rows += [{"file": entry["file"], "backend": backend} for entry in commands]
     entries += _header_entries(entries)
-    write_atomically(place, json.dumps(entries, indent=1).encode())
-    place.chmod(0o644)
+    write_atomically(output, json.dumps(entries, indent=1).encode())
+    output.chmod(0o644)
     show(rows, options.json)
-    write(f"{place}: {len(entries)} files\n")
+    write(f"{output}: {len(entries)} files\n")
     return 0
 
 
@@ -72,7 +74,7 @@ def _target(backend: str) -> Target:
     try:
         if backend == "cpu":
             return Target("cpu", (native_level(),), True)
-        return Target("cuda", wanted_target("cuda").archs[-1:], True)  # clang parses for one
+        return Target("cuda", wanted_target("cuda").archs[-1:], True)  # clang parses for one arch
     except ToolchainError:
         return Target("cuda", (_DEFAULT_ARCH,), True)
 
@@ -96,14 +98,14 @@ def _commands(folder: Path, specs: list[JitSpec], target: Target, toolchain: Too
         launcher = toolchain.nvcc_launcher if toolchain.nvcc in words else toolchain.cxx_launcher
         words = words[len(launcher) :]
         if words[0] == toolchain.nvcc:
-            words = in_clangs_words(words, cuda)
+            words = to_clang(words, cuda)
             words[1:1] = stubs
         entries.append({"directory": entry["directory"], "file": entry["file"], "arguments": words})
     return entries
 
 
 def _toolkit(nvcc: str) -> str:
-    """The directory of the toolkit as nvcc itself names it: the program on ``PATH`` may be a script."""
+    """Return the toolkit's directory as nvcc names it, because the program on ``PATH`` may be a script."""
     command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", "none.o"]
     said = subprocess.run(command, capture_output=True, text=True, check=False, env=compiler_environment()).stderr
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
@@ -111,7 +113,7 @@ def _toolkit(nvcc: str) -> str:
 
 
 def _stubs(folder: Path, cuda: str) -> list[str]:
-    """Clang puts a header of cuRAND in front of every CUDA file; a toolkit without cuRAND gets an empty one."""
+    """Return flags for an empty cuRAND header if the toolkit has none. Clang always includes it."""
     name = "curand_mtgp32_kernel.h"
     if os.path.exists(f"{cuda}/include/{name}"):
         return []
@@ -119,8 +121,8 @@ def _stubs(folder: Path, cuda: str) -> list[str]:
     return ["-isystem", str(folder / "stubs")]
 
 
-def in_clangs_words(words: list[str], cuda: str) -> list[str]:
-    """An nvcc command that compiles one file, as clang spells it; ``cuda`` is the toolkit's directory."""
+def to_clang(words: list[str], cuda: str) -> list[str]:
+    """Translate an nvcc command that compiles one file to clang. ``cuda`` is the toolkit's directory."""
     result = ["clang++", "-x", "cuda", f"--cuda-path={cuda}", "-Wno-unknown-cuda-version"]
     rest = iter(words[1:])
     for word in rest:
@@ -138,10 +140,10 @@ def in_clangs_words(words: list[str], cuda: str) -> list[str]:
 
 
 def _header_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An entry for every own header: the command of a kernel of its backend that reaches it, or else of any source."""
+    """Return an entry per own header: the command of a kernel that reaches it, else that of any source."""
     root = env.data_root()
     headers: dict[str, dict[str, Any]] = {}
-    # A kernel before a binding: bindings see torch, and common headers must be read as kernels read them.
+    # Kernels come before bindings: bindings see torch, but common headers must be parsed as kernels see them.
     for entry in sorted(entries, key=lambda entry: not re.search(r"_(cpu|cuda)\.\w+$", entry["file"])):
         for path in closure([entry["file"]], [f"{root}/include", f"{root}/csrc"]):
             if str(path) == entry["file"] or str(path) in headers:

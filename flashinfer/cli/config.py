@@ -12,7 +12,7 @@ from .table import Row, show
 
 
 def show_config(as_json: bool) -> int:
-    """Print every variable with its value and its default; return 2 if one is malformed."""
+    """Print every variable with its value and default. Return 2 if a value is invalid."""
     rows, code = [], 0
     for variable in env.VARIABLES:
         try:
@@ -31,7 +31,7 @@ def show_config(as_json: bool) -> int:
 
 
 def markdown_table() -> str:
-    """Return the table of docs/environment.md; a test holds the two together."""
+    """Return the table of docs/environment.md. A test compares the two."""
     lines = ["| variable | meaning | default |", "| --- | --- | --- |"]
     lines += [f"| `{v.name}` | {v.doc} | {v.default_doc} |".replace("|  |", "| |") for v in env.VARIABLES]
     return "\n".join(lines)

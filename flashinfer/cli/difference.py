@@ -1,4 +1,4 @@
-"""Where an artifact differs from what is wanted of it, field by field."""
+"""Differences between an artifact and the build that a load needs, field by field."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..jit.spec import Spec
 from ..jit.store import Here
 from .table import plain
 
-Differences = dict[str, tuple[Any, Any]]  # field -> what the artifact has, what is wanted
+Differences = dict[str, tuple[Any, Any]]  # field -> value of the artifact, value that a load needs
 
 
 def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
-    """Of all artifacts of the module's name the one that differs in the fewest fields, and where it does."""
+    """Return the artifact of the module's name that differs in the fewest fields, and these differences."""
     here = Here(spec, writes=False)
     wanted = spec.fields()
     if here.target is not None:
@@ -24,7 +24,7 @@ def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
     tools = {} if here.identity is None else {"toolchain": here.identity}
     best: tuple[Artifact | None, Differences] = None, {}
     for found in store.artifacts(spec.name):
-        # What was built ahead of time may come of any tools.
+        # Artifacts built ahead of time may come from any tools.
         differing = compare(found, wanted if found.is_prebuilt else wanted | tools)
         if best[0] is None or len(differing) < len(best[1]):
             best = found, differing
@@ -32,7 +32,10 @@ def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
 
 
 def compare(found: Artifact, wanted: Mapping[str, Any]) -> Differences:
-    """Where the manifest of ``found`` is not as ``wanted``; files, axes and tools one by one."""
+    """Return the fields of the manifest that differ from ``wanted``.
+
+    Files, axes and tools count separately.
+    """
     result: Differences = {}
     for name, wants in wanted.items():
         has = found.manifest.get(name)
@@ -49,7 +52,7 @@ def compare(found: Artifact, wanted: Mapping[str, Any]) -> Differences:
 def differences(
     found: Artifact, spec: Spec, archs: Iterable[str] | None = None, identity: Identity | None = None
 ) -> list[str]:
-    """What an artifact was built from and what is wanted now, in words; of archs and tools where they are given."""
+    """Format an artifact's differences from ``spec``, and from ``archs`` and ``identity`` if known."""
     wanted = spec.fields() | ({} if archs is None else {"archs": [*archs]})
     wanted |= {} if identity is None else {"toolchain": identity}
     differing = compare(found, wanted)
@@ -59,7 +62,7 @@ def differences(
 
 
 def apart(has: Any, wants: Any) -> tuple[str, str]:
-    """Wanted and present as a person compares them: of two lists what is not in both, of a digest its beginning."""
+    """Format the wanted and the present value: lists without their common elements, digests as prefixes."""
     if isinstance(has, list) and isinstance(wants, list):
         only = [one for one in wants if one not in has], [one for one in has if one not in wants]
         return (plain(only[0]) or "-", plain(only[1]) or "-") if any(only) else (plain(wants), plain(has))

@@ -1,4 +1,4 @@
-"""What a person sees of a build: how far it is, then a row for each module, then what failed and why."""
+"""Output of a build: its progress, then a row for each module, then failures and reasons."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..jit.run import Outcome
 
 
 class Display:
-    """Progress on a terminal as a bar; elsewhere as a line now and then."""
+    """Progress as a bar on a terminal, and as a line every 5 seconds elsewhere."""
 
     def __init__(self) -> None:
         self.bar: Any = None
         self.last = 0.0
 
     def __enter__(self) -> Display:
-        with suppress(Exception):  # a terminal that goes away meanwhile
+        with suppress(Exception):  # the terminal may close meanwhile
             self._start_bar()
         return self
 
@@ -68,7 +68,10 @@ class Display:
 
 
 def row(name: str, how: str, archs: Iterable[str], found: Artifact | None, why: str = "") -> dict[str, Any]:
-    """One line of the table. ``how``: built, reused or failed; ready; in a dry run build, copy or reuse."""
+    """Return one row of the table.
+
+    ``how``: built, reused, failed or ready, and in a dry run build, copy or reuse.
+    """
     manifest = found.manifest if found is not None else {}
     return {
         "name": name,
@@ -82,13 +85,13 @@ def row(name: str, how: str, archs: Iterable[str], found: Artifact | None, why: 
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:
-    """The line of what was to be built."""
+    """Return the row of an outcome."""
     request, error = outcome.request, outcome.error
     return row(request.spec.name, outcome.how, request.target.archs, outcome.artifact, error.reason if error else "")
 
 
 def tell_failures(outcomes: Iterable[Outcome]) -> int:
-    """Print what failed, the reasons again at the very end; returns the exit code."""
+    """Print the failures, and their reasons again at the very end. Return the exit code."""
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     for error in failed:
         write(f"\nerror: {error}\n")

@@ -1,6 +1,7 @@
-"""``doctor``: what this machine has of all that modules need, and the command that gets the rest.
+"""``doctor``: check everything that modules need on this machine, and print commands that fix problems.
 
-Exit code 1 if CPU modules can be neither built nor used here; what CUDA lacks is said and is no failure.
+The exit code is 1 if CPU modules can be neither built nor used here. Missing CUDA tools are reported but are
+no failure.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TO_BUILD = {"jinja2": "jinja2", "filelock": "filelock"}  # module -> distributio
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``state``: ``ok``, ``note`` (something is less than it could be) or ``missing``."""
+    """One line of the report. ``state``: ``ok``, ``note`` (works less well than it could) or ``missing``."""
 
     check: str
     state: str
@@ -46,13 +47,13 @@ class Finding:
     fix: str = ""
 
 
-HELP = "Check what building and using modules needs, and print the command that gets what is missing."
+HELP = "Check everything that building and using modules needs, and print commands that fix problems."
 
 
 def arguments(add: Add) -> None:
     """Declare the options."""
     json_option(add)
-    add("--config", action="store_true", help="print every environment variable, its value now and its default")
+    add("--config", action="store_true", help="print every environment variable with its value and default")
     add("--markdown", action="store_true", help="print the variables as the table of docs/environment.md")
 
 
@@ -69,12 +70,12 @@ def run(options: argparse.Namespace) -> int:
         try:
             variable.get()
         except EnvironmentValueError as err:
-            if err.name != variable.name:  # the one that is read where this one is not set
+            if err.name != variable.name:  # the variable that is read instead reports it
                 continue
-            # Torch's list is torch's: with it nothing can be compiled for GPUs, and everything else goes on.
+            # An invalid TORCH_CUDA_ARCH_LIST belongs to torch: it prevents only builds for GPUs.
             state, found = ("note", notes) if variable is env.TORCH_CUDA_ARCH_LIST else ("missing", findings)
             found.append(Finding("environment", state, str(err), f"unset {variable.name}"))
-    if findings:  # nothing below can be answered
+    if findings:  # the checks below need valid variables
         _show(findings, options.json)
         return 1
     torch = _torch()
@@ -100,7 +101,7 @@ def _show(findings: list[Finding], as_json: bool) -> None:
 def _torch() -> Finding:
     wanted = ".".join(map(str, TORCH_ABI))
     fix = f"pip install 'torch>={wanted}'"
-    # In a process of its own: a torch that crashes or starts CUDA does so there.
+    # A process of its own, because a broken torch may crash and a good one may start CUDA.
     program = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
     try:
         run = process.run([find_python(), "-c", program], timeout=300)
@@ -139,7 +140,7 @@ def _compiler() -> Finding:
 
 
 def _compile(command: list[str], source: str) -> str:
-    """The first error of compiling a few lines; empty if there is none."""
+    """Return the first error of compiling a few lines, or an empty string."""
     with scratch() as folder:
         file = folder / "probe"
         file.write_text(source)
@@ -234,15 +235,15 @@ def _directories() -> Iterator[Finding]:
     root, fix = workspace_root(), "export FLASHINFER_WORKSPACE_DIR=/a/directory/of/yours"
     existing = next(path for path in (root, *root.parents) if os.path.exists(path))
     if root.is_relative_to(env.NO_HOME):
-        detail = "this user's home directory is not known: what is built is lost when a process ends"
+        detail = "this user's home directory is not known: built modules are lost when a process ends"
         yield Finding("workspace", "note", detail, fix)
         return
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        detail = f"{root} cannot be written: what is built is lost when a process ends"
+        detail = f"{root} cannot be written: built modules are lost when a process ends"
         yield Finding("workspace", "note", detail, fix)
         return
     if is_noexec(existing):
-        detail = f"{root} cannot be used: {NOEXEC}; what is built elsewhere is lost when a process ends"
+        detail = f"{root} cannot be used: {NOEXEC}; modules built elsewhere are lost when a process ends"
         yield Finding("workspace", "note", detail, fix)
         return
     free = shutil.disk_usage(existing).free
@@ -253,7 +254,7 @@ def _directories() -> Iterator[Finding]:
 
 
 def _cpu_modules(lacking: list[Finding]) -> tuple[bool, Finding]:
-    """Whether every CPU module can be had here, and how."""
+    """Return whether every CPU module is built or can be built here, and the finding."""
     try:
         probes = [spec.probe() for spec in matrix_specs(Matrix(backends=("cpu",)))]
     except FlashInferError as err:
@@ -274,4 +275,4 @@ def _cpu_modules(lacking: list[Finding]) -> tuple[bool, Finding]:
         return False, Finding("CPU modules", "missing", f"{detail}; {impossible[0]}")
     took = [probe.estimate for probe in missing]
     about = f", in about {sum(filter(None, took)):.0f} s" if None not in took else ""
-    return True, Finding("CPU modules", "ok", f"{detail}, the others are built when they are first used{about}")
+    return True, Finding("CPU modules", "ok", f"{detail}, the others are built on first use{about}")

@@ -1,4 +1,4 @@
-"""``export``: built modules as one archive, each checked."""
+"""``export``: write built modules to one archive, each checked."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ HELP = "Pack built modules into one archive: .tar, .tar.gz or .tar.zst."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add("archive", type=Path, metavar="ARCHIVE", help="the file to write")
     add("names", nargs="*", metavar="NAME", help="a module, as `list` names it; by default every ready one")
-    add("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
-    add("--from", dest="source", type=Path, metavar="DIR", help="every module of a directory, as it is")
+    add("--specs", type=Path, metavar="FILE", help="the modules recorded by `trace`")
+    add("--from", dest="source", type=Path, metavar="DIR", help="every module of a directory, for any machine")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The artifacts that a load would take now; with ``--from`` every one of a directory, for whatever machine."""
-    place: Path = options.archive.absolute()
+    """Export the artifacts that a load would use now, or with ``--from`` all artifacts of a directory."""
+    archive: Path = options.archive.absolute()
     if sum(map(bool, (options.names, options.specs, options.source))) > 1:
         raise UsageError("export: got more than one of NAME, --specs and --from, wanted one at most")
-    if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
-        raise UsageError(f"archive: {place.parent} is no directory that can be written")
+    if not archive.parent.is_dir() or not os.access(archive.parent, os.W_OK):
+        raise UsageError(f"archive: {archive.parent} is not a writable directory")
     chosen: dict[str, Artifact] = {}
     for found in _chosen(options):
         if chosen.setdefault(found.name, found).path != found.path:
-            raise UsageError(f"export: two artifacts are called {found.name!r}: an archive holds one of a name")
+            raise UsageError(f"export: two artifacts are named {found.name!r}: an archive holds one of each name")
     if not chosen:
         raise ArtifactError("there is nothing to export: no module is built")
     with ExitStack() as stack:
@@ -52,9 +53,9 @@ def run(options: argparse.Namespace) -> int:
             files[f"{name}/manifest.json"] = File.of(json.dumps(found.manifest, indent=1, sort_keys=True).encode())
             files[f"{name}/library.so"] = File(found.manifest["size"], found.manifest["sha256"], library)
         try:
-            pack(place, files)
+            pack(archive, files)
         except OSError as err:
-            raise ArtifactError(f"{place} cannot be written: {err}") from None
+            raise ArtifactError(f"{archive} cannot be written: {err}") from None
     show(
         [row(found.name, "exported", found.archs, found) for _, found in sorted(chosen.items())],
         options.json,
@@ -65,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
     if options.source is not None:
-        for place in sorted(options.source.glob("[!.]*/")):
-            yield _whole(read(place, place.name), str(place))
+        for directory in sorted(options.source.glob("[!.]*/")):
+            yield _whole(read(directory, directory.name), str(directory))
     elif options.specs is not None:
         with scratch() as folder:
             for asked in asked_in(options.specs, folder):

@@ -1,4 +1,4 @@
-"""``import``: the modules of an archive, each checked before any is published."""
+"""``import``: publish the modules of an archive after checking all of them."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ from .table import show, size
 from .tar import unpack
 from .usage import Add, json_option
 
-HELP = "Unpack an archive of modules, each checked before it is published."
+HELP = "Unpack an archive of modules. Each is checked before any is published."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add("archive", type=Path, metavar="ARCHIVE", help="the file to read")
     add("--to", type=Path, metavar="DIR", help="a directory for FLASHINFER_AOT_DIR; by default the workspace")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Nothing is published before everything is read and checked; what stands there already is left alone."""
+    """Publish modules after all are read and checked. Equal modules that exist already are not replaced."""
     archive: Path = options.archive.absolute()
     root: Path = (options.to or workspace()).absolute()
     try:
         if (refusal := trust.refusal(archive)) is not None:
-            raise ArtifactError(f"{refusal}: what it holds is loaded")
+            raise ArtifactError(f"{refusal}: modules in it would be loaded")
         trust.make_directories(root)
         if (refusal := trust.refusal(root)) is not None:
             raise ArtifactError(f"{refusal}: nothing in it would be loaded")
-        with scratch(root, ".import.") as folder:  # nobody else can put anything in here
+        with scratch(root, ".import.") as folder:  # no other user can write into it
             staged = [_checked(folder / name, archive) for name in unpack(archive, folder)]
-            places = [_destination(found, options.to, root) for found in staged]
-            rows = [_published(found, place) for found, place in zip(staged, places, strict=True)]
+            destinations = [_destination(found, options.to, root) for found in staged]
+            rows = [_published(found, path) for found, path in zip(staged, destinations, strict=True)]
     except OSError as err:
         raise ArtifactError(f"{archive} cannot be imported: {err}") from None
     show(rows, options.json, {"size": size})
     return 0
 
 
-def _checked(place: Path, archive: Path) -> Artifact:
-    """What was unpacked, as a load would check it."""
-    found = read(place, place.name)
+def _checked(directory: Path, archive: Path) -> Artifact:
+    """Return an unpacked artifact after the checks of a load."""
+    found = read(directory, directory.name)
     if not isinstance(found, Artifact):
         raise ArtifactError(f"{archive}: {found}")
     with verified(found):
@@ -64,12 +65,12 @@ def _destination(found: Artifact, to: Path | None, root: Path) -> Path:
     return Path(root, "artifacts", found.name, *(key[:32] for key in keys))
 
 
-def _published(found: Artifact, place: Path) -> dict[str, Any]:
-    there = read(place, found.name)
-    if isinstance(there, Artifact) and there.manifest == found.manifest:
+def _published(found: Artifact, destination: Path) -> dict[str, Any]:
+    existing = read(destination, found.name)
+    if isinstance(existing, Artifact) and existing.manifest == found.manifest:
         try:
-            with verified(there):
-                return row(there.name, "there already", there.archs, there)
+            with verified(existing):
+                return row(existing.name, "there already", existing.archs, existing)
         except ArtifactError:
             pass
-    return row(found.name, "imported", found.archs, publish(found.path, found.manifest, place))
+    return row(found.name, "imported", found.archs, publish(found.path, found.manifest, destination))

@@ -1,4 +1,4 @@
-"""``list``: modules and artifacts, and what a load would make of each."""
+"""``list``: modules and artifacts, and whether a load would use each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .difference import differences
 from .table import age, show, size
 from .usage import Add, json_option
 
-HELP = "List every module of the AOT matrix and every artifact, and whether a load would take it."
-COLUMNS = ("name", "state", "archs", "size", "built")  # of the table; --json has all
+HELP = "List every module of the AOT matrix and every artifact, and whether a load would use it."
+COLUMNS = ("name", "state", "archs", "size", "built")  # of the table. --json has all columns.
 
 
 def arguments(add: Add) -> None:
@@ -29,8 +29,9 @@ def arguments(add: Add) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print one row per artifact, and one per module without any.
 
-    States: ``ready`` (a load takes it), ``shadowed`` (a load takes an earlier one), ``refused`` (a load rejects it),
-    ``stale`` (other sources or flags), ``broken``, ``other`` (no module of the matrix), ``missing`` (not built).
+    States: ``ready`` (a load takes it), ``shadowed`` (a load takes an earlier one), ``refused`` (a load
+    rejects it), ``stale`` (other sources or flags), ``broken``, ``other`` (no module of the matrix),
+    ``missing`` (not built).
     """
     specs = {spec.name: spec for spec in matrix_specs(Matrix())}
     looked_up = {name: store.look_up(spec) for name, spec in specs.items()}
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _row(name: str, state: str, spec: Spec | None, **more: Any) -> dict[str, Any]:
-    """Return a row; ``more`` takes the place of what a missing module lacks."""
+    """Return a row. ``more`` replaces the values of a missing module."""
     row: dict[str, Any] = {
         "name": name,
         "state": state,

@@ -1,7 +1,8 @@
-"""Read the arguments of ``flashinfer`` (also ``python -m flashinfer``) and run one command.
+"""Entry point of ``flashinfer`` (also ``python -m flashinfer``): parse the arguments and run one command.
 
-Exit codes: 0, done; 1, a build or a proof failed, or this machine lacks something; 2, the command is invalid: an unknown
-name, a malformed environment variable, a cluster without a suitable worker. ``trace`` returns its program's code.
+Exit codes: 0, done; 1, a build or a proof failed, or this machine lacks something; 2, the command is invalid:
+an unknown name, an invalid environment variable, a cluster without a suitable worker. ``trace`` returns its
+program's code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..errors import ClusterError, EnvironmentValueError, FlashInferError
 from ..jit.report import write
 from .usage import UsageError
 
-# Command: its file, with HELP, arguments() and run(). Only that file is imported, because most need no compiler.
+# Command -> its file, which has HELP, arguments() and run(). Only this file is imported: most need no
+# compiler.
 COMMANDS = {
     "list": "list",
     "build": "build",
@@ -51,10 +53,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        with suppress(OSError, ValueError):  # it is closed, or takes nothing
-            sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
+        with suppress(OSError, ValueError):  # closed, or not reconfigurable
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be valid text
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         code: int = command(options.command).run(options)
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     except FlashInferError as err:
         write(f"error: {err}\n")
         return 1
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe closed it
         _discard_output()
         return 0
     except OSError as err:
@@ -77,8 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Drop what standard output still holds: the interpreter would fail on it at its end."""
+    """Discard the buffer of standard output. The interpreter would fail to write it at exit."""
     with suppress(OSError, ValueError, AttributeError):
-        place = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(place, sys.stdout.fileno())
-        os.close(place)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -1,4 +1,4 @@
-"""``profile``: runs a kernel that writes events, on inputs of its own, and keeps the trace."""
+"""``profile``: run a kernel that writes events, on random inputs, and write its trace."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ from ..jit.report import write
 from .table import show
 from .usage import Add, UsageError, json_option
 
-HELP = "Run a kernel with events, and write a trace of it for ui.perfetto.dev."
+HELP = "Run a kernel that writes events, and write its trace for ui.perfetto.dev."
 KERNELS = ("mla", "prefill", "decode", "attention")
-RUNS = 3  # the last one is kept: the first ones load modules and warm caches
-MOST_WORDS = 1 << 26  # of a buffer
+RUNS = 3  # only the last run is traced: the first ones load modules and warm caches
+MOST_WORDS = 1 << 26  # words of a buffer
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add(
         "kernel",
         choices=KERNELS,
-        help="whose kernels: of latent attention, of prefill, of paged decode, of BatchAttention",
+        help="kernels of MLA, prefill, paged decode or BatchAttention",
     )
     add("--out", type=Path, required=True, metavar="FILE", help="the trace, JSON")
-    add("--html", type=Path, metavar="FILE", help="a page with the timeline, too")
-    add("--device", default=None, help="cpu or cuda; by default the GPU, where there is one")
-    add("--backend", default="auto", help="auto, fa2 or fa3, of mla and prefill")
+    add("--html", type=Path, metavar="FILE", help="also write a page with the timeline")
+    add("--device", default=None, help="cpu or cuda; by default the GPU, if there is one")
+    add("--backend", default="auto", help="auto, fa2 or fa3, for mla and prefill")
     add("--dtype", default="bfloat16", choices=DTYPES)
     add("--batch", type=_positive, default=None, help="requests")
-    add("--kv-len", type=_positive, default=None, help="keys of each")
-    add("--qo-len", type=_positive, default=None, help="queries of each; decode has 1")
-    add("--heads", type=_positive, default=None, help="of queries")
-    add("--kv-heads", type=_positive, default=8, help="of keys; mla has 1")
-    add("--head-dim", type=_positive, default=128, help="mla has 512 and 64")
-    add("--page-size", type=_positive, default=None)
-    add("--words", type=_positive, default=None, help="of the buffer, 8 bytes each; by default enough for most kernels")
+    add("--kv-len", type=_positive, default=None, help="keys per request")
+    add("--qo-len", type=_positive, default=None, help="queries per request; 1 for decode")
+    add("--heads", type=_positive, default=None, help="query heads")
+    add("--kv-heads", type=_positive, default=8, help="KV heads; mla has 1")
+    add("--head-dim", type=_positive, default=128, help="head size; mla has 512 and 64")
+    add("--page-size", type=_positive, default=None, help="tokens per page")
+    add(
+        "--words",
+        type=_positive,
+        default=None,
+        help="8-byte words of the buffer; the default suffices for most kernels",
+    )
 
 
 def _positive(text: str) -> int:
@@ -46,7 +52,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-# On a GPU and on a CPU: requests, keys, queries, heads, tokens of a page.
+# Sizes on a GPU and on a CPU: requests, keys, queries, heads, tokens per page.
 SIZES = {
     "mla": {"cuda": (128, 4096, 1, 128, 64), "cpu": (4, 1024, 1, 16, 64)},
     "prefill": {"cuda": (4, 4096, 4096, 32, 16), "cpu": (2, 512, 512, 8, 16)},
@@ -56,15 +62,15 @@ SIZES = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0; a kernel that the device does not have, or a file that cannot be written, is an error."""
+    """Run the kernel and write the files. Raise ``UsageError`` for a kernel or file that cannot be used."""
     import torch
 
     from .. import profiler
     from .._profiler.buffer import read
 
-    for name, place in (("--out", options.out), ("--html", options.html)):
-        if place is not None and not place.absolute().parent.is_dir():
-            raise UsageError(f"{name}: {place.absolute().parent} is no directory")
+    for name, path in (("--out", options.out), ("--html", options.html)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{name}: {path.absolute().parent} is not a directory")
     gpu = torch.cuda.is_available()
     name = options.device or ("cuda" if gpu else "cpu")
     if name.partition(":")[0] not in (("cpu", "cuda") if gpu else ("cpu",)):
@@ -104,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _words(kernel: str, device: Any, sizes: dict[str, int]) -> int:
-    """Room for the events of a kernel: about a dozen of each 64 keys and 64 rows, and as many again."""
+    """Return buffer words for a kernel: twice a dozen events per 64 keys and 64 rows."""
     if device.type == "cpu":
         return 1 << 20
     rows = sizes["qo_len"] * sizes["heads"]
@@ -130,7 +136,7 @@ def _mla(torch: Any, device: Any, options: argparse.Namespace, buffer: Any, **si
 
 
 def _paged(torch: Any, device: Any, options: argparse.Namespace, sizes: dict[str, int]) -> tuple[Any, ...]:
-    """Queries, a cache, where each request's queries and pages begin, and the pages."""
+    """Return queries, a cache, the starts of each request's queries and pages, and the pages."""
     batch, dtype = sizes["batch"], getattr(torch, options.dtype)
     pages = -(-sizes["kv_len"] // sizes["page_size"])
     starts = torch.arange(batch + 1, dtype=torch.int32)

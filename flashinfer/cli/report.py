@@ -1,4 +1,4 @@
-"""The page of ``build_aot.py --report``: where the time went, one file that needs no network."""
+"""Page of ``build_aot.py --report``: a timeline of the build in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .table import size
 SLOWEST = 20  # units in the table of the slowest
 
 
-def write_report(place: Path, outcomes: Sequence[Outcome], wall: float) -> None:
-    """Write the page; ``wall``: seconds that the whole build took.
+def write_report(file: Path, outcomes: Sequence[Outcome], wall: float) -> None:
+    """Write the page. ``wall``: seconds that the whole build took.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_atomically(place, render(outcomes, wall).encode())
-    place.chmod(0o644)
+    write_atomically(file, render(outcomes, wall).encode())
+    file.chmod(0o644)
 
 
 def render(outcomes: Sequence[Outcome], wall: float) -> str:
-    """The page as text."""
+    """Return the page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     timeline = merged(outcome.timeline for outcome in outcomes if outcome.timeline is not None)
@@ -58,11 +58,11 @@ def render(outcomes: Sequence[Outcome], wall: float) -> str:
 
 
 def merged(timelines: Iterable[Timeline]) -> Timeline:
-    """All runs of a build as one, of the first one's beginning."""
+    """Merge all runs of a build into one timeline that begins with the first run."""
     runs = sorted({id(one): one for one in timelines}.values(), key=lambda one: one.began)
     if not runs:
         return Timeline(0.0, "", 0, 0)
-    units: dict[Unit, None] = {}  # runs may share what they know
+    units: dict[Unit, None] = {}  # runs may share units
     for run in runs:
         units |= dict.fromkeys(run.units)
     return replace(runs[0], units=list(units))
@@ -91,7 +91,7 @@ def _tools(outcomes: Sequence[Outcome]) -> list[str]:
 def _facts(
     modules: list[dict[str, Any]], timeline: Timeline, units: list[Unit], wall: float
 ) -> list[tuple[str, str, str]]:
-    """``(what, how much, what of)`` for the head of the page."""
+    """Return ``(name, value, explanation)`` of each number at the head of the page."""
     count = {how: sum(module["how"] == how for module in modules) for how in ("built", "reused", "failed")}
     work = sum(unit.end - unit.start for unit in units)
     resumed = sum(unit.kind == "reuse" for unit in timeline.units)
@@ -107,7 +107,7 @@ def _facts(
         (
             "reused",
             f"{count['reused'] / len(modules):.0%}" if modules else "",
-            f"{seconds(spared)} of compiling spared" if spared else "nothing to take over",
+            f"{seconds(spared)} of compiling saved" if spared else "nothing was reused",
         ),
         ("size", size(sum(module["size"] for module in modules)), "of all libraries"),
         ("memory", size(max((at_once for _, at_once in memory(units)), default=0)), "of compilers at once, at most"),
@@ -124,7 +124,7 @@ def _file(unit: Unit) -> str:
 
 
 def seconds(length: float) -> str:
-    """A time in the unit that keeps it short."""
+    """Format a time in the unit that makes it short."""
     if length < 1:
         return f"{length * 1000:.0f} ms"
     if length < 100:
@@ -133,7 +133,7 @@ def seconds(length: float) -> str:
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
-    """What the script draws: units with the row that each is drawn in, and memory over time."""
+    """Return the data of the page's script: units with their rows, and memory over time."""
     shown = [(unit, unit.lane) for unit in timeline.units if unit.kind != "wait"]
     slots = sorted({lane for _, lane in shown})
     placed = [(unit, slots.index(lane)) for unit, lane in shown]
@@ -151,7 +151,7 @@ def _data(timeline: Timeline) -> dict[str, Any]:
 
 
 def rows(units: Iterable[Unit]) -> list[tuple[Unit, int]]:
-    """Each unit with the first row that is free while it runs."""
+    """Assign each unit the first row that is free while it runs."""
     ends: list[float] = []
     result = []
     for unit in sorted(units, key=lambda unit: unit.start):
@@ -162,5 +162,5 @@ def rows(units: Iterable[Unit]) -> list[tuple[Unit, int]]:
 
 
 def _script(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element."""
+    """Return JSON for a script element. Nothing in it can end the element."""
     return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""``store``: keys, and artifacts to and from a store that other machines read."""
+"""``store``: make keys, and transfer artifacts to and from a store that machines share."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from .display import row
 from .table import Row, show, size
 from .usage import Add, UsageError, asked_in, json_option, named, one_of_a_name
 
-HELP = "Make a signing key; write built modules to a store; read modules from one."
+HELP = "Make a signing key, write built modules to a store, or read modules from one."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add("action", choices=("keygen", "push", "pull"), help="what to do")
-    add("place", metavar="FILE|URL", help="keygen: the file of the new private key; else a store's URL")
+    add("place", metavar="FILE|URL", help="keygen: the file of the new private key; otherwise a store's URL")
     add("names", nargs="*", metavar="NAME", help="a module, as `list` names it")
-    add("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
+    add("--specs", type=Path, metavar="FILE", help="the modules recorded by `trace`")
     add("--to", type=Path, metavar="DIR", help="pull: a directory for FLASHINFER_AOT_DIR; by default the workspace")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where a module is not built, or the store does not have it or does not take it."""
+    """Return 1 if a module is not built, or the store does not have it or rejects it."""
     if options.to is not None and options.action != "pull":
         raise UsageError(f"--to: {options.action} writes no directory")
     if options.action == "keygen":
@@ -93,7 +94,7 @@ def _pull(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
 
 
 def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
-    """For a directory any build for the archs that were wanted will do; for the workspace, what this machine would build."""
+    """Pull a module: any build for the archs into a directory, or this machine's build into the workspace."""
     spec, key, here = asked.spec, asked.spec.key, store.Here(asked.spec)
     target = (asked.target() if to else None) or here.asked
     archs = narrowed(target, spec.archs, spec.name).archs if target is not None else asked.archs

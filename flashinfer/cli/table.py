@@ -1,4 +1,4 @@
-"""Shows rows: a table drawn by rich on a terminal, aligned words elsewhere, JSON on request."""
+"""Output of rows: a table by rich on a terminal, aligned words elsewhere, JSON on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def plain(value: Any) -> str:
-    """A value as a person reads it."""
+    """Format a value for a reader."""
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
@@ -25,7 +25,7 @@ def plain(value: Any) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes in the unit that keeps them short."""
+    """Format bytes in the unit that makes them short."""
     if count is None:
         return ""
     amount = float(count)
@@ -37,7 +37,7 @@ def size(count: int | None) -> str:
 
 
 def age(built: float | None) -> str:
-    """Time since a moment, in its largest unit."""
+    """Format the time since a moment in its largest unit."""
     if built is None:
         return ""
     seconds = max(time.time() - built, 0)
@@ -48,7 +48,7 @@ def age(built: float | None) -> str:
 
 
 def show(rows: Sequence[Row], as_json: bool, formats: Mapping[str, Callable[[Any], str]] | None = None) -> None:
-    """Print rows, all with the same columns; ``formats`` says how a column is shown to a person (not in JSON)."""
+    """Print rows, all with the same columns. ``formats`` formats columns for a reader, not in JSON."""
     if as_json:
         print(json.dumps(list(rows), indent=1, default=str))
         return

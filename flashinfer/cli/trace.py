@@ -1,4 +1,4 @@
-"""``trace``: runs a program and records every module that it, or any process it starts, asks for."""
+"""``trace``: run a program and record every module that it, or a process it starts, requests."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from ..jit.specfile import write_specs
 from .table import show
 from .usage import Add, UsageError, json_option
 
-HELP = "Run a program and record every module that it, and every process it starts, asks for."
+HELP = "Run a program and record every module that it, or a process it starts, requests."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the specs, a line of JSON for each")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the specs, one line of JSON each")
     add("program", nargs="+", metavar="-- PROGRAM", help="the program and its arguments")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: the program's own; 128 and the signal's number where one ended it, as shells say it.
+    """Return the program's exit code, or as a shell 128 plus the number of the signal that ended it.
 
     The file is written however the program ends.
     """
     output: Path = options.output.absolute()
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
-        raise UsageError(f"--output: {output.parent} is no directory that can be written")
+        raise UsageError(f"--output: {output.parent} is not a writable directory")
     if shutil.which(options.program[0]) is None:
-        raise UsageError(f"program: {options.program[0]!r} is not a program that can be run")
+        raise UsageError(f"program: {options.program[0]!r} is not an executable program")
     with scratch(prefix="flashinfer-trace-") as folder:
         code = _run(options.program, {**os.environ, "FLASHINFER_JIT_TRACE": str(folder)})
         lines = list(_recorded(folder))
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
-    """Run a program to its end; what asks this process to end is passed on to it."""
+    """Run a program to its end. Pass termination signals on to it."""
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -58,7 +59,7 @@ def _run(program: list[str], environment: dict[str, str]) -> int:
         started[0].send_signal(number) if started else early.append(number)
 
     def leave_to_program(number: int, frame: FrameType | None) -> None:
-        """A terminal's interrupt reaches the program by itself; ignored here, it would be ignored there too."""
+        """Do nothing: the terminal also interrupts the program, unless the signal is ignored here."""
 
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
@@ -77,6 +78,6 @@ def _run(program: list[str], environment: dict[str, str]) -> int:
 
 
 def _recorded(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the processes wrote. A killed one may leave a private file, whose name begins with a dot."""
+    """Yield the recorded specs. A killed process may leave a private file, whose name begins with a dot."""
     for path in sorted(folder.glob("[!.]*.json")):
         yield json.loads(path.read_bytes())

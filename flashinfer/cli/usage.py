@@ -1,4 +1,4 @@
-"""What an argument of a command may be: its types, and the error of one that cannot be."""
+"""Types of command arguments, and the error for an invalid one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class UsageError(Exception):
 
 
 def asked_in(path: Path, folder: Path) -> list[Asked]:
-    """What ``--specs`` asks for.
+    """Return the modules of a ``--specs`` file.
 
     Raises:
-        UsageError: it is no file of specs.
+        UsageError: it is not a file of specs.
     """
     try:
         return read_specs(path, folder)
@@ -33,10 +33,10 @@ def asked_in(path: Path, folder: Path) -> list[Asked]:
 
 
 def one_of_a_name(asked: list[Asked]) -> list[Asked]:
-    """What ``--specs`` asks for, to be put into one directory.
+    """Return the modules of a ``--specs`` file for one directory, which holds one module of each name.
 
     Raises:
-        UsageError: two modules of one name cannot be one.
+        UsageError: two different modules have one name.
     """
     try:
         return one_per_name(asked)
@@ -45,7 +45,7 @@ def one_of_a_name(asked: list[Asked]) -> list[Asked]:
 
 
 def of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A type of argparse that says what a ``ValueError`` of ``parse`` says."""
+    """Return a type for argparse that reports the ``ValueError`` of ``parse``."""
 
     def convert(text: str) -> Any:
         try:
@@ -60,14 +60,14 @@ cuda_archs, size_limit = of(env.parse_cuda_archs), of(env.parse_size)
 
 
 def positive(text: str) -> int:
-    """A number of at least 1."""
+    """Return a number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a positive number")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time of at least 0."""
+    """Return a time of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -78,7 +78,7 @@ def seconds(text: str) -> float:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """The first and the count of ``I/N``, with I from 1 to N."""
+    """Return the first index and the count of ``I/N``, with I from 1 to N."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted I/N with I from 1 to N")
@@ -86,11 +86,12 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def json_option(add: Add) -> None:
+    """Declare ``--json``."""
     add("--json", action="store_true", help="print JSON")
 
 
 def named(names: Sequence[str]) -> list[JitSpec]:
-    """The specs of modules of the matrix.
+    """Return the specs of modules of the matrix.
 
     Raises:
         UsageError: there is no such module.

@@ -1,8 +1,8 @@
-"""``verify``: proves, without a GPU and without compiling, that a program that asks for these modules compiles nothing.
+"""``verify``: prove, without a GPU and without compiling, that a program with these modules compiles nothing.
 
-Every look-up of the program is done here as a load would do it, for this machine or for another one that is
-described by its GPUs and its CPU level. C libraries and torch are those of this process: run it in the image that
-the program will run in.
+Every lookup of the program is done here as a load would do it, for this machine or for another one, described
+by its GPUs and its CPU level. C libraries and torch are those of this process, so run it in the image of the
+program.
 """
 
 from __future__ import annotations
@@ -63,18 +63,19 @@ class There(store.Here):
         return None
 
 
-HELP = "Prove that a program that asks for these modules compiles nothing; 1 if it would."
+HELP = "Prove that a program with these modules compiles nothing. The exit code is 1 if it would."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
-    add("--specs", type=Path, metavar="FILE", help="what `trace` wrote; by default every module of the matrix")
-    add("--cuda-arch", type=cuda_archs, metavar="LIST", help='GPUs of the machine meant, such as "9.0 8.0"')
-    add("--cpu-arch", metavar="LEVEL", help="CPU level of the machine meant, such as x86-64-v3")
+    add("--specs", type=Path, metavar="FILE", help="the modules recorded by `trace`; by default the whole matrix")
+    add("--cuda-arch", type=cuda_archs, metavar="LIST", help='GPUs of the target machine, such as "9.0 8.0"')
+    add("--cpu-arch", metavar="LEVEL", help="CPU level of the target machine, such as x86-64-v3")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 and the reasons where something would be compiled, or cannot be had at all."""
+    """Return 1 and print the reasons if a module would be compiled or is not available at all."""
     if options.cpu_arch is not None and options.cpu_arch not in CPU_LEVELS:
         raise UsageError(f"--cpu-arch: got {options.cpu_arch!r}, wanted one of {', '.join(CPU_LEVELS)}")
     with scratch() as folder:
@@ -109,7 +110,7 @@ def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
 
 
 def _machine(asked: Asked, options: argparse.Namespace) -> store.Here:
-    """This machine, where nothing else is said; without a GPU, the GPUs of the machine where the trace was made."""
+    """Return the machine that options describe, else this one, else (without a GPU) the one of the trace."""
     if asked.spec.backend == "cpu" and options.cpu_arch is not None:
         return There(asked.spec, (), options.cpu_arch)
     if asked.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else asked.archs)):

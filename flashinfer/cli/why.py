@@ -1,4 +1,4 @@
-"""``why``: what a load of a module wants, and where the nearest artifact differs, field by field."""
+"""``why``: compare what a load of a module needs with the nearest artifact, field by field."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .difference import apart, nearest
 from .table import show
 from .usage import Add, UsageError, asked_in, json_option, named
 
-HELP = "What a load of a module wants, and where the nearest artifact differs; 1 if it would be built."
+HELP = "Show where the nearest artifact differs from what a load needs. The exit code is 1 if it would be built."
 
 
 def arguments(add: Add) -> None:
+    """Declare the options."""
     json_option(add)
     add("name", metavar="NAME", help="a module, as `list` names it, or one of --specs")
-    add("--specs", type=Path, metavar="FILE", help="the modules that `trace` wrote down")
+    add("--specs", type=Path, metavar="FILE", help="the modules recorded by `trace`")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0 where a load takes an artifact as it is, 1 where it would have to build the module."""
+    """Return 0 if a load uses an artifact as it is, and 1 if it would have to build the module."""
     with scratch() as folder:
         spec, needs = _asked(options.name, options.specs, folder)
         lookup = store.look_up(spec, needs, here=Here(spec, writes=False))
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         show([{**answer, "nearest": where, "differences": rows, "reasons": lookup.reasons}], True)
         return int(lookup.artifact is None)
     if lookup.artifact is not None:
-        print(f"{spec.name} is ready: a load takes {lookup.artifact.path}")
+        print(f"{spec.name} is ready: a load uses {lookup.artifact.path}")
         return 0
     print(f"{spec.name} would be built: {lookup.reason}")
     if found is not None:

@@ -17,7 +17,7 @@ import pytest
 
 from flashinfer import env
 from flashinfer.cli import doctor
-from flashinfer.cli.compile_commands import in_clangs_words
+from flashinfer.cli.compile_commands import to_clang
 from flashinfer.cli.main import COMMANDS, main
 from flashinfer.cli.table import age, size
 from flashinfer.jit.artifact import sealed
@@ -334,7 +334,7 @@ def test_exported_cuda_commands_are_clangs(run, place):
 
 def test_nvccs_words_in_clangs():
     nvcc = "nvcc -ccbin g++ -objtemp -MMD -MF a.d -O3 -gencode=arch=compute_90a,code=sm_90a -Xcompiler=-fPIC,-Wall -DX -c k.cu -o k.o"
-    words = in_clangs_words(nvcc.split(), "/cuda")
+    words = to_clang(nvcc.split(), "/cuda")
     assert words[:4] == ["clang++", "-x", "cuda", "--cuda-path=/cuda"]
     assert words[5:] == ["-O3", "--cuda-gpu-arch=sm_90a", "-fPIC", "-Wall", "-DX", "k.cu"]
 

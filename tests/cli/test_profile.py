@@ -66,7 +66,7 @@ def test_a_buffer_that_is_too_small_is_said(tmp_path, capsys, caplog):
         (["mla", "--device", "tpu"], "--device: got tpu, wanted cpu"),
         (["decode", "--device", "cpu", "--qo-len", "3"], "--qo-len: got 3, wanted 1 for decode"),
         (["prefill", "--device", "cpu", "--backend", "fa3"], "backend: got 'fa3'"),
-        (["mla", "--html", "nowhere/page.html"], "--html: .* is no directory"),
+        (["mla", "--html", "nowhere/page.html"], "--html: .* is not a directory"),
         (["decode", "--device", "cpu", "--heads", "3", "--kv-heads", "2"], "num_qo_heads: got 3"),
     ],
 )

@@ -115,7 +115,7 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
             (["--shard", text], f"got '{text}', wanted I/N")
             for text in ("0/2", "3/2", "1", "a/b", "1/0", "x/2", "1/2/3")
         ),
-        (["--report", "/none/build.html"], "--report: wanted a file in a directory that exists"),
+        (["--report", "/none/build.html"], "--report: wanted a file in an existing directory"),
         (["--report", "build.html", "--dry-run"], "of a build that is no --dry-run"),
     ],
 )

@@ -372,7 +372,7 @@ def test_tcp_to_another_machine_is_refused(capsys, tmp_path):
         assert address.why_insecure(text) is None
     assert main(["build", "--cluster", "tcp://192.0.2.7:8786"]) == 2
     assert "--tls-ca-file" in (said := capsys.readouterr().err) and "--cluster-insecure" in said
-    assert main(["build", "--cluster-wait", "3"]) == 2 and "beside --cluster alone" in capsys.readouterr().err
+    assert main(["build", "--cluster-wait", "3"]) == 2 and "only with --cluster" in capsys.readouterr().err
     assert main(["build", "--cluster-insecure"]) == 2
 
 

@@ -155,7 +155,7 @@ def test_the_page_says_what_was_built_reused_and_failed():
     page = Page(text)
     words = " ".join(page.texts)
     for fact in ("3 modules of flashinfer", "1 built, 1 reused, 1 failed", "5.0 s of compiling, 1.2 at once", "33%",
-                 "30.0 s of compiling spared", "1000 MiB", "objects of an interrupted build", "cxx 12.2.0", "nvcc release 13.0",
+                 "30.0 s of compiling saved", "1000 MiB", "objects of an interrupted build", "cxx 12.2.0", "nvcc release 13.0",
                  "host<1>", "2 jobs at most", "9.0a 8.0", f"error: {HOSTILE}"):  # fmt: skip
         assert fact in words, fact
     order = [words.index(file) for file in ("b.cu", "d.cc", "one_cpu.so")]

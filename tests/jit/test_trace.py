@@ -110,7 +110,7 @@ def test_what_ends_the_program_is_told(tmp_path, process):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["-o", "/none/specs", "--", "true"], "/none is no directory"),
+        (["-o", "/none/specs", "--", "true"], "/none is not a writable directory"),
         (["-o", "x", "--", "no-such-program"], "not a program"),
     ],
 )
@@ -209,7 +209,7 @@ def test_another_arch_is_built_when_it_is_named(recorded, aot, tmp_path, capsys)
         assert [row["archs"] for row in json.loads(capsys.readouterr().out)] == [[wanted]]
     assert aot.main([*arguments, "--backend", "cuda"]) == 0 and json.loads(capsys.readouterr().out) == []
     assert aot.main([*arguments, "--families", "norm"]) == 2
-    assert "--specs: the file says what to build" in capsys.readouterr().err
+    assert "--specs: the file selects the modules" in capsys.readouterr().err
 
 
 def write(path, *specs: JitSpec, archs=()) -> Path:

@@ -129,7 +129,7 @@ def test_for_a_person(make_spec, monkeypatch, capsys):
     assert len(shown["files <0>/unit.cc"][1]) == 12
     now.build()
     capsys.readouterr()
-    assert main(["why", "tiny"]) == 0 and "tiny is ready: a load takes /" in capsys.readouterr().out
+    assert main(["why", "tiny"]) == 0 and "tiny is ready: a load uses /" in capsys.readouterr().out
 
 
 def test_a_module_of_a_trace(make_spec, tmp_path, capsys):
