@@ -32,7 +32,7 @@ from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
 from ..jit.report import write
 from ..jit.run import Request
 from ..jit.spec import BACKENDS, Spec
-from ..jit.specfile import Asked
+from ..jit.specfile import RecordedSpec
 from .difference import differences
 from .display import Display, row, row_of, tell_failures
 from .report import write_report
@@ -227,7 +227,7 @@ def can_be_built(spec: Spec, target: Target) -> bool:
         return False
 
 
-def target_of(asked: Asked, options: argparse.Namespace) -> Target:
+def target_of(asked: RecordedSpec, options: argparse.Namespace) -> Target:
     """Return a recorded spec's target: archs of the options, else the recorded ones, else the default."""
     backend = asked.spec.backend
     named = options.cpu_arch if backend == "cpu" else options.cuda_arch

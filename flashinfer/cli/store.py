@@ -13,7 +13,7 @@ from ..jit.machine import trust
 from ..jit.machine.target import narrowed
 from ..jit.machine.workspace import scratch, workspace
 from ..jit.report import write
-from ..jit.specfile import Asked
+from ..jit.specfile import RecordedSpec
 from ..jit.store_remote.herd import fetch, fetch_default, linkable, repair
 from ..jit.store_remote.objects import Wanted
 from ..jit.store_remote.signing import keygen, signer, trusted_keys
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         if options.specs is not None:
             asked = asked_in(options.specs, folder)
         else:
-            asked = [Asked(spec, {}, (), spec.key) for spec in named(options.names)]
+            asked = [RecordedSpec(spec, {}, (), spec.key) for spec in named(options.names)]
         rows = (_push if options.action == "push" else _pull)(one, asked, options.to)
     show(rows, options.json, {"size": size})
     missing = [str(one["name"]) for one in rows if one["how"] in ("missing", "failed")]
@@ -70,7 +70,7 @@ def _keygen(options: argparse.Namespace) -> int:
     return 0
 
 
-def _push(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
+def _push(one: Store, asked: list[RecordedSpec], to: Path | None) -> list[Row]:
     sign, rows = signer() if one.signed else None, list[Row]()
     for wish in asked:
         lookup = store.look_up(wish.spec, wish.needs)
@@ -82,7 +82,7 @@ def _push(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
     return rows
 
 
-def _pull(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
+def _pull(one: Store, asked: list[RecordedSpec], to: Path | None) -> list[Row]:
     if one.signed:
         trusted_keys()
     if to is not None:
@@ -93,7 +93,7 @@ def _pull(one: Store, asked: list[Asked], to: Path | None) -> list[Row]:
     return [_pulled(one, wish, to) for wish in asked]
 
 
-def _pulled(one: Store, asked: Asked, to: Path | None) -> Row:
+def _pulled(one: Store, asked: RecordedSpec, to: Path | None) -> Row:
     """Pull a module: any build for the archs into a directory, or this machine's build into the workspace."""
     spec, key, here = asked.spec, asked.spec.key, store.Here(asked.spec)
     target = (asked.target() if to else None) or here.asked

@@ -11,7 +11,7 @@ from typing import Any
 from .. import env
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.specfile import Asked, one_per_name, read_specs
+from ..jit.specfile import RecordedSpec, one_per_name, read_specs
 
 Add = Callable[..., object]  # of an argparse parser
 
@@ -20,7 +20,7 @@ class UsageError(Exception):
     """The command names something that does not exist or cannot be used."""
 
 
-def asked_in(path: Path, folder: Path) -> list[Asked]:
+def asked_in(path: Path, folder: Path) -> list[RecordedSpec]:
     """Return the modules of a ``--specs`` file.
 
     Raises:
@@ -32,7 +32,7 @@ def asked_in(path: Path, folder: Path) -> list[Asked]:
         raise UsageError(f"--specs: {err}") from None
 
 
-def one_of_a_name(asked: list[Asked]) -> list[Asked]:
+def one_of_a_name(asked: list[RecordedSpec]) -> list[RecordedSpec]:
     """Return the modules of a ``--specs`` file for one directory, which holds one module of each name.
 
     Raises:

@@ -28,7 +28,7 @@ from ..jit.modules import Matrix, matrix_specs
 from ..jit.process import lazy
 from ..jit.report import write
 from ..jit.spec import Spec
-from ..jit.specfile import Asked
+from ..jit.specfile import RecordedSpec
 from .table import show
 from .usage import Add, UsageError, asked_in, cuda_archs, json_option
 
@@ -87,13 +87,13 @@ def run(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _asked(options: argparse.Namespace, folder: Path) -> list[Asked]:
+def _asked(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
     if options.specs is not None:
         return asked_in(options.specs, folder)
-    return [Asked(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
+    return [RecordedSpec(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
 
 
-def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
+def _row(asked: RecordedSpec, options: argparse.Namespace) -> dict[str, object]:
     spec = asked.spec
     lookup = store.look_up(spec, asked.needs, here=_machine(asked, options))
     why = "" if lookup.artifact is not None else lookup.reason
@@ -109,7 +109,7 @@ def _row(asked: Asked, options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _machine(asked: Asked, options: argparse.Namespace) -> store.Here:
+def _machine(asked: RecordedSpec, options: argparse.Namespace) -> store.Here:
     """Return the machine that options describe, else this one, else (without a GPU) the one of the trace."""
     if asked.spec.backend == "cpu" and options.cpu_arch is not None:
         return There(asked.spec, (), options.cpu_arch)

@@ -1,10 +1,11 @@
-"""The build system: specs, one ninja graph, artifacts that are found again. Reads in the order of its use:
+"""The build system: specs, one ninja graph, and a cache of artifacts.
 
-``spec`` (a value; ``module``: what can be done with one) -> ``closure`` -> ``store`` (where to look), ``artifact`` and
-``machine/trust`` (what may be used) -> ``machine/target``, ``machine/toolchain`` -> ``build`` -> ``host/lock`` -> ``run``
-(``ninja``, and before each compiler ``worker``) -> ``publish`` -> ``load``. ``probe`` answers without doing, ``frozen``
-forbids. ``modules`` has one file per family. ``group``: ranks that decide together; ``background``: what is built meanwhile;
-``store_remote``: what other machines have built. Nothing here imports torch until a module is loaded.
+The files in the order of their use: ``spec`` (a value) and ``module`` (its methods) -> ``closure`` ->
+``store`` (lookup), ``artifact`` and ``machine/trust`` (checks) -> ``machine/target``, ``machine/toolchain``
+-> ``build`` -> ``host/lock`` -> ``run`` (``ninja``, and before each compiler ``worker``) -> ``publish`` ->
+``load``. ``probe`` predicts a load, ``frozen`` forbids builds, ``modules`` has one file per family. ``group``
+coordinates ranks, ``background`` prefetches, ``store_remote`` shares artifacts between machines. Nothing here
+imports torch before a module is loaded.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from .build import build_jit_specs as build_jit_specs
     from .group import ensure as ensure
 
-# Imported when they are asked for, from these files.
+# Name -> the file that is imported on its first use.
 _LATE = {"build_jit_specs": "build", "ensure": "group", "prefetch": "background"}
 __all__ = ["JitSpec", "clear_cache_dir", "env", "freeze", "gen_jit_spec", "stats", "subscribe", *_LATE]
 
 
 def clear_cache_dir() -> None:
-    """Remove everything built into the workspace. Prebuilt modules stay, and so do modules already loaded."""
-    from .gc import PATIENCE, lock_name  # what removes, and its lock, are imported when something is removed
-    from .host.lock import alone
+    """Remove everything built into the workspace. Prebuilt modules and loaded modules stay."""
+    from .gc import PATIENCE, lock_name  # imported only here, because most processes remove nothing
+    from .host.lock import exclusive
 
     root = workspace_root()
-    with alone(lock_name(root), PATIENCE):
+    with exclusive(lock_name(root), PATIENCE):
         for part in PARTS:
             shutil.rmtree(root / part, ignore_errors=True)
 
@@ -45,7 +46,8 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         with process.one_step():
             return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
-    # Each family's gen_*_module is found in its own file; names that FlashInfer has besides are at its address.
+    # gen_*_module is defined in the file of its family. FlashInfer's other names are at its address,
+    # .attention.
     if name.startswith(("gen_", "get_")):
         for family in modules.families():
             module = modules.family(family)

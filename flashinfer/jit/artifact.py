@@ -1,7 +1,8 @@
-"""One artifact: what its manifest says, and whether its bytes may be used.
+"""One artifact: its manifest, and the checks before its bytes are used.
 
-It is a directory with ``<name>.so`` and ``manifest.json``, which holds the digests of the library and of itself:
-SHA-256, for which CPUs have instructions (1.3 MB in 0.75 ms, twice as fast as Python's others) and ``sha256sum``.
+An artifact is a directory with ``<name>.so`` and ``manifest.json``, which holds the digests of the library
+and of itself. The digest is SHA-256, because CPUs have instructions for it (1.3 MB in 0.75 ms, twice as fast
+as Python's other hashes) and ``sha256sum`` checks it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """A published module: where it is, and what its manifest says."""
+    """A published module: its path and its manifest."""
 
     name: str
     path: Path
@@ -47,7 +48,7 @@ class Artifact:
 
     @property
     def is_prebuilt(self) -> bool:
-        """Whether it lies in an AOT directory."""
+        """Return whether it is in an AOT directory."""
         return self.directory.parent in env.aot_dirs()
 
     @property
@@ -56,12 +57,12 @@ class Artifact:
 
 
 def build_key(spec_key: str, target: Target, identity: Identity) -> str:
-    """The full identity of a build: what the spec says, what for, and by which versions of the tools."""
+    """Return the full identity of a build: the spec's key, the target and the versions of the tools."""
     return digest([spec_key, target.archs, identity])
 
 
 def read(directory: Path, name: str) -> Artifact | str | None:
-    """The artifact in a directory, by its manifest alone; why it is none; or ``None`` where there is nothing at all."""
+    """Return a directory's artifact by its manifest, or why it is invalid, or ``None`` if there is none."""
     try:
         if (refusal := trust.refusal(directory)) is not None:
             return refusal
@@ -79,7 +80,7 @@ def read(directory: Path, name: str) -> Artifact | str | None:
     if manifest["format"] != FORMAT or manifest["name"] != name:
         return f"{directory}: the manifest is for {manifest['name']!r}, format {manifest['format']}"
     if manifest != sealed(manifest):
-        return f"{directory}: the manifest is damaged: its digest is another"
+        return f"{directory}: the manifest is damaged: its digest differs"
     if manifest["size"] != size:
         return f"{directory}: {name}.so has {size} bytes, its manifest says {manifest['size']}"
     return Artifact(name, directory / f"{name}.so", manifest)
@@ -87,12 +88,13 @@ def read(directory: Path, name: str) -> Artifact | str | None:
 
 @contextmanager
 def verified(found: Artifact) -> Iterator[int]:
-    """A descriptor of the library of ``found``, whose bytes are the manifest's and which nobody else can write.
+    """Yield a descriptor of a library whose bytes match the manifest and which nobody else can write.
 
-    Publishing replaces files and changes none: bytes stay what they are for whoever has the file open or mapped.
+    Publishing replaces files and never changes them. The bytes stay the same for every process that has the
+    file open or mapped.
 
     Raises:
-        ArtifactError: why the library is not to be used.
+        ArtifactError: the library must not be used. The text gives the reason.
     """
     try:
         file = open(found.path, "rb", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
@@ -103,12 +105,12 @@ def verified(found: Artifact) -> Iterator[int]:
         if (refusal := trust.refusal(found.path, status)) is not None:
             raise ArtifactError(refusal)
         if not stat.S_ISREG(status.st_mode) or _digest_of(file) != found.manifest["sha256"]:
-            raise ArtifactError(f"{found.path.name} is damaged: its digest is not the manifest's")
+            raise ArtifactError(f"{found.path.name} is damaged: its digest differs from the manifest")
         yield file.fileno()
 
 
 def _digest_of(file: FileIO) -> str:
-    # Read, not mapped: a file that somebody truncates now would kill this process with a SIGBUS.
+    # Read, not mapped: a file that is truncated meanwhile would kill this process with a SIGBUS.
     result, buffer = hashlib.sha256(), bytearray(1 << 18)
     while count := file.readinto(buffer):
         result.update(memoryview(buffer)[:count])
@@ -116,5 +118,5 @@ def _digest_of(file: FileIO) -> str:
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with its own digest in it: one that was damaged or edited anywhere has another."""
+    """Return a manifest with its own digest, which detects damage and edits anywhere in it."""
     return {**manifest, "seal": digest({name: value for name, value in manifest.items() if name != "seal"})}

@@ -1,6 +1,7 @@
-"""``prefetch``: a child process that fetches and builds modules while this one loads weights.
+"""``prefetch``: a child process that fetches and builds modules while this process loads weights.
 
-(Not ``prefetch.py``: importing a file of a function's name would put the file in the function's place.)
+The file is not called ``prefetch.py``, because importing it would replace the function of that name in the
+package.
 """
 
 from __future__ import annotations
@@ -22,34 +23,37 @@ from .machine.toolchain import find_python
 from .spec import Spec
 
 NICE = 10
-# With this process's own path, which may have been changed since it started; until then without the current folder,
-# whose files may be called as standard modules are.
+# The child uses this process's current sys.path. Until it has that, it imports nothing from the current
+# directory, whose files may have names of standard modules.
 _CHILD = (
     "import sys; sys.path[:] = filter(None, sys.path); import pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " import flashinfer.jit.background as b; b.main()"
 )
 
-_running = set[subprocess.Popen[bytes]]()  # a child that nobody asks about goes on all the same
+_running = set[subprocess.Popen[bytes]]()  # children that run although nobody waits for them
 
 
 def _memory_file() -> BinaryIO:
-    """Open a file without a name, for which no directory has to be writable."""
+    """Open a file without a name, which needs no writable directory."""
     return open(os.memfd_create("flashinfer"), "w+b")
 
 
 class Prefetch:
-    """Modules that are on their way. What of them is done, a load finds; for the rest it waits as for any other builder."""
+    """Modules in progress.
+
+    A load finds the finished ones and waits for the others as for any other builder.
+    """
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs = tuple(specs)
-        self._said, self._cancelled = _memory_file(), False
-        weakref.finalize(self, self._said.close)
+        self._result, self._cancelled = _memory_file(), False
+        weakref.finalize(self, self._result.close)
         forbidden = {"FLASHINFER_DISABLE_JIT": "1"} if frozen.forbidden_by() else {}
-        with _memory_file() as told:
-            told.write(pickle.dumps(sys.path) + pickle.dumps((self.specs, os.getpid())))
-            told.seek(0)
+        with _memory_file() as arguments:
+            arguments.write(pickle.dumps(sys.path) + pickle.dumps((self.specs, os.getpid())))
+            arguments.seek(0)
             self._child = process.start(
-                [find_python(), "-c", _CHILD], stdin=told, stdout=self._said, env={**os.environ, **forbidden},
+                [find_python(), "-c", _CHILD], stdin=arguments, stdout=self._result, env={**os.environ, **forbidden},
                 start_new_session=True,
             )  # fmt: skip
         _running.difference_update([child for child in _running if child.poll() is not None])
@@ -57,33 +61,33 @@ class Prefetch:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the child has ended, successfully or not."""
         return self._child.poll() is not None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the end of it.
+        """Wait for the end of the child.
 
         Raises:
-            TimeoutError: it has not ended within ``timeout`` seconds; it goes on.
+            TimeoutError: it has not ended within ``timeout`` seconds. It continues.
             concurrent.futures.CancelledError: it was cancelled before it was done.
-            BuildError, JitFrozenError, ToolchainError and others: a module is neither there nor built.
+            BuildError, JitFrozenError, ToolchainError and others: a module does not exist and was not built.
         """
         try:
             code = self._child.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"prefetch: {len(self.specs)} modules are not all there after {timeout:g} s") from None
-        self._said.seek(0)
+            raise TimeoutError(f"prefetch: {len(self.specs)} modules are not all ready after {timeout:g} s") from None
+        self._result.seek(0)
         if code == 0:
-            error = cast("Exception | None", pickle.load(self._said))
+            error = cast("Exception | None", pickle.load(self._result))
         elif self._cancelled:
             raise CancelledError
         else:
-            error = FlashInferError(f"prefetch: its process has ended with {code}")
+            error = FlashInferError(f"prefetch: its process ended with {code}")
         if error is not None:
             raise error
 
     def cancel(self) -> None:
-        """End it, and its compilers with it; what they have compiled is not compiled again."""
+        """End the child and its compilers. Finished objects are reused by the next build."""
         if self._child.poll() is None:
             self._cancelled = True
             self._child.terminate()
@@ -91,15 +95,16 @@ class Prefetch:
 
 
 def prefetch(specs: Sequence[Spec]) -> Prefetch:
-    """Fetch and build in the background: in one child process of low priority, under the host's budget of compilers.
+    """Fetch and build modules in one child process of low priority, under the host's limit of compilers.
 
-    The child ends with this process. Its events go to ``FLASHINFER_JIT_EVENTS``, with its process number.
+    The child ends with this process. It writes its events to ``FLASHINFER_JIT_EVENTS``, with its process
+    number.
     """
     return Prefetch(specs)
 
 
 def main() -> None:
-    """What the child does: build, and say what went wrong."""
+    """Build in the child process, and write the error or ``None`` to standard output."""
     specs, parent = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(NICE)
@@ -115,7 +120,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    # Not prctl(PR_SET_PDEATHSIG), which would end the child with the thread that started it.
+    # prctl(PR_SET_PDEATHSIG) would end the child with the thread that started it, not with the process.
     while os.getppid() == parent:
         time.sleep(0.1)
-    os._exit(1)  # ninja and the compilers see that it is gone
+    os._exit(1)  # ninja and the compilers notice that

@@ -17,7 +17,7 @@ from .capture import WARM_UP, refuse_capture
 from .events import emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait
-from .host.progress import Voice, Watch
+from .host.progress import ConsoleProgress, Watch
 from .machine.target import Target, narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .machine.workspace import roots, workspace
@@ -85,8 +85,8 @@ def make_request(
     ``key``: of the spec, where it is known.
 
     Raises:
-        ToolchainError: a tool is missing, nothing says what to compile for, or there are no kernels for that. It names
-            the module.
+        ToolchainError: a tool is missing, nothing says what to compile for, or there are no kernels for that.
+            It names the module.
         WorkspaceError: there is no place to build in.
     """
     try:
@@ -130,8 +130,8 @@ def run(
 ) -> list[Outcome]:
     """Build and publish all requests, once each on this machine. One that fails does not stop the others.
 
-    What nobody else is building is built in one ninja run; then the rest is waited for. No process ever waits for
-    one module while it keeps another from being built.
+    What nobody else is building is built in one ninja run; then the rest is waited for. No process ever waits
+    for one module while it keeps another from being built.
     """
     if len({request.spec.name for request in requests}) != len(requests):
         raise ValueError("requests: got two modules of one name, wanted distinct names")
@@ -191,7 +191,7 @@ class _Building:
         runner = Run(holds, self.root, self.timeline)
         place = runner.folder / runner.directory(next(iter(holds)))
         try:
-            runner(verbose, watch or Voice([request.spec for request in holds], str(place)))
+            runner(verbose, watch or ConsoleProgress([request.spec for request in holds], str(place)))
         except OSError as err:
             for request in holds:
                 error = failure(request.spec.name, "cannot build", err, self.root)

@@ -1,4 +1,4 @@
-"""What cannot be done while a CUDA graph is being captured is refused before CUDA refuses it, which ends the capture."""
+"""Checks for work that a CUDA graph capture does not allow. CUDA's own error would end the capture."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ WARM_UP = "call flashinfer.warmup() with this function, or the function itself, 
 
 
 def refuse_capture(what: str, instead: str) -> None:
-    """Raise where this thread's stream is being captured; to be called where something is done for the first time.
+    """Raise if this thread's stream is being captured. Call it before work that is done only once.
 
     Args:
-        what: a sentence about what cannot be done.
-        instead: what to do before the capture.
+        what: a sentence that names the forbidden work.
+        instead: the call to make before the capture.
 
     Raises:
-        CaptureError: the capture goes on, and what was captured before stays in it.
+        CaptureError: the stream is being captured. The capture continues with the operations captured so far.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise CaptureError(
-            f"{what}, which would spoil the CUDA graph that is being captured: {instead} before the capture"
+            f"{what}, which would invalidate the CUDA graph that is being captured: {instead} before the capture"
         )

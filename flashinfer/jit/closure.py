@@ -1,7 +1,7 @@
-"""The files a module is made of: its sources and every header of the library's or the user's that they reach, by content.
+"""Files of a module by content: its sources and all headers of the library and the user that they reach.
 
-The scan follows the includes of both sides of every conditional. What it cannot see (a name that is a macro) the
-compiler's dependency output reveals after the build, see ``run.check_dependencies``.
+The scan follows includes on both sides of every conditional. It cannot see a name that is a macro. The
+compiler's dependency output reveals such a header after the build, see ``run.check_dependencies``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-# Not tied to the start of a line: an include in a comment counts too, and the search jumps from # to #.
+# The pattern is not anchored: an include in a comment counts too, and the search jumps from # to #.
 _INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
 
-# path -> (identity of the file on disk, digest, what it includes). ctime changes with every write, whatever
-# happens to mtime, so an edit with a restored mtime is seen too. The clock of a file system ticks in milliseconds
-# (some tick in seconds): what was written so recently that a next edit could bear the same time is not remembered.
+# path -> (identity of the file on disk, digest, includes). ctime changes with every write, whatever happens
+# to mtime, so an edit with a restored mtime is noticed. The clock of a file system ticks in milliseconds,
+# some tick in seconds. A file written so recently that another edit could get the same time is not cached.
 _SETTLED = 2e9  # nanoseconds
 _seen: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 
 
 def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
-    """SHA-256 of a file's bytes and what it includes (``<name`` or ``"name``), read again only when the file changed."""
+    """Return a file's SHA-256 and its includes (``<name`` or ``"name``).
+
+    A file is read again only if it changed.
+    """
     status = os.stat(path)
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = _seen.get(path)
@@ -41,13 +44,15 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
-    """Every file of the library's or the user's reachable from ``sources`` -> its digest.
+    """Return every file of the library or the user that ``sources`` reach -> its digest.
 
-    A name is looked up as a compiler does: in quotes beside the file that includes it, then in ``include_dirs`` in
-    order. A name found nowhere belongs to the system, to CUDA or to torch, which the toolchain's versions stand for.
+    Names are resolved as by a compiler: in quotes next to the including file, then in ``include_dirs`` in
+    order. A name that is not found belongs to the system, to CUDA or to torch, whose versions enter the build
+    key.
     """
+    # Most includes name the same few headers.
     # Most names are those of a few headers.
-    find = cache(lambda name: next(filter(os.path.isfile, (_join(place, name) for place in include_dirs)), None))
+    find = cache(lambda name: next(filter(os.path.isfile, (_join(folder, name) for folder in include_dirs)), None))
     digests: dict[str, str] = {}
     todo = list(sources)
     while todo:
@@ -59,8 +64,8 @@ def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, st
             name = include[1:]
             if include[0] == '"' and os.path.isfile(beside := _join(os.path.dirname(path), name)):
                 todo.append(beside)
-            elif (place := find(name)) is not None:
-                todo.append(place)
+            elif (found := find(name)) is not None:
+                todo.append(found)
     return digests
 
 

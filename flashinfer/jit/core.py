@@ -1,4 +1,4 @@
-"""FlashInfer's module of this name: the generator of specs, the library's logger, a look at the GPUs that are built for."""
+"""FlashInfer's module of this name: the generator of specs, the logger and a check of the GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST = (8, 0)
 
 
 def check_cuda_arch() -> None:
-    """Checks that every GPU of this machine can run the CUDA modules.
+    """Check that every GPU of this machine can run the CUDA modules.
 
     Raises:
         UnsupportedError: a GPU is older than compute capability 8.0.

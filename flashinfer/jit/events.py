@@ -1,7 +1,8 @@
-"""Events of modules: for a program that subscribes, for a file, for the logger, and as sums.
+"""Events of modules: for subscribers, a file and the logger, and as sums.
 
-Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``fetch`` (``url``, ``bytes``), ``wait`` (``owner``), ``compile`` and ``load``
-(``path``). All have ``ms``: of looking up, of reading a store, of waiting since the last event of the same wait, and so on.
+Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``fetch`` (``url``, ``bytes``), ``wait`` (``owner``),
+``compile`` and ``load`` (``path``). All have ``ms``: the duration of the lookup, the read of a store, the
+wait since the last event of the same wait, and so on.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Event:
 
 _subscribers: list[Callable[[Event], None]] = []
 _sums: dict[tuple[str, str], tuple[int, float]] = {}  # (module, kind) -> count, milliseconds
-_unwritable: set[Path] = set()  # files that were complained about
-_guard = threading.RLock()  # a signal handler may emit while its thread does
+_unwritable: set[Path] = set()  # files whose error was reported
+_guard = threading.RLock()  # reentrant, because a signal handler may emit while its thread does
 _logger = logging.getLogger("flashinfer")
 _host = os.uname().nodename
 
 
 def _start_afresh() -> None:
-    """A forked child counts for itself, and must not wait for a thread that it does not have."""
+    """Reset the sums and the lock in a forked child, which lacks the thread that may hold the lock."""
     global _guard
     _guard = threading.RLock()
     _sums.clear()
@@ -52,25 +53,28 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 
 def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``callback`` with every event, in its thread; the function returned ends that. What it raises is logged."""
+    """Call ``callback`` with every event, in the event's thread. Return a function that unsubscribes it.
+
+    Its exceptions are logged.
+    """
     _subscribers.append(callback)
     return lambda: _subscribers.remove(callback) if callback in _subscribers else None
 
 
 def stats() -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns how often, and how many milliseconds, in this process: ``{"kinds": {kind: {"count", "ms"}}, "modules": {name: ...}}``."""
+    """Return counts and times of this process, by ``"kinds"`` and by ``"modules"`` and kinds."""
     with _guard:
         sums = dict(_sums)
     result: dict[str, dict[str, dict[str, Any]]] = {"kinds": {}, "modules": {}}
     for (module, kind), (count, ms) in sums.items():
-        for place in (result["kinds"], result["modules"].setdefault(module, {})):
-            one = place.setdefault(kind, {"count": 0, "ms": 0.0})
+        for table in (result["kinds"], result["modules"].setdefault(module, {})):
+            one = table.setdefault(kind, {"count": 0, "ms": 0.0})
             one["count"], one["ms"] = one["count"] + count, round(one["ms"] + ms, 3)
     return result
 
 
 def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
-    """Count an event and tell it to every subscriber, to FLASHINFER_JIT_EVENTS and to the logger ``flashinfer``."""
+    """Count an event. Pass it to all subscribers, FLASHINFER_JIT_EVENTS and the logger ``flashinfer``."""
     event = Event(kind, module, round(ms, 3), time.time(), os.getpid(), _host, detail)
     with _guard:
         count, total = _sums.get((module, kind), (0, 0.0))
@@ -78,7 +82,7 @@ def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
     for callback in tuple(_subscribers):
         try:
             callback(event)
-        except Exception:  # a program that listens must not change what happens to the module
+        except Exception:  # a subscriber must not change the fate of the module
             log(logging.ERROR, "a subscriber failed on %s of %s", kind, module, error=True)
     if (file := env.JIT_EVENTS.get()) is not None:
         _append(file, {**vars(event), **detail})
@@ -90,11 +94,11 @@ def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:
-    """Add one line in one write, which the kernel does not mix with those of other processes."""
+    """Append one line in one write, which the kernel does not mix with those of other processes."""
     del line["detail"]
     data = json.dumps(line, default=str).encode() + b"\n"
     try:
-        # Not blocking: a pipe that nobody reads is an error like any other.
+        # O_NONBLOCK: a pipe without a reader is an error, not a wait.
         with open(file, "ab", 0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o644)) as stream:
             if stream.write(data) != len(data):
                 raise OSError(28, "No space left on device")

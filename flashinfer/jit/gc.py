@@ -1,10 +1,10 @@
-"""Keeps the workspace small: what was not used for longest goes first, what is in use stays.
+"""Removal of old files from the workspace: the least recently used artifacts first, never those in use.
 
-The time of the last use is the mtime of the manifest, which a load sets at most once a day and only where it can (see
-``load.mark_used``): order is by days. One process of this machine collects at a time, so that two do not both remove
-enough; loads and builds take no part in that. Removal is a rename into ``<workspace>/trash`` and then an
-unlink, so nobody sees half an artifact: a loader has the file open or misses, and what is mapped works on without a
-name. Killed half-way, it leaves trash for the next time.
+The time of the last use is the mtime of the manifest. A load sets it at most once a day, and only if it can
+(see ``load.mark_used``), so the order is by days. One process of a machine collects at a time, so that two do
+not both remove enough. Loads and builds do not wait for it. Removal is a rename into ``<workspace>/trash``
+and then an unlink, so that nobody sees half an artifact: a loader has the file open or misses, and a mapped
+library works without a name. A killed collection leaves trash for the next one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
-from .host.lock import alone
+from .host.lock import exclusive
 from .machine import trust
 from .machine.workspace import make_private, workspace_root
 
-RECENT = 600.0  # seconds: who has just built something is about to load it
-PATIENCE = 10.0  # seconds for which somebody else may collect
-OLD = 86400.0  # seconds: no build goes on for a day without writing a file
+RECENT = 600.0  # seconds: a module just built is about to be loaded
+PATIENCE = 10.0  # seconds to wait for another process that collects
+OLD = 86400.0  # seconds: every build writes a file at least once a day
 
 
 @dataclass(frozen=True)
 class Item:
-    """A directory of the workspace: an ``artifact``, or what a ``build`` used or left over. ``why`` it is removed, or
-    nothing; ``kept``: why it stays all the same."""
+    """A directory of the workspace: an ``artifact``, or files that a ``build`` used or left.
+
+    ``why``: the reason to remove it, or empty. ``kept``: the reason why it stays nevertheless.
+    """
 
     path: Path
     kind: str
@@ -44,17 +46,17 @@ class Item:
 
 
 def collect(root: Path, max_size: int | None = None, dry_run: bool = False, patience: float = PATIENCE) -> list[Item]:
-    """Remove old build directories and leftovers, then artifacts until all is ``max_size`` bytes; says what and why.
+    """Remove old build directories and leftovers, then artifacts until all take ``max_size`` bytes.
 
-    With ``dry_run`` it only says. ``max_size=None`` leaves every artifact. Who has no ``patience`` does nothing while
-    somebody else does it.
+    All items are returned. ``dry_run`` removes nothing. ``max_size=None`` keeps every artifact. Without
+    ``patience`` nothing happens while another process collects.
     """
-    with alone(lock_name(root), patience) as ours:
+    with exclusive(lock_name(root), patience) as ours:
         return _collect(root, max_size, dry_run) if ours or patience else []
 
 
 def lock_name(root: Path) -> str:
-    """Names the lock of whoever removes things from a workspace."""
+    """Return the name of the lock that guards removals from a workspace."""
     return f"removal {root.resolve()}"
 
 
@@ -76,8 +78,10 @@ def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
 
 
 def in_background() -> None:
-    """Start :func:`collect` in a thread, which a build does that FLASHINFER_WORKSPACE_MAX_SIZE asks to. Ending the
-    process ends it."""
+    """Start :func:`collect` in a thread, after a build with FLASHINFER_WORKSPACE_MAX_SIZE.
+
+    The thread ends with the process.
+    """
     root, limit = workspace_root(), env.WORKSPACE_MAX_SIZE.get()
 
     def run() -> None:
@@ -85,7 +89,8 @@ def in_background() -> None:
             item for item in collect(root, limit, patience=0) if item.kind == "artifact" and item.why and not item.kept
         ]
         if gone:
-            # Not printed: a process that ends while another thread holds its standard error is aborted.
+            # Logged, not printed: a process that ends while another thread holds its standard error is
+            # aborted.
             names = ", ".join(item.path.parts[-3] for item in gone)
             logging.getLogger("flashinfer").info("%s was larger than %s bytes: removed %s", root, limit, names)
 
@@ -93,42 +98,44 @@ def in_background() -> None:
 
 
 def _items(root: Path) -> Iterator[Item]:
-    for place in (
-        place for module in _folders(root / "artifacts") for key in _folders(module) for place in _folders(key)
+    for folder in (
+        folder for module in _folders(root / "artifacts") for key in _folders(module) for folder in _folders(key)
     ):
-        # Private until it is published, and left where its builder was killed.
-        yield _item(place, "build") if place.name.startswith(".") else _item(place, "artifact", place / "manifest.json")
-    for place in (place for part in ("build", "sources", "trash") for place in _folders(root / part)):
-        if place.name != "ide":  # compile_commands.json names the headers in it
-            yield _item(place, "build")
+        # The private directory of a publication, or one that a killed builder left.
+        is_private = folder.name.startswith(".")
+        yield _item(folder, "build") if is_private else _item(folder, "artifact", folder / "manifest.json")
+    for folder in (folder for part in ("build", "sources", "trash") for folder in _folders(root / part)):
+        if folder.name != "ide":  # compile_commands.json names the headers in it
+            yield _item(folder, "build")
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders(parent: Path) -> list[Path]:
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(parent) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
 
 
-def _item(place: Path, kind: str, stamp: Path | None = None) -> Item:
-    """Size and last use of a directory: of its stamp, or of what was written in it last."""
+def _item(directory: Path, kind: str, stamp: Path | None = None) -> Item:
+    """Return a directory with its size and last use: the mtime of ``stamp``, or of the newest file in it."""
     size, newest = 0, 0.0
-    for folder, _, names in os.walk(place):
+    for folder, _, names in os.walk(directory):
         for path in (folder, *(os.path.join(folder, name) for name in names)):
-            with suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # removed meanwhile
                 status = os.lstat(path)
                 size, newest = size + status.st_size * (path != folder), max(newest, status.st_mtime)
     with suppress(OSError):
         newest = stamp.stat().st_mtime if stamp is not None else newest
-    return Item(place, kind, size, newest)
+    return Item(directory, kind, size, newest)
 
 
 def _mapped_libraries() -> dict[int, dict[str, str]]:
-    """Inode -> ``device`` and ``name`` -> process, of every library that a process we may look at has mapped."""
+    """Return inode -> ``device`` and ``name`` -> process, for mapped libraries of readable processes."""
     found: dict[int, dict[str, str]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        # One that has ended, or another user's: what that has mapped works without a name too.
+        # A process that has ended or belongs to another user is skipped: its mapped libraries work without a
+        # name.
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
             for line in (line.split(None, 5) for line in file if ".so" in line):
                 name = os.path.basename(line[-1].strip().removesuffix(" (deleted)"))
@@ -136,11 +143,11 @@ def _mapped_libraries() -> dict[int, dict[str, str]]:
     return found
 
 
-def _in_use(place: Path, mapped: dict[int, dict[str, str]]) -> str:
+def _in_use(directory: Path, mapped: dict[int, dict[str, str]]) -> str:
     with suppress(OSError):
-        for path in place.glob("*.so"):
+        for path in directory.glob("*.so"):
             status = path.stat()
-            # On overlay and btrfs the device in maps is not the one stat tells; the name is as good beside the inode.
+            # On overlay and btrfs, maps shows another device than stat. Then the name confirms the inode.
             device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
             users = mapped.get(status.st_ino, {})
             if (pid := users.get(device) or users.get(path.name)) is not None:
@@ -148,15 +155,15 @@ def _in_use(place: Path, mapped: dict[int, dict[str, str]]) -> str:
     return ""
 
 
-def _remove(place: Path, trash: Path) -> str:
-    """Take a directory out of sight in one step, then remove it; why that cannot be, or nothing."""
+def _remove(directory: Path, trash: Path) -> str:
+    """Hide a directory in one step, then remove it. Return the reason why that failed, or an empty string."""
     try:
         trust.make_directories(trash)
-        grave = make_private(trash)
-        os.rename(place, grave)
-        shutil.rmtree(grave, ignore_errors=True)
+        hidden = make_private(trash)
+        os.rename(directory, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
     except FileNotFoundError:
-        pass  # somebody else was faster
+        pass  # another process removed it
     except OSError as err:
         return f"cannot be removed: {err.strerror}"
     return ""

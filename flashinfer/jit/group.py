@@ -1,8 +1,9 @@
-"""``ensure``: the ranks of a process group decide together what is there, who builds what is not, and what went wrong.
+"""``ensure``: ranks of a process group agree on missing modules, on their builders and on one error.
 
-Values travel through the group's own store of keys, which no backend and no GPU is needed for. The first rank collects in a
-thread what every rank says, judges it and answers all of them alike: a late rank has a number, an error one text.
-(Not ``ensure.py``: importing a file of a function's name would put the file in the function's place.)
+Values travel through the group's own key-value store, which needs no backend and no GPU. The first rank
+gathers the state of all ranks in a thread, decides and sends all ranks the same answer. So a late rank is
+known by its number, and all ranks raise the same error. The file is not called ``ensure.py``, because
+importing it would replace the function of that name.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ from .report import say
 from .spec import Spec
 from .trace import record
 
-WORD = 10.0  # seconds between two lines about who is late
-GRACE = 4.0  # seconds for which a verdict may be late, and others may still say something after an error
-STAY = 2.0  # seconds for which the first rank, whose process may keep the store, stays for those who read it
-TICKS = 0.002, 0.05  # seconds between two looks, at first and later
-LATE = ("has not called ensure()", "is still building, or gone", "has not ended, or is gone")
+REPORT_INTERVAL = 10.0  # seconds between two lines about late ranks
+ERROR_GRACE = 4.0  # seconds that a decision may be late, and that other ranks may still report after an error
+STORE_GRACE = 2.0  # seconds that the first rank, whose process may host the store, waits for readers
+POLL_INTERVALS = 0.002, 0.05  # seconds between two polls, at first and later
+LATE_TEXTS = ("has not called ensure()", "is still building, or gone", "has not ended, or is gone")
 
-_calls: dict[str, int] = {}  # of a group -> how many so far, the same number on every rank
+_calls: dict[str, int] = {}  # group -> number of calls so far, equal on all ranks
 
 
 @dataclass(frozen=True)
-class Hello:
-    """What a rank says first: its host, what it wants (name -> key), what it lacks (name -> build key, or nothing where it
-    has no tools), and whether what it builds is written to a store that it reads."""
+class RankState:
+    """First message of a rank: its host, its modules (name -> key) and the missing ones (name -> build key).
+
+    A build key is empty on a host without tools. ``publishes``: the rank writes its builds to a store that it
+    reads.
+    """
 
     host: str
     wants: dict[str, str]
@@ -48,19 +52,21 @@ class Hello:
 
 
 def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = None) -> list[Artifact]:
-    """Artifacts of all specs, on every rank: a collective over ``torch.distributed``, of which all ranks call it alike.
+    """Return the artifacts of all specs on every rank: a collective call over ``torch.distributed``.
 
-    The lowest rank of each host looks up, fetches or builds, the others wait. Where hosts publish to a store, each missing
-    module is built by one of them and fetched by the others. Without a process group this is ``build_jit_specs``.
+    The lowest rank of each host looks up, fetches or builds, and the others wait. If hosts publish to a
+    store, each missing module is built by one of them and fetched by the others. Without a process group this
+    is ``build_jit_specs``.
 
     Args:
         specs: modules, the same on every rank.
-        group: a process group of any backend; by default all ranks.
-        timeout: seconds for all of it; by default the group's own.
+        group: a process group of any backend, by default all ranks.
+        timeout: seconds for the whole call, by default the group's own time-out.
 
     Raises:
-        GroupError: ranks want different modules, or one does not answer in time. It names them.
-        BuildError, JitFrozenError, ToolchainError and others: what the lowest rank that failed has met, on every rank.
+        GroupError: ranks have different modules, or a rank does not answer in time. The text names them.
+        BuildError, JitFrozenError, ToolchainError and others: the error of the lowest rank that failed, on
+            every rank.
     """
     import torch.distributed as dist
 
@@ -69,63 +75,69 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
     if not (dist.is_available() and dist.is_initialized()):
         return build_jit_specs(specs)
     specs, found = list(specs), dict[Spec, store.Lookup]()
-    talk = _Talk(group, timeout)
+    session = _Session(group, timeout)
 
-    def look() -> Hello:
+    def look_up() -> RankState:
         for spec in dict.fromkeys(specs):
             record(spec)
             found[spec] = store.look_up(spec)
         lacks = {spec.name: store.Here(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
         publishes = env.STORE.is_set and env.STORE_PUBLISH.get()
-        return Hello(_host(), {spec.name: one.key for spec, one in found.items()}, lacks, publishes)
+        return RankState(_host(), {spec.name: one.key for spec, one in found.items()}, lacks, publishes)
 
     try:
-        hellos = talk.round(look)
-        if _is_done(hellos.values()):
+        states = session.round(look_up)
+        if _is_done(states.values()):
             for spec, one in found.items():
                 assert one.artifact is not None
                 emit("hit", spec.name, one.ms, path=one.artifact.path)
             return [artifact for spec in specs if (artifact := found[spec].artifact) is not None]
         artifacts = list[Artifact]()
-        names = shared(hellos)[talk.rank]
+        names = assign(states)[session.rank]
         for chosen in ([spec for spec in found if spec.name in names], specs):
             artifacts.clear()
-            talk.round(lambda chosen=chosen: artifacts.extend(build_jit_specs(chosen)))  # type: ignore[misc]
+            session.round(lambda chosen=chosen: artifacts.extend(build_jit_specs(chosen)))  # type: ignore[misc]
         return artifacts
     finally:
-        talk.end()
+        session.end()
 
 
 def _host() -> str:
-    """Ranks of one boot and namespace that share a workspace share what is in it."""
-    return f"{lock.place()} {workspace_root().resolve()}"
+    """Return the name of the host: ranks with the same one share a boot, a PID namespace and a workspace."""
+    return f"{lock.pid_namespace()} {workspace_root().resolve()}"
 
 
-def _is_done(hellos: Iterable[Hello]) -> bool:
-    return not any(one.lacks for one in hellos)
+def _is_done(states: Iterable[RankState]) -> bool:
+    return not any(one.lacks for one in states)
 
 
-def shared(hellos: Mapping[int, Hello]) -> dict[int, set[str]]:
-    """Rank -> the modules that it builds: the lowest of a host what the host lacks; where all of them publish, hosts that
-    want the very same build share the modules among them, and fetch the rest afterwards."""
+def assign(states: Mapping[int, RankState]) -> dict[int, set[str]]:
+    """Return rank -> the modules that it builds.
+
+    The lowest rank of a host builds what the host lacks. If all of these ranks publish, hosts with equal
+    build keys divide the modules among them and fetch the rest afterwards.
+    """
     leaders, lacks = dict[str, int](), dict[int, dict[str, str]]()
-    for rank, one in sorted(hellos.items()):
+    for rank, one in sorted(states.items()):
         lacks.setdefault(leaders.setdefault(one.host, rank), {}).update(one.lacks)
-    together = all(hellos[rank].publishes for rank in lacks)
-    result = {rank: set[str]() for rank in hellos}
+    together = all(states[rank].publishes for rank in lacks)
+    result = {rank: set[str]() for rank in states}
     for number, name in enumerate(sorted({name for one in lacks.values() for name in one})):
         for rank, own in lacks.items():
-            # A host without tools builds nothing, and fetches what one for the same archs has built.
+            # A host without tools builds nothing, and fetches the build of a host with the same archs.
             alike = [other for other in lacks if (key := lacks[other].get(name)) and key == (own.get(name) or key)]
             if name in own and (not together or not alike or alike[number % len(alike)] == rank):
                 result[rank].add(name)
     return result
 
 
-def difference(hellos: Mapping[int, Hello], names: Sequence[int]) -> GroupError | None:
-    """What one of the ranks wants and the first does not, or the other way round. ``names``: how ranks are called."""
-    first = hellos[0].wants
-    for rank, one in sorted(hellos.items()):
+def difference(states: Mapping[int, RankState], names: Sequence[int]) -> GroupError | None:
+    """Return an error if a rank has other modules than the first rank.
+
+    ``names``: the numbers of the ranks.
+    """
+    first = states[0].wants
+    for rank, one in sorted(states.items()):
         for name in sorted(first.keys() | one.wants.keys()):
             if first.get(name) == one.wants.get(name):
                 continue
@@ -143,8 +155,8 @@ def difference(hellos: Mapping[int, Hello], names: Sequence[int]) -> GroupError 
     return None
 
 
-class _Talk:
-    """One call of :func:`ensure`, as this rank hears and says it."""
+class _Session:
+    """One call of :func:`ensure` on this rank."""
 
     def __init__(self, group: Any, timeout: float | None) -> None:
         import torch.distributed as dist
@@ -153,7 +165,7 @@ class _Talk:
         group = group or dist.group.WORLD
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
-            raise ValueError("group: this process is no rank of it")
+            raise ValueError("group: got a group without this process, wanted one of its ranks")
         self.names = dist.get_process_group_ranks(group)
         number = _calls[group.group_name] = _calls.get(group.group_name, 0) + 1
         self.store: Any = c10d._get_process_group_store(group)
@@ -165,56 +177,59 @@ class _Talk:
         if self.rank == 0:
             if self.timeout > own:
                 say(
-                    f"ensure may wait for {self.timeout:g} s, the group's own time-out is {own:g} s: others may give up first"
+                    f"ensure may wait for {self.timeout:g} s, the group's own time-out is {own:g} s: other ranks may give up first"
                 )
             self.thread.start()
 
     def round(self, work: Callable[[], Any]) -> dict[int, Any]:
-        """Do something, and hear what came of it on every rank.
+        """Do some work, and return the results of all ranks.
 
         Raises:
-            Exception: the verdict of the first rank, the same on every rank.
+            Exception: the decision of the first rank, the same on every rank.
         """
         self.number += 1
-        said: tuple[Any, Exception | None]
+        result: tuple[Any, Exception | None]
         try:
-            said = (work(), None)
+            result = (work(), None)
         except Exception as err:
-            said = (None, portable(err, f"rank {self.names[self.rank]}"))
+            result = (None, portable(err, f"rank {self.names[self.rank]}"))
         except BaseException:
-            self._say((None, GroupError(f"rank {self.names[self.rank]} was interrupted", (self.names[self.rank],))))
+            self._send((None, GroupError(f"rank {self.names[self.rank]} was interrupted", (self.names[self.rank],))))
             raise
-        self._say(said)
+        self._send(result)
         values: dict[int, Any]
-        values, error = pickle.loads(self._hear(f"{self.prefix}/{self.number}"))
+        values, error = pickle.loads(self._receive(f"{self.prefix}/{self.number}"))
         if error is not None:
             raise error
         return values
 
     def end(self) -> None:
-        """Say that the last verdict was read; the first rank, whose process may keep the store, waits for that."""
+        """Report that the last decision was read.
+
+        The first rank waits for that, because it may host the store.
+        """
         with suppress(RuntimeError):
             self.store.add(f"{self.prefix}/read", 1)
         if self.rank == 0:
-            self.thread.join(STAY + 1)
+            self.thread.join(STORE_GRACE + 1)
 
-    def _say(self, said: Any) -> None:
+    def _send(self, result: Any) -> None:
         try:
-            self.store.set(f"{self.prefix}/{self.number}/{self.rank}", pickle.dumps(said))
+            self.store.set(f"{self.prefix}/{self.number}/{self.rank}", pickle.dumps(result))
         except RuntimeError as err:
             raise self._lost(err) from None
 
-    def _hear(self, key: str) -> bytes:
-        tick = TICKS[0]
+    def _receive(self, key: str) -> bytes:
+        tick = POLL_INTERVALS[0]
         try:
             while not self.store.check([key]):
-                if time.monotonic() > self.deadline + GRACE:
+                if time.monotonic() > self.deadline + ERROR_GRACE:
                     first = self.names[0]
                     raise GroupError(f"ensure: rank {first} did not answer within {self.timeout:g} s", (first,))
                 time.sleep(tick)
-                tick = min(tick * 1.5, TICKS[1])
-            heard: bytes = self.store.get(key)
-            return heard
+                tick = min(tick * 1.5, POLL_INTERVALS[1])
+            value: bytes = self.store.get(key)
+            return value
         except GroupError:
             raise
         except RuntimeError as err:
@@ -222,50 +237,51 @@ class _Talk:
 
     def _lost(self, err: RuntimeError) -> GroupError:
         first, reason = self.names[0], str(err).splitlines()[0]
-        return GroupError(f"ensure: the group's store is gone, and rank {first} if it kept it: {reason}", (first,))
+        return GroupError(f"ensure: the group's store is gone, and rank {first} if it hosted it: {reason}", (first,))
 
     def _collect(self) -> None:
-        with suppress(RuntimeError):  # of the store: every rank sees for itself
+        with suppress(RuntimeError):  # the store is gone, which every rank notices itself
             for number in (1, 2, 3):
-                said, error = self._gather(number)
-                values = {rank: value for rank, (value, _) in said.items()}
-                failed = [said[rank][1] for rank in sorted(said) if said[rank][1] is not None]
+                results, error = self._gather(number)
+                values = {rank: value for rank, (value, _) in results.items()}
+                failed = [results[rank][1] for rank in sorted(results) if results[rank][1] is not None]
                 error = failed[0] if failed else error
                 if number == 1 and error is None:
                     error = difference(values, self.names)
                 self.store.set(f"{self.prefix}/{number}", pickle.dumps((values, error)))
                 if error is not None or (number == 1 and _is_done(values.values())):
                     break
-            end = time.monotonic() + STAY
+            end = time.monotonic() + STORE_GRACE
             while self.store.add(f"{self.prefix}/read", 0) < self.size and time.monotonic() < end:
-                time.sleep(TICKS[0])
+                time.sleep(POLL_INTERVALS[0])
 
     def _gather(self, number: int) -> tuple[dict[int, Any], GroupError | None]:
-        """What every rank says, or which did not."""
-        said, tick, began = dict[int, Any](), TICKS[0], time.monotonic()
-        word, end = began + WORD, self.deadline
+        """Return the results of all ranks, or those received and an error that names the late ranks."""
+        results, began = dict[int, Any](), time.monotonic()
+        tick, next_report, end = POLL_INTERVALS[0], began + REPORT_INTERVAL, self.deadline
         while True:
-            for rank in (one for one in range(self.size) if one not in said):
+            for rank in (one for one in range(self.size) if one not in results):
                 if self.store.check([key := f"{self.prefix}/{number}/{rank}"]):
-                    said[rank] = pickle.loads(self.store.get(key))
-            late = [self.names[rank] for rank in range(self.size) if rank not in said]
+                    results[rank] = pickle.loads(self.store.get(key))
+            late = [self.names[rank] for rank in range(self.size) if rank not in results]
             who = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late[:8]))}{', ...' * (len(late) > 8)}"
             now = time.monotonic()
             if not late:
-                return said, None
-            if any(error is not None for _, error in said.values()):
-                end = min(end, now + GRACE)
+                return results, None
+            if any(error is not None for _, error in results.values()):
+                end = min(end, now + ERROR_GRACE)
             if now >= end:
-                return said, GroupError(f"ensure: {who} {LATE[number - 1]} after {self.timeout:g} s", tuple(late))
-            if now >= word:
-                say(f"ensure: waiting for {who}, which {LATE[number - 1]}: {now - began:.0f} s")
-                word = now + WORD
+                text = f"ensure: {who} {LATE_TEXTS[number - 1]} after {self.timeout:g} s"
+                return results, GroupError(text, tuple(late))
+            if now >= next_report:
+                say(f"ensure: waiting for {who}, which {LATE_TEXTS[number - 1]}: {now - began:.0f} s")
+                next_report = now + REPORT_INTERVAL
             time.sleep(tick)
-            tick = min(tick * 1.5, TICKS[1])
+            tick = min(tick * 1.5, POLL_INTERVALS[1])
 
 
 def portable(err: Exception, where: str) -> Exception:
-    """An error that can travel: itself, or a :class:`GroupError` with its words."""
+    """Return ``err`` if it can be pickled, else a :class:`GroupError` with its text."""
     with suppress(Exception):
         pickle.loads(pickle.dumps(err))
         return err
@@ -273,7 +289,7 @@ def portable(err: Exception, where: str) -> Exception:
 
 
 def _timeout(group: Any) -> float:
-    """The group's own time-out, which each of its backends has; 30 minutes where none says."""
+    """Return the group's own time-out, which each of its backends has, or 30 minutes if none has one."""
     for device in group._device_types:
         with suppress(AttributeError, RuntimeError):
             return float(group._get_backend(device).options._timeout.total_seconds())

@@ -1,6 +1,7 @@
-"""``JitSpec``: a spec that can be found, built and loaded; and how one is made.
+"""``JitSpec``: a spec with methods that find, build and load its module. ``gen_jit_spec`` makes one.
 
-Whatever a verb needs is imported when it is called: most programs find their modules and never build one.
+Each method imports its dependencies when it is called, because most programs find their modules and build
+none.
 """
 
 from __future__ import annotations
@@ -23,32 +24,35 @@ _BASE_CFLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 
 @dataclass(frozen=True)
 class JitSpec(Spec):
-    """Everything needed to build a module. Use :func:`gen_jit_spec` or a family's ``gen_*_module`` to make one."""
+    """A complete description of a module. :func:`gen_jit_spec` or a family's ``gen_*_module`` makes one."""
 
     def probe(self, needs: Mapping[str, Iterable[Value]] | None = None) -> Probe:
-        """Whether a load would find this module, could build it, or cannot succeed; nothing is changed or started."""
+        """Return whether a load would find this module, could build it, or cannot succeed.
+
+        Nothing is changed or started.
+        """
         from .probe import probe
 
         return probe(self, needs)
 
     def build(self, verbose: bool = False) -> Artifact:
-        """The artifact of this module, built if there is none yet."""
+        """Return the artifact of this module. Build it if it does not exist."""
         with process.one_step():
             from .build import build_jit_specs
 
         return build_jit_specs([self], verbose=verbose)[0]
 
     def build_and_load(self) -> Any:
-        """Load the module, building it if there is none yet, and return its ``torch.ops`` namespace."""
+        """Load the module, build it first if it does not exist, and return its ``torch.ops`` namespace."""
         with process.one_step():
             from .load import load
 
         return load(self)
 
 
-def _without_include_paths(given: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Flags less those that name a directory of headers, and these: the key covers what such headers hold, not where."""
-    flags, paths, words = list[str](), list[str](), iter(given)
+def _without_include_paths(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Separate flags and include directories: the key covers the contents of headers, not their paths."""
+    flags, paths, words = list[str](), list[str](), iter(words)
     for word in words:
         if word.startswith(("-include", "-imacros", "@")):
             raise ValueError(f"flags: got {word!r}, whose file no key would cover; wanted an #include in the source")
@@ -79,18 +83,19 @@ def gen_jit_spec(
     """Describe a module of native code.
 
     Args:
-        name: of the module, its directory and its ``.so``.
+        name: name of the module, its directory and its ``.so``.
         sources: C++ (``.cc``, ``.cpp``) and CUDA (``.cu``) files, absolute or relative to the directory that
             holds ``csrc``.
-        extra_cflags, extra_cuda_cflags, extra_ldflags: flags beyond the project's and the environment's. ``-I``
-            means the same as ``extra_include_paths``; headers below ``-isystem`` are taken as the system's.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags after the project's and the environment's.
+            ``-I`` means the same as ``extra_include_paths``. Headers below ``-isystem`` count as system
+            headers.
         extra_include_paths: directories searched before the project's.
-        backend: ``"cpu"`` or ``"cuda"``; by default ``"cuda"`` where a source ends in ``.cu``.
+        backend: ``"cpu"`` or ``"cuda"``, by default ``"cuda"`` if a source ends in ``.cu``.
         config, coverage, template, config_header: see :class:`JitSpec`.
-        namespace: of ``torch.ops``; by default the name.
+        namespace: namespace of ``torch.ops``, by default the name.
 
     Raises:
-        ValueError: a name, backend, flag, path or set of values that cannot be.
+        ValueError: an invalid name, backend, flag, path or set of values.
     """
     debug = env.JIT_DEBUG.get()
     optimise = ("-O0", "-g", "-DFLASHINFER_DEBUG=1") if debug else ("-O3",)
@@ -99,7 +104,7 @@ def gen_jit_spec(
     cflags, paths = _without_include_paths([*(extra_cflags or ()), *env.EXTRA_CFLAGS.get()])
     cuda_cflags, cuda_paths = _without_include_paths([*(extra_cuda_cflags or ()), *env.EXTRA_CUDAFLAGS.get()])
     paths = [*map(str, extra_include_paths or ()), *paths, *(cuda_paths if backend == "cuda" else ())]
-    # nvcc knows -std itself, and hands the other flags to the host's compiler. -G is its -g for the device.
+    # nvcc knows -std itself, and passes the other flags to the host's compiler. -G is its -g for the device.
     builtin_cuda = ("-std=c++17", *optimise, *(["-G"] if debug else []), f"-Xcompiler={','.join(_BASE_CFLAGS[1:])}")
     return JitSpec(
         name=name,

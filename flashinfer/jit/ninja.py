@@ -1,7 +1,8 @@
-"""Turns specs into the text of ninja files: pure functions, one file per spec and one that pulls them in.
+"""Text of ninja files: pure functions that render one file per spec and one that includes them.
 
-Paths are relative to where ninja runs, or absolute. Facts of ninja that shape the files: only the top one may say
-``default``; its rules are visible in every child; two specs with one output abort it; a newline cannot be escaped, so no spec has one.
+Paths are absolute or relative to ninja's directory. Four facts of ninja shape the files: only the top file
+may have ``default``; its rules are visible in every child; two specs with one output abort it; a newline
+cannot be escaped, so no spec contains one.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from .machine.target import Target
 from .machine.toolchain import Toolchain
 from .spec import TORCH_ABI, Spec
 
-# Of the C++ library, which some distributions' compilers have another default of, and of torch.
+# For the C++ library, because compilers of some distributions have another default, and for torch.
 _ABI_FLAGS = ["-D_GLIBCXX_USE_CXX11_ABI=1", f"-DTORCH_TARGET_VERSION={TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"]
 
 
 def escape(path: str) -> str:
-    """A path as ninja reads it in a build line."""
+    """Escape a path for a build line of ninja."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def words(command: Iterable[str]) -> str:
-    """Words as one shell-quoted command in which ninja expands nothing."""
+    """Return one shell-quoted command in which ninja expands nothing."""
     return " ".join(map(shlex.quote, command)).replace("$", "$$")
 
 
 def objects(spec: Spec, directory: str) -> dict[str, str]:
-    """Maps the object of every unit, ``<directory>/<stem>.o``, to the unit as the spec names it."""
+    """Map the object of every unit, ``<directory>/<stem>.o``, to the unit's name in the spec."""
     return {f"{directory}/{PurePath(unit).stem}.o": unit for unit in spec.units()}
 
 
 def is_plain(path: str) -> bool:
-    """Return whether every tool takes a path as it is: nvcc splits at commas, its shell reads dollars."""
+    """Return whether every tool accepts a path: nvcc splits at commas, and its shell expands dollars."""
     return re.fullmatch(r"[\w./+@%~^-]+", path, re.ASCII) is not None
 
 
 def links(spec: Spec) -> dict[str, str]:
-    """Map the folders that are not plain to names of links to them, in the directory of the build."""
+    """Map folders whose paths are not plain to names of links to them, in the build directory."""
     folders = enumerate(spec.folders())
     return {folder: f"folder.{number}/" for number, folder in folders if not is_plain(folder)}
 
@@ -51,9 +52,9 @@ def render_spec(
     """Return the ninja file of a spec: an edge for each unit, and one that links them.
 
     Args:
-        directory: where it is built, below the folder in which ninja runs: a name that needs no escape.
+        directory: the build directory below ninja's directory, a name that needs no escape.
         linked: folders to reach through links in ``directory``, see :func:`links`.
-        folder: in which ninja runs, where debug information shall not tell of it.
+        folder: ninja's directory, which debug information must not contain.
     """
     through = {old: f"{directory}/{new}" for old, new in (linked or {}).items()}
 
@@ -64,8 +65,9 @@ def render_spec(
     includes = [f"-I{directory}", *(f"-I{reached(path)}" for path in spec.include_dirs)]
     names = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_NAMESPACE={spec.namespace}"]
     defines = [*names, f"-DFLASHINFER_{spec.backend.upper()}=1"]
-    # Same sources elsewhere give the same bytes: no path of this machine in __FILE__ or in debug information. Of two
-    # prefixes a compiler takes the last; of two folders the first one names a file.
+    # Equal sources elsewhere give equal bytes: no path of this machine in __FILE__ or in debug information. A
+    # compiler applies the last matching prefix, while the first matching folder names a file. Hence the
+    # reversed order.
     shown = {root: f"./{name.replace('<', 'user/').replace('>', '')}" for root, name in spec.folders().items()}
     has_debug = any(flag.startswith("-g") for flag in (*spec.cflags, *spec.cuda_cflags))
     prefixes = {folder: "."} if folder and has_debug and is_plain(folder) else {}
@@ -88,7 +90,8 @@ def render_spec(
     for file, (source, *more) in zip(made, spec.units().values(), strict=True):
         rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
         if rule == "nvcc":
-            # nvcc puts a hash of the source's path into names of kernels without linkage: of this one instead.
+            # nvcc hashes the source's path into names of kernels without linkage. It hashes this name
+            # instead.
             unit = re.sub(r"[^\w.+-]", "_", PurePath(file).stem, flags=re.ASCII)
             more = [*more, f"-Xcudafe=--orig_src_path_name={unit}.cu"]
         lines.append(f"build {escape(file)}: {rule} {escape(reached(source))}")
@@ -101,15 +104,16 @@ def render_spec(
 def render_graph(
     directories: Mapping[str, Spec], toolchain: Toolchain, runner: Iterable[str] = (), log_directory: str = ""
 ) -> str:
-    """The top-level file: the rules, and one ``subninja`` line per spec (``directory -> spec``).
+    """Return the top file: the rules, and one ``subninja`` line per spec (``directory -> spec``).
 
-    ``runner``: a program that runs every command as ``runner... FILE -- command...``, where FILE is what it makes.
+    ``runner``: a program that runs every command as ``runner... FILE -- command...``, where FILE is the
+    command's output.
     """
     lines = ["ninja_required_version = 1.5", *([f"builddir = {escape(log_directory)}"] if log_directory else [])]
-    # exec: the shell does not stay, and the runner leads the process group that ninja makes for each command.
+    # exec: no shell remains, and the runner leads the process group that ninja makes for each command.
     prefix = f"exec {words(runner)} $out -- " if runner else ""
     for name, command in _rules(toolchain):
-        # The description is what ninja prints: first the module's name, for a person who reads along.
+        # ninja prints the description. It begins with the module's name for a reader of the output.
         lines += [f"rule {name}", f"  command = {prefix}{command}", "  description = $module $command"]
         lines += ["  depfile = $out.d"] if "$out.d" in command else []
     lines += [f"subninja {directory}/build.ninja" for directory in directories]
@@ -118,9 +122,9 @@ def render_graph(
 
 
 def _rules(toolchain: Toolchain) -> Iterator[tuple[str, str]]:
-    """Yields the name and the command of every rule."""
+    """Yield the name and the command of every rule."""
     cxx = [*toolchain.cxx_launcher, toolchain.cxx, "-MMD", "-MF"]
-    torch = toolchain.torch_dir  # of which __FILE__ in its headers must not tell
+    torch = toolchain.torch_dir  # must not appear in __FILE__ of its headers
     flags = [*_ABI_FLAGS, "-isystem", f"{torch}/include", f"-ffile-prefix-map={torch}/=torch/"]
     link = [toolchain.cxx, "-shared", f"-L{torch}/lib", "-Wl,--no-as-needed"]
     yield "cxx", f"{words(cxx)} $out.d {words(flags)} $cflags -c $in -o $out"
@@ -128,12 +132,12 @@ def _rules(toolchain: Toolchain) -> Iterator[tuple[str, str]]:
     if toolchain.nvcc is None:
         return
     compiler = [toolchain.nvcc, "-ccbin", toolchain.cxx]
-    # Same bytes everywhere: names of temporary files get into an object, and the command of a link of device code.
+    # Equal bytes everywhere: objects contain names of temporary files and the command of a device link.
     nvcc = [*toolchain.nvcc_launcher, *compiler, "-objtemp", "-MMD", "-MF"]
     link = [*compiler, "-shared", "-nodlink", "-cudart=static", "-Xlinker=--no-as-needed"]
-    # The soname is all that a link needs of libtorch_cuda: at run time torch has loaded the real one already.
+    # A link needs only the soname of libtorch_cuda: at run time torch has already loaded the real library.
     stub = [toolchain.cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "/dev/null", "-o"]
     yield "nvcc", f"{words(nvcc)} $out.d {words(_ABI_FLAGS)} $cuda_cflags -c $in -o $out"
-    # torch's directory comes behind that of the stub, which is taken before the real one.
+    # torch's directory follows that of the stub, so that the stub is found before the real library.
     yield "link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {words([f'-L{torch}/lib'])}"
     yield "stub", f"{words(stub)} $out"

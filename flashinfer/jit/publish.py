@@ -1,4 +1,4 @@
-"""Publish a built library and its manifest, whole or not at all."""
+"""Publication of a library and its manifest, completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .machine.workspace import about, make_private
 
 
 def elf_requirements(path: Path) -> dict[str, str]:
-    """Return the newest symbol version that a library needs of each of its libraries: ``{"GLIBC": "2.34", ...}``."""
+    """Return the newest symbol versions that a library needs of others: ``{"GLIBC": "2.34", ...}``."""
     needs = [(library, number) for library, _, number in (name.partition("_") for name in needed_versions(path))]
-    # Of each library the last stays, which is the newest.
+    # The last one of each library remains, which is the newest.
     return dict(sorted((need for need in needs if need[1][:1].isdigit()), key=lambda need: _version(need[1])))
 
 
@@ -29,13 +29,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
-    """Make a library and its manifest an artifact at ``destination``, whole or not at all.
+    """Make a library and its manifest an artifact at ``destination``, completely or not at all.
 
-    Private directory -> fsync -> rename. One that stands there already is exchanged for it in one step, and stays
-    for the processes that have it mapped.
+    The steps are: private directory, fsync, rename. An existing artifact is exchanged in one step, and
+    processes that have mapped it keep it.
 
     Raises:
-        OSError: the destination cannot be written. It names the path.
+        OSError: the destination cannot be written. The error names the path.
     """
     with about(destination):
         return _publish(so, manifest, destination)
@@ -67,22 +67,22 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _replace_directory(new: Path, place: Path) -> None:
+def _replace_directory(new: Path, destination: Path) -> None:
     for _ in range(100):
         try:
-            os.rename(new, place)  # also replaces an empty directory
+            os.rename(new, destination)  # also replaces an empty directory
             return
         except OSError:
-            if not place.is_dir():
+            if not destination.is_dir():
                 raise
-        if _exchange(new, place):
-            return  # ``new`` now holds the old artifact; the caller removes it
-        # A file system without an exchange: a loader that looks right now sees a miss, never a mixture.
-        retired = make_private(place.parent, f".{place.name}.old.")
-        with suppress(FileNotFoundError):  # somebody else retired it
-            os.rename(place, retired)
+        if _exchange(new, destination):
+            return  # ``new`` now holds the old artifact, which the caller removes
+        # This file system cannot exchange: a load sees a miss for a moment, but never a mixture.
+        retired = make_private(destination.parent, f".{destination.name}.old.")
+        with suppress(FileNotFoundError):  # another process retired it
+            os.rename(destination, retired)
         shutil.rmtree(retired, ignore_errors=True)
-    raise OSError(f"{place}: replaced by other processes again and again")
+    raise OSError(f"{destination}: replaced by other processes again and again")
 
 
 def _exchange(first: Path, second: Path) -> bool:

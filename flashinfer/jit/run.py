@@ -1,4 +1,4 @@
-"""One ninja process over one graph: writes it, follows it, checks and publishes every module as soon as it is linked."""
+"""One ninja run over one graph. Every module is checked and published as soon as it is linked."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from .template import render_config
 from .worker.notes import RUN, UNIT, file_digest, is_made, read_depfile, read_note_at
 from .worker.slots import is_shared
 
-TICK = 1000  # milliseconds without output after which a display may say something all the same
-SETTLE = 1.0  # seconds for which what a killed builder left may take to end, until this one builds elsewhere
+TICK = 1000  # milliseconds without output after which the display is updated anyway
+SETTLE = 1.0  # seconds to wait for a killed builder's compilers before building in another directory
 
 
 @dataclass(frozen=True)
 class Request:
-    """A module to build for a target, and the directory to publish it at (by default its place in the workspace)."""
+    """A module to build for a target, and the directory to publish it at (by default in the workspace)."""
 
     spec: Spec
     target: Target
@@ -59,13 +59,16 @@ class Request:
 
     @property
     def steps(self) -> int:
-        """Commands that building it takes."""
-        return len(self.spec.units()) + (2 if self.spec.backend == "cuda" else 1)  # and a stub of libtorch_cuda
+        """Return the number of commands of the build."""
+        return len(self.spec.units()) + (2 if self.spec.backend == "cuda" else 1)  # CUDA: libtorch_cuda's stub
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request. ``how``: ``built``, ``reused`` or ``failed``. ``timeline``: of its build."""
+    """The result of a request.
+
+    ``how``: ``built``, ``reused`` or ``failed``. ``timeline``: that of its build.
+    """
 
     request: Request
     how: str
@@ -75,23 +78,25 @@ class Outcome:
 
 
 @dataclass
-class _Told:
-    """What a unit has told: its command, what its compiler printed, and its exit code when it has ended."""
+class _UnitOutput:
+    """Output of one unit: its command, its compiler's lines, and its exit code once it has ended."""
 
     command: str = ""
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     code: int | None = None
 
 
 class Run:
-    """Builds requests whose locks are held; calling it fills ``outcomes`` and lets go of each lock."""
+    """Builds requests whose locks are held. A call fills ``outcomes`` and releases each lock."""
 
     def __init__(self, holds: Mapping[Request, Hold], root: Path, timeline: Timeline) -> None:
-        self.holds, self.root, self.folder, self.timeline = holds, root, root / "build", timeline
+        self.holds, self.timeline = holds, timeline
+        self.root, self.folder = root, root / "build"
         self.outcomes = dict[Request, Outcome]()
-        self.said: list[str] = []  # what ninja printed itself
-        self.linked = dict[str, str]()  # links in the build directory -> the folders, as messages name them
-        self.units: dict[Request, dict[str, _Told]] = {request: {} for request in holds}  # by the file that each makes
+        self.said: list[str] = []  # lines of ninja itself
+        self.linked = dict[str, str]()  # links in the build directory -> the folders that messages name
+        # Request -> output file -> output.
+        self.units: dict[Request, dict[str, _UnitOutput]] = {request: {} for request in holds}
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
         self.started = time.time()
         self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
@@ -99,11 +104,17 @@ class Run:
             self._settle(request)
 
     def directory(self, request: Request) -> str:
-        """Returns where a module is built, below the build directory: private to exactly this build under this lock."""
+        """Return the directory of a module's build, below the build directory.
+
+        It belongs to this lock only.
+        """
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
 
     def _settle(self, request: Request) -> None:
-        """Compilers end with their builder, in a moment. One that was stopped may go on at any time: not beside us."""
+        """Wait for the compilers of a killed builder, which end soon.
+
+        If one is stopped, build in another directory.
+        """
         deadline = time.monotonic() + SETTLE
         while is_shared(self.folder / self.directory(request) / RUN):
             if time.monotonic() >= deadline:
@@ -111,12 +122,12 @@ class Run:
             time.sleep(0.01)
 
     def is_lost(self, request: Request) -> bool:
-        """Whether somebody has removed the build directory meanwhile, ``clear_cache_dir()`` for example."""
+        """Return whether the build directory was removed meanwhile, for example by ``clear_cache_dir()``."""
         return not (self.folder / self.directory(request) / RUN).exists()
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
-        # The units hold the other end of this pipe, and end at once when this process does.
+        # Units hold the other end of this pipe, and end at once when this process does.
         theirs, ours = process.pipe()
         try:
             graph = self._write(theirs, toolchain)
@@ -140,16 +151,16 @@ class Run:
     def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
         environment = {**compiler_environment(self.folder), "NINJA_STATUS": ""}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        # What is compiled now is loaded later: it is nobody else's to write.
+        # Libraries compiled now are loaded later, so nobody else may write them.
         return process.start(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)
 
     def _write(self, alive: int, toolchain: Toolchain) -> str:
-        """Write the graph, and per module its file, its configuration header and what its units need to know."""
-        # ninja's log would name objects that it takes for made; each unit decides that by its own record.
+        """Write the graph, and per module its ninja file, configuration header and unit parameters."""
+        # ninja's log would declare objects up to date. Each unit decides that by its own record instead.
         log = self.directory(next(iter(self.holds)))
         for name in (".ninja_log", ".ninja_deps"):
             (self.folder / log / name).unlink(missing_ok=True)
-        slots = runtime_directory() or self.folder / log  # without a directory of this machine, for this build alone
+        slots = runtime_directory() or self.folder / log  # the fallback limits only this build
         for request in self.holds:
             spec, directory = request.spec, self.directory(request)
             place = self.folder / directory
@@ -178,7 +189,7 @@ class Run:
         return f"{log}/graph.ninja"
 
     def _reached(self, path: str, log: str, name: str) -> str:
-        """Return a path that every tool takes: through a link to its folder, where it is not plain itself."""
+        """Return a path that every tool accepts: a link to its folder if it is not plain itself."""
         if is_plain(path):
             return path
         folder, file = os.path.split(path)
@@ -187,27 +198,27 @@ class Run:
         return f"{log}/{name}.folder/{file}"
 
     def _follow(self, ninja: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
-        # Without what stands before every command: a person can run the rest in the build directory.
+        # Remove the worker from every command, so that the rest can be run by hand in the build directory.
         prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
         requests = {self.directory(request): request for request in self.holds}
-        said = self.said
+        lines = self.said
         for line in _lines(ninja):
             if line.startswith(UNIT):
-                told = json.loads(line.removeprefix(UNIT))
-                request = requests[os.path.dirname(told["file"])]
-                unit = self.units[request].setdefault(told["file"], _Told())
-                said = unit.said
-                if "code" in told:
-                    said, unit.code = self.said, told["code"]
-                    self._unit_ended(request, told["file"], unit.code)
+                message = json.loads(line.removeprefix(UNIT))
+                request = requests[os.path.dirname(message["file"])]
+                unit = self.units[request].setdefault(message["file"], _UnitOutput())
+                lines = unit.lines
+                if "code" in message:
+                    lines, unit.code = self.said, message["code"]
+                    self._unit_ended(request, message["file"], unit.code)
                 else:
-                    unit.command = shlex.join(told["command"])
+                    unit.command = shlex.join(message["command"])
             elif line:
                 for link, folder in self.linked.items():
                     line = line.replace(link, folder)
-                said.append(prefix.sub("", line))
+                lines.append(prefix.sub("", line))
                 if verbose:
-                    say(said[-1])
+                    say(lines[-1])
             watch(self.progress)
 
     def _unit_ended(self, request: Request, file: str, code: int) -> None:
@@ -220,12 +231,12 @@ class Run:
     def _finish(self, request: Request, artifact: Artifact | None, error: BuildError | None) -> None:
         self.outcomes[request] = Outcome(request, "built" if artifact else "failed", artifact, error, self.timeline)
         self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.outcomes)
-        # Where it failed, a unit that somebody killed from outside may have left a compiler behind that still writes.
+        # After a failure, a unit that was killed from outside may have left a compiler that still writes.
         hold = self.holds[request]
         hold.release() if artifact else hold.abandon()
 
     def _publish(self, request: Request, library: Path) -> tuple[Artifact | None, BuildError | None]:
-        """Publish a linked library; return its artifact, or why there is none."""
+        """Publish a linked library. Return its artifact or the error."""
         spec, directory = request.spec, self.directory(request)
         past = self._record(request)
         seconds = round(sum(one.seconds for one in past.values()), 3)
@@ -234,7 +245,7 @@ class Run:
             fields, sha256 = spec.fields(), file_digest(library)
             made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
             if digest(fields) != request.key or not made or sha256 != read_note_at(f"{library}.json").get("object"):
-                raise BuildError(spec.name, "a source, a header or what was made of them changed; build again")
+                raise BuildError(spec.name, "a source, a header or an object changed during the build; build again")
             manifest = {
                 **fields,
                 "key": request.key,
@@ -249,8 +260,8 @@ class Run:
             }
         except BuildError as err:
             return None, err
-        except (OSError, ValueError, FlashInferError) as err:  # a source that is gone, for example
-            return None, failure(spec.name, "what was made cannot be checked", err, self.root)
+        except (OSError, ValueError, FlashInferError) as err:  # a source was removed, for example
+            return None, failure(spec.name, "the library cannot be checked", err, self.root)
         try:
             artifact = publish(library, manifest, request.destination)
         except (OSError, FlashInferError) as err:
@@ -261,12 +272,12 @@ class Run:
         return artifact, None
 
     def _made(self, request: Request) -> dict[str, str]:
-        """Maps what the units of a module make, below the build directory, to its sources as its history names them."""
+        """Map the outputs of a module's units, below the build directory, to their names in the history."""
         directory = self.directory(request)
         return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": history.LINK}
 
     def _record(self, request: Request) -> dict[str, history.Past]:
-        """Add what the units say of themselves to the timeline; what each file took."""
+        """Add the units' records to the timeline. Return the time and memory of each file."""
         past: dict[str, history.Past] = {}
         for file, source in self._made(request).items():
             record = read_note_at(f"{self.folder / file}.json")
@@ -283,30 +294,30 @@ class Run:
         return past
 
     def _error(self, request: Request, command: list[str], status: int) -> BuildError:
-        """Returns what a person needs of the output: the failed command and the compiler's words from the first error on."""
+        """Return the error of a build: the failed command, and the output from the first error on."""
         name, log = request.spec.name, self.folder / self.directory(request) / "build.log"
         units = [unit for unit in self.units[request].values() if unit.command]
         with suppress(OSError):
-            everything = [line for unit in units for line in (unit.command, *unit.said)] or self.said
+            everything = [line for unit in units for line in (unit.command, *unit.lines)] or self.said
             write_atomically(log, os.fsencode("\n".join(everything)) + b"\n")
-        failed = next((unit for unit in units if unit.code), _Told(" ".join(command), self.said))
-        words = _from_first_error(failed.said)
-        reason = words[0] if words else "it says nothing"
-        if failed.code is None:  # somebody has ended a unit before it could say so, or ninja
+        failed = next((unit for unit in units if unit.code), _UnitOutput(" ".join(command), self.said))
+        words = _from_first_error(failed.lines)
+        reason = words[0] if words else "no output"
+        if failed.code is None:  # a unit or ninja was killed before it could report
             ended = words[0] if words else f"ninja ended with {status}"
             reason = f"ninja was killed by signal {-status}" if status < 0 else ended
         return BuildError(name, reason, failed.command, "\n".join(words), log)
 
 
 def _link(folder: str, link: Path) -> None:
-    """Make a link to a folder, in place of another one that an interrupted build may have left."""
+    """Make a link to a folder. It replaces one that an interrupted build may have left."""
     make_directories(link.parent)
     link.unlink(missing_ok=True)
     link.symlink_to(folder)
 
 
 def failure(name: str, what: str, err: Exception, root: Path) -> BuildError:
-    """Return the error of a build that ended with ``err``: the workspace's only where a path below ``root`` failed."""
+    """Return the error of a build that ended with ``err``: a workspace's if a path below ``root`` failed."""
     names = [getattr(err, attribute, None) for attribute in ("filename", "filename2")]
     paths = [Path(os.fsdecode(one)) for one in names if isinstance(one, (str, bytes, os.PathLike))]
     kind = WorkspaceBuildError if any(path.is_relative_to(root) for path in paths) else BuildError
@@ -314,7 +325,7 @@ def failure(name: str, what: str, err: Exception, root: Path) -> BuildError:
 
 
 def _lines(ninja: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Lines of output as they come, and an empty one whenever there is nothing new for a while, and at the end."""
+    """Yield lines of output, and an empty line after each ``TICK`` without output and at the end."""
     assert ninja.stdout is not None
     poller, rest = select.poll(), b""
     poller.register(ninja.stdout, select.POLLIN)
@@ -330,17 +341,17 @@ def _lines(ninja: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def _from_first_error(lines: list[str]) -> list[str]:
-    """Lines from the first that tells of an error on; all from the first that says anything, where none does."""
+    """Return the lines from the first error on, or from the first non-empty line if no line has an error."""
     pattern = re.compile(r"\berror\b[: #]|undefined reference|fatal|cannot find", re.IGNORECASE)
     from_error = list(dropwhile(lambda line: not pattern.search(line), lines))
     return from_error or list(dropwhile(lambda line: not line.strip(), lines))
 
 
 def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
-    """Refuse a header of the library's or the user's that the compiler says it read and the key does not cover.
+    """Check that the key covers every header of the library or the user that the compiler read.
 
     Raises:
-        BuildError: one is not, for example because its name in the ``#include`` is a macro.
+        BuildError: it does not cover one, for example because the ``#include`` names a macro.
     """
     known = [*closure(spec.roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
     texts = [os.fsdecode((folder / f"{made}.d").read_bytes()) for made in objects(spec, directory)]

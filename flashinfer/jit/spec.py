@@ -1,8 +1,8 @@
-"""``Spec``: everything needed to build a module, and nothing else.
+"""``Spec``: the complete description of a module.
 
-A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` is a hash of an injective encoding of
-all that changes a byte of the result and that any machine can know, see ``fields``. The target (CPU level, GPU archs)
-and the toolchain's versions complete it at build time, see ``artifact.build_key``.
+A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` hashes an injective encoding of
+everything that changes a byte of the artifact and is the same on every machine, see ``fields``. The target
+(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .closure import closure, digest_and_includes
 
 S = TypeVar("S", bound="Spec")
 Scalar = str | int | bool
-Value = str | int  # of an axis of coverage; all of one axis are of one type
-TORCH_ABI = (2, 10)  # the oldest torch that a module runs with; see csrc/binding/binding.h
-FORMAT = 4  # of the key and of the manifest: raise it when either changes its meaning
+Value = str | int  # of an axis of coverage. All values of one axis have one type.
+TORCH_ABI = (2, 10)  # the oldest torch that a module runs with, see csrc/binding/binding.h
+FORMAT = 4  # of the key and of the manifest: increase it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -33,11 +33,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 
 @dataclass(frozen=True)
 class Spec:
-    """Describes one module; ``flashinfer.jit.JitSpec`` is one that can be built and loaded, see ``module.py``.
+    """Description of one module. ``JitSpec`` adds methods that build and load it, see ``module.py``.
 
-    ``config`` holds constants and ``coverage`` the sets of values among which the module chooses at run time
-    (``{"dtype": ("float16", "bfloat16")}``); both are rendered by ``template`` into ``config_header``.
-    ``namespace`` is the ``torch.ops`` namespace that the module registers its operators in.
+    ``config`` holds constants, and ``coverage`` the values of which the module selects one at run time
+    (``{"dtype": ("float16", "bfloat16")}``). ``template`` renders both into ``config_header``. ``namespace``
+    is the ``torch.ops`` namespace of the module's operators.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Spec:
     cuda_cflags: tuple[str, ...] = ()
     ldflags: tuple[str, ...] = ()
     include_paths: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()  # files that the rendered header includes, beyond those the sources reach
-    source_cflags: tuple[tuple[str, str], ...] = ()  # a source -> one more flag for it alone
-    split: bool = False  # the last source is compiled once for each combination of coverage's values, see units()
-    dispatching: str = ""  # a module of several configurations that may stand for this one, built ahead of time
-    archs: tuple[str, ...] = ()  # the kernels are for these alone ("9.0a"); where there are none, for any
+    headers: tuple[str, ...] = ()  # files that only the rendered header includes
+    source_cflags: tuple[tuple[str, str], ...] = ()  # source -> one more flag for it only
+    split: bool = False  # the last source is compiled once per combination of coverage's values, see units()
+    dispatching: str = ""  # a module of several configurations that may replace this one
+    archs: tuple[str, ...] = ()  # the only archs of the kernels ("9.0a"), or empty for any
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -81,18 +81,21 @@ class Spec:
     def include_dirs(self) -> tuple[str, ...]:
         root = env.data_root()
         project = (f"{root}/include", f"{root}/csrc")
-        # The project's sources see the project's headers, whatever lies beside a header that a user gave them.
+        # The project's sources see the project's headers, whatever headers are next to one of the user.
         of_user = os.path.isabs(self.sources[0])
         return (*self.include_paths, *project) if of_user else (*project, *self.include_paths)
 
     def source_paths(self) -> tuple[str, ...]:
-        """Sources as absolute paths; names without a leading ``/`` are relative to the data root."""
+        """Return the sources as absolute paths.
+
+        Names without a leading ``/`` are relative to the data root.
+        """
         return tuple(os.path.join(env.data_root(), source) for source in self.sources)
 
     def units(self) -> dict[str, tuple[str, ...]]:
-        """Returns what is compiled, named as its source, or as a part of it -> the source's path, and flags for it alone.
+        """Return the units, named as a source or a part of it -> the source's path and the unit's flags.
 
-        Where the last source is ``split``, its part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
+        If the last source is ``split``, its part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
         """
         flags, parts = dict(self.source_cflags), math.prod(len(values) for _, values in self.coverage)
         units = dict[str, tuple[str, ...]]()
@@ -107,9 +110,9 @@ class Spec:
         return units
 
     def folders(self) -> dict[str, str]:
-        """Map the folders of the module's files, with a slash at the end, to names that are the same on every machine.
+        """Map the folders of the module's files, with a trailing slash, to names equal on every machine.
 
-        The name of the project's folder is empty. A file is named by the first folder that it is in.
+        The name of the project's folder is empty. A file is named by the first folder that contains it.
         """
         folders = {f"{env.data_root()}/": ""}
         of_sources = map(os.path.dirname, self.source_paths())
@@ -118,7 +121,7 @@ class Spec:
         return folders
 
     def files(self) -> dict[str, str]:
-        """Map every file that the module is made of, by its name on every machine, to its SHA-256."""
+        """Map the name of every file of the module, equal on every machine, to its SHA-256."""
         sources, roots = self.source_paths(), self.folders()
         named = {}
         for path, content in closure(self.roots(), self.include_dirs).items():
@@ -128,16 +131,19 @@ class Spec:
         return named | {f"<linked>/{number}": digest_and_includes(flag)[0] for number, flag in self._linked().items()}
 
     def _linked(self) -> dict[int, str]:
-        """Files that the linker is given by name, an archive for example: like sources, what they hold counts."""
+        """Return files that linker flags name, such as an archive.
+
+        Their contents count like those of sources.
+        """
         return {n: flag for n, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)}
 
     def roots(self) -> tuple[str, ...]:
-        """The files from which all others are reached: sources, the template with its includes, further headers."""
+        """Return the files that reach all others: sources, the template and further headers."""
         template = (f"{env.data_root()}/{self.template}",) if self.template else ()
         return (*self.source_paths(), *template, *self.headers)
 
     def fields(self) -> dict[str, Any]:
-        """Returns what the key is made of, as plain JSON values, which a manifest records too."""
+        """Return the parts of the key as plain JSON values. A manifest records them too."""
         root, linked = env.data_root(), self._linked()
         return {
             "format": FORMAT,
@@ -160,27 +166,27 @@ class Spec:
 
     @property
     def key(self) -> str:
-        """Hex digest of :meth:`fields`: equal keys mean equal sources, configuration and flags."""
+        """Return the hex digest of :meth:`fields`. Equal keys mean equal sources, configuration and flags."""
         return digest(self.fields())
 
     def covering(self: S, coverage: Mapping[str, Iterable[Value]]) -> S:
-        """This spec with another set of values to choose from at run time."""
+        """Return this spec with another coverage."""
         return replace(self, coverage=checked_coverage(coverage))
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the sorted JSON encoding of plain values, which tells apart everything JSON can tell apart."""
+    """Return the SHA-256 of the sorted JSON encoding of a plain value, which is injective."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def checked_coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str, tuple[Value, ...]], ...]:
-    """A spec's coverage, sorted: two orders of the same values are one spec."""
+    """Return a spec's coverage in sorted order, so that two orders of the same values are one spec."""
     result = []
-    for axis, given in sorted(coverage.items()):
-        values = set(given)
+    for axis, unsorted in sorted(coverage.items()):
+        values = set(unsorted)
         if not values:
             raise ValueError(f"{axis}: got no value, wanted at least one")
         if {type(value) for value in values} not in ({str}, {int}):
-            raise ValueError(f"{axis}: got {sorted(map(repr, values))}, wanted strings alone or integers alone")
+            raise ValueError(f"{axis}: got {sorted(map(repr, values))}, wanted only strings or only integers")
         result.append((axis, tuple(sorted(values))))
     return tuple(result)

@@ -1,8 +1,8 @@
-"""Files of specs: what ``trace`` writes and ``build_aot.py``, ``verify`` and ``export`` read. A line of JSON for each.
+"""Files of specs, one line of JSON each. ``trace`` writes them; ``build``, ``verify``, ``export`` read them.
 
-A line holds ``spec`` (see :mod:`flashinfer.jit.specjson`), its ``key`` where it was recorded, ``needs`` (the values
-used of each axis of its coverage; of one that is not named, all) and ``archs`` (what it was wanted for). Such files may be
-concatenated: lines of one spec are read as one.
+A line holds ``spec`` (see :mod:`flashinfer.jit.specjson`), its ``key`` on the recording machine, ``needs``
+(the values used of each axis of its coverage, or all of an axis that is missing) and ``archs`` (its targets).
+Such files may be concatenated: lines of one spec are merged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .specjson import from_json
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A module that a program asked for. ``key``: what it had there; other sources here give it another one."""
+class RecordedSpec:
+    """A module that a program requested. ``key``: its key there, which differs if the sources here differ."""
 
     spec: JitSpec
     needs: dict[str, list[Any]]
@@ -33,20 +33,20 @@ class Asked:
     key: str
 
     def target(self) -> Target | None:
-        """Returns what it was wanted for: all GPU archs, or the oldest of the CPU levels; ``None`` where nobody said."""
+        """Return the recorded target: all GPU archs, the oldest CPU level, or ``None`` without a record."""
         if self.spec.backend == "cpu":
-            # A level that this version does not know, such as another machine's "generic", is alone.
+            # A level unknown to this version, such as another machine's "generic", sorts first.
             known = sorted(self.archs, key=lambda arch: CPU_LEVELS.index(arch) if arch in CPU_LEVELS else -1)
             return Target("cpu", tuple(known[:1]), True) if known else None
         return Target("cuda", self.archs, True) if self.archs else None
 
 
 def merge(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line for each spec, in an order that depends on nothing else: with all needs and archs of its lines."""
+    """Return one line per spec, in a deterministic order, with the needs and archs of all its lines."""
     merged: dict[str, dict[str, Any]] = {}
     for line in lines:
         one = merged.setdefault(digest([line["spec"], line["key"]]), line)
-        # Where one line does not name an axis, all of it is needed.
+        # If one line does not name an axis, all of its values are needed.
         axes = sorted(one["needs"].keys() & line["needs"].keys())
         needs = {axis: sorted({*one["needs"][axis], *line["needs"][axis]}) for axis in axes}
         merged[digest([line["spec"], line["key"]])] = one | {
@@ -57,22 +57,22 @@ def merge(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_specs(path: Path, lines: Iterable[dict[str, Any]]) -> int:
-    """Write a file of specs, whole or not at all; returns how many it has."""
+    """Write a file of specs, completely or not at all. Return the number of specs."""
     merged = merge(lines)
     write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in merged).encode())
     path.chmod(0o644)
     return len(merged)
 
 
-def read_specs(path: Path, folder: Path) -> list[Asked]:
-    """Reads what a file of specs asks for; sources that it carries are written below ``folder``.
+def read_specs(path: Path, folder: Path) -> list[RecordedSpec]:
+    """Read a file of specs. Sources that it contains are written below ``folder``.
 
     Raises:
-        ValueError: there is no such file, a line is no record, or others can write what is to be compiled here.
+        ValueError: there is no such file, a line is invalid, or other users can write the file.
     """
     try:
         if (refusal := trust.refusal(path)) is not None:
-            raise ValueError(f"{refusal}: what it holds is compiled and loaded")
+            raise ValueError(f"{refusal}: its sources are compiled and loaded")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as err:
         raise ValueError(f"{path} cannot be read: {err}") from None
@@ -87,17 +87,17 @@ def read_specs(path: Path, folder: Path) -> list[Asked]:
     for one in merge(records):
         try:
             spec = from_json(JitSpec, one["spec"], folder)
-            spec.files()  # what of it is the project's must be here too
+            spec.files()  # fails if a file of the project is missing here
         except (OSError, ValueError) as err:
             raise ValueError(f"{path}: {one['spec']['name']}: {err}") from None
-        result.append(Asked(spec, one["needs"], tuple(one["archs"]), one["key"]))
+        result.append(RecordedSpec(spec, one["needs"], tuple(one["archs"]), one["key"]))
     return result
 
 
 def _record(line: str) -> dict[str, Any]:
     value = json.loads(line)
     if not isinstance(value, dict) or value.keys() != {"spec", "key", "needs", "archs"}:
-        raise ValueError("got no record, wanted spec, key, needs and archs: a file that `trace` wrote")
+        raise ValueError("got another line, wanted spec, key, needs and archs: a file that `trace` wrote")
     needs, archs = value["needs"], value["archs"]
     if not isinstance(value["spec"], dict) or not all(
         isinstance(value["spec"].get(k), str) for k in ("name", "backend")
@@ -128,25 +128,25 @@ def _is_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def one_per_name(asked: Iterable[Asked]) -> list[Asked]:
-    """Returns what to put into one directory: specs that differ in their coverage alone become one that covers all.
+def one_per_name(specs: Iterable[RecordedSpec]) -> list[RecordedSpec]:
+    """Merge specs for one directory: those that differ only in coverage become one that covers all.
 
     Raises:
         ValueError: two specs of one name differ in more.
     """
-    found: dict[str, Asked] = {}
-    for one in asked:
+    found: dict[str, RecordedSpec] = {}
+    for one in specs:
         other = found.setdefault(one.spec.name, one)
         was, now = other.spec, one.spec
         if was.covering({}) != now.covering({}):
             differs = [name for name in vars(was) if name != "coverage" and getattr(was, name) != getattr(now, name)]
             raise ValueError(
-                f"two modules are called {was.name!r} and differ in {', '.join(differs)}:"
-                " a directory holds one of a name; build them one after the other, into two directories"
+                f"two modules are named {was.name!r} and differ in {', '.join(differs)}:"
+                " a directory holds one of each name; build them one after the other, into two directories"
             )
         sets: dict[str, set[Any]] = {axis: set(values) for axis, values in was.coverage}
         for axis, values in now.coverage:
             sets[axis] = sets.get(axis, set()) | set(values)
         archs = tuple(sorted({*other.archs, *one.archs}))
-        found[was.name] = Asked(was.covering(sets), {}, archs, other.key)
+        found[was.name] = RecordedSpec(was.covering(sets), {}, archs, other.key)
     return list(found.values())

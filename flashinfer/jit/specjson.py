@@ -1,7 +1,7 @@
-"""A spec as plain JSON values and back.
+"""Conversion of a spec to plain JSON values and back.
 
-Paths below the data root are written relative to it. The user's files are carried along by content, below
-their common folder, so that they keep their places relative to each other and the spec keeps its key.
+Paths below the data root are written relative to it. The user's files are included by content, relative to
+their common folder, so that their relative paths and the spec's key stay the same.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .machine.workspace import write_atomically
 from .spec import Spec, digest
 
 S = TypeVar("S", bound=Spec)
-LARGEST = 32 << 20  # bytes of the user's files in one spec: more is somebody's toolkit, not a variant
+LARGEST = 32 << 20  # bytes of the user's files in one spec: more is a toolkit, not a variant
 _ROOT, _CUSTOM = "<root>/", "<own>/"
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    """A spec as plain JSON values, with the contents of every file that is not the project's.
+    """Return a spec as plain JSON values, with the contents of every file that is not the project's.
 
     Raises:
-        ValueError: the user's files are larger than 32 MiB together.
-        OSError: one cannot be read.
+        ValueError: the user's files take more than 32 MiB.
+        OSError: a file cannot be read.
     """
     root = env.data_root() + os.sep
     reached = {os.path.normpath(path) for path in closure(spec.roots(), spec.include_dirs)}
@@ -38,30 +38,30 @@ def to_json(spec: Spec) -> dict[str, Any]:
     if sum(os.path.getsize(path) for path in custom) > LARGEST:
         raise ValueError(f"files of {spec.name!r} outside of {root}: got more than {LARGEST >> 20} MiB, wanted less")
 
-    def place(path: str) -> str:
+    def relative(path: str) -> str:
         if not os.path.isabs(path):
             return path
         known = path.startswith(root)
         return (_ROOT if known else _CUSTOM) + os.path.relpath(path, root if known else base)
 
     names = {path: os.path.relpath(path, base) for path in custom}
-    # Any bytes survive this way, and text stays text.
+    # surrogateescape preserves any bytes, and text stays text.
     contents = {names[path]: Path(path).read_bytes().decode("utf-8", "surrogateescape") for path in custom}
     plain: dict[str, Any] = json.loads(json.dumps({one.name: getattr(spec, one.name) for one in fields(spec)}))
     for name in ("sources", "include_paths", "headers"):
-        plain[name] = [place(path) for path in plain[name]]
-    plain["ldflags"] = [place(flag) if flag in linked else flag for flag in plain["ldflags"]]
-    plain["source_cflags"] = [[place(path), flag] for path, flag in plain["source_cflags"]]
+        plain[name] = [relative(path) for path in plain[name]]
+    plain["ldflags"] = [relative(flag) if flag in linked else flag for flag in plain["ldflags"]]
+    plain["source_cflags"] = [[relative(path), flag] for path, flag in plain["source_cflags"]]
     for name in ("cflags", "cuda_cflags"):
         plain[name] = [flag.replace(env.data_root(), "<root>") for flag in plain[name]]
     return {**plain, "own": contents}
 
 
 def from_json(kind: type[S], value: Any, folder: Path) -> S:
-    """The spec that :func:`to_json` wrote, as ``kind``; the user's files are put below ``folder``, under their digest.
+    """Return the spec that :func:`to_json` wrote, as ``kind``. The user's files are written below ``folder``.
 
     Raises:
-        ValueError: not such a value, or a file that would be put elsewhere.
+        ValueError: the value is not such a spec, or a file leads out of the folder.
     """
     kinds = {one.name: get_type_hints(Spec)[one.name] for one in fields(Spec)}
     if not isinstance(value, dict) or value.keys() != {*kinds, "own"}:
@@ -75,13 +75,13 @@ def from_json(kind: type[S], value: Any, folder: Path) -> S:
         raise ValueError("spec: own: wanted the text of every file")
     home = f"{folder}/{digest(custom)[:32]}"
     for name in ("sources", "include_paths", "headers"):
-        values[name] = tuple(_placed(path, home) for path in values[name])
-    marked = {flag: _placed(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _CUSTOM))}
+        values[name] = tuple(_absolute(path, home) for path in values[name])
+    marked = {flag: _absolute(flag, home) for flag in values["ldflags"] if flag.startswith((_ROOT, _CUSTOM))}
     values["ldflags"] = tuple(marked.get(flag, flag) for flag in values["ldflags"])
-    values["source_cflags"] = tuple((_placed(path, home), flag) for path, flag in values["source_cflags"])
+    values["source_cflags"] = tuple((_absolute(path, home), flag) for path, flag in values["source_cflags"])
     for name in ("cflags", "cuda_cflags"):
         values[name] = tuple(flag.replace("<root>", env.data_root()) for flag in values[name])
-    spec, contents = kind(**values), {_placed(_CUSTOM + name, home): text for name, text in custom.items()}
+    spec, contents = kind(**values), {_absolute(_CUSTOM + name, home): text for name, text in custom.items()}
     for path, text in contents.items():
         data = text.encode("utf-8", "surrogateescape")
         if not os.path.isfile(path) or Path(path).read_bytes() != data:
@@ -91,8 +91,11 @@ def from_json(kind: type[S], value: Any, folder: Path) -> S:
     return spec
 
 
-def _placed(path: str, home: str) -> str:
-    """Returns where a path of the record is here; one without a mark is relative to the data root, as in every spec."""
+def _absolute(path: str, home: str) -> str:
+    """Return the path here for a recorded one.
+
+    Without a mark it is relative to the data root, as in every spec.
+    """
     mark, root = next(((m, r) for m, r in ((_ROOT, env.data_root()), (_CUSTOM, home)) if path.startswith(m)), ("", ""))
     rest = path[len(mark) :]
     if os.path.isabs(rest) or os.path.normpath(rest).split(os.sep)[0] == "..":
@@ -105,7 +108,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type that is made of tuples, unions and plain classes."""
+    """Return whether a value has a type made of tuples, unions and plain classes."""
     of = get_args(kind)
     if get_origin(kind) is tuple:
         kinds = (of[0],) * len(value) if isinstance(value, tuple) and of[-1] is Ellipsis else of

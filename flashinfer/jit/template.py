@@ -1,4 +1,7 @@
-"""Render the configuration header of a module. Only what builds imports this file: importing jinja2 takes a while."""
+"""Rendering of a module's configuration header.
+
+Only builds import this file, because jinja2 imports slowly.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .spec import Spec
 
 
 def render_config(spec: Spec) -> str:
-    """Return the text of ``spec.config_header``. The same spec gives the same text everywhere."""
+    """Return the text of ``spec.config_header``. It is equal everywhere for equal specs."""
     loader = FileSystemLoader(env.data_root())
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

@@ -130,7 +130,7 @@ def test_list_says_what_a_load_makes_of_each_artifact(run, place, built, monkeyp
     content = bytearray(library.read_bytes())
     content[len(content) // 2] ^= 1
     library.write_bytes(content)
-    assert state()[str(aot / name)] == ("refused", f"{name}.so is damaged: its digest is not the manifest's")
+    assert state()[str(aot / name)] == ("refused", f"{name}.so is damaged: its digest differs from the manifest")
     assert state()[str(mine)] == ("ready", "")
 
     library.write_bytes(content[:-1])

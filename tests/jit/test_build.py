@@ -121,7 +121,7 @@ def test_a_source_that_changes_while_it_is_compiled(make_spec, tmp_path, monkeyp
     launcher.write_text(f'#!/bin/sh\n"$@"\necho "// later" >> {spec.source_paths()[0]}\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
-    with pytest.raises(BuildError, match="a source, a header or what was made of them changed"):
+    with pytest.raises(BuildError, match="a source, a header or an object changed"):
         spec.build()
 
 

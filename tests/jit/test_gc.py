@@ -18,7 +18,7 @@ from flashinfer.errors import EnvironmentValueError
 from flashinfer.jit import clear_cache_dir, load
 from flashinfer.jit import gc as gc
 from flashinfer.jit.gc import OLD, RECENT, collect, lock_name
-from flashinfer.jit.host.lock import alone
+from flashinfer.jit.host.lock import exclusive
 from flashinfer.jit.store import look_up
 
 DAY = 86400
@@ -340,7 +340,7 @@ def test_one_process_removes_at_a_time(make_spec, workspace, monkeypatch):
     build.mkdir(parents=True)
     os.utime(build, (1, 1))
     monkeypatch.setattr("flashinfer.jit.gc.PATIENCE", 0.2)
-    with alone(lock_name(workspace)) as ours:
+    with exclusive(lock_name(workspace)) as ours:
         assert ours and collect(workspace, patience=0) == [] and build.exists()
         collect(workspace, patience=0.2)
         assert not build.exists()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashinfer.jit import ensure
-from flashinfer.jit.group import Hello, difference, shared
+from flashinfer.jit.group import RankState, difference, assign
 
 from ..support.processes import answer, answering, end, start
 
@@ -100,7 +100,7 @@ def test_together(ranks, compilers_started):
             "warm": ALL,
             "differ": f"{ALL}; specs = specs[:4] if rank == 5 else specs",
             "broken": f"{ALL}; specs.append(specs_of['broken'])",
-            "slow": f"{ALL}; group.WORD = 0.3; time.sleep(2 * (rank == 2))",
+            "slow": f"{ALL}; group.REPORT_INTERVAL = 0.3; time.sleep(2 * (rank == 2))",
             "killed": f"{ALL}; timeout = 8.0; rank == 3 and os.kill(os.getpid(), signal.SIGKILL)",
         }
     )
@@ -156,29 +156,29 @@ def test_without_a_group_it_builds(make_spec):
             ensure([], timeout=timeout)
 
 
-def hello(host: str, lacks: dict[str, str], publishes: bool = True, wants: str = "key") -> Hello:
-    return Hello(host, dict.fromkeys(lacks, wants), lacks, publishes)
+def state(host: str, lacks: dict[str, str], publishes: bool = True, wants: str = "key") -> RankState:
+    return RankState(host, dict.fromkeys(lacks, wants), lacks, publishes)
 
 
 def test_who_builds_what():
     lacks = {"x": "1", "y": "2", "z": "3"}
-    alone = {rank: hello(f"host {rank // 2}", lacks, publishes=False) for rank in range(4)}
-    assert shared(alone) == {0: {"x", "y", "z"}, 1: set(), 2: {"x", "y", "z"}, 3: set()}
-    together = {rank: hello(f"host {rank // 2}", lacks) for rank in range(4)}
-    assert shared(together) == {0: {"x", "z"}, 1: set(), 2: {"y"}, 3: set()}
+    alone = {rank: state(f"host {rank // 2}", lacks, publishes=False) for rank in range(4)}
+    assert assign(alone) == {0: {"x", "y", "z"}, 1: set(), 2: {"x", "y", "z"}, 3: set()}
+    together = {rank: state(f"host {rank // 2}", lacks) for rank in range(4)}
+    assert assign(together) == {0: {"x", "z"}, 1: set(), 2: {"y"}, 3: set()}
     # Another target or compiler is another build; a host without tools fetches; one that has it has nothing to do.
-    other = {0: hello("a", lacks), 1: hello("b", {"x": "9"}), 2: hello("c", {"x": "", "y": ""}), 3: hello("d", {})}
-    assert shared(other) == {0: {"x", "y", "z"}, 1: {"x"}, 2: set(), 3: set()}
-    assert shared({0: hello("a", {"x": ""})}) == {0: {"x"}}, "it says so itself"
+    other = {0: state("a", lacks), 1: state("b", {"x": "9"}), 2: state("c", {"x": "", "y": ""}), 3: state("d", {})}
+    assert assign(other) == {0: {"x", "y", "z"}, 1: {"x"}, 2: set(), 3: set()}
+    assert assign({0: state("a", {"x": ""})}) == {0: {"x"}}, "it says so itself"
 
 
 def test_differences_name_rank_and_module():
-    same = {0: hello("a", {"x": "1"}), 1: hello("b", {"x": "2"})}
+    same = {0: state("a", {"x": "1"}), 1: state("b", {"x": "2"})}
     assert difference(same, [0, 1]) is None
     for other, text in (
-        (hello("b", {"x": "1", "y": "1"}), "rank 7 asks for module 'y', which rank 4 does not"),
-        (hello("b", {}), "rank 7 does not ask for module 'x', which rank 4 does"),
-        (hello("b", {"x": "1"}, wants="another"), "rank 7 has other sources of module 'x' than rank 4"),
+        (state("b", {"x": "1", "y": "1"}), "rank 7 asks for module 'y', which rank 4 does not"),
+        (state("b", {}), "rank 7 does not ask for module 'x', which rank 4 does"),
+        (state("b", {"x": "1"}, wants="another"), "rank 7 has other sources of module 'x' than rank 4"),
     ):
-        error = difference({0: hello("a", {"x": "1"}), 1: other}, [4, 7])
+        error = difference({0: state("a", {"x": "1"}), 1: other}, [4, 7])
         assert str(error) == text and error.ranks == (7,)

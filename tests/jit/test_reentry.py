@@ -13,7 +13,7 @@ import pytest
 from flashinfer.errors import BuildError, ReentrantBuildError
 from flashinfer.jit import build_jit_specs, subscribe
 from flashinfer.jit.build import make_request, run
-from flashinfer.jit.host.lock import alone, try_hold, wait
+from flashinfer.jit.host.lock import exclusive, try_hold, wait
 
 from ..support.processes import ROOT, answer, answering, end, in_a_thread, python_path, start
 
@@ -101,9 +101,9 @@ def test_a_lock_knows_its_thread(tmp_path):
 
 
 def test_housekeeping_inside_of_itself_does_nothing():
-    with alone("history") as ours, alone("history") as inner:
+    with exclusive("history") as ours, exclusive("history") as inner:
         assert ours and not inner
-    with alone("history") as ours:
+    with exclusive("history") as ours:
         assert ours
 
 

@@ -291,14 +291,14 @@ def test_every_word_goes_through_the_door():
 
 
 def test_a_wait_with_a_lost_terminal(monkeypatch):
-    monkeypatch.setattr(lock, "FIRST_WORD", 0.0)
+    monkeypatch.setattr(lock, "FIRST_REPORT", 0.0)
     holder = subprocess.Popen(
         [sys.executable, "-c", "import sys\nfrom flashinfer.jit.host.lock import try_hold\nhold = try_hold('x', 'tiny')"
          "\nprint('held', flush=True)\nsys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     published = iter([False, False, True])
-    monkeypatch.setattr(lock, "LOOK", 0.1)
+    monkeypatch.setattr(lock, "LOOKUP_INTERVAL", 0.1)
     with lost_terminal() as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         assert lock.wait("x", "tiny", lambda: next(published)) is None

@@ -181,7 +181,7 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
     first = time.monotonic() - began
     said = capsys.readouterr().err
     if how != "cut":
-        assert said.count("left alone") == 1 and herd.stores()[0].off
+        assert said.count("not used from now on") == 1 and herd.stores()[0].off
         asked = len(remote.asked)
         assert taken(build.make_request(make_spec("late", answering(1)))) == []
         assert len(remote.asked) == asked, "never asked again by this process"
@@ -192,11 +192,11 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
 def test_without_the_packages_it_says_what_to_install(make_spec, remote, host, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     host("a", f"{remote.url}/one")
-    with pytest.raises(DependencyError, match="cryptography: .*pip install 'flashinfer-python.store.'"):
+    with pytest.raises(DependencyError, match="cryptography: .*pip install -e '..store.'"):
         make_spec().build()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     host("b", "unsigned+s3://bucket/prefix")
-    with pytest.raises(DependencyError, match="fsspec: .*pip install 'flashinfer-python.store.'"):
+    with pytest.raises(DependencyError, match="fsspec: .*pip install -e '..store.'"):
         make_spec().build()
     assert remote.asked == []
 
@@ -212,12 +212,12 @@ def test_without_the_packages_it_says_what_to_install(make_spec, remote, host, m
         ("FLASHINFER_STORE_PUBLISH", "maybe", "one of 0, 1"),
         ("FLASHINFER_STORE_KEYS", "", "a file of public keys, for a store without unsigned"),
         ("FLASHINFER_STORE_KEYS", "/none/there", "a file of public keys"),
-        ("FLASHINFER_STORE_KEYS", "{bad}", "line 1 is none"),
+        ("FLASHINFER_STORE_KEYS", "{bad}", "line 1 is not"),
         ("FLASHINFER_STORE_KEYS", "{empty}", "at least one public key"),
         ("FLASHINFER_STORE_KEYS", "{open}", "a file that only its owner can write"),
         ("FLASHINFER_STORE_SIGNING_KEY", "", "store keygen FILE"),
         ("FLASHINFER_STORE_SIGNING_KEY", "{bad}", "a private key of Ed25519 in PEM"),
-        ("FLASHINFER_STORE_SIGNING_KEY", "{readable}", "a file that nobody else can read"),
+        ("FLASHINFER_STORE_SIGNING_KEY", "{readable}", "a file that no other user can read"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(

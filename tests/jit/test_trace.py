@@ -15,7 +15,7 @@ import pytest
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec
 from flashinfer.jit.modules.norm import gen_norm_module
-from flashinfer.jit.specfile import Asked, merge, one_per_name, read_specs, write_specs
+from flashinfer.jit.specfile import RecordedSpec, merge, one_per_name, read_specs, write_specs
 from flashinfer.jit.specjson import to_json
 from flashinfer.jit.store import look_up
 
@@ -137,7 +137,7 @@ def test_needs_of_one_spec_add_up_and_an_axis_that_is_not_named_is_all_of_it(mak
     "text, message",
     [
         ("{", "line 1: "),
-        ("[]", "line 1: got no record"),
+        ("[]", "line 1: got another line"),
         ('{"spec": {}, "key": "", "needs": {}, "archs": []}', "wanted a spec"),
         ('{"spec": {"name": "a", "backend": "cpu"}, "key": 1, "needs": {}, "archs": []}', "key: got 1"),
         (
@@ -224,12 +224,12 @@ def test_two_modules_of_one_name_are_one_only_where_they_differ_in_coverage(make
     first = make_spec(extra_cflags=["-DA"])
     write(tmp_path / "specs", first, narrow[0])
     assert aot.main(["--specs", str(tmp_path / "specs"), "--out-dir", str(tmp_path / "out")]) == 2
-    assert "two modules are called 'tiny' and differ in cflags" in capsys.readouterr().err
+    assert "two modules are named 'tiny' and differ in cflags" in capsys.readouterr().err
 
 
 def test_what_a_spec_is_built_for(make_spec):
     def target(backend, *archs):
-        return Asked(make_spec(backend=backend), {}, archs, "").target()
+        return RecordedSpec(make_spec(backend=backend), {}, archs, "").target()
 
     assert target("cpu", "x86-64-v4", "x86-64-v2", "x86-64-v3").archs == ("x86-64-v2",)
     assert target("cpu", "generic").archs == ("generic",) and target("cpu") is None

@@ -70,8 +70,8 @@ def never() -> bool:
 
 
 def test_a_wait_speaks(holder, events, monkeypatch):
-    monkeypatch.setattr(lock, "FIRST_WORD", 0.2)
-    monkeypatch.setattr(lock, "NEXT_WORDS", 0.3)
+    monkeypatch.setattr(lock, "FIRST_REPORT", 0.2)
+    monkeypatch.setattr(lock, "NEXT_REPORTS", 0.3)
     owner = holder("a build", 600)
     lines: list[str] = []
 
@@ -96,7 +96,7 @@ def test_a_wait_speaks(holder, events, monkeypatch):
 
 
 def test_the_first_word_comes_within_ten_seconds_and_then_every_thirty():
-    assert lock.FIRST_WORD <= 10 and lock.NEXT_WORDS <= 30
+    assert lock.FIRST_REPORT <= 10 and lock.NEXT_REPORTS <= 30
 
 
 def test_a_released_lock_is_taken_at_once(holder):
@@ -153,7 +153,7 @@ def answer(spec) -> int:
 def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):
     """Those who wait say so, and after a while one of them builds for all."""
     spec, builder = slow_build
-    monkeypatch.setattr(lock, "FIRST_WORD", 0.2)
+    monkeypatch.setattr(lock, "FIRST_REPORT", 0.2)
     monkeypatch.setattr(lock, "PATIENCE", 1.0)
     os.kill(builder.pid, signal.SIGSTOP)
     others = [start(BUILD, spec.name, spec.source_paths()[0]) for _ in range(3)]
@@ -223,7 +223,7 @@ def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": 3}', '{"token": "../../x"}', "\0"])
 def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
     """Whoever waits for it knows no name; whoever has it takes another directory."""
-    monkeypatch.setattr(lock, "FIRST_WORD", 0.1)
+    monkeypatch.setattr(lock, "FIRST_REPORT", 0.1)
     hold = try_hold("x", "tiny")
     (path,) = tmp_path.glob("runtime/*/*.note")
     path.write_text(text)

@@ -82,7 +82,7 @@ def test_what_cannot_be_warmed_up(tmp_path: Path):
         flashinfer.warmup(tmp_path / "nothing.jsonl")
     (tmp_path / "bad.jsonl").write_text("{}\n")
     (tmp_path / "bad.jsonl").chmod(0o644)
-    with pytest.raises(ValueError, match=r"warmup: .*bad.jsonl, line 1: got no record"):
+    with pytest.raises(ValueError, match=r"warmup: .*bad.jsonl, line 1: got another line"):
         flashinfer.warmup(str(tmp_path / "bad.jsonl"))
     assert flashinfer.warmup([]) == []
 
@@ -135,7 +135,7 @@ def capturing(monkeypatch):
 
 
 def test_no_warmup_and_no_plan_in_a_capture(capturing):
-    with pytest.raises(CaptureError, match="warmup: modules would be loaded, which would spoil the CUDA graph"):
+    with pytest.raises(CaptureError, match="warmup: modules would be loaded, which would invalidate the CUDA graph"):
         flashinfer.warmup(lambda: None)
     ints = torch.tensor([0, 1], dtype=torch.int32)
     room, shape = workspace("cpu"), (4, 2, 64)

@@ -12,12 +12,20 @@ from pathlib import Path
 import pytest
 
 from flashinfer import errors
-from flashinfer.errors import BuildError, DependencyError, EnvironmentValueError, FlashInferError, JitFrozenError
+from flashinfer.errors import (
+    BuildError,
+    DependencyError,
+    EnvironmentValueError,
+    FlashInferError,
+    JitFrozenError,
+    ReentrantBuildError,
+)
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, FlashInferError)]
 ARGUMENTS = {
     DependencyError: ("transformers", "cannot be imported", "transformers"),
     EnvironmentValueError: ("CXX", "x y", "a program"),
+    ReentrantBuildError: ("norm_cpu",),
     JitFrozenError: ("norm_cpu", "freeze()", "nothing there", "rmsnorm", tuple(traceback.extract_stack())),
 }
 

@@ -1,1 +1,1 @@
-"""The processes of a host share locks, what builds took before, and how far they are."""
+"""State that the processes of a host share: locks, the history of builds and their progress."""

@@ -1,4 +1,7 @@
-"""The history holds what compiling took, per module and file: for estimates, and for how many fit into the memory."""
+"""History of compile times and memory, per module and file.
+
+It predicts durations and how many compilers fit.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from ..machine.workspace import roots, write_atomically
 from ..spec import Spec
 from ..worker.procfs import cpu_limit
 
-LINK = "link"  # stands for the step that makes the library
-_UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes where there is no history, of others than a C++ compiler
+LINK = "link"  # the step that makes the library
+_UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes without a history, for steps other than the C++ compiler
 
 
 class Past(NamedTuple):
@@ -22,7 +25,7 @@ class Past(NamedTuple):
 
 
 def read(name: str) -> dict[str, Past]:
-    """File as the spec names it (or ``LINK``) -> what it took. Unreadable is no history."""
+    """Return file (or ``LINK``) -> its last time and memory. An unreadable history is empty."""
     for root in roots():
         with suppress(OSError, ValueError, TypeError, AttributeError):
             entries = json.loads((root / "history" / f"{name}.json").read_bytes())
@@ -31,22 +34,22 @@ def read(name: str) -> dict[str, Past]:
 
 
 def remember(name: str, past: dict[str, Past]) -> None:
-    """Keep what files took now, and of other files what they took before. Not being able to is no error."""
-    from .lock import alone  # where something was built; whoever only reads needs no locks
+    """Update the history of some files. A failure to write it is no error."""
+    from .lock import exclusive  # imported only here, because readers need no lock
 
-    with suppress(OSError), alone(f"history {roots()[-1].resolve()}", patience=1.0):
+    with suppress(OSError), exclusive(f"history {roots()[-1].resolve()}", patience=1.0):
         write_atomically(roots()[-1] / "history" / f"{name}.json", json.dumps({**read(name), **past}).encode())
 
 
 def expected_memory(past: dict[str, Past], file: str) -> int:
-    """Bytes that compiling ``file`` will need at most, as far as is known."""
+    """Return the peak memory in bytes that compiling ``file`` is expected to need."""
     if file in past:
         return past[file].peak_rss_bytes
     return _UNKNOWN.get(PurePath(file).suffix or file, 1 << 30)
 
 
 def estimate(spec: Spec) -> float | None:
-    """Seconds that building ``spec`` from nothing will take on this machine when it is idle, or ``None``."""
+    """Return the seconds of a complete build of ``spec`` on this machine when idle, or ``None``."""
     past = read(spec.name)
     if not all(file in past for file in (*spec.units(), LINK)):
         return None
@@ -54,6 +57,6 @@ def estimate(spec: Spec) -> float | None:
     return max(*took, sum(took) / jobs()) + past[LINK].seconds
 
 
-def jobs(asked: int | None = None) -> int:
-    """Compilers that may be alive at once: ``asked`` or ``MAX_JOBS``, and no more than there are CPUs."""
-    return min(asked or env.MAX_JOBS.get(), cpu_limit())
+def jobs(wanted: int | None = None) -> int:
+    """Return the number of compilers at once: ``wanted`` or ``MAX_JOBS``, at most the number of CPUs."""
+    return min(wanted or env.MAX_JOBS.get(), cpu_limit())

@@ -1,8 +1,9 @@
-"""Locks of builds: local to this machine, and beside each a note of who holds it and how far it has come.
+"""Locks of builds. They are local to this machine, and next to each is a note about its holder and progress.
 
-They save work; nothing is wrong without them. A build directory is named by a token in the note: whoever gets the
-lock next resumes in the directory, and another host, user or container builds in one of its own. No child of a builder
-has its lock: compilers end with their builder, see ``worker``, and until they have, nobody else builds where they write.
+Locks save work, but nothing breaks without them. A token in the note names the build directory. The next
+holder of the lock resumes in that directory, while another host, user or container builds in its own. No
+child of a builder inherits its lock. Compilers end with their builder (see ``worker``), and until they have,
+nobody else builds in their directory.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from ..worker.notes import read_note_at, write_note
 from ..worker.procfs import trouble
 from ..worker.slots import open_lock, try_lock
 
-FIRST_WORD, NEXT_WORDS = 10.0, 30.0  # seconds until a waiting process says so, and between its later words
-PATIENCE = 30.0  # seconds for which an owner may be stopped, or gone without its lock, until somebody else builds
-POLL, LOOK = 0.05, 0.5  # seconds between two tries, and between two looks for what was published meanwhile
+FIRST_REPORT, NEXT_REPORTS = 10.0, 30.0  # seconds of waiting before a report, and between later ones
+PATIENCE = 30.0  # seconds that an owner may be stopped, or gone without its lock, before others build
+POLL, LOOKUP_INTERVAL = 0.05, 0.5  # seconds between two attempts, and between two lookups
 
 
 class _Claim:
-    """Somebody has a lock, or tries to take it, as long as anything refers to this."""
+    """A claim on a lock by the holder or an attempt, valid as long as it is referenced."""
 
 
-# (lock, thread) -> claim. Of this process; a forked child has none.
+# (lock, thread) -> claim of this process. A forked child has none.
 _claims = WeakValueDictionary[tuple[str, int], _Claim]()
 os.register_at_fork(after_in_child=_claims.clear)
 
 
 def runtime_directory() -> Path | None:
-    """The private directory for locks and compile slots of this user on this machine, or ``None``."""
+    """Return this user's private directory for locks and compile slots on this machine, or ``None``."""
     for base in env.runtime_dirs():
         path = base / f"flashinfer-{os.geteuid()}"
         with suppress(OSError):
@@ -56,66 +57,69 @@ def runtime_directory() -> Path | None:
                 path.mkdir(mode=0o700)
                 path.chmod(0o700)  # whatever the umask
             status = path.lstat()
-            # In a directory that all can write, somebody else may have made it first.
+            # In a directory that everybody can write, another user may have made it first.
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
                 return path
     return None
 
 
 class Hold:
-    """A build that is ours: its lock (``None`` where there are none), the note beside it, and the token in that."""
+    """A build that this process owns: its lock (``None`` without locks), and a note with a token."""
 
     def __init__(self, module: str, lock: FileLock | None = None, claim: _Claim | None = None) -> None:
         self.lock, self.claim, self.note = lock, claim, dict[str, Any]()
-        before = read_note_at(_beside(lock.lock_file)) if lock is not None else {}
-        # A file that came with an image, or with a copy of a disk, says nothing: the same one may be in use elsewhere.
-        known = before.get("token") if before.get("place") == place() else None
+        before = read_note_at(_note_path(lock.lock_file)) if lock is not None else {}
+        # A note from an image or a copied disk does not count, because its directory may be in use elsewhere.
+        known = before.get("token") if before.get("place") == pid_namespace() else None
         token = known if isinstance(known, str) and known.isalnum() else _new_token()
-        self.tell(token=token, module=module, host=socket.gethostname(), pid=os.getpid(), place=place())
+        self.tell(token=token, module=module, host=socket.gethostname(), pid=os.getpid(), place=pid_namespace())
 
     @property
     def token(self) -> str:
         return str(self.note["token"])
 
     def renew(self) -> None:
-        """Build in another directory."""
+        """Build in a new directory."""
         self.tell(token=_new_token())
 
     def tell(self, **more: str | int) -> None:
-        """Add to the note, for whoever waits or comes next."""
+        """Update the note for processes that wait and for the next holder."""
         self.note |= more
-        if self.lock is not None and self.lock.is_locked:  # in a forked child it is not
-            with suppress(OSError), os.fdopen(open_lock(_beside(self.lock.lock_file))) as file:
+        if self.lock is not None and self.lock.is_locked:  # not so in a forked child
+            with suppress(OSError), os.fdopen(open_lock(_note_path(self.lock.lock_file))) as file:
                 write_note(file.fileno(), self.note)
 
     def release(self) -> None:
-        """It is done: let the next one in, with a lock and a directory of its own."""
+        """Release the lock after a complete build.
+
+        The next holder starts with a new lock and a new directory.
+        """
         if self.lock is not None and self.lock.is_locked:
-            for path in (_beside(self.lock.lock_file), self.lock.lock_file):
+            for path in (_note_path(self.lock.lock_file), self.lock.lock_file):
                 with suppress(OSError):
-                    os.unlink(path)  # who has it open already sees that, and opens another one
+                    os.unlink(path)  # a process that has it open already notices that, and opens a new one
         self.abandon()
 
     def abandon(self) -> None:
-        """Let the next one in, to go on where this one ended."""
+        """Release the lock after an incomplete build. The next holder resumes in the same directory."""
         if self.lock is not None:
             self.lock.release()
         self.claim = None
 
 
 def _new_token() -> str:
-    return os.urandom(6).hex()  # not the module ``secrets``, as which a user's file may be imported
+    return os.urandom(6).hex()  # a user's file may shadow the module ``secrets``
 
 
 def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0) -> Hold | None:
-    """Return the build of that name, or ``None`` while another owner has it. Where locks do not work it is ours.
+    """Return the named build, or ``None`` while another owner has it. Without locks it is always returned.
 
     Raises:
-        ReentrantBuildError: this very thread has it, further up its stack, and would wait for itself.
+        ReentrantBuildError: this thread already has it further up its stack, and would wait for itself.
     """
     if (name, threading.get_ident()) in _claims:
         raise ReentrantBuildError(module)
-    # Claimed before it is taken: a signal handler may ask in between.
+    # The claim comes before the lock, because a signal handler may try in between.
     claim = _claims[name, threading.get_ident()] = _Claim()
     with suppress(OSError):
         lock = _try_lock(_path(name, generation), patience)
@@ -124,13 +128,13 @@ def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0)
 
 
 @contextmanager
-def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
-    """Whether this process is the one of this machine that does ``what`` now, after ``patience`` seconds at most.
+def exclusive(what: str, patience: float = 0.0) -> Iterator[bool]:
+    """Yield whether only this process of the machine does ``what``, after at most ``patience`` seconds.
 
-    Where locks do not work it is.
+    Without working locks the answer is yes.
     """
     hold = None
-    with suppress(ReentrantBuildError):  # a signal handler, while this thread does it
+    with suppress(ReentrantBuildError):  # a signal handler in a thread that has it
         hold = try_hold(what, "", patience=patience)
     try:
         yield hold is not None
@@ -140,16 +144,16 @@ def alone(what: str, patience: float = 0.0) -> Iterator[bool]:
 
 
 def _try_lock(path: Path, patience: float) -> FileLock | None:
-    """The lock of a file, or ``None`` where somebody else has it all the time.
+    """Return the lock of a file, or ``None`` if another process holds it all the time.
 
     Raises:
-        OSError: this file system has no locks. It does not mean that somebody else has it.
+        OSError: this file system has no locks, which does not mean that another process holds it.
     """
     lock = FileLock(path, timeout=patience, poll_interval=POLL, mode=0o600, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        # A policy that forbids locks says EACCES too, which filelock takes for "busy".
+        # A policy that forbids locks also causes EACCES, which filelock takes for "busy".
         with os.fdopen(open_lock(path)) as file:
             try_lock(file.fileno())
         return None
@@ -162,13 +166,13 @@ def _path(name: str, generation: int) -> Path:
     return folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.{generation}.lock"
 
 
-def _beside(path: str | Path) -> str:
+def _note_path(path: str | Path) -> str:
     return f"{os.fspath(path).removesuffix('.lock')}.note"
 
 
 @cache
-def place() -> str:
-    """Names where numbers of processes mean what they mean here: this boot of this machine, this container."""
+def pid_namespace() -> str:
+    """Return an identifier of the boot and the container in which process numbers are valid."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -176,43 +180,45 @@ def place() -> str:
 
 
 def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
-    """Wait for somebody else's build, and say so. ``None``: its artifact is there; a hold: now it is ours to build.
+    """Wait for another process's build, and report that.
 
-    After ``PATIENCE`` with an owner that is stopped, or whose lock outlives it, the next generation of the lock lets
-    one of those who wait build in another directory.
+    Return ``None`` once it is published, or a hold if it is now ours to build. If an owner is stopped for
+    ``PATIENCE``, or its lock outlives it, the next generation of the lock lets one of the waiting processes
+    build in another directory.
 
     Raises:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.
     """
-    started = heard = trouble_since = next_look = time.monotonic()
-    next_word, generation, deadline = FIRST_WORD, 0, env.JIT_TIMEOUT.get() or math.inf
+    started = time.monotonic()
+    reported = trouble_since = next_lookup = started
+    next_report, generation, deadline = FIRST_REPORT, 0, env.JIT_TIMEOUT.get() or math.inf
     note, seen = dict[str, Any](), dict[str, Any]()
     while True:
         with suppress(OSError):
-            seen = read_note_at(_beside(_path(name, generation)))
+            seen = read_note_at(_note_path(_path(name, generation)))
         note = seen or note
         owner = f"pid {note['pid']} on {note['host']}" if "pid" in note else "another process"
-        # Of a process in another container nothing is known.
-        problem = trouble(seen.get("pid")) if place() and seen.get("place") == place() else ""
+        # The state of a process in another container is unknown.
+        problem = trouble(seen.get("pid")) if pid_namespace() and seen.get("place") == pid_namespace() else ""
         hold, now = try_hold(name, module, generation), time.monotonic()
-        if hold is not None or (now >= next_look and published()):
-            emit("wait", module, ms=(now - heard) * 1e3, owner=owner)
+        if hold is not None or (now >= next_lookup and published()):
+            emit("wait", module, ms=(now - reported) * 1e3, owner=owner)
             return hold
-        if now >= next_look:
-            next_look = now + LOOK
+        if now >= next_lookup:
+            next_lookup = now + LOOKUP_INTERVAL
         if not problem:
             trouble_since = now
         waited = now - started
-        if waited >= min(next_word, deadline):
+        if waited >= min(next_report, deadline):
             steps = {key: note[key] for key in ("done", "total") if key in note}
-            emit("wait", module, ms=(now - heard) * 1e3, owner=owner, trouble=problem, **steps)
+            emit("wait", module, ms=(now - reported) * 1e3, owner=owner, trouble=problem, **steps)
             at = f", {steps['done']} of {steps['total']} steps done" if len(steps) == 2 else ""
             is_so = f" and is {problem}" if problem else ""
             text = f"{module}, which {owner} is building{is_so}: {waited:.0f} s{at}"
             if waited >= deadline:
                 raise JitTimeoutError(module, f"waited for {text}; FLASHINFER_JIT_TIMEOUT={deadline:g} has passed")
             say(f"waiting for {text}")
-            next_word, heard = waited + NEXT_WORDS, now
+            next_report, reported = waited + NEXT_REPORTS, now
         if now - trouble_since >= PATIENCE:
             say(f"{module}: {owner} is {problem} since {PATIENCE:g} s; building it here")
             generation, trouble_since = generation + 1, now

@@ -1,4 +1,4 @@
-"""Tell how a build goes: at once its modules and the time they took before, later its progress."""
+"""Progress of a build: at its start the modules and the expected time, later the finished steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..report import is_terminal, say, write
 from ..spec import Spec
 from . import history
 
-EVERY = 10.0  # seconds between lines where nobody looks at a terminal
+EVERY = 10.0  # seconds between lines without a terminal
 
 
 @dataclass
 class Progress:
-    """Numbers that a display shows: edges done of all, modules not finished yet, when it began."""
+    """Numbers for a display: all steps and the finished ones, the unfinished modules, and the start time."""
 
     total: int = 0
     done: int = 0
@@ -27,12 +27,12 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-class Voice:
-    """The display of a build at run time: one line of progress on a terminal, elsewhere a line now and then."""
+class ConsoleProgress:
+    """Display of a build at run time: one changing line on a terminal, a line every 10 seconds elsewhere."""
 
     def __init__(self, specs: Sequence[Spec], place: str) -> None:
         took = [history.estimate(spec) for spec in specs]
-        # Together they share the CPUs: no more is known than the sum, and that the longest takes what it takes.
+        # Modules share the CPUs, so the sum of their times estimates all of them.
         self.estimate = sum(filter(None, took)) if None not in took else None
         names = ", ".join(spec.name for spec in specs[:8]) + ", ..." * (len(specs) > 8)
         files = sum(len(spec.units()) for spec in specs)
@@ -46,7 +46,7 @@ class Voice:
         left = ", ".join(progress.left[:4]) + ", ..." * (len(progress.left) > 4)
         text = f"{progress.done}/{progress.total} steps, {now - progress.started:.0f}{about} s: {left or 'done'}"
         if self.on_terminal:
-            # The line is written over by the next one, and in the end by nothing.
+            # The next line overwrites this one. At the end the line is cleared.
             write(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K")
         elif now - self.last >= EVERY:
             self.last = now

@@ -1,4 +1,4 @@
-"""Timelines of builds, kept in ``<workspace>/traces`` as ui.perfetto.dev and chrome://tracing read it."""
+"""Timelines of builds, stored in ``<workspace>/traces`` for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Any
 
 from ..machine.workspace import write_atomically
 
-KEPT = 50  # traces of the last builds
+KEPT = 50  # number of traces, those of the last builds
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One step of a build; its times are seconds since the epoch.
+    """One step of a build. Its times are seconds since the epoch.
 
-    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or another
-    process's build). ``name`` is the file made of ``source``, ``lane`` the compile slot, of a wait the one it led to.
+    ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or
+    another process's build). ``name`` is the file made of ``source``. ``lane`` is the compile slot, for a
+    wait the one it led to.
     """
 
     kind: str
@@ -36,7 +37,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One build: when it ``began`` (seconds since the epoch), where, and its units in the order of their ends."""
+    """One build: its start in seconds since the epoch, its host, and its units in the order of their ends."""
 
     began: float
     host: str
@@ -46,7 +47,7 @@ class Timeline:
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """The Trace Event Format of it: slots as lanes with their units, waits beside them, memory as a counter."""
+    """Return a timeline in the Trace Event Format: slots as lanes, waits, and memory as a counter."""
     first, events = min((unit.start for unit in timeline.units), default=0.0), list[dict[str, Any]]()
 
     def add(ph: str, name: str, at: float, tid: int, **more: Any) -> None:
@@ -58,7 +59,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
     for number, unit in enumerate(timeline.units):
         args = {"module": unit.module, "source": unit.source, "peak MiB": unit.peak_rss_bytes >> 20}
         name, took = f"{unit.module}/{unit.name}", round((unit.end - unit.start) * 1e6)
-        if unit.kind == "wait":  # many at a time: a pair of asynchronous events needs no lane
+        if unit.kind == "wait":  # waits overlap: a pair of asynchronous events needs no lane
             add("b", name, unit.start, 0, cat="wait", id=number, args=args)
             add("e", name, unit.end, 0, cat="wait", id=number)
         else:
@@ -70,7 +71,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
 
 
 def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:
-    """``(time, bytes)`` at every change: the peaks of all units that run, which is no less than what they hold."""
+    """Return ``(time, bytes)`` at every change: the sum of the peaks of all running units, an upper bound."""
     alive = [unit for unit in units if unit.kind in ("compile", "link")]
     starts = [(unit.start, unit.peak_rss_bytes) for unit in alive]
     ends = [(unit.end, -unit.peak_rss_bytes) for unit in alive]
@@ -80,7 +81,7 @@ def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:
 
 
 def keep(timeline: Timeline, root: Path) -> None:
-    """Write a timeline below the workspace; of many, the oldest go. Not being able to is no error."""
+    """Write a timeline below the workspace and remove the oldest ones. A failure to write it is no error."""
     folder = root / "traces"
     modules = sorted({unit.module for unit in timeline.units})
     what = modules[0] if len(modules) == 1 else f"{len(modules)}-modules"

@@ -1,7 +1,7 @@
-"""Artifacts of other machines, from the stores of ``FLASHINFER_STORE``: what a build asks of them.
+"""Remote stores of ``FLASHINFER_STORE``, from which a build fetches artifacts of other machines.
 
-Whoever has no store imports nothing of it: ``herd`` (who asks, and for what) -> ``objects`` (what is there), ``signing``
--> ``transport`` (how it is read).
+A process without a store imports none of these files: ``herd`` (fetch and publish) -> ``objects`` (format),
+``signing`` -> ``transport`` (reads and writes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prepare() -> None:
-    """Import what reading stores needs, before a lock is taken: the first import executes files.
+    """Import the packages that read stores, before a lock is taken: the first import runs their code.
 
     Raises:
         EnvironmentValueError, DependencyError: a store cannot be used.
@@ -34,7 +34,10 @@ def prepare() -> None:
 
 
 def without_building(spec: Spec, lookup: Lookup) -> Lookup:
-    """Where a miss cannot be built, or may not: what stores have for it, else which of them were asked."""
+    """Fetch a module that this host cannot or must not build.
+
+    Without success, name the stores in the reason.
+    """
     if env.STORE.is_set:
         prepare()
         from .herd import without_building
@@ -44,7 +47,7 @@ def without_building(spec: Spec, lookup: Lookup) -> Lookup:
 
 
 def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
-    """What stores have of modules whose locks this process holds; it is taken out of ``holds``."""
+    """Fetch modules whose locks this process holds, and remove them from ``holds``."""
     if holds and env.STORE.is_set:
         from .herd import fetched
 
@@ -53,7 +56,7 @@ def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
 
 
 def publish(outcomes: Iterable[Outcome]) -> None:
-    """Write what was built to the first store, where ``FLASHINFER_STORE_PUBLISH`` says so."""
+    """Write built modules to the first store, if ``FLASHINFER_STORE_PUBLISH`` is set."""
     if env.STORE_PUBLISH.get() and env.STORE.is_set:
         from .herd import publish_built
 

@@ -1,9 +1,10 @@
-"""One object of a store: an artifact, and a signature over what it is.
+"""Objects of a store: an artifact with a signature.
 
     magic, public key of the signer, signature, size of the manifest, size of the library; manifest; library
 
-The layout is fixed: no name, no path and no size in it is believed. Signed are the digests of both files, the module's
-name, its key and its build's key, so an object that was moved, or that is an old one of another key, is refused.
+The layout is fixed, and no name, path or size in it is trusted. The signature covers the digests of both
+files, the module's name, its key and its build key. So an object that was moved, or an old one of another
+key, is rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HEAD = struct.Struct(f">{len(MAGIC)}s32s64sQQ")
 
 
 class Wanted(NamedTuple):
-    """What is asked for: a module's name, its key, and the key of its build."""
+    """Identity of an object: a module's name, its key and its build key."""
 
     name: str
     key: str
@@ -36,12 +37,12 @@ class Wanted(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The object's name in a store."""
+        """Return the object's path in a store."""
         return f"{self.name}/{self.key}/{self.build_key}"
 
 
 def pointer(name: str, key: str, archs: Collection[str]) -> str:
-    """Where a machine without tools reads which build there is for these archs."""
+    """Return the path of the file that tells a machine without tools which build to use for these archs."""
     return f"{name}/{key}/default-{'_'.join(archs).replace('+', '-')}"
 
 
@@ -50,10 +51,10 @@ def wanted_of(found: Artifact) -> Wanted:
 
 
 def pack(found: Artifact, signer: Signer | None) -> bytes:
-    """The object of a verified artifact.
+    """Return the object of a verified artifact.
 
     Raises:
-        ArtifactError: it is damaged.
+        ArtifactError: the artifact is damaged.
     """
     with verified(found) as descriptor, open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
@@ -71,13 +72,13 @@ def _signed(wanted: Wanted, manifest: bytes, library: bytes) -> bytes:
 
 
 def unpack(data: bytes, wanted: Wanted, trusted: Collection[bytes] | None) -> tuple[bytes, bytes]:
-    """Manifest and library of an object. ``trusted``: public keys; ``None`` asks for no signature.
+    """Return manifest and library of an object. ``trusted``: public keys, or ``None`` to need no signature.
 
     Raises:
-        ArtifactError: it is not whole, not what was asked for, or not signed by one of them.
+        ArtifactError: it is incomplete, not the wanted object, or not signed by a trusted key.
     """
     if len(data) < _HEAD.size or not data.startswith(MAGIC):
-        raise ArtifactError(f"is no object ({len(data)} bytes)")
+        raise ArtifactError(f"is not an object ({len(data)} bytes)")
     _, public, signature, first, second = _HEAD.unpack_from(data)
     if len(data) != _HEAD.size + first + second:
         raise ArtifactError(f"has {len(data)} bytes, wanted {_HEAD.size + first + second}")
@@ -88,16 +89,16 @@ def unpack(data: bytes, wanted: Wanted, trusted: Collection[bytes] | None) -> tu
         if public not in trusted:
             raise ArtifactError(f"is signed by {shown(public)}, a key that FLASHINFER_STORE_KEYS does not have")
         if not is_signature(public, signature, _signed(wanted, manifest, library)):
-            raise ArtifactError("is spoiled, or another module's: its signature is not of this")
+            raise ArtifactError("has a wrong signature: the object is damaged, or belongs to another module")
     try:
-        said = json.loads(manifest)
-        made = build_key(said["key"], Target("", tuple(said["archs"]), False), said["toolchain"])
-        if said != sealed(said) or hashlib.sha256(library).hexdigest() != said["sha256"]:
-            raise ArtifactError("is damaged: a digest is not the manifest's")
-        if tuple(wanted) != (said["name"], said["key"], said["build_key"]) or made != wanted.build_key:
-            raise ArtifactError("is another module's, or of another build")
+        claims = json.loads(manifest)
+        made = build_key(claims["key"], Target("", tuple(claims["archs"]), False), claims["toolchain"])
+        if claims != sealed(claims) or hashlib.sha256(library).hexdigest() != claims["sha256"]:
+            raise ArtifactError("is damaged: a digest differs from the manifest")
+        if tuple(wanted) != (claims["name"], claims["key"], claims["build_key"]) or made != wanted.build_key:
+            raise ArtifactError("belongs to another module or another build")
     except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as err:
-        raise ArtifactError(f"has a manifest that cannot be read ({type(err).__name__})") from None
+        raise ArtifactError(f"has an invalid manifest ({type(err).__name__})") from None
     return manifest, library
 
 
@@ -108,23 +109,24 @@ def install(
     trusted: Collection[bytes] | None,
     refusal: Callable[[Artifact], str | None],
 ) -> Artifact:
-    """Publish an object as any artifact is, once it is verified. ``refusal``: why this machine cannot use it.
+    """Verify an object and publish it like any artifact. ``refusal``: returns why this machine cannot use it.
 
     Raises:
-        ArtifactError: why it is refused. OSError: the destination cannot be written.
+        ArtifactError: the object is rejected. The text gives the reason.
+        OSError: the destination cannot be written.
     """
     manifest, library = unpack(data, wanted, trusted)
     trust.make_directories(destination.parent)
-    # Looks like a publication that is under way, which loaders pass over and gc removes.
+    # The directory looks like a publication in progress: loads skip it, and gc removes it.
     with scratch(destination.parent, f".{destination.name}.") as folder:
-        place = folder / wanted.name
-        trust.make_directories(place)
+        directory = folder / wanted.name
+        trust.make_directories(directory)
         for name, content in ((MANIFEST, manifest), (f"{wanted.name}.so", library)):
-            (place / name).write_bytes(content)
-            (place / name).chmod(0o600)
-        found = read(place, wanted.name)
+            (directory / name).write_bytes(content)
+            (directory / name).chmod(0o600)
+        found = read(directory, wanted.name)
         if not isinstance(found, Artifact):
-            raise ArtifactError(f"is no artifact: {found}".replace(f"{place}: ", ""))
+            raise ArtifactError(f"is not an artifact: {found}".replace(f"{directory}: ", ""))
         if (reason := refusal(found)) is not None:
             raise ArtifactError(f"is not for this machine: {reason}")
         return publish(found.path, found.manifest, destination)

@@ -1,4 +1,4 @@
-"""Ed25519 by ``cryptography``: a private key in a file of its owner's, public keys as lines of a file that is trusted."""
+"""Ed25519 signatures by ``cryptography``: a private key's file, and a trusted file of public keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ... import env
 from ...errors import DependencyError, EnvironmentValueError
 from ..machine import trust
 
-Signer = Callable[[bytes], tuple[bytes, bytes]]  # what to sign -> public key, signature
+Signer = Callable[[bytes], tuple[bytes, bytes]]  # message -> public key, signature
 _LINE = re.compile(r"ed25519:([0-9a-f]{64})(\s.*)?")
 
 
@@ -27,15 +27,15 @@ def _ed25519() -> Any:
 
 
 def shown(public: bytes) -> str:
-    """A public key as a line of ``FLASHINFER_STORE_KEYS``."""
+    """Format a public key as a line of ``FLASHINFER_STORE_KEYS``."""
     return f"ed25519:{public.hex()}"
 
 
 def keygen(path: Path) -> str:
-    """Write a new private key, which never replaces a file; returns the public line.
+    """Write a new private key and return the line of its public key. No file is ever replaced.
 
     Raises:
-        OSError: there is a file already, or it cannot be written.
+        OSError: the file exists already, or cannot be written.
     """
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -48,10 +48,10 @@ def keygen(path: Path) -> str:
 
 
 def signer() -> Signer:
-    """Signs with ``FLASHINFER_STORE_SIGNING_KEY``.
+    """Return a function that signs with ``FLASHINFER_STORE_SIGNING_KEY``.
 
     Raises:
-        EnvironmentValueError: there is no such key, or others can read it.
+        EnvironmentValueError: there is no such key, or other users can read it.
     """
     ed25519, path = _ed25519(), env.STORE_SIGNING_KEY.get()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -60,10 +60,10 @@ def signer() -> Signer:
         return EnvironmentValueError("FLASHINFER_STORE_SIGNING_KEY", str(path or ""), wanted)
 
     if path is None:
-        raise refuse("a file that `flashinfer store keygen FILE` made: what is written is signed")
+        raise refuse("a file that `flashinfer store keygen FILE` made: written modules are signed")
     try:
         if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
-            raise refuse("a file that nobody else can read (chmod 600 would do)")
+            raise refuse("a file that no other user can read (chmod 600 would do)")
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as err:
         if isinstance(err, EnvironmentValueError):
@@ -76,10 +76,10 @@ def signer() -> Signer:
 
 
 def trusted_keys() -> frozenset[bytes]:
-    """The public keys of ``FLASHINFER_STORE_KEYS``.
+    """Return the public keys of ``FLASHINFER_STORE_KEYS``.
 
     Raises:
-        EnvironmentValueError: there is no such file, a line of it is no key, or others can write it.
+        EnvironmentValueError: there is no such file, a line of it is invalid, or other users can write it.
     """
     _ed25519()
     path, keys = env.STORE_KEYS.get(), set[bytes]()
@@ -98,7 +98,7 @@ def trusted_keys() -> frozenset[bytes]:
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             if (match := _LINE.fullmatch(line.strip())) is None:
-                raise refuse(f"a line of ed25519:<64 hexadecimal digits> for each key (line {number} is none)")
+                raise refuse(f"a line of ed25519:<64 hexadecimal digits> for each key (line {number} is not)")
             keys.add(bytes.fromhex(match[1]))
     if not keys:
         raise refuse("at least one public key")

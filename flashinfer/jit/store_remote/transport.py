@@ -1,7 +1,8 @@
-"""How bytes are read from a URL and written to it: one request each, and nothing is ever listed.
+"""Transports of stores: one request per object, and nothing is ever listed.
 
-Plain files and HTTP need no package, and fsspec's own would do less: its ``file`` has no atomic write, its ``http`` no
-conditional one. Everything else is fsspec's, ``s3://`` and ``gs://`` by the packages that it names.
+Plain files and HTTP need no package. fsspec's own transports would do less: its ``file`` has no atomic write,
+its ``http`` no conditional one. All other URLs use fsspec: ``s3://`` and ``gs://`` with the packages that it
+names.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ..machine import trust
 from ..report import say
 
 LARGEST = 1 << 30  # bytes of an object
-PAUSES = (0.1, 0.4)  # seconds before a server that is busy is asked again, more or less
-FORGET = 60.0  # seconds after which an object that was not there is asked for again
+PAUSES = (0.1, 0.4)  # seconds, randomized, before a retry of a busy server
+FORGET = 60.0  # seconds after which a missing object is requested again
 BUSY = (429, 500, 502, 503, 504)
 
 
@@ -41,16 +42,16 @@ class _Files:
             return file.read(LARGEST)
 
     def put(self, name: str, data: bytes, replace: bool, seconds: float) -> None:
-        place = self.root / name
-        trust.make_directories(place.parent)
-        handle, private = tempfile.mkstemp(dir=place.parent, prefix=".")  # its mode is set below, whatever the umask
+        path = self.root / name
+        trust.make_directories(path.parent)
+        handle, private = tempfile.mkstemp(dir=path.parent, prefix=".")  # its mode is set below
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(private, 0o644)
-            os.replace(private, place) if replace else os.link(private, place)
+            os.replace(private, path) if replace else os.link(private, path)
         finally:
             Path(private).unlink(missing_ok=True)
 
@@ -80,14 +81,14 @@ class _Fsspec:
             raise DependencyError("fsspec", f"{url} needs it", "store") from None
         try:
             self.fs, self.root = fsspec.core.url_to_fs(url)
-        except ImportError as err:  # in which fsspec says which package reads such a URL
+        except ImportError as err:  # its text names the package that reads such a URL
             needed = "s3fs" if url.startswith("s3") else "gcsfs" if url.startswith("g") else url.partition(":")[0]
             raise DependencyError(needed, f"{url} needs it ({err})") from None
         except ValueError as err:
             raise EnvironmentValueError("FLASHINFER_STORE", url, f"a protocol that fsspec knows ({err})") from None
 
     def get(self, name: str, seconds: float) -> bytes:
-        # Of a file without bounds s3fs asks for the size first, and lists where there is none.
+        # Without bounds, s3fs asks for the size first, and lists the bucket if there is no such file.
         data: bytes = self.fs.cat_file(f"{self.root}/{name}", start=0, end=LARGEST)
         return data
 
@@ -96,7 +97,7 @@ class _Fsspec:
 
 
 def _status(err: BaseException) -> int:
-    """The HTTP status that an error stands for, of whichever library; 0 where it stands for none."""
+    """Return the HTTP status of an error of any library, or 0."""
     response = getattr(err.__cause__, "response", None) or {}  # botocore's, below s3fs's
     codes = [getattr(err, name, 0) for name in ("code", "status")]
     with suppress(AttributeError, KeyError, TypeError):
@@ -105,7 +106,7 @@ def _status(err: BaseException) -> int:
 
 
 class Store:
-    """A store of ``FLASHINFER_STORE`` as this process knows it: what it may still cost, and what it did not have."""
+    """A store of ``FLASHINFER_STORE`` with its remaining time in this process and its known misses."""
 
     def __init__(self, url: str) -> None:
         self.signed, self.url = not url.startswith("unsigned+"), url.removeprefix("unsigned+").rstrip("/")
@@ -116,7 +117,10 @@ class Store:
         self._missed = dict[str, float]()
 
     def get(self, name: str, again: bool = False) -> bytes | None:
-        """An object; ``None`` where there is none, or the store does not answer. ``again``: what was not there may be now."""
+        """Return an object, or ``None`` if it is missing or the store does not answer.
+
+        ``again``: ignore known misses.
+        """
         if not again and time.monotonic() - self._missed.get(name, -FORGET) < FORGET:
             return None
         data: bytes | None = self._ask(lambda seconds: self._open().get(name, seconds), None)
@@ -125,23 +129,23 @@ class Store:
         return data
 
     def forget(self, name: str) -> None:
-        """Take an object for missing, for a minute."""
+        """Treat an object as missing for a minute."""
         self._missed[name] = time.monotonic()
 
     def put(self, name: str, data: bytes, replace: bool = False) -> str:
-        """Write an object: ``written``, ``there already``, or ``""`` where the store does not take it."""
+        """Write an object. Return ``written``, ``there already``, or ``""`` if the store rejects it."""
         self._missed.pop(name, None)
         wrote: str = self._ask(lambda seconds: self._open().put(name, data, replace, seconds) or "written", "")
         return wrote
 
     def complain(self, text: str) -> None:
-        """Say something of this store, once."""
+        """Report a problem of this store, once."""
         if text not in self._said:
             self._said.add(text)
             say(f"store {self.url}: {text}")
 
     def prepare(self) -> None:
-        """Import what reads the store. A failure is told by the first request."""
+        """Import the packages that read the store. The first request reports a failure."""
         if not self.url.startswith(("file://", "http")):
             with suppress(Exception):
                 import fsspec
@@ -155,7 +159,7 @@ class Store:
         return self._transport
 
     def _ask(self, request: Callable[[float], Any], nothing: Any) -> Any:
-        """What a request gives, or ``nothing``. Only what fails counts against the store's time."""
+        """Return the result of a request, or ``nothing``. Only failures count against the store's time."""
         for pause in (*PAUSES, 0.0):
             if self.off:
                 break
@@ -178,8 +182,8 @@ class Store:
                 lost = not status and not cut and _is_of_the_network(err)
             if self.left <= 0 or lost:
                 was, self.off = self.off, True
-                if not was:  # of several threads one says so
-                    self.complain(f"{reason}; it is left alone from now on")
+                if not was:  # only one of several threads reports it
+                    self.complain(f"{reason}; it is not used from now on")
             elif not pause or not (status in BUSY or cut):
                 self.complain(reason)
                 break
@@ -191,12 +195,15 @@ class Store:
 
 
 def _is_of_the_network(err: Exception) -> bool:
-    """Whether nobody answers: refused, silent, unknown, without credentials. Not a full disk, nor a forbidden file."""
+    """Return whether a server does not answer: refused, silent, unknown, no credentials.
+
+    Disk errors do not count.
+    """
     return isinstance(err, (urllib.error.URLError, TimeoutError, ConnectionError)) or not isinstance(err, OSError)
 
 
 def _within(seconds: float, request: Callable[[float], Any]) -> Any:
-    """What a request gives in that time, whatever it waits for; one that hangs is left to a thread that nobody joins."""
+    """Return the result of a request within ``seconds``. A request that hangs is left to a daemon thread."""
     answers = SimpleQueue[tuple[Any, BaseException | None]]()
 
     def run() -> None:
