@@ -32,7 +32,7 @@ def test_a_load_waits_for_it(make_spec, slow, tmp_path, monkeypatch):
     assert not coming.done
     nice = min(os.nice(0) + 10, 19)
     assert os.getpriority(os.PRIO_PROCESS, coming._child.pid) == nice
-    with pytest.raises(TimeoutError, match="prefetch: 1 modules are not all there"):
+    with pytest.raises(TimeoutError, match="prefetch: 1 modules are not all ready"):
         coming.wait(0.01)
     assert answer(spec.build()) == 7
     coming.wait(60)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashinfer.jit import ensure
-from flashinfer.jit.group import RankState, difference, assign
+from flashinfer.jit.group import RankState, assign, difference
 
 from ..support.processes import answer, answering, end, start
 
