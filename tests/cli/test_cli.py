@@ -37,7 +37,7 @@ def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace and an AOT directory of this test's own."""
+    """Set a workspace and an AOT directory for this test."""
     forget_settings(monkeypatch)
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
     monkeypatch.setattr(env, "default_aot_dir", lambda: tmp_path / "aot")
@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A workspace into which the command line has built norm_cpu."""
+    """Return a workspace into which the command line has built norm_cpu."""
     workspace = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         forget_settings(patch)
@@ -58,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs a command; its JSON, or its text where ``text`` is asked for."""
+    """Return a function that runs a command and returns its JSON, or its text with ``text``."""
 
     def call(*arguments: str, code: int = 0, text: bool = False) -> Any:
         capsys.readouterr()
@@ -96,7 +96,7 @@ def test_list_names_every_module_of_the_matrix(run):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_terminal_gets_a_table_with_brackets_left_alone(run, monkeypatch, capsys):
+def test_a_table_on_a_terminal_preserves_brackets(run, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-DX=a[1]")
     monkeypatch.setenv("COLUMNS", "200")
@@ -104,13 +104,13 @@ def test_a_terminal_gets_a_table_with_brackets_left_alone(run, monkeypatch, caps
     assert "-DX=a[1]" in text
 
 
-def test_list_without_artifacts_says_what_is_missing(run):
+def test_list_without_artifacts_shows_missing_modules(run):
     rows = run("list")
     assert {row["name"]: row["state"] for row in rows} == {spec.name: "missing" for spec in matrix_specs(Matrix())}
 
 
 @needs_compiler
-def test_list_says_what_a_load_makes_of_each_artifact(run, place, built, monkeypatch):
+def test_list_shows_whether_a_load_uses_each_artifact(run, place, built, monkeypatch):
     workspace, aot = place / "workspace", place / "aot"
     shutil.copytree(built, workspace)
     name = "norm_cpu"
@@ -215,7 +215,7 @@ def test_every_command_is_in_the_help_and_the_docs(capsys):
 
 @pytest.fixture
 def used(place):
-    """A workspace with two artifacts of 1,000 bytes, last used ten and twenty days ago."""
+    """Make a workspace with two artifacts of 1,000 bytes, last used ten and twenty days ago."""
     for days, name in ((10, "new"), (20, "old")):
         directory = place / "workspace" / "artifacts" / name / "key" / "build"
         directory.mkdir(parents=True)
@@ -225,7 +225,7 @@ def used(place):
     return place / "workspace" / "artifacts"
 
 
-def test_clean_says_what_it_would_remove_and_then_does(run, used, capsys):
+def test_clean_lists_its_removals_and_then_removes(run, used, capsys):
     rows = run("clean", "--max-size", "1500")
     assert [(row["what"], row["fate"]) for row in rows] == [
         ("artifacts/old/key/build", "would be removed"), ("artifacts/new/key/build", "stays"),
@@ -237,7 +237,7 @@ def test_clean_says_what_it_would_remove_and_then_does(run, used, capsys):
     assert not (used / "old" / "key" / "build").exists() and (used / "new" / "key" / "build").exists()
 
 
-def test_clean_takes_its_size_from_the_environment_and_says_what_it_cannot_do(run, used, monkeypatch, capsys):
+def test_clean_reads_its_size_from_the_environment(run, used, monkeypatch, capsys):
     assert {row["fate"] for row in run("clean", "--yes")} == {"stays"}
     monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", "1500")
     os.utime(used / "old" / "key" / "build" / "manifest.json")
@@ -266,7 +266,7 @@ def test_doctor_without_a_compiler(run, place, monkeypatch):
 
 
 @needs_compiler
-def test_doctor_without_a_compiler_is_content_with_artifacts(run, place, built, monkeypatch):
+def test_doctor_without_a_compiler_accepts_artifacts(run, place, built, monkeypatch):
     shutil.copytree(artifact_of(built), place / "aot" / "norm_cpu")
     monkeypatch.setattr(doctor, "_torch", lambda: doctor.Finding("torch", "ok", "taken for granted"))
     monkeypatch.setattr(doctor, "matrix_specs", lambda _: [s for s in matrix_specs(Matrix()) if s.name == "norm_cpu"])
@@ -332,7 +332,7 @@ def test_exported_cuda_commands_are_clangs(run, place):
     assert (Path(entries[str(ROOT / "csrc" / "norm_cuda.cu")]["directory"]) / "norm_cuda" / "norm_config.h").exists()
 
 
-def test_nvccs_words_in_clangs():
+def test_commands_of_nvcc_in_clangs_form():
     nvcc = "nvcc -ccbin g++ -objtemp -MMD -MF a.d -O3 -gencode=arch=compute_90a,code=sm_90a -Xcompiler=-fPIC,-Wall -DX -c k.cu -o k.o"
     words = to_clang(nvcc.split(), "/cuda")
     assert words[:4] == ["clang++", "-x", "cuda", "--cuda-path=/cuda"]

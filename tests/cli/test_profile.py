@@ -1,4 +1,4 @@
-"""``python -m flashinfer profile``: traces that Perfetto can open, of every kernel that it knows."""
+"""``python -m flashinfer profile``: traces for Perfetto of every kernel that it supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from flashinfer.cli.profile import KERNELS
 
 
 def check_trace(trace: dict[str, Any]) -> int:
-    """The schema of Chrome's format: brackets of each thread, in time; returns how many spans there are."""
+    """Check the schema of Chrome's format with nested, ordered events per thread.
+
+    Return the number of spans.
+    """
     assert trace["displayTimeUnit"] == "ns" and trace["otherData"]["unbalanced"] == 0
     open_spans: dict[tuple[int, int], list[str]] = {}
     times: dict[tuple[int, int], float] = {}
@@ -40,7 +43,7 @@ def check_trace(trace: dict[str, Any]) -> int:
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_traces(kernel, device, tmp_path, capsys):
-    """Sizes that tests of these modules have, so that nothing is compiled for this one alone."""
+    """The sizes are those of other tests, so that nothing is compiled only for this one."""
     place, page = tmp_path / "trace.json", tmp_path / "trace.html"
     sizes = ["--batch", "2", "--kv-len", "300", "--heads", "8", "--kv-heads", "2", "--head-dim", "64"]
     arguments = ["profile", kernel, "--out", str(place), "--html", str(page), "--device", device, "--json", *sizes]
@@ -52,7 +55,7 @@ def test_traces(kernel, device, tmp_path, capsys):
     assert f"{kernel} on {device}: batch 2, kv len 300" in page.read_text()
 
 
-def test_a_buffer_that_is_too_small_is_said(tmp_path, capsys, caplog):
+def test_a_buffer_that_is_too_small_is_reported(tmp_path, capsys, caplog):
     place = tmp_path / "trace.json"
     sizes = ["--batch", "2", "--kv-len", "300", "--heads", "8", "--words", "16"]
     assert main(["profile", "mla", "--out", str(place), "--device", "cpu", "--json", *sizes]) == 0
@@ -70,7 +73,7 @@ def test_a_buffer_that_is_too_small_is_said(tmp_path, capsys, caplog):
         (["decode", "--device", "cpu", "--heads", "3", "--kv-heads", "2"], "num_qo_heads: got 3"),
     ],
 )
-def test_what_cannot_be(arguments, text, tmp_path, capsys, monkeypatch):
+def test_bad_options(arguments, text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["profile", *arguments, "--out", "trace.json"]) == 2
     assert re.search(f"error: .*{text}", capsys.readouterr().err)
@@ -78,7 +81,7 @@ def test_what_cannot_be(arguments, text, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["mla"], ["gemm", "--out", "x"], ["mla", "--out", "x", "--batch", "0"]])
-def test_what_is_no_command(arguments):
+def test_bad_commands(arguments):
     with pytest.raises(SystemExit) as caught:
         main(["profile", *arguments])
     assert caught.value.code == 2

@@ -1,4 +1,4 @@
-"""A workspace of its own for every test, no prebuilt modules, and small sources that compile in a moment."""
+"""Fixtures: a workspace per test without prebuilt modules, and small sources that compile fast."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "workspace"))
     monkeypatch.setenv("FLASHINFER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setattr("flashinfer.env.default_aot_dir", lambda: tmp_path / "aot")
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # what is lost with the machine is no matter here
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # tests need no protection from a power failure
     return tmp_path / "workspace"
 
 
 @pytest.fixture(scope="session")
 def light_gcc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a ``g++`` that links nothing of torch's, of which small modules need nothing: that takes two
-    thirds of the time in which they are built."""
+    """Return a directory with a ``g++`` that links no library of torch.
+
+    Small modules need none, and linking takes two thirds of their build time.
+    """
     folder, real = tmp_path_factory.mktemp("light"), shutil.which("g++")
     if real is not None:
         without = 'for word; do shift; test "$word" = -ltorch_cpu || set -- "$@" "$word"; done'
@@ -53,7 +55,7 @@ def light_gcc(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_spec(tmp_path: Path, light_gcc: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JitSpec]:
-    """Writes files (name -> text) into a folder and describes them as a module."""
+    """Return a function that writes files (name -> text) into a folder and describes them as a module."""
     monkeypatch.setenv("PATH", str(light_gcc), prepend=os.pathsep)
 
     def make(name: str = "tiny", files: dict[str, str] | None = None, **options: object) -> JitSpec:
@@ -73,7 +75,7 @@ def make_spec(tmp_path: Path, light_gcc: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def compilers_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Counts compilers through a launcher, which is not part of a module's identity."""
+    """Count compilers by a launcher, which is not part of a module's identity."""
     log = tmp_path / "compilers"
     launcher = tmp_path / "count"
     launcher.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec "$@"\n')
@@ -85,7 +87,7 @@ def compilers_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 @pytest.fixture
 def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a program in a process of its own, with this test's workspace."""
+    """Return a function that runs a program in a process of its own, with this test's workspace."""
 
     def run(
         program: str, *arguments: str, check: bool = True, **variables: str | None
@@ -108,7 +110,7 @@ def python(tmp_path: Path, workspace: Path) -> Callable[..., subprocess.Complete
 
 @pytest.fixture
 def load_script() -> Callable[[str], ModuleType]:
-    """A file of scripts/ as a module, so that a test can give it small modules to build."""
+    """Return a function that imports a file of scripts/, so that a test can set the modules it builds."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
@@ -123,7 +125,7 @@ def load_script() -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What builds ahead of time, as a module, so that a test can give it small modules to build."""
+    """Return the module of builds ahead of time, so that a test can give it small modules to build."""
     module = importlib.import_module("flashinfer.cli.aot")
     monkeypatch.setattr(module, "main", lambda arguments: main(["build", *arguments]), raising=False)
     return module
@@ -131,7 +133,7 @@ def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """An object store; what this process knows of stores is forgotten."""
+    """Start an object store, and reset what this process knows about stores."""
     monkeypatch.setattr(herd, "_stores", {})
     monkeypatch.setattr(transport, "PAUSES", (0.01, 0.02))
     with serving() as store:
@@ -140,7 +142,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A signing key, trusted and used."""
+    """Make a signing key that is both trusted and used."""
     private, public = tmp_path / "private.pem", tmp_path / "keys"
     public.write_text(f"# ours\n{keygen(private)} of this test\n")
     public.chmod(0o644)
@@ -156,7 +158,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture
 def pushed(make_spec: Callable[..., JitSpec], remote: ObjectStore, keys: Path, host: Host) -> JitSpec:
-    """A module, built on host ``a`` and published."""
+    """Return a module that was built on host ``a`` and published."""
     spec = make_spec("tiny", answering(7))
     host("a", f"{remote.url}/bucket/prefix", publish=True)
     spec.build()

@@ -1,4 +1,4 @@
-"""scripts/build_aot.py: everything ahead of time, in one run, and nothing twice."""
+"""scripts/build_aot.py: all modules ahead of time, in one run, and none twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_builds_then_reuses(aot, two_modules, tmp_path, compilers_started, capsy
     assert {row["how"] for row in rows(capsys).values()} == {"reused"} and compilers_started() == 2
 
 
-def test_what_the_jit_built_is_copied(aot, two_modules, tmp_path, compilers_started, capsys):
+def test_modules_of_the_jit_are_copied(aot, two_modules, tmp_path, compilers_started, capsys):
     two_modules[0].build()
     out = tmp_path / "aot"
     assert aot.main(["--out-dir", str(out), "--dry-run", "--json"]) == 0
@@ -51,7 +51,7 @@ def test_what_the_jit_built_is_copied(aot, two_modules, tmp_path, compilers_star
     assert aot.main(["--out-dir", str(out)]) == 0
     assert compilers_started() == 2 and look_up(two_modules[1]).artifact.directory == out / "two"
     two_modules[1].build()
-    assert compilers_started() == 2, "what was built ahead of time is not built again"
+    assert compilers_started() == 2, "modules built ahead of time are not built again"
 
 
 def test_a_report_of_the_build_and_of_the_one_that_reuses(aot, two_modules, tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_one_broken_module(aot, make_spec, monkeypatch, tmp_path, capsys):
 def test_bad_arguments(aot, arguments, message, capsys):
     try:
         code = aot.main(arguments)
-    except SystemExit as caught:  # argparse knows by itself
+    except SystemExit as caught:  # argparse detects some errors itself
         code = caught.code
     assert code == 2 and message in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_shards_are_the_whole_matrix_each_module_once(aot, tmp_path, capsys):
     assert sorted(name for names in shards for name in names) == sorted(whole) and len(whole) > 6
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
     assert aot.main([*arguments, "--shard", "1000/1000"]) == 0
-    assert json.loads(capsys.readouterr().out) == [], "a shard of nothing is no error"
+    assert json.loads(capsys.readouterr().out) == [], "an empty shard is no error"
 
 
 def test_without_a_gpu_it_says_how_to_cross_build(aot, two_modules, tmp_path, monkeypatch, capsys):
@@ -162,7 +162,7 @@ def test_the_matrix():
 
 
 def test_axes_are_the_families_own(monkeypatch):
-    """An axis that two families share is one object; a name with two meanings is an error."""
+    """An axis that two families share is one object. A name with two meanings is an error."""
     assert [axis.name for axis in axes(["norm"])] == ["dtypes"] and axes(["page"]) == ()
     assert {"dtypes", "head_dims", "variants"} < {axis.name for axis in axes()} < {*Matrix()}
     with pytest.raises(TypeError, match="Matrix: got tiles, wanted some of backends, "):
@@ -173,13 +173,13 @@ def test_axes_are_the_families_own(monkeypatch):
 
 
 def planned(aot, capsys, *arguments: str) -> set[str]:
-    """The modules of attention on the CPU that a dry run names."""
+    """Return the CPU attention modules that a dry run names."""
     assert aot.main(["--backend", "cpu", "--families", "decode,prefill", "--dry-run", "--json", *arguments]) == 0
     return set(rows(capsys))
 
 
 def test_attention_in_the_matrix(aot, capsys):
-    """Every combination of the values of the options, each a module, or one for each family of them all."""
+    """Every combination of the options' values is a module of its own, or part of one module per family."""
     names = planned(aot, capsys)
     assert {"decode_f32_d64_cpu", "prefill_bf16_d128_cpu", "prefill_f16_d256_cpu"} < names and len(names) == 18
     some = ("--dtypes", "bfloat16", "--head-dims", "96 192:128", "--kv-dtypes", "same,float8_e5m2")
@@ -209,7 +209,7 @@ def test_attention_in_the_matrix(aot, capsys):
 
 
 def test_the_page_about_attention_modules(load_script, tmp_path, make_spec, capsys):
-    """It names the modules of the default matrix, all of them and no others; the script makes it from artifacts."""
+    """The page names exactly the modules of the default matrix. The script makes it from artifacts."""
     page = (ROOT / "docs" / "attention-modules.md").read_text()
     names = re.findall(r"^\| `(\w+)` \| [^|]+ \| \d+ \| \d+\.\d \|$", page, re.MULTILINE)
     assert names == [spec.name for spec in matrix_specs(Matrix(), ["decode", "prefill"])]
@@ -230,7 +230,7 @@ def test_the_page_about_attention_modules(load_script, tmp_path, make_spec, caps
 
 
 def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_started):
-    """The whole script in a process of its own, over a real family, twice."""
+    """Run the whole script twice in processes of their own, with a real family."""
     environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
     command = [
         sys.executable,
@@ -251,7 +251,7 @@ def test_reuse_needs_no_torch_and_no_compiler(tmp_path, workspace, compilers_sta
 
 
 def test_the_script_builds_the_tree_that_it_stands_in(tmp_path):
-    """Where another one is installed: PYTHONPATH stands for that."""
+    """The script uses its own tree although another one is installed, here by PYTHONPATH."""
     tree = tmp_path / "tree"
     for part in ("flashinfer", "csrc", "include", "scripts"):
         shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Archives of modules: the same bytes every time, checked on both sides, and a hostile one writes nothing."""
+"""Archives of modules: reproducible, checked on both sides, and hostile archives write nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashinfer.jit.worker.notes import file_digest
 
 @pytest.fixture
 def built(make_spec, monkeypatch):
-    """Two modules, which are all there are."""
+    """Build two modules and make them the whole matrix."""
     specs = [make_spec("one"), make_spec("two")]
     for module in ("export", "usage"):
         monkeypatch.setattr(f"flashinfer.cli.{module}.matrix_specs", lambda matrix: specs)
@@ -111,7 +111,7 @@ def test_equal_modules_give_equal_bytes(exported, built, tmp_path):
         )
 
 
-def test_what_is_imported_belongs_to_whoever_imports_and_nobody_else_can_write_it(exported, tmp_path):
+def test_imported_modules_belong_to_the_importing_user(exported, tmp_path):
     before = os.umask(0)
     try:
         assert main(["import", str(exported), "--to", str(tmp_path / "image")]) == 0
@@ -142,13 +142,13 @@ def test_a_choice_by_name_and_by_directory(built, tmp_path, capsys, monkeypatch)
         (["a.tar", "one", "--from", "x"], 2, "got more than one of NAME"),
     ],
 )
-def test_an_export_that_cannot_be(arguments, code, message, built, tmp_path, capsys, monkeypatch):
+def test_bad_exports(arguments, code, message, built, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["export", *arguments]) == code
     assert message in capsys.readouterr().err and not list(tmp_path.glob("*a.*"))
 
 
-def test_a_module_that_is_not_built_is_said(built, tmp_path, workspace, capsys):
+def test_a_module_that_is_not_built_is_reported(built, tmp_path, workspace, capsys):
     shutil.rmtree(workspace / "artifacts" / "one")
     assert main(["export", str(tmp_path / "a.tar"), "one"]) == 1
     assert "one cannot be exported" in capsys.readouterr().err
@@ -167,8 +167,7 @@ def test_zst_where_the_standard_library_has_it(built, tmp_path, capsys):
         assert code == 0 and main(["import", str(tmp_path / "a.tar.zst"), "--to", str(tmp_path / "image")]) == 0
 
 
-# What somebody could put together by hand. Each takes the good members and returns those of the hostile
-# archive.
+# Hostile archives. Each function takes the good members and returns those of the hostile archive.
 
 GOOD = {"m/manifest.json": b"{}", "m/library.so": b"library"}
 
@@ -187,7 +186,7 @@ def info(name, kind=tarfile.REGTYPE, link="", **more):
 
 
 def put_together(place: Path, parts, form=tarfile.USTAR_FORMAT, tail=b"") -> Path:
-    """Writes members (what is in the header, contents) as they are, true or not."""
+    """Write members (header, contents) unchanged, whether they are consistent or not."""
     with place.open("wb") as file:
         for one, data in parts:
             one = copy.copy(one)
@@ -271,7 +270,7 @@ def test_garbage_after_the_end_is_refused(exported, tmp_path, capsys):
 
 
 def test_a_bomb_is_not_unpacked(exported, tmp_path, capsys):
-    """A gigabyte of zeros behind a whole archive takes a megabyte of it, and no time."""
+    """A gigabyte of zeros after a complete archive costs a megabyte of it and no time."""
     with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as bomb:
         bomb.write(exported.read_bytes())
         for _ in range(64):
@@ -289,7 +288,7 @@ def test_a_bomb_is_not_unpacked(exported, tmp_path, capsys):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_every_damaged_byte_and_every_cut_is_noticed(packed, exported, tmp_path, capsys):
-    """Bytes of headers that nobody reads may change; then the modules are the same all the same."""
+    """Unused bytes of headers may change. Then the unpacked modules are the same."""
     content = gzip.compress(exported.read_bytes(), mtime=0) if packed else exported.read_bytes()
     want = None
     place = tmp_path / "damaged.tar"

@@ -1,4 +1,4 @@
-"""Modules for some GPUs alone: they are built for these, found where these are, and refused elsewhere with the reason."""
+"""Modules for some archs only: built for these, found on their GPUs, refused elsewhere with the reason."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def test_a_target_is_narrowed():
         (("9.0a 8.0",), "wanted GPU archs, sorted"),
     ],
 )
-def test_archs_that_cannot_be(make_spec, archs, message):
+def test_bad_archs(make_spec, archs, message):
     with pytest.raises(ValueError, match=message):
         replace(make_spec("hopper", UNIT), archs=archs)
     with pytest.raises(ValueError, match="for cpu, wanted none"):
         replace(make_spec("tiny"), archs=("9.0a",))
 
 
-def test_an_artifact_is_refused_where_none_of_its_archs_is(hopper, monkeypatch):
+def test_an_artifact_for_other_gpus_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
     why = store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
-    for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one of the GPUs is enough, and without any nothing is launched
+    for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one GPU suffices, and without any nothing is launched
         monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
         assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
     plain = replace(hopper, archs=())
@@ -76,7 +76,7 @@ def test_an_artifact_is_refused_where_none_of_its_archs_is(hopper, monkeypatch):
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
 
 
-def test_an_artifact_is_refused_where_others_are_asked_for(hopper, monkeypatch):
+def test_an_artifact_for_other_archs_than_requested_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ())
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     here = store.Here(hopper, writes=False)
@@ -94,7 +94,7 @@ def test_one_list_of_archs_builds_each_module_for_its_own(aot, make_spec, hopper
     assert {name: row["archs"] for name, row in rows.items()} == {"hopper": ["9.0a"], "portable": ["8.0", "9.0a"]}
     manifest = json.loads((tmp_path / "out" / "hopper" / "manifest.json").read_text())
     assert manifest["archs"] == ["9.0a"] == manifest["only_archs"]
-    # Built for what the module has kernels for, asked for in other company: the same artifact.
+    # The build ignores archs without kernels, so the artifact is the same.
     assert aot.main([*command, "9.0a"]) == 0
     assert {row["name"]: row["how"] for row in json.loads(capsys.readouterr().out)} == {
         "hopper": "reused",
@@ -107,7 +107,7 @@ def test_one_list_of_archs_builds_each_module_for_its_own(aot, make_spec, hopper
 
 
 @needs_nvcc
-def test_a_build_for_others_says_why_not(hopper, monkeypatch):
+def test_a_build_for_other_archs_names_the_reason(hopper, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     with pytest.raises(ToolchainError, match=r"kernels only for 9\.0a, the request names 8\.0"):
         make_request(hopper)
@@ -116,7 +116,7 @@ def test_a_build_for_others_says_why_not(hopper, monkeypatch):
 
 @pytest.mark.parametrize("text", ["8.0", "Ampere;Ada", "8.0 9.0+PTX", "Common", "of a later torch"])
 def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
-    """It is another library's variable: an artifact that runs here is taken, whatever stands in it."""
+    """The variable belongs to torch: an artifact that runs here is used whatever the variable holds."""
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
     assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
@@ -125,7 +125,7 @@ def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
 
 
 @needs_nvcc
-def test_a_list_that_nobody_can_read_keeps_from_building_for_gpus_only(hopper, make_spec, monkeypatch, capsys):
+def test_an_invalid_list_prevents_only_builds_for_gpus(hopper, make_spec, monkeypatch, capsys):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "of a later torch")
     with pytest.raises(
         ToolchainError, match=r"'hopper' cannot be built: TORCH_CUDA_ARCH_LIST='of a later torch': wanted"
@@ -147,6 +147,6 @@ def test_a_list_that_nobody_can_read_keeps_from_building_for_gpus_only(hopper, m
         ("10.0+PTX", [(10, 0), (10, 3), (12, 0), (12, 1)]), ("12.0a+PTX", [(12, 0)]),
     ],
 )  # fmt: skip
-def test_what_runs_where(arch, runs):
+def test_archs_and_the_gpus_that_run_them(arch, runs):
     gpus = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
     assert [gpu for gpu in gpus if target.runs_on(arch, gpu)] == runs

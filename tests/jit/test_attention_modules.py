@@ -1,4 +1,4 @@
-"""Modules of attention: two forms of one source, which of them a call gets, and users' variants."""
+"""Attention modules: two forms of one source, the choice among them, and users' variants."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ for module, inputs, variant in ((several, [x.bfloat16() for x in half], 0), (one
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_forms_give_the_same_bits(family, device, python):
-    """A module of two parts, and one of each configuration; what a module was not built for is the caller's mistake."""
+    """A dispatching module and specialised ones agree.
+
+    A configuration without a kernel is the caller's error.
+    """
     drawn = some(COVERAGE["dtypes"])
     other = "bfloat16" if drawn[-1].startswith("float16") else "float16"
     assert python(COMPARE, family, device, *drawn).stdout.splitlines() == [
@@ -90,7 +93,7 @@ inline int body() DISPATCH_head_dims(no such value, HEAD_DIM_QK, HEAD_DIM_VO, re
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
 def test_each_part_has_its_constants(device, tmp_path):
-    """The constants that a part sees are those of its row in the list by which the binding chooses it."""
+    """A part's constants are those of its row in the list that the binding searches."""
     coverage = COVERAGE | {"head_dims": ["64", "192:128"], "variants": ["default", "rope+soft_cap"]}
     spec = dispatching_spec("prefill", device, coverage)
     assert list(spec.units())[1:] == [
@@ -127,12 +130,13 @@ extern "C" int number(int dtype, int block, int mode, char* text) {
 """
 
 
-WORDS = "namespace flashinfer { constexpr int kFast = 7, kSmall = 32; }\n"  # a family's own, before its configuration
+# Included before the configuration.
+WORDS = "namespace flashinfer { constexpr int kFast = 7, kSmall = 32; }\n"
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["specialised", "dispatching"])
 def test_dispatch_of_any_familys_axes(several, tmp_path):
-    """Axes of element types, numbers and words: chosen among several, or the only one, and never a wrong one."""
+    """Axes of element types, numbers and words dispatch correctly, with one value or several."""
     coverage = {"dtype": ["float32"], "block": [64], "mode": ["fast+small"]}
     if several:
         coverage = {"dtype": ["float32", "float16"], "block": [64, 256], "mode": ["fast+small", "fast"]}
@@ -181,13 +185,13 @@ def several(*head_dims: str) -> jit.JitSpec:
 
 @pytest.fixture(autouse=True)
 def unoptimised(monkeypatch):
-    """What is built here is looked for and loaded; how fast it runs is nothing to these tests."""
+    """Build fast: these tests only look up and load modules, and do not measure them."""
     monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Callable[..., Path]:
-    """The directory of a dispatching module for some sizes of heads, built once for this file."""
+    """Return the directory of a dispatching module for some head sizes, built once for this file."""
     workspace = tmp_path_factory.mktemp("built")
 
     @cache
@@ -201,19 +205,19 @@ def built(tmp_path_factory) -> Callable[..., Path]:
 
 
 def publish(directory: Path, folder: Path) -> None:
-    """Copy what was built into an AOT directory."""
+    """Copy an artifact into an AOT directory."""
     shutil.copytree(directory, folder / "decode_cpu")
 
 
-def test_what_a_call_gets(python, tmp_path, built, compilers_started):
-    """An exact artifact wherever it is; else a dispatching one that was built for the configuration; else a new one."""
+def test_the_module_of_a_call(python, tmp_path, built, compilers_started):
+    """A call gets an exact artifact, else a dispatching one that covers it, else a new build."""
     publish(built("40", "72"), tmp_path / "aot")
     before = compilers_started()
     aot = {"FLASHINFER_AOT_DIR": str(tmp_path / "aot")}
     asked = ("decode,float32,40", "decode,float32,72")
     assert python(LOAD, *asked, **aot, FLASHINFER_DISABLE_JIT="1").stdout.split() == ["decode_cpu", "decode_cpu"]
     assert compilers_started() == before
-    # Another size is built; in the workspace it is exact, and so comes before the dispatching one.
+    # Another size is built. It is exact, so from the workspace it precedes the dispatching module.
     assert python(LOAD, "decode,float32,80", "decode,float32,40", **aot).stdout.split() == [
         "decode_f32_d80_cpu",
         "decode_cpu",
@@ -228,7 +232,7 @@ def test_what_a_call_gets(python, tmp_path, built, compilers_started):
 
 
 def test_one_dispatching_module_of_two_in_a_process(python, tmp_path, built):
-    """Operators are registered once: the second directory's module is passed over, and the exact one built."""
+    """Operators are registered once: the second directory's module is skipped, and an exact one is built."""
     for folder, head_dims in (("a", ("40", "72")), ("b", ("80",))):
         publish(built(*head_dims), tmp_path / folder)
     directories = f"{tmp_path / 'a'}:{tmp_path / 'b'}"

@@ -1,4 +1,4 @@
-"""Specs of attention: names that say the configuration, generators, what cannot be."""
+"""Specs of attention: names, generators and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..support.attention_modules import FLASH_SIGMOID, sigmoid
 from .test_attention_modules import ROOT
 
 
-def test_names_say_the_configuration():
+def test_names_contain_the_configuration():
     name = {
         ("float32:float32:float32", "64", "default"): "decode_f32_d64_cpu",
         ("float16:float8_e5m2:float16", "192:128", "rope+soft_cap"): "decode_f16_kv_e5m2_d192_128_rope_soft_cap_cpu",
@@ -72,20 +72,21 @@ def test_modules_that_flashinfer_has_for_pod_and_batch_attention():
 
 @pytest.mark.parametrize("name", jit.modules.families())
 def test_every_generator_takes_a_device(name, monkeypatch):
-    """By one keyword, and by default it is the one that there is."""
+    """Every generator has the keyword, and its default is the device of this machine."""
     for generator, function in vars(jit.modules.family(name)).items():
-        # Names of FlashInfer's that say sm90 mean CUDA.
+        # FlashInfer's names with sm90 mean CUDA.
         if re.fullmatch(r"gen_\w+_module", generator) and not re.search(r"_sm\d+_module$", generator):
             parameters = inspect.signature(function).parameters
             assert parameters["device"].default is None
-            chosen = "prefill_module" in generator or generator == "gen_batch_mla_module"  # among kernels of a device
+            # These select kernels of a device.
+            chosen = "prefill_module" in generator or generator == "gen_batch_mla_module"
             assert next(iter(parameters)) == "backend" if chosen else "backend" not in parameters
     for gpus, backend in (((), "cpu"), (((9, 0),), "cuda")):
         monkeypatch.setattr("flashinfer.jit.modules.visible_gpus", lambda gpus=gpus: gpus)
         monkeypatch.setattr("torch.version.cuda", "13.0")
         assert jit.modules.device_of() == backend
     monkeypatch.setattr("torch.version.cuda", None)
-    assert jit.modules.device_of() == "cpu"  # a torch that knows no GPU
+    assert jit.modules.device_of() == "cpu"  # torch without CUDA
     assert jit.modules.device_of(torch.device("cuda", 1)) == jit.modules.device_of("cuda:0") == "cuda"
 
 
@@ -164,7 +165,7 @@ def test_bad_parameters_of_variants(parameters, message):
         jit.gen_customize_batch_prefill_module("fa2", "one", *half, "int32", 64, 64, *parameters, "V", "struct V;")
 
 
-def test_what_a_variant_cannot_be():
+def test_bad_variants():
     half = ("float16",) * 3
     with pytest.raises(ValueError, match="pos_encoding_mode: got 2, wanted 0 or 1"):
         jit.gen_customize_single_decode_module("one", *half, 64, 64, [], [], [], [], "V", "struct V;", 2)
@@ -176,24 +177,21 @@ def test_what_a_variant_cannot_be():
         jit.gen_customize_batch_decode_module("one", *half, "int64", 64, 64, [], [], [], [], "V", "struct V;")
 
 
-def test_names_that_are_taken_are_known():
-    """Every member of the parameters and every argument of the operators, but for the two that may be hidden."""
+def test_reserved_names_are_complete():
+    """The list has all members of the parameters and all arguments of the operators, except two."""
     struct = (ROOT / "include/flashinfer/attention/params.h").read_text().split("struct AttentionParams {")[1]
-    # Members stand two spaces in: a function's name before its parenthesis, and fields before a comma or
+    # Members are indented by two spaces: a function's name before its parenthesis, fields before a comma or
     # semicolon.
     members = re.findall(r"^  (?:FLASHINFER_HD )?(\w[^;({]*[;(])", struct[: struct.index("\n};")], re.MULTILINE)
     names = {name for member in members for name in re.findall(r"(\w+)(?=[,;(])", member)}
-    lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), of run() and of plans
+    lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), for run() and for plans
     names |= set(re.findall(r"^  X\([^,]+, (\w+)\)", lists[: lists.index("FLASHINFER_ATTENTION_PLAN")], re.MULTILINE))
     assert {"q", "kv", "lse", "get_qo_len", "num_items", "float_workspace", "variant"} < names
     assert names - _attention.RESERVED_NAMES == {"custom_mask", "mask_indptr"}
 
 
 def test_configuration_headers():
-    """One value: constants in scope.
-
-    Several: a case for each, or a part's. A variant: its text at its lines.
-    """
+    """One value gives constants, several give a case each or a part, and a variant gives its text."""
     text = render_config(attention_spec("prefill", "cuda", "float16:float16:float16", "192:128", "soft_cap"))
     for line in (
         "using DTypeQ = half_t;",

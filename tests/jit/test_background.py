@@ -36,7 +36,7 @@ def test_a_load_waits_for_it(make_spec, slow, tmp_path, monkeypatch):
         coming.wait(0.01)
     assert answer(spec.build()) == 7
     coming.wait(60)
-    assert coming.done and slow.started == 2, "one compiler, one linker, whoever asked"
+    assert coming.done and slow.started == 2, "one compiler and one linker, for both builders"
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert [one["pid"] == coming._child.pid for one in events if one["kind"] == "compile"] == [True]
     coming.cancel()

@@ -1,4 +1,4 @@
-"""The machine's budget of compilers: CPUs, memory, cgroups; slots that come back; the program that runs a compiler."""
+"""The machine's limit of compilers: CPUs, memory, cgroups, slots, and the program that runs a compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TAKE = """
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Writes files that stand for those of the kernel: path below /proc or /sys/fs/cgroup -> text."""
+    """Return a function that writes fake kernel files: path below /proc or /sys/fs/cgroup -> text."""
     monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(procfs, "CGROUPS", str(tmp_path / "cgroup"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -48,7 +48,7 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def holders(tmp_path):
-    """Starts processes that take a slot (limit, bytes) and hold it."""
+    """Return a function that starts a process which takes a slot (limit, bytes) and holds it."""
     processes = []
 
     def hold(limit: int, expected: int, wait: bool = True) -> subprocess.Popen[str]:
@@ -73,7 +73,7 @@ def holders(tmp_path):
         ({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "1000 100000"}, 1),
         ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": -1, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 8),
         ({"proc/self/cgroup": "4:cpu,cpuacct:/d", "cgroup/cpu/d/cpu.cfs_quota_us": 400000, "cgroup/cpu/d/cpu.cfs_period_us": 100000}, 4),
-        # In a container the path is often the host's, and what is mounted is the container's own.
+        # In a container the path is often the host's, while the mounted files are the container's.
         ({"proc/self/cgroup": "4:cpu:/docker/x", "cgroup/cpu/cpu.cfs_quota_us": 200000, "cgroup/cpu/cpu.cfs_period_us": 100000}, 2),
     ],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def test_available_memory(machine, files, want):
     assert available_memory() == want
 
 
-def test_jobs_are_the_least_of_what_is_asked_and_what_there_is(machine, monkeypatch):
+def test_jobs_are_limited_by_cpus(machine, monkeypatch):
     assert history.jobs() == 8 and history.jobs(3) == 3 and history.jobs(100) == 8
     monkeypatch.setenv("MAX_JOBS", "5")
     assert history.jobs() == 5 and history.jobs(6) == 6
@@ -109,18 +109,18 @@ def test_jobs_are_the_least_of_what_is_asked_and_what_there_is(machine, monkeypa
 
 
 def has_slot(process: subprocess.Popen[str]) -> bool:
-    """Whether it says so, at last: which slot it has is nobody's concern."""
+    """Return whether the process reports a slot. Its number does not matter."""
     return bool(select.select([process.stdout], [], [], 300)[0]) and process.stdout.readline().strip().isdigit()
 
 
 def has_turn(folder: Path, process: subprocess.Popen[str]) -> bool:
-    """Whether it is the one that waits for a slot, before all that begin to wait from now on."""
+    """Return whether the process is first in the queue for slots, before all later ones."""
     until(lambda: json.loads((folder / "turn").read_text() or "{}").get("pid") == process.pid)
     return True
 
 
 def silent(process: subprocess.Popen[str]) -> bool:
-    """Whether it runs, and says nothing for half a second."""
+    """Return whether the process runs without output for half a second."""
     return process.poll() is None and not select.select([process.stdout], [], [], 0.5)[0]
 
 
@@ -128,13 +128,13 @@ def test_no_more_than_the_limit(holders, tmp_path):
     first, _ = holders(2, 0), holders(2, 0)
     third = holders(2, 0, wait=False)
     assert silent(third)
-    assert len(list((tmp_path / "slots").glob("slot.*"))) == 3, "however often it has looked"
+    assert len(list((tmp_path / "slots").glob("slot.*"))) == 3, "however often it has tried"
     first.kill()
-    assert has_slot(third), "a killed holder gives its slot back"
+    assert has_slot(third), "the slot of a killed holder is free"
 
 
 def test_a_smaller_limit_counts_everybody(holders, tmp_path):
-    """A process with MAX_JOBS=1 waits for those that have larger limits, in whichever slots they are."""
+    """A process with MAX_JOBS=1 waits for those with larger limits, whatever their slots."""
     first, second = holders(4, 0), holders(4, 0)
     first.kill()
     waiting = holders(1, 0, wait=False)
@@ -144,7 +144,10 @@ def test_a_smaller_limit_counts_everybody(holders, tmp_path):
 
 
 def test_memory_decides(holders, tmp_path, monkeypatch):
-    """Three of 4 GiB do not run beside each other in 10 GiB; when the first two have grown, they count once."""
+    """Three units of 4 GiB do not run together in 10 GiB.
+
+    Memory that the first two use already counts once.
+    """
     monkeypatch.setattr(slots, "available_memory", lambda: 10 * GIB)
     holders(8, 4 * GIB), holders(8, 4 * GIB)
     folder = str(tmp_path / "slots")
@@ -176,20 +179,20 @@ def end_now(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_heavy_unit_runs_alone(holders, tmp_path):
-    """It waits until nothing else runs, and then runs although there is no room for it."""
+    """The heavy unit waits until nothing else runs, and then runs although it does not fit."""
     light = holders(4, 0)
     heavy = holders(4, 1 << 60, wait=False)
     assert has_turn(tmp_path / "slots", heavy) and silent(heavy)
     after = holders(4, 0, wait=False)
     assert silent(after) and silent(heavy)
     light.kill()
-    assert has_slot(heavy) and silent(after), "what came after it does not overtake it"
+    assert has_slot(heavy) and silent(after), "a later unit does not overtake it"
     heavy.kill()
     assert has_slot(after)
 
 
-def test_what_is_stopped_does_not_stop_others(holders, tmp_path):
-    """A stopped compiler uses no CPU, and a process that is stopped while it decides is passed by."""
+def test_stopped_units_do_not_stop_others(holders, tmp_path):
+    """A stopped compiler uses no CPU. A process that stops at the head of the queue is passed by."""
     holder = holders(1, 0)
     os.kill(holder.pid, signal.SIGSTOP)
     until(lambda: stopped(holder.pid))
@@ -216,8 +219,8 @@ DECIDE = """
 
 
 @pytest.mark.parametrize("note", ["", '{"pid": 99999999, "group": 99999999, "expected": 0}'])
-def test_what_is_stopped_before_it_says_so_in_its_slot(holders, tmp_path, note):
-    """The slot is locked, and its note is not written yet, or still another's who is gone."""
+def test_a_unit_stopped_before_it_writes_its_note(holders, tmp_path, note):
+    """The slot is locked, but its note is not written yet, or is that of a process that has ended."""
     (tmp_path / "slots").mkdir()
     (tmp_path / "slots" / "slot.0").write_text(note)
     process = start(DECIDE, tmp_path / "slots")
@@ -252,7 +255,7 @@ def test_memory_of_the_last_build_is_expected(make_spec, workspace, monkeypatch,
 
 @pytest.fixture
 def run_unit(tmp_path):
-    """Runs a command as ninja would."""
+    """Return a function that runs a command as ninja would."""
     read, write = os.pipe()
     (tmp_path / "out").mkdir()
     run = {"alive": read, "slots": str(tmp_path / "slots"), "limit": 1, "expected": {}}
@@ -279,7 +282,7 @@ def run_unit(tmp_path):
 
 
 def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
-    """And says, in a line before and a line behind what its compiler does, what runs and how it has ended."""
+    """The worker reports the command before the compiler's output, and its exit code after it."""
 
     def ends(code: int, *words: str) -> None:
         process = run_unit(*command)
@@ -323,8 +326,11 @@ def test_a_unit_that_waits_ends_with_its_builder(run_unit, holders):
     end(process)
 
 
-def test_what_is_made_is_not_made_again(run_unit, tmp_path):
-    """Unless it, or what it was made from, is not what it was: that is a matter of bytes, not of times."""
+def test_existing_objects_are_not_compiled_again(run_unit, tmp_path):
+    """An object is made again only if its bytes, or those of its inputs, have changed.
+
+    Times do not matter.
+    """
     source, made, count = tmp_path / "in", tmp_path / "out" / "x.o", tmp_path / "count"
     compile_it = f"echo >> {count}; cat {source} > {made}; echo 'x.o: {source}' > {made}.d"
 
@@ -351,7 +357,7 @@ def test_what_is_made_is_not_made_again(run_unit, tmp_path):
 
 
 def test_a_build_weighs_its_units(make_spec, tmp_path, monkeypatch):
-    """Two units that need all of the memory do not run at once, although there are two slots."""
+    """Two units that each need the whole memory do not run at once, although there are two slots."""
     monkeypatch.setattr(history, "cpu_limit", lambda: 2)
     spec = make_spec("weighty", {"a.cc": "int a;\n", "b.cc": "int b;\n"})
     compiler = Compiler(tmp_path, 0.3)

@@ -1,4 +1,4 @@
-"""Building: once, whole, checked, with errors a person can act on."""
+"""Builds: once, complete, checked, with errors that tell what to do."""
 
 from __future__ import annotations
 
@@ -55,19 +55,21 @@ HIDE_AOT = """import sys, torch, flashinfer, pathlib
 
 
 def test_first_call_builds_with_one_line_and_later_processes_start_nothing(python, workspace):
-    """The real thing: an operator, a cold workspace, three processes. The last is another user's, on a read-only tree,
-    with nothing to build with on PATH."""
+    """Run a real operator with a cold workspace in three processes.
+
+    The last one runs as another user, on a read-only tree, with no tools on PATH.
+    """
     program = FIRST_CALL.replace("import sys, torch, flashinfer", HIDE_AOT)
     unoptimised = {"FLASHINFER_AOT_DIR": None, "FLASHINFER_EXTRA_CFLAGS": "-O0"}
     first = python(program, **unoptimised)
-    # A machine so busy that a build takes ten seconds is told how far it is, too.
+    # On a very busy machine, a build that takes ten seconds also prints its progress.
     lines = [line for line in first.stderr.splitlines() if line.startswith("flashinfer:") and " steps, " not in line]
     assert len(lines) == 1 and lines[0].startswith("flashinfer: building norm_cpu (2 source files)"), first.stderr
     second = python(program, **unoptimised)
     assert second.stdout.split() == ["0", "0", "False", "False"] and "flashinfer:" not in second.stderr
     os.system(f"chmod -R a-w {workspace}")
     try:
-        if os.getuid() == 0:  # root writes anywhere: become somebody else, who can read this test's folder
+        if os.getuid() == 0:  # root writes anywhere: become a user who can only read this test's folder
             program = program.replace(
                 "flashinfer.jit.env", "import os; os.setgid(12345); os.setuid(12345)\n    flashinfer.jit.env"
             )
@@ -85,14 +87,14 @@ def test_a_compile_error(make_spec, workspace):
         spec.build()
     error, text = caught.value, str(caught.value)
     assert error.name == "broken" and "'no_such_name' was not declared" in error.reason
-    assert "unit.cc:2:11: error:" in error.reason, "the user's file and line"
-    assert "worker" not in error.command, "the compiler's own command, to be run in the build directory"
+    assert "unit.cc:2:11: error:" in error.reason, "file and line of the user's source"
+    assert "worker" not in error.command, "only the compiler's command, to be run in the build directory"
     again = subprocess.run(shlex.split(error.command), cwd=error.log.parents[2], capture_output=True, text=True)
     assert again.returncode != 0 and "no_such_name" in again.stderr
     assert "-c" in error.command and "unit.cc" in error.command and error.log.read_text().count("error:") == 2
     assert any("no_such_name" in line for line in text.splitlines()[-20:]) and "broken" in text.splitlines()[0]
     spec = make_spec("broken", {"unit.cc": "int good;\n"})
-    assert spec.build().path.exists(), "nothing left behind blocks the next try"
+    assert spec.build().path.exists(), "the failed build does not block the next one"
 
 
 def test_a_link_error(make_spec):
@@ -108,7 +110,7 @@ def test_one_broken_module_does_not_stop_the_others(make_spec):
     assert look_up(good).artifact is not None and look_up(bad).artifact is None
 
 
-def test_a_header_behind_a_macro_is_a_build_error(make_spec):
+def test_a_header_named_by_a_macro_is_a_build_error(make_spec):
     spec = make_spec("hidden", {"unit.cc": '#define NAME "x.h"\n#include NAME\n', "x.h": ""})
     with pytest.raises(BuildError, match=r"the compiler read .*x\.h, which the module's key does not cover"):
         spec.build()
@@ -170,7 +172,7 @@ def test_an_unwritable_workspace(make_spec, monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="cannot be written .* set FLASHINFER_WORKSPACE_DIR"):
         artifact = spec.build()
     assert artifact.path.exists() and not artifact.path.is_relative_to(tmp_path)
-    assert look_up(spec).artifact == artifact, "found again by this process"
+    assert look_up(spec).artifact == artifact, "this process finds it again"
 
 
 def test_unkeyed_variables_do_not_reach_the_compiler(make_spec, tmp_path, monkeypatch):
@@ -193,7 +195,7 @@ def test_more_modules_than_one_run_takes(make_spec, compilers_started, monkeypat
     specs = [make_spec(f"m{number}") for number in range(5)]
     assert [artifact.name for artifact in build_jit_specs(specs)] == [spec.name for spec in specs]
     assert compilers_started() == 5
-    assert not list(tmp_path.glob("runtime/*/*.lock")), "nothing is left behind"
+    assert not list(tmp_path.glob("runtime/*/*.lock")), "no lock is left"
     assert not list((tmp_path / "workspace" / "build").iterdir())
 
 
@@ -202,7 +204,7 @@ def test_two_modules_of_one_name(make_spec):
         build_jit_specs([make_spec("same"), make_spec("same", extra_cflags=["-DMORE"])])
 
 
-def test_eight_threads_want_one_module(make_spec, compilers_started):
+def test_eight_threads_build_one_module(make_spec, compilers_started):
     spec, found = make_spec(), []
     threads = [threading.Thread(target=lambda: found.append(spec.build())) for _ in range(8)]
     for thread in threads:
@@ -212,7 +214,7 @@ def test_eight_threads_want_one_module(make_spec, compilers_started):
     assert len(set(found)) == 1 and len(found) == 8 and compilers_started() == 1
 
 
-def test_four_processes_want_one_module(python, make_spec, compilers_started, tmp_path):
+def test_four_processes_build_one_module(python, make_spec, compilers_started, tmp_path):
     spec = make_spec()
     program = f"""
         from flashinfer.jit import gen_jit_spec
@@ -228,7 +230,7 @@ def test_four_processes_want_one_module(python, make_spec, compilers_started, tm
 
 
 def test_an_interrupted_build_resumes(make_spec, tmp_path, monkeypatch):
-    """Killed between two files: the next build compiles only the other one."""
+    """A build is killed between two files. The next one compiles only the other file."""
     files = {"a.cc": "int a;\n", "b.cc": "int b;\n"}
     spec = make_spec("two", files)
     slow = tmp_path / "slow"
@@ -277,7 +279,10 @@ def test_a_library_that_does_not_load(make_spec):
 
 
 def test_a_library_that_the_linker_still_writes_is_not_published(make_spec, tmp_path, workspace, monkeypatch):
-    """The line of the last compiler is read late, when the linker has begun: only its own line says that it is done."""
+    """The last compiler's line is read late, while the linker runs.
+
+    Only the linker's own line ends its step.
+    """
     compiler = tmp_path / "g++"
     compiler.write_text(
         '#!/bin/sh\ncase "$*" in *-shared*) for word; do case $word in *.so) echo half > "$word"; sleep 1;; esac; done;;'

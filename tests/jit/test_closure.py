@@ -1,4 +1,4 @@
-"""The header scan sees what a compiler would, and more rather than less."""
+"""The header scan finds every file that a compiler would read, and possibly more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_quotes_brackets_and_spaces(tmp_path):
     assert reach(tmp_path, files, ".") == {"a.cc", "b.h", "inc/c.h"}
 
 
-def test_beside_the_including_file_first(tmp_path):
+def test_next_to_the_including_file_first(tmp_path):
     files = {"a.cc": '#include "x/b.h"\n', "x/b.h": '#include "c.h"\n', "x/c.h": "", "inc/c.h": ""}
     assert reach(tmp_path, files, "inc") == {"a.cc", "x/b.h", "x/c.h"}
 
@@ -55,8 +55,8 @@ def test_a_changed_header_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("age, reads", [(0.0, 2), (60.0, 1)], ids=["written just now", "written a minute ago"])
-def test_what_was_written_just_now_is_read_again(tmp_path, monkeypatch, age, reads):
-    """A file system's clock may not have moved between two edits: then nothing but the bytes tells them apart."""
+def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch, age, reads):
+    """A file system's clock may not move between two edits. Then only the bytes differ."""
     path = tmp_path / "a.h"
     path.write_text("// 1")
     real = os.stat(path)

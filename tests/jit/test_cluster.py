@@ -1,7 +1,6 @@
-"""build_aot.py --cluster: modules built by workers of a Dask scheduler, each with directories of its own.
+"""build_aot.py --cluster: builds on workers of a Dask scheduler, each with directories of its own.
 
-Schedulers and workers are processes of this machine; a worker's compiler is a script where compilers are
-counted.
+Schedulers and workers are local processes. Where a test counts compilers, a worker's compiler is a script.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def specs_file(path: Path, specs, *archs: str) -> Path:
 
 @pytest.fixture
 def modules(make_spec, tmp_path):
-    """Small modules, and the file of specs that asks for them."""
+    """Return a function that makes small modules and a file of their specs."""
 
     def make(count: int) -> tuple[list, Path]:
         specs = [make_spec(f"m{number}", answering(number)) for number in range(count)]
@@ -87,13 +86,13 @@ def started(cluster: Cluster, specs: Path, out: Path) -> subprocess.Popen[str]:
 
 
 def alive(text: str) -> list[str]:
-    """Command lines of processes that say ``text``."""
+    """Return the command lines of processes that contain ``text``."""
     lines = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if text in line and not line.startswith("ps ")]
 
 
 def test_as_a_local_build(cluster, modules, tmp_path, workspace):
-    """Same keys, same bytes, the same table; files travel once; both sides take each other's work."""
+    """Keys, bytes and table equal those of a local build. Files travel once, and both sides reuse builds."""
     specs, file = modules(3)
     cluster.worker(), cluster.worker()
     page = tmp_path / "build.html"
@@ -107,18 +106,18 @@ def test_as_a_local_build(cluster, modules, tmp_path, workspace):
     for number, spec in enumerate(specs):
         request = build.make_request(spec, tmp_path / "out" / spec.name, Target("cpu", (native_level(),), True))
         there = build.finished(request)
-        assert there is not None and answer(there) == number, "this machine takes it for its own"
+        assert there is not None and answer(there) == number, "this machine accepts it"
         local = spec.build()
         assert local.manifest["build_key"] == there.manifest["build_key"]
-        assert local.path.read_bytes() == there.path.read_bytes(), "nothing of a path is in it"
+        assert local.path.read_bytes() == there.path.read_bytes(), "it contains no path"
     again = aot(cluster, file, tmp_path / "out", "--json")
     assert {row["how"] for row in json.loads(again.stdout)} == {"reused"} and len(cluster.compiled()) == 3
     other = aot(cluster, file, tmp_path / "other", "--json", FLASHINFER_WORKSPACE_DIR=str(tmp_path / "new"))
-    assert other.returncode == 0 and len(cluster.compiled()) <= 6, "a worker that has it sends it again"
+    assert other.returncode == 0 and len(cluster.compiled()) <= 6, "a worker sends its existing module again"
 
 
 def test_neither_the_scheduler_nor_every_worker_needs_this_package(cluster, modules, tmp_path):
-    """Any scheduler will do; a worker without the package is named at once, and the others build."""
+    """Any scheduler works. A worker without the package is reported at once, and the others build."""
     _, file = modules(2)
     cluster.worker(has_package=False)
     cluster.joined(1)
@@ -130,11 +129,12 @@ def test_neither_the_scheduler_nor_every_worker_needs_this_package(cluster, modu
 
 
 def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cluster, tmp_path, python):
-    """A client whose tree differs from the package that is installed on the workers."""
+    """The client's tree differs from the package that is installed on the workers."""
     tree = tmp_path / "tree"
     for name in ("flashinfer", "csrc", "include", "scripts"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, unit in (("page.cc", "binding"), ("page_cpu.cc", "kernels")):  # in place of what takes seconds
+    # These replace sources that take seconds.
+    for name, unit in (("page.cc", "binding"), ("page_cpu.cc", "kernels")):
         (tree / "csrc" / name).write_text(f'#include "page_config.h"\nextern "C" int {unit}() {{ return 1; }}\n')
     cluster.worker()
     options = ["--families", "page", "--backend", "cpu", "--cluster", cluster.address, "--json"]
@@ -154,7 +154,7 @@ def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cl
 
 
 def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
-    """Every module of it, with one size of heads, has the keys of a local build, and every unit is compiled once."""
+    """Every module of the matrix, with one head size, has its local key, and every unit is compiled once."""
     for _ in range(4):
         cluster.worker(compiles=FAKE)
     names = ["decode", *some({*families()} - {"decode"}, 7)]
@@ -187,7 +187,7 @@ def test_a_cuda_module_has_the_bytes_of_a_local_build(cluster, make_spec, tmp_pa
         tmp_path / "out" / "filled",
     ))  # fmt: skip
     assert near["build_key"] == far["build_key"] and near["sha256"] == far["sha256"], (
-        "no path and no process id is in it"
+        "it contains no path and no process id"
     )
 
 
@@ -203,7 +203,7 @@ def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path
     with pytest.raises(BuildError) as caught:
         broken.build()
 
-    def plain(text: str) -> list[str]:  # compilers have their own names, build directories their own tokens
+    def plain(text: str) -> list[str]:  # without the names of compilers and the tokens of build directories
         lines = [line for line in text.splitlines() if "  log: " not in line]
         text = re.sub(r"[0-9a-f]{16}-[0-9a-f]{12}", "DIRECTORY", "\n".join(lines))
         return re.sub(r"command: \S+g\+\+", "command: g++", text).splitlines()
@@ -217,9 +217,9 @@ def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path
 
 
 def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
-    """Four workers; each is replaced.
+    """Four workers are killed and replaced.
 
-    Nothing is lost, and a kill costs at most the one module that was in work.
+    Nothing is lost, and a kill costs at most one module in progress.
     """
     count = 4 * KILLS
     _, file = modules(count)
@@ -236,7 +236,7 @@ def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
     out, err = client.communicate(timeout=120)
     rows = json.loads(out)
     assert client.returncode == 0 and len(rows) == count and {row["how"] for row in rows} <= {"built", "reused"}, err
-    assert killed == KILLS, "they came while it built"
+    assert killed == KILLS, "the kills happened during the build"
     compiled = cluster.compiled()
     assert len(compiled) <= count + killed, f"{len(compiled)} compiles of {count} modules, {killed} kills"
     for number in range(count):
@@ -257,7 +257,7 @@ def test_a_client_that_ends_ends_all_compilers(how, cluster, modules, tmp_path):
     client.send_signal(how)
     client.communicate(timeout=60)
     until(lambda: not alive("sleep 91.25"), 45, "all compilers end")
-    assert all(process.poll() is None for process in cluster.processes), "the workers stay"
+    assert all(process.poll() is None for process in cluster.processes), "the workers still run"
     assert not list((tmp_path / "out").glob("*/*.so"))
 
 
@@ -269,11 +269,11 @@ def test_the_compilers_of_a_killed_worker_end_with_it(cluster, modules, tmp_path
     os.kill(slow.pid, signal.SIGKILL)
     until(lambda: not alive("sleep 91.5"), 45, "it ends")
     cluster.worker()
-    assert "1 built" in client.communicate(timeout=60)[1] and client.returncode == 0, "one that joined later built it"
+    assert "1 built" in client.communicate(timeout=60)[1] and client.returncode == 0, "a later worker built it"
 
 
 def test_a_worker_that_leaves(cluster, modules, tmp_path):
-    """It says goodbye in the middle of a compile: the module goes to the other one, and nothing is lost."""
+    """A worker leaves in the middle of a compile. Its module goes to the other worker."""
     _, file = modules(6)
     leaving = cluster.worker(seconds=0.8)
     cluster.worker(seconds=0.8)
@@ -295,7 +295,7 @@ def test_the_scheduler_goes(cluster, modules, tmp_path):
     )  # fmt: skip
     until(lambda: alive("sleep 60.75"), 60, "a compiler runs")
     os.kill(cluster.scheduler.pid, signal.SIGKILL)
-    said = client.communicate(timeout=180)[0]  # Dask looks for a scheduler for half a minute before it gives up
+    said = client.communicate(timeout=180)[0]  # Dask gives up on a scheduler after half a minute
     assert client.returncode == 2 and said.splitlines()[-1].startswith(
         f"error: the scheduler at {cluster.address} is gone"
     )
@@ -303,7 +303,7 @@ def test_the_scheduler_goes(cluster, modules, tmp_path):
 
 
 def test_other_compilers_are_named_and_not_used(cluster, modules, tmp_path):
-    """One with another compiler, one with none, one whose disk is full; then one that can joins."""
+    """One worker has another compiler, one has none, one has a full disk. A suitable worker joins later."""
     _, file = modules(3)
     cluster.worker(version="(Other) 99.1")
     cluster.worker(CXX="/none/g++")
@@ -314,7 +314,7 @@ def test_other_compilers_are_named_and_not_used(cluster, modules, tmp_path):
     last = done.stderr.splitlines()[-1]
     assert "no worker that can build m0, m1, m2 came within 6 s: wanted cpu: cxx " in last
     assert "cxx (Other) 99.1" in last and "'/none/g++' is not a program" in last
-    assert done.stderr.count("99.1") == 2, "named once, and at the end"
+    assert done.stderr.count("99.1") == 2, "reported once, and at the end"
     client = subprocess.Popen(
         command(cluster, file, tmp_path / "out"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
     )
@@ -325,7 +325,7 @@ def test_other_compilers_are_named_and_not_used(cluster, modules, tmp_path):
 
 
 def test_a_disk_that_fills_while_it_builds(cluster, modules, tmp_path):
-    """What the compiler says of it is no compile error: another worker builds, this one is not used any more."""
+    """The compiler's message about a full disk is no compile error: another worker builds the module."""
     _, file = modules(2)
     place, log = tmp_path / "full", tmp_path / "failures"
     place.write_text(
@@ -345,7 +345,7 @@ def test_a_disk_that_fills_while_it_builds(cluster, modules, tmp_path):
 
 
 def test_a_client_without_a_compiler(cluster, modules, tmp_path, python):
-    """It takes the tools that most workers share, and says so."""
+    """The client uses the tools that most workers share, and reports that."""
     specs, file = modules(1)
     for version in ("(Most) 1.0", "(Few) 2.0", "(Most) 1.0"):
         cluster.worker(version=version)
@@ -361,7 +361,7 @@ def test_a_client_without_a_compiler(cluster, modules, tmp_path, python):
     "text", ["", "127.0.0.1:8786", "http://host:1", "tcp://host", "tcp://:8786", "tcp://host:x", "tcp://host:99999",
              "tcp://host:1/path", "tcp://a@host:1", "tcp://ho st:1", "tls://host"],
 )  # fmt: skip
-def test_an_address_that_is_none(text, capsys):
+def test_bad_addresses(text, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["build", "--cluster", text])
     assert caught.value.code == 2 and "wanted tcp://HOST:PORT or tls://HOST:PORT" in capsys.readouterr().err
@@ -397,7 +397,7 @@ def test_without_the_extra(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("lie", ["key", "build_key", "library", "archs", "files", "seal"])
-def test_what_comes_back_is_checked(lie, make_spec, tmp_path):
+def test_results_of_workers_are_checked(lie, make_spec, tmp_path):
     from flashinfer.jit.cluster.client import accepted
 
     spec = make_spec("one", answering(7))

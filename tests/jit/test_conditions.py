@@ -1,4 +1,4 @@
-"""Real builds in processes that have lost something: standard error, a home, a temporary directory, the map of users."""
+"""Real builds in processes without standard error, a home, a temporary directory or a user map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from ..support.processes import ROOT, answering, python_path
 
-FUTURE = "from __future__ import annotations"  # must come first
+FUTURE = "from __future__ import annotations"  # has to be the first statement
 NOBODY = 54321  # a user without an account
 PROGRAM = Path(__file__).with_name("fault_run.py")
 
@@ -25,7 +25,10 @@ def can(*command: str) -> bool:
 
 @pytest.fixture
 def fault_run(tmp_path: Path, make_spec: Callable) -> Callable[..., None]:
-    """Run the builds of ``fault_run.py`` after a shell's ``prepare``; ``variables`` of ``None`` are unset."""
+    """Run the builds of ``fault_run.py`` after a shell command ``prepare``.
+
+    ``variables`` of ``None`` are unset.
+    """
 
     def run(
         prepare: str = "",
@@ -53,7 +56,7 @@ def test_standard_error_is_closed(fault_run):
 
 
 def test_all_standard_streams_are_closed(fault_run):
-    """The first files that are opened get their numbers."""
+    """The first opened files get the descriptors of the standard streams."""
     fault_run("exec 0<&- 1>&- 2>&-")
 
 
@@ -83,7 +86,7 @@ int main(int argc, char** argv) {
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_ENABLE_SHARED"), reason="there is no shared library of Python")
 def test_an_interpreter_inside_another_program(fault_run, tmp_path):
-    """``sys.executable`` is the program, which takes no options of Python's."""
+    """``sys.executable`` is the program, which does not take Python's options."""
     (tmp_path / "main.cc").write_text(EMBEDDING)
     place, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
     options = [f"-I{sysconfig.get_path('include')}", f"-L{place}", f"-lpython{version}", f"-Wl,-rpath,{place}"]
@@ -94,8 +97,8 @@ def test_an_interpreter_inside_another_program(fault_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["code", "cmd"])
-def test_a_program_that_is_called_like_a_standard_module(name, fault_run, tmp_path):
-    """``pdb`` imports ``code`` and ``cmd``, which the program would be; without a guard, it would begin again."""
+def test_a_program_named_like_a_standard_module(name, fault_run, tmp_path):
+    """``pdb`` imports ``code`` and ``cmd``, and would import the program instead, which would start again."""
     folder = tmp_path / "program"
     folder.mkdir()
     (folder / f"{name}.py").write_text(PROGRAM.read_text().replace('if __name__ == "__main__":', "if True:"))
@@ -104,13 +107,13 @@ def test_a_program_that_is_called_like_a_standard_module(name, fault_run, tmp_pa
 
 @pytest.mark.skipif(not can("unshare", "-U"), reason="takes root, and a namespace of users")
 def test_a_namespace_of_users_without_root(fault_run):
-    """All files of root belong to the overflow user, and so does this process."""
+    """All files of root, and this process, belong to the overflow user."""
     fault_run(outer=["unshare", "-U"], CXX=shutil.which("g++"))
 
 
 @pytest.mark.skipif(not can("unshare", "-U", f"--map-user={NOBODY}"), reason="takes root, and a namespace of users")
 def test_no_home(fault_run):
-    """Neither a variable nor an account: modules go to a temporary directory."""
+    """Without a variable and an account, modules go to a temporary directory."""
     fault_run(outer=["unshare", "-U", f"--map-user={NOBODY}"], HOME=None, FLASHINFER_WORKSPACE_DIR=None)
 
 

@@ -1,4 +1,4 @@
-"""Operators that a configuration chooses, of any family: a module of each, loaded once, which torch can trace."""
+"""Configured operators of any family: one module per configuration, loaded once, traceable by torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fake(input: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def spec_of(tmp_path: Path) -> Callable[[int], JitSpec]:
-    """A family with one operator, which fills with the number that its module is built for."""
+    """Return a family with one operator, which fills a tensor with the number of its module."""
     (tmp_path / "filled.cc").write_text(SOURCE)
 
     def spec_of(number: int) -> JitSpec:
@@ -67,7 +67,7 @@ def test_a_module_for_each_configuration(spec_of):
     for _ in range(2):
         assert torch.equal(operators(7).filled(x), torch.full((2, 3), 7.0))
     assert torch.equal(operators(9).filled(x), torch.full((2, 3), 9.0))
-    assert asked == [7, 9], "a configuration is looked for once"
+    assert asked == [7, 9], "each configuration is looked up once"
 
     filled = operators(7).filled
     assert torch.Tag.pt2_compliant_tag in filled.default.tags
@@ -87,7 +87,7 @@ def test_a_module_for_each_configuration(spec_of):
 
 
 def test_a_module_of_several_stands_in_where_it_was_built_ahead_of_time(spec_of, tmp_path, monkeypatch):
-    """It is named by the spec, and taken where it covers the configuration and there is no module of that alone."""
+    """A dispatching module is used if it covers the configuration and no specialised module exists."""
     coverage = {"tile": ["64", "128"]}
     several = spec_of(5).covering(coverage)
     found: Artifact = several.build()
@@ -101,6 +101,6 @@ def test_a_module_of_several_stands_in_where_it_was_built_ahead_of_time(spec_of,
         )
 
     assert covered(one("64")) and not covered(one("256"))
-    assert not covered(one("64", cflags=("-O1",))), "of other flags"
+    assert not covered(one("64", cflags=("-O1",))), "it has other flags"
     assert load_configured(one("64")).name == several.name == load_configured(one("128")).name
     assert torch.equal(load_configured(one("64")).filled(torch.zeros(2)), torch.full((2,), 5.0))

@@ -1,4 +1,4 @@
-"""Any file of the workspace deleted or cut short, after a build, between two or during one: the next run is right."""
+"""Files of the workspace deleted or truncated after, between or during builds: the next run is right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..support.drawn import IN_CI
 from ..support.processes import answer, answering, files_in, start, until
 
 HOWS = ["deleted", "truncated"]
-# Each file in both ways where there is time for it, elsewhere in one of them.
+# Both kinds of damage for each file if there is time, otherwise one of them.
 ways = pytest.mark.parametrize("how", HOWS if IN_CI else ["either"])
 
 
@@ -36,7 +36,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
     assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
     for name in names:
         damage(tmp_path / name, how)
-        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
+        monkeypatch.setattr(identity, "_answers", {})  # as in a new process
         assert answer(spec.build()) == 15, name
         assert look_up(spec).artifact is not None and look_up(spec).artifact.manifest["toolchain"]["cxx"], name
     clear_cache_dir()
@@ -44,7 +44,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
 
 
 class Interrupted:
-    """A build of two files of which one is compiled, as a killed builder leaves it."""
+    """A build of two files with one compiled, as a killed builder leaves it."""
 
     def __init__(self, make_spec, tmp_path: Path, monkeypatch) -> None:
         self.places = (tmp_path / "workspace", tmp_path / "runtime")
@@ -80,7 +80,7 @@ class Interrupted:
 
 
 def try_hold_all(runtime: Path) -> bool:
-    """Whether everything that a killed builder started has ended: nothing is locked any more."""
+    """Return whether all processes of a killed builder have ended: nothing is locked."""
     import fcntl
 
     for path in files_in(runtime):
@@ -108,7 +108,7 @@ def test_any_file_of_an_interrupted_build(how, make_spec, tmp_path, monkeypatch)
 @pytest.mark.parametrize("when", ["before", "after"])
 @ways
 def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
-    """Before and after the compiler has run: right at once, or a typed error and right the next time."""
+    """Damage before or after the compiler: the result is right at once, or after one typed error."""
     launcher, pattern, action = (tmp_path / name for name in ("launcher", "pattern", "action"))
     actions = {"deleted": 'rm -f "$1"', "truncated": 'truncate -c -s 0 "$1"'}
     meddle = f'for file in $(cat {pattern}); do sh {action} "$file"; done; : > {pattern}\n'
@@ -119,7 +119,7 @@ def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
     launcher.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
     pattern.touch()
-    make_spec("tiny", answering(0)).build()  # so that there is a history, as mostly there is
+    make_spec("tiny", answering(0)).build()  # makes a history, as most machines have one
     shutil.rmtree(tmp_path / "workspace" / "artifacts")
     spec = make_spec("tiny", answering(17))
     spec.build()
@@ -127,7 +127,7 @@ def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
     assert {"build.ninja", "graph.ninja", "run.json"} <= {name.name for name in names}
     for name in names:
         clear_cache_dir()
-        # The directory of a build has another name each time.
+        # The build directory has another name each time.
         parts = ["*" if part.count("-") == 1 and len(part) == 29 else part for part in name.parts]
         pattern.write_text(str(tmp_path.joinpath(*parts)))
         action.write_text(actions[random.choice(HOWS) if how == "either" else how])
@@ -135,12 +135,12 @@ def test_any_file_during_a_build(how, when, make_spec, tmp_path, monkeypatch):
             assert answer(spec.build()) == 17, name
         except FlashInferError as err:
             assert "tiny" in str(err), name
-        assert pattern.read_text() == "", "the launcher has done it"
+        assert pattern.read_text() == "", "the launcher has run"
         assert answer(spec.build()) == 17, name
 
 
 def test_the_cache_is_cleared_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
-    """Once, it is built again; whoever clears it all the time gets an error."""
+    """The module is built again once. Clearing the cache repeatedly is an error."""
     launcher, enough = tmp_path / "launcher", tmp_path / "enough"
     clear = f"rm -rf {workspace}/artifacts {workspace}/build {workspace}/history"
     launcher.write_text(f'#!/bin/sh\ntest -e {enough} || {clear}\ntouch {enough}\nexec "$@"\n')

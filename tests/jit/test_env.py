@@ -1,4 +1,4 @@
-"""Every variable has one place, a type, and an error that names it."""
+"""Environment variables: one definition each, a type, and an error that names the variable."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ TORCH_LISTS = [
 
 
 @pytest.mark.parametrize("text", TORCH_LISTS)
-def test_torchs_list_means_what_torch_makes_of_it(text, monkeypatch):
-    """Compared with the flags of torch's own extensions."""
+def test_torchs_list_is_read_as_by_torch(text, monkeypatch):
+    """The flags are those of torch's own extensions."""
     from torch.utils.cpp_extension import _get_cuda_arch_flags
 
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
@@ -87,6 +87,6 @@ def test_torchs_list_means_what_torch_makes_of_it(text, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["native", "Common", "All", "Auto"])
-def test_where_torch_is_to_choose_the_visible_gpus_are_meant(text, monkeypatch):
+def test_lists_that_leave_the_choice_to_torch_mean_the_visible_gpus(text, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
     assert env.CUDA_ARCH_LIST.get() == ()

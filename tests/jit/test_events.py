@@ -1,4 +1,4 @@
-"""Events: for a callback, for a file that many processes share, and as sums; never at the program's expense."""
+"""Events: for a callback, for a file of many processes, and as sums, without harm to the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import ROOT
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """No sums yet, and nothing complained about."""
+    """Reset the sums and the reported files."""
     monkeypatch.setattr(events, "_sums", {})
     monkeypatch.setattr(events, "_unwritable", set())
 
@@ -38,7 +38,7 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_event_says_what_when_and_who(fresh, heard):
+def test_fields_of_an_event(fresh, heard):
     before = time.time()
     events.emit("miss", "m", 1.23456, reason="none")
     (event,) = heard
@@ -94,7 +94,7 @@ def test_a_forked_child_counts_for_itself_even_where_the_parent_was_counting(pyt
     assert done.returncode == 0
 
 
-def test_a_subscription_ends_and_a_failing_one_is_nobody_elses_matter(fresh, heard, caplog):
+def test_subscriptions_end_and_may_fail(fresh, heard, caplog):
     def fail(event):
         raise RuntimeError("on purpose")
 
@@ -128,9 +128,9 @@ for number in range({count}):
 
 
 @pytest.mark.parametrize("where", ["missing/events.jsonl", "folder", "pipe"])
-def test_a_file_that_cannot_be_written_is_said_once(where, fresh, tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_written_is_reported_once(where, fresh, tmp_path, monkeypatch, capsys):
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")  # that nobody reads
+    os.mkfifo(tmp_path / "pipe")  # without a reader
     monkeypatch.setenv("FLASHINFER_JIT_EVENTS", str(tmp_path / where))
     for _ in range(3):
         events.emit("hit", "m", 1)
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_said_once(where, fresh, tmp_path, monk
     assert stats()["kinds"]["hit"]["count"] == 3
 
 
-def test_a_full_disk_is_said_once(fresh, monkeypatch, capsys):
+def test_a_full_disk_is_reported_once(fresh, monkeypatch, capsys):
     monkeypatch.setenv("FLASHINFER_JIT_EVENTS", "/dev/full")
     events.emit("hit", "m")
     events.emit("hit", "m")
@@ -152,7 +152,7 @@ def test_a_relative_path_is_an_error_that_names_the_variable(fresh, monkeypatch)
         events.emit("hit", "m")
 
 
-def test_the_logger_tells_at_its_level(fresh, caplog):
+def test_the_logger_respects_its_level(fresh, caplog):
     with caplog.at_level(logging.INFO, logger="flashinfer"):
         events.emit("miss", "m", 2, reason="none")
     assert caplog.messages == ["miss m 2.0 ms reason=none"]

@@ -1,4 +1,4 @@
-"""Tests of builds pass in surroundings that are not those of a shell: each is a run of its own."""
+"""Tests of builds in unusual environments, each in a run of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ..support.processes import ROOT, python_path
 from ..support.users import can
 
-# Builds, hits, errors of compilers and of linkers, several modules in one run.
+# Builds, hits, compile and link errors, several modules in one run.
 TESTS = [
     "a_compile_error",
     "a_link_error",
@@ -42,7 +42,7 @@ def test_without_a_home(tmp_path):
 
 
 def test_without_a_temporary_directory(tmp_path):
-    """Where a test's own files lie is said to pytest."""
+    """pytest gets the directory of a test's own files by an option."""
     torch = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     own = f"import tempfile\nmake = tempfile.mkdtemp\ntempfile.mkdtemp = lambda *a, **k: make(*a, **dict({{'dir': {str(tmp_path)!r}}}, **k))\n"
     run(NO_TEMPORARY + own, tmp_path, TMPDIR="/proc/nowhere", XDG_RUNTIME_DIR=None, **torch)

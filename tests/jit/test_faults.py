@@ -1,4 +1,4 @@
-"""Directories that are read-only, full or gone, no locks, damaged files, forks, captures: right, or a typed error at once."""
+"""Read-only, full or missing directories, no locks, damage, forks, captures: right, or a typed error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounting a small file
 
 
 def in_a_mount(folder: Path, options: str, prepare: str, program: str, *arguments: str) -> tuple[list[str], str]:
-    """Output (in lines) and errors of a program that sees a small file system of its own at ``folder``."""
+    """Return output lines and errors of a program that sees a small file system of its own at ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     script = f'set -e; mount -t tmpfs -o mode=700,{options} tmpfs "$1"; cd "$1"; {prepare}\nshift; cd /; exec "$@"'
     command = ["unshare", "-m", "sh", "-c", script, "sh", folder, sys.executable, "-c", textwrap.dedent(program)]
@@ -69,7 +69,7 @@ FILL = "head -c 100m /dev/zero > filler 2> /dev/null || true"
     ],
     ids=["full", "no-inodes", "read-only"],
 )
-def test_a_workspace_that_takes_nothing(options, prepare, reason, make_spec, workspace):
+def test_a_workspace_that_accepts_no_file(options, prepare, reason, make_spec, workspace):
     source = make_spec("tiny", answering(4)).source_paths()[0]
     (built,), said = in_a_mount(workspace, options, prepare, BUILD, source)
     assert f"cannot be written ({reason})" in said and "set FLASHINFER_WORKSPACE_DIR" in said
@@ -78,7 +78,7 @@ def test_a_workspace_that_takes_nothing(options, prepare, reason, make_spec, wor
 
 @needs_mounts
 def test_a_workspace_that_becomes_full(make_spec, workspace):
-    """Room to begin with, and not enough for a module: an error that says so, and the next try is right."""
+    """The disk fills during a build. The error names it, and the next build is right."""
     files = answering(5)
     files["unit.cc"] += "extern const char data[];\nconst char data[1 << 20] = {1};\n"
     source = make_spec("tiny", files).source_paths()[0]
@@ -91,7 +91,7 @@ def test_a_workspace_that_becomes_full(make_spec, workspace):
 
 @needs_mounts
 @pytest.mark.parametrize("prepare", [FILL, "mount -o remount,ro ."], ids=["full", "read-only"])
-def test_a_hit_in_a_workspace_that_takes_nothing(prepare, make_spec, tmp_path, workspace, compilers_started):
+def test_a_hit_in_a_workspace_that_accepts_no_file(prepare, make_spec, tmp_path, workspace, compilers_started):
     spec = make_spec("tiny", answering(6))
     spec.build()
     os.rename(workspace, tmp_path / "saved")
@@ -104,20 +104,20 @@ def test_a_hit_in_a_workspace_that_takes_nothing(prepare, make_spec, tmp_path, w
 @needs_mounts
 @pytest.mark.parametrize("prepare", [FILL, "mount -o remount,ro ."], ids=["full", "read-only"])
 def test_no_room_for_locks(prepare, make_spec, tmp_path, workspace):
-    """Built without locks and without a budget, rather than not at all."""
+    """The module is built without locks and limits, which is better than no build."""
     (source,) = make_spec("tiny", answering(7)).source_paths()
     (built,), _ = in_a_mount(tmp_path / "runtime", "size=64k", prepare, BUILD, source)
     assert built.startswith(f"built {workspace}") and built.endswith(" 7")
 
 
-def test_no_place_for_locks(make_spec, tmp_path, monkeypatch):
+def test_no_directory_for_locks(make_spec, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHINFER_RUNTIME_DIR", str(tmp_path / "file" / "runtime"))
     assert runtime_directory() is None
     assert answer(make_spec("tiny", answering(8)).build()) == 8
 
 
-def test_somebody_elses_directory_for_locks_is_not_used(make_spec, tmp_path, monkeypatch):
+def test_another_users_directory_for_locks_is_not_used(make_spec, tmp_path, monkeypatch):
     place = runtime_directory()
     assert place == tmp_path / "runtime" / f"flashinfer-{os.geteuid()}" and place.stat().st_mode & 0o777 == 0o700
     place.chmod(0o777)
@@ -155,7 +155,7 @@ def test_a_workspace_that_is_gone(make_spec, workspace):
 
 
 def test_an_open_umask_opens_nothing(make_spec, workspace, tmp_path, monkeypatch):
-    """Neither while it is built nor after it."""
+    """Neither during the build nor after it."""
     launcher = tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\n"$@"\nfind {workspace} {tmp_path}/runtime -perm /022 >> {tmp_path}/open\n')
     launcher.chmod(0o755)
@@ -177,7 +177,7 @@ def test_an_open_umask_opens_nothing(make_spec, workspace, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO, errno.EACCES])
 def test_a_file_system_without_locks(code, make_spec, monkeypatch):
-    """An OSError is never "busy"."""
+    """An OSError never means "busy"."""
 
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(code, os.strerror(code))
@@ -191,16 +191,16 @@ def test_a_file_system_without_locks(code, make_spec, monkeypatch):
 
 
 def test_many_processes_without_locks(make_spec, workspace):
-    """Each compiles in a directory of its own; all publish, all are right."""
+    """Each process compiles in a directory of its own. All publish, and all are right."""
     prelude = "import errno, fcntl\ndef flock(*_): raise OSError(errno.ENOLCK, 'none')\nfcntl.flock = flock\n"
     source = make_spec("tiny", answering(13)).source_paths()[0]
     said = [end(process) for process in [start(prelude + textwrap.dedent(BUILD), source) for _ in range(4)]]
     assert all(text.splitlines()[-1].startswith("built ") and text.endswith(" 13\n") for text in said)
-    assert not list((workspace / "build").iterdir()), "nothing is left behind"
+    assert not list((workspace / "build").iterdir()), "no build directory is left"
 
 
 def test_the_directory_for_locks_is_cleaned_up_during_a_build(make_spec, tmp_path, monkeypatch, workspace):
-    """Who comes later has another lock, so another directory: both build, none disturbs the other."""
+    """A later process has another lock and so another directory. Both build and do not disturb each other."""
     once, launcher = tmp_path / "once", tmp_path / "launcher"
     launcher.write_text(
         f'#!/bin/sh\ntest -e {once} || {{ touch {once}; rm -rf {tmp_path}/runtime; sleep 1; }}\nexec "$@"\n'
@@ -219,7 +219,7 @@ def test_the_directory_for_locks_is_cleaned_up_during_a_build(make_spec, tmp_pat
 
 
 def test_a_fork_while_a_thread_builds(make_spec, tmp_path, monkeypatch):
-    """The child has none of the thread's locks, and builds what it wants: the same module and another one."""
+    """The child has none of the thread's locks, and builds the same module and another one."""
     launcher = tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\ntouch {tmp_path}/began\nsleep 0.5\nexec "$@"\n')
     launcher.chmod(0o755)
@@ -244,7 +244,7 @@ def test_a_fork_while_a_thread_builds(make_spec, tmp_path, monkeypatch):
     assert end(start(program, same, other, tmp_path / "began")).endswith("the child says 39 the parent 19\n")
 
 
-def test_threads_want_different_modules(make_spec, compilers_started):
+def test_threads_build_different_modules(make_spec, compilers_started):
     specs = [make_spec(f"m{number}", answering(number)) for number in range(4)]
     answers: list[int] = []
     threads = [threading.Thread(target=lambda spec=spec: answers.append(answer(spec.build()))) for spec in specs * 2]
@@ -256,7 +256,10 @@ def test_threads_want_different_modules(make_spec, compilers_started):
 
 
 def test_a_miss_during_capture(make_spec, monkeypatch, workspace):
-    """Refused before anything is started; a hit of a module for the CPU is fine, a load of one for CUDA is not."""
+    """A miss raises before anything is started.
+
+    A hit of a CPU module is fine, loading one for CUDA is not.
+    """
     spec, built = make_spec("wanted"), make_spec("built")
     built.build()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -1,4 +1,4 @@
-"""A fork at any moment of another thread's first build: the child builds, and its parent does not wait for it."""
+"""Forks during another thread's first build: the child builds, and its parent does not wait for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flashinfer.jit.store import Here
 
 from ..support.processes import answering, end, in_a_thread, start
 
-# In the middle of a step of the first build, the main thread forks. The child builds a module of its own and the same one,
-# and outlives its parent's build.
+# The main thread forks in the middle of a step of the first build. The child builds its own module and the
+# same one, and outlives its parent's build.
 FORK = """
     import ctypes, importlib.abc, os, subprocess, sys, threading, time
     import torch
@@ -81,7 +81,7 @@ def test_a_fork_in_the_middle_of_a_step(step, make_spec, tmp_path):
 
 
 def fork() -> int:
-    """Fork, and end the child at once; what its exit code says."""
+    """Fork, end the child at once, and return its exit code."""
     child = os.fork()
     if child == 0:
         os._exit(7)
@@ -103,7 +103,7 @@ def test_a_fork_waits_for_a_step_of_another_thread():
     began.wait()
     assert fork() == 7 and ended.is_set()
     thread.join()
-    assert in_a_thread(fork) == 7, "it has given back what it took"
+    assert in_a_thread(fork) == 7, "the first fork released the lock"
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch):
@@ -120,7 +120,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     began.wait()
     child = os.fork()
     if child == 0:
-        with process.one_step():  # its own, which nobody has
+        with process.one_step():  # its own lock, which is free
             os._exit(8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     end_step.set()
@@ -134,7 +134,7 @@ def test_a_fork_of_the_thread_that_is_in_a_step():
 
 
 def test_a_pipe_stays_clear_of_standard_streams():
-    """Where these are closed, the next files that are opened get their numbers."""
+    """If the streams are closed, the next opened files get their descriptors."""
     saved = os.dup(2)
     try:
         os.close(2)
@@ -146,7 +146,7 @@ def test_a_pipe_stays_clear_of_standard_streams():
         os.close(saved)
     assert theirs > 2 and ours.fileno() > 2
     ours.close()
-    assert os.read(theirs, 1) == b"" and ours.close() is None, "closing twice closes nothing else"
+    assert os.read(theirs, 1) == b"" and ours.close() is None, "a second close closes nothing else"
     os.close(theirs)
 
 
@@ -169,8 +169,8 @@ def test_a_program_that_does_not_end_is_killed():
     assert time.monotonic() - began < 300
 
 
-def test_what_is_looked_up_once_takes_no_lock(make_spec, monkeypatch):
-    """``cached_property`` of Python 3.10 and 3.11 holds one for all instances, which a forked child would find taken."""
+def test_cached_properties_take_no_lock(make_spec, monkeypatch):
+    """``cached_property`` of Python 3.10 has one lock for all instances, which a fork could copy locked."""
     calls = []
     here = Here(make_spec("tiny", answering(43)))
     monkeypatch.setattr("flashinfer.jit.store.toolchain_identity", lambda *arguments: calls.append(1) or fork())

@@ -1,4 +1,4 @@
-"""After a freeze nothing is compiled and everything that is built goes on; the error says who asked."""
+"""Freezes: nothing is compiled, existing modules work, and the error names the caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_context_ends_with_the_block(make_spec):
     spec.build()
 
 
-def test_contexts_nest_and_each_takes_back_itself_alone(make_spec):
+def test_contexts_nest_and_end_independently(make_spec):
     spec = make_spec()
     with freeze() as outer:
         with freeze():
@@ -51,8 +51,8 @@ def test_contexts_nest_and_each_takes_back_itself_alone(make_spec):
         spec.build()
 
 
-def test_hits_of_every_kind_go_on(make_spec, tmp_path):
-    """Loaded, ahead of time, in the workspace, and one that covers more than is asked for."""
+def test_hits_of_every_kind_still_work(make_spec, tmp_path):
+    """Loaded and prebuilt modules, those of the workspace, and those that cover more are hits."""
     wide = make_spec("frozen_wide", coverage={"dtype": ["float16", "bfloat16"], "head_dim": [64, 128]})
     cached, ahead, loaded = (make_spec(f"frozen_{name}") for name in ("cached", "ahead", "loaded"))
     artifacts = build_jit_specs([wide, cached, ahead, loaded])
@@ -89,7 +89,7 @@ def test_the_error_names_module_reason_and_stack(make_spec):
 
 
 def test_the_stack_of_an_operator(python):
-    """The public function is named although the operator is reached through torch's dispatcher."""
+    """The stack names the public function although torch's dispatcher calls the operator."""
     program = """
         import torch, flashinfer
         flashinfer.jit.env.default_aot_dir = lambda: flashinfer.jit.env.Path("/nowhere")
@@ -122,7 +122,7 @@ def test_the_variable(make_spec, monkeypatch):
 
 
 def test_every_thread_is_frozen(make_spec, compilers_started):
-    """Threads freeze, ask and thaw all at once: not one compiler starts while any of them holds a freeze."""
+    """Threads freeze, load and unfreeze at once. No compiler starts while any of them holds a freeze."""
     spec, refused, start = make_spec(), [], threading.Barrier(8)
 
     def ask():
@@ -140,7 +140,7 @@ def test_every_thread_is_frozen(make_spec, compilers_started):
     for thread in threads:
         thread.join()
     assert refused == ["ask"] * 160 and compilers_started() == 0
-    assert spec.build().path.exists(), "all of them are thawed"
+    assert spec.build().path.exists(), "all freezes have ended"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch has threads

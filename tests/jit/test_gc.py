@@ -1,4 +1,4 @@
-"""Garbage collection: the least recently used goes, what is in use stays, and a kill half-way spoils nothing."""
+"""Garbage collection: the least recently used artifacts go, those in use stay, and a kill does no harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 86400
 
 @pytest.fixture
 def artifact(workspace):
-    """Makes a directory that looks like an artifact of ``size`` bytes, last used ``days`` ago."""
+    """Return a function that makes a directory like an artifact of ``size`` bytes, last used ``days`` ago."""
 
     def make(name: str, size: int, days: float):
         place = workspace / "artifacts" / name / "key" / "build"
@@ -42,7 +42,7 @@ def artifact(workspace):
 
 @pytest.fixture
 def aged(workspace):
-    """Makes a file in the workspace, it and the directories above it written ``age`` seconds ago."""
+    """Return a function that makes a file in the workspace. It and its parents are ``age`` seconds old."""
 
     def make(name: str, age: float):
         path = workspace / name
@@ -67,7 +67,7 @@ def test_the_least_recently_used_go_first_and_no_more_than_needed(workspace, art
     assert not any(item.why for item in collect(workspace, 2500))
 
 
-def test_a_dry_run_says_the_same_and_removes_nothing(workspace, artifact, aged):
+def test_a_dry_run_reports_the_same_and_removes_nothing(workspace, artifact, aged):
     for number in range(4):
         artifact(f"m{number}", 1000, number + 1)
     aged("build/0123/m/unit.o", OLD + 60)
@@ -84,7 +84,7 @@ def test_without_a_size_every_artifact_stays(workspace, artifact):
     assert [item.why for item in collect(workspace)] == [""] and place.exists()
 
 
-def test_what_was_just_built_or_used_stays(workspace, artifact):
+def test_recent_artifacts_stay(workspace, artifact):
     places = [artifact("now", 1000, 0), artifact("before", 1000, (RECENT - 60) / DAY), artifact("future", 1000, -3)]
     assert {item.kept for item in collect(workspace, 0)} == {"just built or used"}
     assert all(place.exists() for place in places)
@@ -109,7 +109,7 @@ def test_a_library_that_a_live_process_has_mapped_stays_until_it_ends(workspace,
 
 
 def test_a_removed_library_goes_on_working_where_it_is_mapped(workspace, make_spec, python, monkeypatch):
-    """A process that this one may not look at: its library goes, and it does not notice."""
+    """The library of a process that may not be inspected is removed. The process does not notice."""
     source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
     built = make_spec(files={"unit.cc": source}).build()
     for path in built.directory.iterdir():
@@ -124,7 +124,7 @@ def test_a_removed_library_goes_on_working_where_it_is_mapped(workspace, make_sp
 
 
 def test_removal_between_verification_and_use_never_shows_half_an_artifact(workspace, make_spec):
-    """Somebody looks at the artifact all the time while it is removed: it is there as a whole, or it is not."""
+    """A process polls the artifact during its removal, and sees either all of it or nothing."""
     spec = make_spec()
     built = spec.build()
     for path in built.directory.iterdir():
@@ -135,7 +135,7 @@ def test_removal_between_verification_and_use_never_shows_half_an_artifact(works
         while not stop.is_set():
             with suppress(FileNotFoundError):
                 names = sorted(os.listdir(built.directory))
-                os.stat(built.directory)  # a directory that was opened in its place may be listed after it has left
+                os.stat(built.directory)  # an opened directory can be listed even after its removal
                 seen.append(names)
 
     reader = threading.Thread(target=look)
@@ -188,14 +188,14 @@ def test_old_build_directories_and_leftovers_go_and_live_ones_stay(workspace, ag
         aged("mine/file", OLD * 9),
         aged("locks/a.lock", OLD * 9),
     ]
-    # Its directory is old, and in a directory of that one a compiler has just written something.
+    # The directory is old, but a compiler has just written a file below it.
     stay.append(aged("build/89ab/m/deep/unit.o", 1))
     os.utime(workspace / "build" / "89ab", (0, 0))
     collect(workspace)
     assert [path.exists() for path in gone] == [False] * 4 and all(path.exists() for path in stay)
 
 
-def test_what_a_kill_left_in_the_trash_goes_next_time(workspace, artifact, monkeypatch):
+def test_trash_of_a_killed_collection_is_removed_next_time(workspace, artifact, monkeypatch):
     place = artifact("m", 1000, 9)
     monkeypatch.setattr(gc.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -206,7 +206,7 @@ def test_what_a_kill_left_in_the_trash_goes_next_time(workspace, artifact, monke
     assert os.listdir(workspace / "trash") == []
 
 
-def test_a_workspace_that_cannot_be_written_is_said(workspace, artifact, monkeypatch):
+def test_a_workspace_that_cannot_be_written_is_reported(workspace, artifact, monkeypatch):
     place = artifact("m", 1000, 9)
 
     def refuse(*_):
@@ -250,7 +250,10 @@ def test_a_load_marks_what_it_uses_once_a_day(make_spec, python):
 
 
 def test_a_load_marks_nothing_where_it_cannot_or_must_not(make_spec, python, tmp_path, monkeypatch):
-    """In an AOT directory, a mark would copy a file of the image's layer; in a workspace of others it fails."""
+    """In an AOT directory a mark would copy a file of the image's layer.
+
+    In another user's workspace it fails.
+    """
     spec = make_spec()
     built = spec.build()
     shutil.copytree(built.directory, tmp_path / "aot" / "tiny")
@@ -285,7 +288,7 @@ def test_after_a_build_the_workspace_is_brought_down_in_the_background(
     assert gc.env.WORKSPACE_MAX_SIZE.get() == 150 << 10
 
 
-def test_a_limit_that_nothing_fits_into_does_not_take_what_is_about_to_be_loaded(make_spec, python):
+def test_a_tiny_limit_spares_modules_about_to_be_loaded(make_spec, python):
     for _ in range(2):
         python(LOAD, make_spec().sources[0], FLASHINFER_WORKSPACE_MAX_SIZE="0")
 
@@ -327,14 +330,17 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["2X", "-1", "G", "1e9", "2 G B"])
-def test_what_is_no_size_is_refused(text, monkeypatch):
+def test_bad_sizes(text, monkeypatch):
     monkeypatch.setenv("FLASHINFER_WORKSPACE_MAX_SIZE", text)
     with pytest.raises(EnvironmentValueError, match="FLASHINFER_WORKSPACE_MAX_SIZE"):
         env.WORKSPACE_MAX_SIZE.get()
 
 
 def test_one_process_removes_at_a_time(make_spec, workspace, monkeypatch):
-    """Who cannot wait leaves it to the other; who can goes on after a while, for the other may be stopped."""
+    """A process without patience skips the collection.
+
+    One with patience continues, because the other may be stopped.
+    """
     make_spec("tiny").build()
     build = workspace / "build" / "left over"
     build.mkdir(parents=True)

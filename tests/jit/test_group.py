@@ -1,4 +1,4 @@
-"""``ensure``: eight ranks on two hosts, which are two workspaces of this machine."""
+"""``ensure``: eight ranks on two hosts, represented by two workspaces of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from flashinfer.jit.group import RankState, assign, difference
 
 from ..support.processes import answer, answering, end, start
 
-# Ranks are forked, so that torch is imported once. A step is code, which may set `specs` and `timeout`, before a call.
+# Ranks are forked, so that torch is imported once. A step is code that runs before a call. It may set `specs`
+# and `timeout`.
 RANKS = """
     import ctypes, faulthandler, json, os, signal, sys, time
     import torch.distributed as dist
@@ -55,7 +56,7 @@ RANKS = """
 
 
 class Ranks:
-    """Runs steps on eight ranks; ``said[step][rank]`` is what came of it."""
+    """Runs steps on eight ranks. ``said[step][rank]`` is the result."""
 
     def __init__(self, folder: Path, sources: dict[str, str]) -> None:
         self.folder, self.sources, self.output = folder, sources, ""
@@ -83,7 +84,7 @@ ALL = "specs = [specs_of[f'm{number}'] for number in range(5)]"
 
 
 def assert_same_error(said: dict[int, dict[str, Any]], kind: str, but: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Every rank has raised the same; returns it."""
+    """Check that all ranks have raised the same error, and return it."""
     assert sorted(said) == [rank for rank in range(8) if rank not in but]
     assert {one.get("error") for one in said.values()} == {kind}, said
     assert len({one["text"] for one in said.values()}) == 1
@@ -93,7 +94,7 @@ def assert_same_error(said: dict[int, dict[str, Any]], kind: str, but: tuple[int
 
 
 def test_together(ranks, compilers_started):
-    """Cold, warm, with different sets, with a broken module, with a slow rank, and with one that is killed."""
+    """Cold, warm, with different sets, with a broken module, with a slow rank, and with a killed one."""
     said = ranks(
         {
             "cold": ALL,
@@ -107,7 +108,7 @@ def test_together(ranks, compilers_started):
     for step in ("cold", "warm", "slow"):
         assert all(one.get("values") == [0, 1, 2, 3, 4] and one["here"] for one in said[step].values()), said[step]
         assert len(said[step]) == 8
-    assert compilers_started() == 5 * 2 + 2, "five for each host, and the broken one"
+    assert compilers_started() == 5 * 2 + 2, "five per host, and the broken module"
     print("warm:", sorted(round(one["seconds"] * 1e3) for one in said["warm"].values()), "ms")
 
     error = assert_same_error(said["differ"], "GroupError")
@@ -124,11 +125,11 @@ def test_with_a_store_each_module_is_built_once(ranks, compilers_started, tmp_pa
     monkeypatch.setenv("FLASHINFER_STORE_PUBLISH", "1")
     said = ranks({"cold": ALL})["cold"]
     assert len(said) == 8 and all(one.get("values") == [0, 1, 2, 3, 4] and one["here"] for one in said.values()), said
-    assert compilers_started() == 5, "five in all"
+    assert compilers_started() == 5, "five for both hosts"
 
 
 def test_a_leader_that_is_killed_while_it_builds(ranks):
-    """The others are told by the deadline, by which the other leader is done: of one module, on a busy machine too."""
+    """The others learn it by the deadline. The other leader is then done with its only module."""
     kill = "subscribe(lambda event: rank == 4 and event.kind == 'miss' and os.kill(os.getpid(), signal.SIGKILL))"
     error = assert_same_error(
         ranks({"cold": f"specs = [specs_of['m0']]; timeout = 8.0; {kill}"})["cold"], "GroupError", but=(4,)
@@ -137,7 +138,7 @@ def test_a_leader_that_is_killed_while_it_builds(ranks):
 
 
 def test_a_host_without_a_compiler(ranks, compilers_started, tmp_path, monkeypatch):
-    """Its error is everybody's; where the other one publishes, it fetches instead."""
+    """Its error is raised by all ranks. If the other host publishes, it fetches instead."""
     error = assert_same_error(ranks({"cold": ALL}, CXX="/nowhere/g++")["cold"], "ToolchainError")
     assert "'/nowhere/g++' is not a program" in error["text"]
     built = compilers_started()
@@ -160,16 +161,17 @@ def state(host: str, lacks: dict[str, str], publishes: bool = True, wants: str =
     return RankState(host, dict.fromkeys(lacks, wants), lacks, publishes)
 
 
-def test_who_builds_what():
+def test_assignment_of_builds():
     lacks = {"x": "1", "y": "2", "z": "3"}
     alone = {rank: state(f"host {rank // 2}", lacks, publishes=False) for rank in range(4)}
     assert assign(alone) == {0: {"x", "y", "z"}, 1: set(), 2: {"x", "y", "z"}, 3: set()}
     together = {rank: state(f"host {rank // 2}", lacks) for rank in range(4)}
     assert assign(together) == {0: {"x", "z"}, 1: set(), 2: {"y"}, 3: set()}
-    # Another target or compiler is another build; a host without tools fetches; one that has it has nothing to do.
+    # Another target or compiler is another build. A host without tools fetches, and one with all modules does
+    # nothing.
     other = {0: state("a", lacks), 1: state("b", {"x": "9"}), 2: state("c", {"x": "", "y": ""}), 3: state("d", {})}
     assert assign(other) == {0: {"x", "y", "z"}, 1: {"x"}, 2: set(), 3: set()}
-    assert assign({0: state("a", {"x": ""})}) == {0: {"x"}}, "it says so itself"
+    assert assign({0: state("a", {"x": ""})}) == {0: {"x"}}, "it raises the error itself"
 
 
 def test_differences_name_rank_and_module():

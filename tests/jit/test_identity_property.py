@@ -1,4 +1,4 @@
-"""Any edit in the closure of a module changes its key, any edit outside does not, and two specs never look alike."""
+"""Keys: every edit in a module's closure changes the key, no other edit does, and no two specs share one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ edits = settings(max_examples=60)
 
 
 class Tree:
-    """Random headers in random places that include each other at random, and what of them a source reaches."""
+    """Random headers in random folders with random includes, and those that a source reaches."""
 
     def __init__(self, root: Path, draw) -> None:
         self.root, self.by_flag = root, draw(st.booleans())
@@ -61,7 +61,7 @@ class Tree:
 
 
 def edit(path: Path, draw) -> None:
-    """Changes bytes of a file; keeps its length now and then, and gives it some time."""
+    """Change bytes of a file. Its length sometimes stays, and it gets a new time."""
     data, status = path.read_bytes(), path.stat()
     place = draw(st.integers(0, len(data)))
     kind = draw(st.sampled_from(["insert", "remove", "replace"]))
@@ -104,7 +104,7 @@ def test_an_edit_outside_does_not(data):
 @edits
 @given(st.data())
 def test_many_edits_of_one_file_within_a_tick_are_all_seen(data):
-    """What was read a moment ago is not remembered: the clock of the file system may not have moved since."""
+    """A file written a moment ago is not cached, because the clock may not have moved since."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder).resolve(), data.draw)
         path, keys = data.draw(st.sampled_from(tree.inside)), set()
@@ -119,7 +119,7 @@ words = st.text("ab-=, \\$\"'", max_size=4)
 word_tuples = st.lists(words, max_size=3).map(tuple)
 pairs = st.lists(st.tuples(words, words), max_size=2).map(tuple)
 axes = st.dictionaries(words, st.lists(words, min_size=1, max_size=3).map(tuple), max_size=2)
-# Every field but those that are read from files or stand for a place.
+# All fields except those that are read from files or stand for a path.
 specs = st.builds(
     JitSpec,
     name=st.text("ab_.", min_size=1, max_size=4).filter(lambda text: text[0] != "."),
@@ -140,7 +140,10 @@ specs = st.builds(
 
 
 def same(first: object, second: object) -> bool:
-    """Equality that tells True from 1, and not the order of axes, which no template sees."""
+    """Return whether two values are equal.
+
+    True differs from 1, and the order of axes, which no template sees, does not count.
+    """
     if type(first) is not type(second):
         return False
     if isinstance(first, tuple):
@@ -160,7 +163,7 @@ def test_two_specs_never_encode_alike(first, second):
 @settings(max_examples=200)
 @given(specs, st.data())
 def test_one_field_taken_from_another_spec_changes_the_key(first, data):
-    """Neighbours: two specs that differ in as little as two specs can."""
+    """Neighbours: two specs that differ in one field only."""
     second = data.draw(specs)
     name = data.draw(st.sampled_from([one.name for one in fields(JitSpec)]))
     mine = {one.name: getattr(first, one.name) for one in fields(JitSpec)}

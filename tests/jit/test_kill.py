@@ -1,4 +1,4 @@
-"""Builders that are killed at any moment: whoever waits goes on, nothing half-written is used, nothing runs on."""
+"""Builders killed at any moment: waiters continue, nothing incomplete is used, no process remains."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from ..support.drawn import IN_CI
 from ..support.processes import Compiler, answering, end, owners, start, stopped, until
 
-# Forks children after the import; each builds the module, and says when it had it and what it answers.
-HERD = """
+# Forks children after the import. Each builds the module, and reports the time and the module's answer.
+BUILDERS = """
     import ctypes, json, os, sys
     from flashinfer.jit import gen_jit_spec
     count, name, source = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -44,14 +44,14 @@ def compiler(tmp_path, monkeypatch) -> Compiler:
 
 
 def owner_of(name: str, runtime: Path, not_in: set[int]) -> int | None:
-    """Who builds a module now, if it is none of the killed."""
+    """Return the process that builds a module, or ``None`` if it is one of the killed."""
     pids = {note["pid"] for note in owners(runtime) if note["module"] == name} - not_in
     return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), None)
 
 
 def test_kills_with_eight_waiters(make_spec, compiler, tmp_path):
-    """Five builders of a module are killed one after the other at random moments, thirteen processes wanted it."""
-    one_compile = 0.0  # of three the slowest: kills come at any moment of it
+    """Five of thirteen builders of a module are killed one after the other at random moments."""
+    one_compile = 0.0  # the slowest of three: kills happen at any moment of it
     for number in range(3):
         began = time.monotonic()
         make_spec(f"alone{number}").build()
@@ -61,29 +61,30 @@ def test_kills_with_eight_waiters(make_spec, compiler, tmp_path):
         rounds += 1
         name, value = f"killed{rounds}", random.randrange(10**6)
         source = make_spec(name, answering(value)).source_paths()[0]
-        herd = start(HERD, WAITERS + 5, name, source)
+        builders = start(BUILDERS, WAITERS + 5, name, source)
         dead: set[int] = set()
         started = compiler.started
         while len(dead) < 5:
-            pid = until(lambda n=name, d=frozenset(dead), h=herd: owner_of(n, tmp_path / "runtime", d) or h.poll() is not None)  # fmt: skip
+            pid = until(lambda n=name, d=frozenset(dead), h=builders: owner_of(n, tmp_path / "runtime", d) or h.poll() is not None)  # fmt: skip
             if pid is True:
                 break
             time.sleep(random.uniform(0, 0.8 * one_compile))
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                break  # it was faster: this module is built
+                break  # the module was built before the kill
             started = compiler.started
             dead.add(pid)
-        lines = [json.loads(line) for line in end(herd).splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in end(builders).splitlines() if line.startswith("{")]
         survivors = [line for line in lines if line["pid"] not in dead]
-        assert len(survivors) >= WAITERS, "nobody hangs, nobody fails"
-        assert {line["answer"] for line in lines} == {value}, "nobody loads anything else"
-        # One of those who wait takes over: a compile and a link, and what the last of the dead was about to start.
-        assert compiler.started - started <= 3, "nobody waits for more than one build after the last kill"
+        assert len(survivors) >= WAITERS, "no process hangs or fails"
+        assert {line["answer"] for line in lines} == {value}, "all load the same module"
+        # A waiting process takes over with a compile and a link. The last killed one may have been about to
+        # start one too.
+        assert compiler.started - started <= 3, "one build follows the last kill"
         kills += len(dead)
     print(f"{kills} kills in {rounds} rounds, one compile {one_compile:.2f} s")
-    assert compiler.started <= 2 * (3 + rounds + kills), "a kill costs one compile and one link at most"
+    assert compiler.started <= 2 * (3 + rounds + kills), "a kill costs at most one compile and one link"
 
 
 BUILD = "import sys; from flashinfer.jit import gen_jit_spec; gen_jit_spec(sys.argv[1], [sys.argv[2]]).build()"
@@ -109,14 +110,14 @@ def program_of(pid: int) -> str:
 
 @pytest.fixture
 def endless(make_spec, tmp_path, monkeypatch):
-    """A build whose compiler takes ten minutes, just begun; a flag makes the next one quick."""
+    """Start a build whose compiler takes ten minutes. A flag makes the next one fast."""
     quick = tmp_path / "quick"
     launcher = tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\ntest -e {quick} || sleep 600\nexec "$@"\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("FLASHINFER_CXX_LAUNCHER", str(launcher))
     spec = make_spec("endless", answering(3))
-    # A shell that starts tests in the background leaves SIGINT ignored, and children inherit that.
+    # A shell that starts tests in the background ignores SIGINT, and children inherit that.
     program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {BUILD}"
     builder = start(program, spec.name, spec.source_paths()[0])
     until(lambda: any("sleep 600" in program_of(pid) for pid in descendants(builder.pid)), what="a compiler runs")
@@ -130,12 +131,12 @@ def endless(make_spec, tmp_path, monkeypatch):
 def test_compilers_end_with_their_builder(endless):
     spec, builder = endless
     family = descendants(builder.pid)
-    assert len(family) >= 3, "ninja, the program in front of the compiler, the compiler"
+    assert len(family) >= 3, "ninja, the worker and the compiler"
     os.kill(builder.pid, signal.SIGKILL)
     began = time.monotonic()
     until(lambda: not any(program_of(pid) for pid in family), what="all of them end")
     spec.build()
-    assert time.monotonic() - began < 300, "nothing that is left of it is waited for"
+    assert time.monotonic() - began < 300, "no remaining process is waited for"
 
 
 def test_an_interrupted_builder_takes_its_compilers_with_it(endless):
@@ -158,9 +159,12 @@ def test_ninja_is_killed(endless):
 
 
 @pytest.mark.parametrize("left", ["worker", "ninja -C"])
-def test_what_is_left_of_a_build_is_not_disturbed(left, endless, capsys):
-    """What is stopped outlives its builder. A compiler's might go on to write, so the next one builds elsewhere; ninja's
-    would end at its first word, so what it has made is used."""
+def test_survivors_of_a_build_are_not_disturbed(left, endless, capsys):
+    """A stopped process outlives its builder.
+
+    A stopped compiler might continue to write, so the next builder uses another directory. A stopped ninja
+    would end at its first output, so its objects are used.
+    """
     spec, builder = endless
     rest = next(pid for pid in descendants(builder.pid) if left in program_of(pid))
     os.kill(rest, signal.SIGSTOP)
@@ -179,7 +183,7 @@ def test_what_is_left_of_a_build_is_not_disturbed(left, endless, capsys):
 
 
 def test_a_compiler_is_killed(endless):
-    """As the kernel does when the memory is full."""
+    """The kernel does so when memory is full."""
     spec, builder = endless
     family = descendants(builder.pid)
     os.kill(next(pid for pid in family if program_of(pid).split()[1].endswith("/launcher")), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Compilers behind a launcher: those that Debian has. None is in a key, and none changes a byte."""
+"""Compiler launchers of Debian. None is part of a key, and none changes a byte."""
 
 from __future__ import annotations
 

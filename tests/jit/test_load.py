@@ -1,4 +1,4 @@
-"""What is mapped into the process is what was verified, whatever happens to its path."""
+"""The mapped library is the verified one, whatever happens to its path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWERS = 'extern "C" __attribute__((visibility("default"))) int {name}() {{ ret
 
 
 def in_process(path: Path) -> ctypes.CDLL:
-    """The library that was loaded by this path; an OSError where none was."""
+    """Return the library loaded by this path. Raise OSError if there is none."""
     return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
@@ -30,7 +30,7 @@ def answer(path: Path, name: str) -> int:
 
 
 def test_a_file_replaced_after_the_check_is_not_mapped(make_spec, monkeypatch, tmp_path):
-    """Between the digest and ``dlopen`` another library takes the path: the verified bytes are loaded all the same."""
+    """Another library takes the path between the digest and ``dlopen``. The verified bytes are loaded."""
     good = make_spec("good_mapped", {"unit.cc": ANSWERS.format(name="good_mapped", value=1)})
     evil = make_spec("evil_mapped", {"unit.cc": ANSWERS.format(name="evil_mapped", value=2)}).build()
     artifact, real = good.build(), load._map
@@ -43,13 +43,13 @@ def test_a_file_replaced_after_the_check_is_not_mapped(make_spec, monkeypatch, t
     monkeypatch.setattr(load, "_map", replace_then_map)
     good.build_and_load()
     mapped = Path("/proc/self/maps").read_text()
-    assert f"{artifact.path} (deleted)" in mapped, "the file that was verified, which has no name any more"
+    assert f"{artifact.path} (deleted)" in mapped, "the verified file, which has no name any more"
     assert not hasattr(in_process(artifact.path), "evil_mapped")
     assert answer(artifact.path, "good_mapped") == 1
 
 
 def test_libraries_opened_through_one_descriptor_number_are_told_apart(make_spec):
-    """glibc knows a library by the name it was opened by, and descriptors' names are used again."""
+    """glibc identifies a library by the name it was opened by, and names of descriptors are reused."""
     for number in range(3):
         name = f"told_apart_{number}"
         spec = make_spec(name, {"unit.cc": ANSWERS.format(name=name, value=number)})
@@ -86,7 +86,7 @@ def test_without_proc_the_path_is_used(make_spec, monkeypatch):
     assert answer(load._loaded[spec.name].path, "without_proc") == 4
 
 
-def test_a_loaded_module_that_lacks_what_is_needed(make_spec, tmp_path):
+def test_a_loaded_module_without_the_needed_values(make_spec, tmp_path):
     wide = make_spec("narrowly_loaded", coverage={"dtype": ["float16", "bfloat16"]})
     publish(
         *(lambda a: (a.path, a.manifest))(wide.covering({"dtype": ["float16"]}).build()), tmp_path / "aot" / wide.name
@@ -99,7 +99,7 @@ def test_a_loaded_module_that_lacks_what_is_needed(make_spec, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch has threads
 def test_a_child_forked_while_a_thread_was_loading(make_spec):
-    """The child has that thread's locks, and no thread that would ever let go of them."""
+    """The child has that thread's locks, but no thread that would release them."""
     spec = make_spec("loaded_by_a_child")
     spec.build()
     with load._per_module.setdefault(spec.name, threading.Lock()):

@@ -1,4 +1,4 @@
-"""Artifacts that are not what their spec or their manifest says: a template's byte, lies, another library, a flipped bit."""
+"""Artifacts that contradict their spec or manifest: template, manifest, other library, flipped bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.jit.store import look_up
 
 
 def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
-    """A byte of the template that the configuration header is rendered from."""
+    """One byte of the template of the configuration header changes."""
     monkeypatch.setattr("flashinfer.env.data_root", lambda: str(tmp_path))
     (tmp_path / "config.jinja").write_text("// {{ name }}\n")
     spec = make_spec(template="config.jinja", config_header="config.h")
@@ -22,13 +22,13 @@ def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
 
 
 def lies(manifest: dict) -> dict[str, object]:
-    """A field -> something else of the same type."""
+    """Return field -> a wrong value of the same type."""
     other = {str: "0" * 64, int: 1, float: 1.5, list: ["x86-64"], dict: {"GLIBC": "2.0"}}
     return {name: not value if isinstance(value, bool) else other[type(value)] for name, value in manifest.items()}
 
 
 def test_miss_of_a_manifest_that_lies(make_spec):
-    """No field can be changed alone."""
+    """No single field can be changed."""
     spec = make_spec()
     artifact = spec.build()
     path = artifact.directory / MANIFEST

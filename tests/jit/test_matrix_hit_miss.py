@@ -1,7 +1,7 @@
-"""What must never compile again, and what must never be taken for what it is not: one case per line.
+"""Hits and misses: changes that must not compile again, and changes that must, one case per line.
 
-Every case builds a module once under a launcher that counts compilers, changes one thing, and asks again in a new
-process. ``ELSEWHERE`` names the tests of the lines that other files show.
+Each case builds a module once under a launcher that counts compilers, changes one thing, and looks it up
+again in a new process. ``ELSEWHERE`` names the tests of other files that cover a line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUDA_FILES = {
     "unit.cu": '#include "unit.cuh"\n__global__ void fill(int *out) { *out = ANSWER; }\nextern "C" int answer() { return ANSWER; }\n',
     "unit.cuh": "#define ANSWER 42\n",
 }
-# Builds what is missing and says where it is, whether a tool was started, and how many files were written.
+# Builds missing modules, and reports the path, whether a tool was started, and the number of written files.
 BUILD = """
     import json, os, sys
     started = []
@@ -52,8 +52,8 @@ ELSEWHERE = {
     "CPU features that this machine lacks": "test_store:test_a_cpu_that_lacks_a_feature_skips_the_artifact",
     "GPU archs that this machine lacks": "test_store:test_gpus",
     "glibc, libstdc++ and torch too old": "test_store:test_a_manifest_that_does_not_fit",
-    "a file owned by somebody else": "test_trust:test_what_belongs_to_somebody_else_is_refused",
-    "a file that others can write": "test_trust:test_what_others_can_write_is_refused",
+    "a file owned by somebody else": "test_trust:test_paths_of_another_user_are_refused",
+    "a file that others can write": "test_trust:test_paths_that_others_can_write_are_refused",
     "a file replaced between check and load": "test_load:test_a_file_replaced_after_the_check_is_not_mapped",
 }
 
@@ -61,7 +61,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 
 
 class Module:
-    """A module in two files, and a way to ask for it in a process of its own."""
+    """A module of two files, and a method that builds it in a process of its own."""
 
     def __init__(self, folder: Path, python: Callable, compilers: Callable[[], int]) -> None:
         self.folder, self._python, self.compilers = folder, python, compilers
@@ -85,7 +85,7 @@ class Module:
         return next(self.folder / name for name in self.files if not name.endswith("h"))
 
     def ask(self) -> tuple[Path, int]:
-        """Where the artifact is, and how many processes were started for it."""
+        """Return the artifact's path and the number of processes that were started for it."""
         sources = json.dumps([str(self.source)])
         program = BUILD.format(before=self.before)
         done = self._python(program, sources, json.dumps(self.options), **self.variables)
@@ -153,7 +153,7 @@ def set_variable(**variables: str) -> Callable[[Module, Path], None]:
 
 
 def no_bytes_can_be_written(module: Module, tmp_path: Path) -> None:
-    # As on a full file system: a file can be made, and not one byte can be put into it.
+    # As on a full file system: a file can be created, but no byte can be written.
     module.before = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         " resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); sys.dont_write_bytecode = True"
@@ -161,7 +161,7 @@ def no_bytes_can_be_written(module: Module, tmp_path: Path) -> None:
 
 
 def another_torch(module: Module, tmp_path: Path) -> None:
-    """A package that calls itself torch 2.10.1, with the C++ library of the real one."""
+    """Make a package that pretends to be torch 2.10.1, with the C++ library of the real one."""
     import torch
 
     package = tmp_path / "site" / "torch"
@@ -217,7 +217,7 @@ def test_hit_without_any_tool(module, tools):
 
 @needs_nvcc
 def test_hit_of_cuda_without_any_tool_and_through_a_link(module, tmp_path):
-    """Toolkit through a symlink, then no compiler, no ninja and no CUDA at all."""
+    """The toolkit is used through a symlink, and then without compiler, ninja and CUDA."""
     home = Path(shutil.which("nvcc")).parent.parent
     (tmp_path / "cuda").symlink_to(home)
     module.write(CUDA_FILES)
@@ -231,7 +231,7 @@ def test_hit_of_cuda_without_any_tool_and_through_a_link(module, tmp_path):
 
 
 def test_hit_of_another_user_in_a_read_only_workspace(module, tmp_path):
-    """Baked into an image by root, used by nobody in particular."""
+    """Root bakes the workspace into an image, and any user uses it."""
     first, _ = module.ask()
     subprocess.run(["chmod", "-R", "a+rX,a-w", str(tmp_path / "workspace"), str(module.folder)], check=True)
     if os.geteuid() == 0:
@@ -255,7 +255,7 @@ FAMILY = """
 
 
 def test_hit_after_reinstalling_and_moving_the_package(python, tmp_path, compilers_started):
-    """A wheel's files unpacked with new times, unpacked again, and a virtual environment that moved."""
+    """A wheel is unpacked with new times, unpacked again, and its virtual environment is moved."""
 
     def install(place: Path) -> str:
         shutil.rmtree(place, ignore_errors=True)
@@ -271,7 +271,7 @@ def test_hit_after_reinstalling_and_moving_the_package(python, tmp_path, compile
 
 
 def interpreters() -> list[str]:
-    """Other versions of Python on PATH; a name may be a shim of a version that is switched off."""
+    """Return other Pythons on PATH. A name may be a shim of a version that is switched off."""
     found = [path for minor in range(10, 20) if (path := shutil.which(f"python3.{minor}"))]
     say = "import sys; print(sys.version_info[:2])"
     done = {path: subprocess.run([path, "-c", say], capture_output=True, text=True) for path in found}
@@ -282,7 +282,7 @@ def interpreters() -> list[str]:
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_hit_of_another_python(module, interpreter, tmp_path):
-    """The key is the same; that no library needs libpython is the next test's."""
+    """The key is the same. The next test checks that no library needs libpython."""
     first, _ = module.ask()
     program = (
         "import sys; sys.dont_write_bytecode = True\nfrom flashinfer.jit import gen_jit_spec\n"
@@ -299,11 +299,11 @@ def test_elsewhere(place):
     assert f"def {name}(" in (Path(__file__).parent / f"{module}.py").read_text()
 
 
-# What must miss.
+# Changes that must miss.
 
 
 def edit(which: str, keep_time: bool = False, to: float | None = None) -> Callable[[Module, Path], None]:
-    """One byte, and the length stays."""
+    """Return a function that changes one byte of a file without changing its length."""
 
     def change(module: Module, tmp_path: Path) -> None:
         path = getattr(module, which)
@@ -324,7 +324,7 @@ def option(**options: object) -> Callable[[Module, Path], None]:
 
 
 def another_compiler(module: Module, tmp_path: Path) -> None:
-    """A program that compiles as the real one does, and names another version."""
+    """Make a program that compiles like the real compiler but reports another version."""
     for name, variable in (("g++", "CXX"), ("nvcc", "FLASHINFER_NVCC")):
         if (real := shutil.which(name)) is not None:
             script = tmp_path / name
@@ -335,7 +335,7 @@ def another_compiler(module: Module, tmp_path: Path) -> None:
 
 
 def another_variant(module: Module, tmp_path: Path) -> None:
-    """Same module, same file name, another body, in another folder, which is as old as the first."""
+    """Same module and file name, another body in another folder, with the same time."""
     module.folder = tmp_path / "of somebody else"
     module.write({name: text.replace("42", "7") for name, text in module.files.items()})
 
@@ -374,7 +374,7 @@ def test_miss(module, change, tmp_path):
 
 @needs_nvcc
 def test_miss_of_cuda(module, tmp_path):
-    """Each change on top of those before it: what is compiled is CUDA, which takes a while."""
+    """Changes accumulate, because compiling CUDA takes long."""
     module.write(CUDA_FILES)
     module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = None
     seen = [module.ask()[0]]

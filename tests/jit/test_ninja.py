@@ -1,4 +1,4 @@
-"""The text of ninja files, word by word, and what ninja makes of it."""
+"""The text of ninja files, word by word, and ninja's reading of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_spec_file_cuda():
 
 
 def test_spec_file_of_parts():
-    """Each part of a split source is an object of its own, made with the flag of its number."""
+    """Each part of a split source is an object of its own, compiled with its part number."""
     spec = replace(gen_norm_module("cuda").covering({"dtype": ["float16", "bfloat16"]}), split=True)
     text = render_spec(spec, CUDA, "norm_cuda")
     for part in range(2):
@@ -97,7 +97,7 @@ def test_graph_file(torch):
 
 
 def test_graph_file_with_a_runner(torch):
-    """Every command runs under it; what a person sees is the command without it."""
+    """The runner precedes every command. Messages show the command without it."""
     spec = gen_norm_module("cuda")
     plain = render_graph({"d/norm_cuda": spec}, tools("cuda", torch)).splitlines()
     text = render_graph(

@@ -1,6 +1,6 @@
-"""No home, no temporary directory, file systems mounted noexec, user namespaces, umasks: right, or a typed error that names it.
+"""No home, no temporary directory, noexec mounts, user namespaces, umasks: right, or a typed error.
 
-Programs run in processes of their own, as users and in namespaces that the kernel gives them.
+Programs run in processes of their own, as other users and in namespaces of the kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def built(result: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.fixture
 def of_everybody(tmp_path, light_gcc, monkeypatch):
-    """A source that every user can read, and a folder that belongs to somebody."""
+    """Make a source that every user can read, and a folder that belongs to another user."""
     monkeypatch.setenv("PATH", str(open_to_all(light_gcc)), prepend=os.pathsep)
     source = open_to_all(tmp_path / "src") / "unit.cc"
     source.write_text(answering(33)["unit.cc"])
@@ -69,7 +69,7 @@ def of_everybody(tmp_path, light_gcc, monkeypatch):
 
 @pytest.fixture
 def without_home(monkeypatch):
-    """A user without an account, and without a variable that says where home is."""
+    """Simulate a user without an account and without HOME."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("FLASHINFER_WORKSPACE_DIR")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
@@ -79,7 +79,7 @@ def without_home(monkeypatch):
 def test_without_a_home_the_workspace_is_one_that_cannot_be_used(
     workspace_dir, without_home, make_spec, aot, tmp_path, monkeypatch
 ):
-    """A build goes to the fallback with a warning; a prebuilt module is found and warns of nothing."""
+    """A build goes to the fallback with a warning. A prebuilt module is found without one."""
     if workspace_dir is not None:
         monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", workspace_dir)
     spec = make_spec("tiny", answering(31))
@@ -139,7 +139,7 @@ NO_TEMPORARY = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/p
 
 
 def test_without_a_temporary_directory_a_workspace_is_enough(make_spec, tmp_path, workspace):
-    """The compilers' own files go beside what they make."""
+    """The compilers' temporary files are next to their outputs."""
     seen = tmp_path / "seen"
     launcher = tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\necho "$TMPDIR" > {seen}\nexec "$@"\n')
@@ -180,7 +180,7 @@ def test_a_directory_for_locks_is_looked_for_only_as_far_as_needed(tmp_path, mon
 
 @needs_mounts
 def test_a_root_that_is_read_only(make_spec, workspace, tmp_path):
-    """As in a container of Kubernetes with readOnlyRootFilesystem: one volume can be written, and nothing else."""
+    """As in a Kubernetes container with readOnlyRootFilesystem: only one volume can be written."""
     source = make_spec("tiny", answering(35)).source_paths()[0]
     script = """
         mount -t tmpfs tmpfs /mnt
@@ -210,7 +210,7 @@ def test_commands_without_a_temporary_directory(command, workspace):
 
 @needs_mounts
 def test_a_workspace_mounted_noexec(make_spec, workspace):
-    """What is built goes to the fallback, and the warning names noexec and the variable."""
+    """The build goes to the fallback, and the warning names noexec and the variable."""
     source = make_spec("tiny", answering(36)).source_paths()[0]
     (line,), said = in_a_mount(workspace, "size=8m,noexec", "true", BUILD, source)
     assert not line.startswith(f"built {workspace}") and line.endswith(" 36")
@@ -228,7 +228,7 @@ def test_neither_the_workspace_nor_a_temporary_directory_can_hold_libraries(make
 
 
 @needs_mounts
-def test_what_lies_in_a_workspace_mounted_noexec_is_passed_over(make_spec, tmp_path, workspace):
+def test_artifacts_of_a_workspace_mounted_noexec_are_skipped(make_spec, tmp_path, workspace):
     spec = make_spec("tiny", answering(38))
     spec.build()
     os.rename(workspace, tmp_path / "saved")
@@ -285,13 +285,13 @@ LOOK = """
 @needs_namespaces
 @pytest.mark.parametrize("flags", ["-U", "-Ur"])
 def test_the_machines_compiler_in_a_user_namespace(flags, tmp_path, monkeypatch):
-    """Root's files show the overflow uid there; what others can write is refused all the same."""
+    """Root's files show the overflow uid there. Files that others can write are refused nevertheless."""
     before = (*AS_SOMEBODY, "unshare", flags)
     open_file = open_to_all(tmp_path / "open") / "file"
     open_file.touch()
     open_file.chmod(0o666)
     compiler = os.path.realpath(shutil.which("g++", path="/usr/bin:/bin") or toolchain.find_cxx())
-    package = open_to_all(tmp_path / "package")  # this user's own, whose owner says nothing of root
+    package = open_to_all(tmp_path / "package")  # this user's own, whose owner is not root
     shutil.copytree(ROOT / "flashinfer", package / "flashinfer", ignore=shutil.ignore_patterns("__pycache__"))
     for path in [package, *package.rglob("*")] if AS_SOMEBODY else []:
         os.chown(path, SOMEBODY, SOMEBODY)
@@ -305,7 +305,7 @@ def test_the_machines_compiler_in_a_user_namespace(flags, tmp_path, monkeypatch)
 @needs_users
 @pytest.mark.parametrize("flags", ["-U", "-Ur"])
 def test_a_build_in_a_user_namespace(flags, of_everybody):
-    """With the compiler named, an AOT directory of root's, and a workspace of this user's."""
+    """Build with a named compiler, root's AOT directory and this user's workspace."""
     source, mine = of_everybody
     result = run(
         BUILD, source, before=(*AS_SOMEBODY, "unshare", flags), CXX=shutil.which("g++"), FLASHINFER_WORKSPACE_DIR=f"{mine}/workspace",
@@ -353,7 +353,7 @@ AFTER = "\nassert gen_jit_spec('tiny', [sys.argv[1]]).probe().state == 'ready'\n
 
 @needs_users
 def test_a_umask_that_takes_everything(of_everybody):
-    """Of a user whom the rights bind; another process of that user finds what the first has built."""
+    """Test a user whom the umask restricts. Another process of that user finds the first one's build."""
     source, mine = of_everybody
     variables = {"FLASHINFER_WORKSPACE_DIR": f"{mine}/workspace", "FLASHINFER_RUNTIME_DIR": f"{mine}/runtime"}
     umask = "import os; os.umask(0o777)\n"

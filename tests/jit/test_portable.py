@@ -1,4 +1,4 @@
-"""Artifacts that serve elsewhere than where they were built: under any Python, on any GPU of the arch."""
+"""Artifacts used on other systems: with any Python, and on any GPU of the arch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_module_knows_no_python(python, tmp_path):
         needed = [
             tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"
         ]
-    assert any(name.startswith("aoti_torch_") for name in names), "the stable C ABI, and nothing of a Python"
+    assert any(name.startswith("aoti_torch_") for name in names), "the stable C ABI, and no Python symbol"
     assert not [name for name in names if name.startswith(("Py", "_Py"))]
     assert not [name for name in needed if "python" in name]
 

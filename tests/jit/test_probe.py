@@ -1,4 +1,4 @@
-"""What would become of a load, without doing any of it."""
+"""Predictions of a load, made without side effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Watch:
-    """What this process does to anything outside of it, while ``on``."""
+    """Record of this process's effects on the outside, while ``on``."""
 
     def __init__(self) -> None:
         self.on, self.seen = False, []
@@ -34,12 +34,12 @@ class Watch:
 
 
 WATCH = Watch()
-sys.addaudithook(WATCH)  # cannot be removed
+sys.addaudithook(WATCH)  # an audit hook cannot be removed
 
 
 @pytest.fixture
 def probe(tmp_path):
-    """Probes a spec, and holds that nothing was started, locked or opened to be written, and that no file changed."""
+    """Return a function that probes a spec and checks that it started, locked, opened and wrote nothing."""
 
     def run(spec, needs=None) -> Probe:
         before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -80,14 +80,14 @@ def test_what_is_loaded_is_ready(make_spec, probe):
     assert probe(spec) == Probe("ready", where=artifact.path)
 
 
-def test_impossible_beside_another_build_that_is_loaded(make_spec, probe):
+def test_impossible_with_another_loaded_build(make_spec, probe):
     make_spec("probed_changed").build_and_load()
     changed = make_spec("probed_changed", {"unit.cc": "int other;\n"})
     result = probe(changed)
     assert result.state == "impossible" and "is loaded from" in result.reason and "changed since" in result.reason
 
 
-def test_buildable_in_an_empty_place(make_spec, probe, workspace):
+def test_buildable_in_an_empty_workspace(make_spec, probe, workspace):
     result = probe(make_spec())
     assert (result.state, result.where, result.estimate) == ("buildable", None, None)
     assert "no artifact of that name is in" in result.reason and not workspace.exists()
@@ -142,7 +142,7 @@ def test_impossible_without_sources(make_spec, probe):
     assert result.state == "impossible" and "unit.cc" in result.reason
 
 
-def test_needs_are_heard(make_spec, probe, tmp_path):
+def test_needs_are_respected(make_spec, probe, tmp_path):
     wide = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
     wide.covering({"dtype": ["float16"]}).build()
     assert probe(wide, {"dtype": ["float16"]}).state == "ready"
@@ -150,8 +150,8 @@ def test_needs_are_heard(make_spec, probe, tmp_path):
     assert result.state == "buildable" and "built without dtype bfloat16" in result.reason
 
 
-def test_a_compiler_nobody_has_asked_is_asked_and_nothing_written(make_spec, workspace, monkeypatch):
-    """The one case that needs a process: whether this compiler made the artifact that is there."""
+def test_a_new_compiler_is_asked_and_nothing_is_written(make_spec, workspace, monkeypatch):
+    """Only this case needs a process: whether this compiler made the existing artifact."""
     monkeypatch.setattr(identity, "_answers", {})
     spec = make_spec()
     artifact = spec.build()
@@ -160,7 +160,7 @@ def test_a_compiler_nobody_has_asked_is_asked_and_nothing_written(make_spec, wor
     assert spec.probe() == Probe("ready", where=artifact.path) and not (workspace / "answers").exists()
     monkeypatch.setattr(identity, "_answers", {})
     look_up(spec)
-    assert (workspace / "answers").exists(), "a look-up for a load keeps the answer"
+    assert (workspace / "answers").exists(), "a lookup of a load stores the answer"
 
 
 def test_the_value_is_frozen():

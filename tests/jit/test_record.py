@@ -1,4 +1,4 @@
-"""Specs as JSON: they keep their keys elsewhere, and what a program asks for is written down."""
+"""Specs as JSON: they keep their keys on other machines, and requests of a program are recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_module_of_the_matrix_survives_json(tmp_path):
     for spec in matrix_specs(Matrix()):
         value = through_text(spec)
         assert from_json(JitSpec, value, tmp_path) == spec and value["own"] == {}
-        assert env.data_root() not in json.dumps(value), "the same everywhere"
+        assert env.data_root() not in json.dumps(value), "equal on every machine"
     assert os.listdir(tmp_path) == []
 
 
@@ -59,7 +59,7 @@ def test_users_files_travel_along_and_the_key_stays(tmp_path, make_spec):
     assert again.sources[0].startswith(str(tmp_path / "elsewhere"))
     assert through_text(again) == value and from_json(JitSpec, value, tmp_path / "elsewhere") == again
     os.truncate(again.sources[0], 3)
-    assert from_json(JitSpec, value, tmp_path / "elsewhere").key == key, "a damaged file is written again"
+    assert from_json(JitSpec, value, tmp_path / "elsewhere").key == key, "a damaged file is replaced"
 
 
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
@@ -71,8 +71,8 @@ NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
     roots=st.sets(NAMES, max_size=3),
 )
 @settings(max_examples=60)
-def test_whatever_the_files_and_folders_are_the_key_stays(places, texts, roots, tmp_path_factory):
-    """Files in any folders, one above the other too, that include each other in both ways, with any bytes."""
+def test_the_key_stays_for_any_files_and_folders(places, texts, roots, tmp_path_factory):
+    """Files in any folders, also nested ones, that include each other in both ways, with any bytes."""
     home, elsewhere = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("elsewhere")
     headers = [f"{name}.h" for name in sorted(places)]
     for number, (name, text) in enumerate(zip(headers, texts, strict=False)):
@@ -118,7 +118,7 @@ def test_other_contents_of_one_name_do_not_meet(tmp_path, make_spec):
         (dict(more=1), "spec: got"),
     ],
 )
-def test_a_record_that_cannot_be_is_refused_and_nothing_is_written(change, message, tmp_path, make_spec):
+def test_an_invalid_record_writes_nothing(change, message, tmp_path, make_spec):
     value = {**through_text(make_spec()), **change}
     with pytest.raises(ValueError, match=message.replace(".", "[.]")):
         from_json(JitSpec, value, tmp_path / "elsewhere")
@@ -133,7 +133,7 @@ def test_a_record_that_lacks_a_field_is_refused(tmp_path, make_spec):
             from_json(JitSpec, value, tmp_path)
 
 
-def test_files_that_are_somebodys_toolkit_are_refused(make_spec, monkeypatch, tmp_path, capsys):
+def test_large_files_of_users_are_refused(make_spec, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("flashinfer.jit.specjson.LARGEST", 100)
     spec = make_spec(files={"unit.cc": "//" + "x" * 100})
     with pytest.raises(ValueError, match="outside of"):
@@ -148,7 +148,7 @@ def requests(folder) -> list[tuple]:
     return sorted((one["spec"]["name"], one["needs"], one["archs"], one["key"]) for one in found)
 
 
-def test_what_is_asked_for_is_recorded_hit_or_miss_once(make_spec, monkeypatch, tmp_path):
+def test_requests_are_recorded_once(make_spec, monkeypatch, tmp_path):
     trace = tmp_path / "trace"
     trace.mkdir()
     monkeypatch.setenv("FLASHINFER_JIT_TRACE", str(trace))
@@ -180,7 +180,7 @@ def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, py
         assert found[1][3] == spec.key
 
 
-def test_a_trace_that_cannot_be_written_is_said_and_the_program_goes_on(make_spec, python, tmp_path):
+def test_a_trace_that_cannot_be_written_is_reported(make_spec, python, tmp_path):
     program = "import sys; from flashinfer import jit; print(jit.gen_jit_spec('tiny', [sys.argv[1]]).build().name)"
     done = python(program, make_spec().sources[0], FLASHINFER_JIT_TRACE=str(tmp_path / "gone"))
     assert done.stdout.strip() == "tiny" and "tiny is missing in the trace" in done.stderr

@@ -1,4 +1,4 @@
-"""A thread that asks for the module that it is building is told so at once; files of users are not imported meanwhile."""
+"""A thread that requests the module that it is building gets an error, and user files are not imported."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ HANDLE = """
 
 
 @pytest.mark.parametrize("first, again", [("build", "build"), ("load", "build"), ("load", "load")])
-def test_a_signal_handler_asks_for_what_its_thread_builds(first, again, make_spec, tmp_path, monkeypatch):
-    """The compiler sends the signal. A module that nobody builds yet is built in the handler."""
+def test_a_signal_handler_requests_the_module_of_its_thread(first, again, make_spec, tmp_path, monkeypatch):
+    """The compiler sends the signal. Another module is built in the handler."""
     launcher = tmp_path / "launcher"
     send = f"kill -USR1 $(cat {tmp_path}/pid)\nwhile ! test -e {tmp_path}/sent; do sleep 0.05; done"
     launcher.write_text(f'#!/bin/sh\nif ! test -e {tmp_path}/sent; then {send}; fi\nexec "$@"\n')
@@ -56,8 +56,8 @@ def test_a_signal_handler_asks_for_what_its_thread_builds(first, again, make_spe
     assert last.startswith(f'["tiny: {REFUSED}') and last.endswith(", 52] 51")
 
 
-def test_a_subscriber_asks_for_what_is_built(make_spec):
-    """It is called in the building thread, and the build goes on."""
+def test_a_subscriber_requests_the_module_being_built(make_spec):
+    """The subscriber is called in the building thread, and the build continues."""
     spec, other, said = make_spec("tiny", answering(53)), make_spec("other", answering(54)), list[str]()
 
     def ask(event: object) -> None:
@@ -73,7 +73,7 @@ def test_a_subscriber_asks_for_what_is_built(make_spec):
         assert [outcome.how for outcome in run([make_request(spec)])] == ["built"]
     finally:
         stop()
-    # Published already when it is told: found, not refused.
+    # The module is already published at that time, so it is found.
     assert said == ["54"] and answer(spec.build()) == 53
 
 
@@ -86,12 +86,12 @@ def test_a_lock_knows_its_thread(tmp_path):
     with pytest.raises(ReentrantBuildError):
         wait("x", "tiny", lambda: False)
     assert in_a_thread(lambda: try_hold("x", "tiny")) is None, "another thread waits"
-    assert try_hold("y", "tiny") is not None, "a lock that nobody refers to is nobody's"
+    assert try_hold("y", "tiny") is not None, "a lock without references is free"
     assert try_hold("y", "tiny") is not None
     hold.abandon()
     again = try_hold("x", "tiny")
     assert again is not None
-    hold.abandon()  # a second time: it has nothing to give back
+    hold.abandon()  # a second call releases nothing
     with pytest.raises(ReentrantBuildError):
         try_hold("x", "tiny")
     again.release()
@@ -100,7 +100,7 @@ def test_a_lock_knows_its_thread(tmp_path):
     taken.release()
 
 
-def test_housekeeping_inside_of_itself_does_nothing():
+def test_nested_housekeeping_does_nothing():
     with exclusive("history") as ours, exclusive("history") as inner:
         assert ours and not inner
     with exclusive("history") as ours:
@@ -108,7 +108,7 @@ def test_housekeeping_inside_of_itself_does_nothing():
 
 
 def test_one_of_several_is_being_built(make_spec):
-    """The others are built all the same."""
+    """The other modules are built."""
     tiny, other = make_request(make_spec("tiny", answering(55))), make_request(make_spec("other", answering(56)))
     hold = try_hold(f"{tiny.build_key} {tiny.destination.parents[3].resolve()}", "tiny")
     outcomes = run([tiny, other])
@@ -118,8 +118,8 @@ def test_one_of_several_is_being_built(make_spec):
     hold.release()
 
 
-def test_two_threads_ask_for_one_module(make_spec, compilers_started):
-    """They are no re-entry: one builds, the other waits."""
+def test_two_threads_request_one_module(make_spec, compilers_started):
+    """This is no re-entry: one thread builds, the other waits."""
     spec, answers = make_spec("tiny", answering(57)), list[int]()
     threads = [threading.Thread(target=lambda: answers.append(answer(spec.build()))) for _ in range(3)]
     for thread in threads:
@@ -129,12 +129,13 @@ def test_two_threads_ask_for_one_module(make_spec, compilers_started):
     assert answers == [57] * 3 and compilers_started() == 1
 
 
-# What flashinfer itself (shlex, sysconfig) and filelock (decimal, secrets) import of the standard library beyond torch.
+# Standard modules that flashinfer (shlex, sysconfig) and filelock (decimal, secrets) import in addition to
+# torch's.
 KNOWN = {"shlex", "sysconfig", "decimal", "_decimal", "_pydecimal", "secrets", "hmac"}
 
 
-def test_files_called_like_standard_modules_are_not_executed(make_spec, tmp_path):
-    """Files beside a program, called like every module of the standard library that torch has not imported."""
+def test_files_named_like_standard_modules_are_not_executed(make_spec, tmp_path):
+    """Files next to a program are named like all standard modules that torch has not imported."""
     program = """if True:
         import sys, torch
         from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Where the time goes: traces for Perfetto, and the page of build_aot.py, drawn by a browser where there is one."""
+"""Traces for Perfetto, and the page of build_aot.py, drawn by a browser if there is one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNITS = [
 TIMELINE = Timeline(1_700_000_000.0, "host<1>", 42, 2, UNITS)
 
 
-def test_memory_is_the_sum_of_the_peaks_of_what_runs():
+def test_memory_is_the_sum_of_the_peaks_of_running_units():
     assert [(at, size // MIB) for at, size in memory(UNITS)] == [
         (0.0, 100),
         (1.0, 1000),
@@ -84,7 +84,8 @@ def test_every_build_leaves_a_trace_and_the_oldest_go(make_spec, workspace, monk
         spans = [event for event in json.loads(newest.read_text())["traceEvents"] if event["ph"] == "X"]
         assert {(event["cat"], event["args"]["module"]) for event in spans} == {("compile", name), ("link", name)}
         assert all(event["dur"] > 0 and event["args"]["peak MiB"] > 0 for event in spans)
-        os.rename(newest, newest.with_name(f"2000{len(name)}{newest.name}"))  # builds of one second are not in order
+        # Builds within one second have no order.
+        os.rename(newest, newest.with_name(f"2000{len(name)}{newest.name}"))
     assert len(list(workspace.glob("traces/*"))) == 2
 
 
@@ -125,7 +126,7 @@ OUTCOMES = [
 
 
 class Page(html.parser.HTMLParser):
-    """What a page consists of, as far as the tests ask."""
+    """The parts of a page that the tests check."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class Page(html.parser.HTMLParser):
             self.texts.append(data.strip())
 
 
-def test_the_page_says_what_was_built_reused_and_failed():
+def test_the_page_shows_built_reused_and_failed_modules():
     text = report.render(OUTCOMES, 4.0)
     page = Page(text)
     words = " ".join(page.texts)
@@ -179,14 +180,14 @@ def test_runs_of_one_build_share_a_clock():
     assert (merged.units[-1].start, merged.units[-1].end) == (10.0, 11.5)
 
 
-def test_the_page_asks_nothing_of_the_network():
+def test_the_page_needs_no_network():
     text = report.render(OUTCOMES, 4.0)
     policy = next(attributes["content"] for tag, attributes in Page(text).tags if attributes.get("http-equiv"))
     assert policy.startswith("default-src 'none'")
     for tag, attributes in Page(text).tags:
         for name in ("src", "href", "action", "data", "srcset"):
             assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
-    script = Page(text).scripts["script"].replace("http://www.w3.org/2000/svg", "")  # a name, not a place
+    script = Page(text).scripts["script"].replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert not re.search(
         r"https?://|fetch\(|XMLHttpRequest|import\(|@import|url\(", script + Page(text).scripts["style"]
     )
@@ -209,7 +210,7 @@ def test_times_read_well(length, text):
 
 
 def browse(page: Path, folder: Path) -> tuple[str, str]:
-    """What a browser makes of a page: its elements after the script ran, and what it complained of."""
+    """Return a page's elements after its script ran in a browser, and the browser's errors."""
     quiet = ("background-networking", "component-update", "sync", "gpu", "quic", "dev-shm-usage", "extensions")
     command = [BROWSER, "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in quiet)]
     command += ["--enable-logging=stderr", f"--user-data-dir={folder}", "--window-size=1200,900", "--dump-dom"]
@@ -232,7 +233,7 @@ def test_a_browser_draws_every_unit_and_complains_of_nothing(tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium; the page is parsed all the same")
-def test_a_browser_says_it_where_the_script_fails(tmp_path):
+def test_a_browser_shows_an_error_of_the_script(tmp_path):
     page = tmp_path / "broken.html"
     page.write_text(report.render(OUTCOMES, 4.0).replace("  draw();", "  drawn();"))
     drawn, complaints = browse(page, tmp_path / "profile")

@@ -1,4 +1,4 @@
-"""Reporting decides nothing: whatever became of standard error, a module is built, and nothing is told elsewhere."""
+"""Reporting has no other effect: a module is built with any standard error."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ Make = Callable[..., JitSpec]
 
 
 class Silent:
-    """An object that some host puts in the place of standard error."""
+    """An object that a host program sets as standard error."""
 
 
 class Failing:
-    """One whose methods all fail."""
+    """A stream whose methods all fail."""
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(f"no {name}")
 
 
 class Writing:
-    """One that can only write."""
+    """A stream that can only write."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -80,7 +80,7 @@ def closed_descriptor() -> io.TextIOWrapper:
 
 
 def lost_terminal() -> io.TextIOWrapper:
-    """A terminal whose window is gone: it still is one, until something is written (EIO)."""
+    """A terminal whose window is gone. It is a terminal until something is written (EIO)."""
     terminal, ours = pty.openpty()
     stream = open(ours, "w", buffering=1)  # noqa: SIM115
     os.close(terminal)
@@ -108,7 +108,7 @@ STREAMS = [
 
 @pytest.fixture(params=STREAMS, ids=lambda make: make.__name__)
 def replace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
-    """Put an unusual stream in the place of standard error. (pytest has put its own there when a test begins.)"""
+    """Replace standard error by an unusual stream. pytest's own stream is set when a test begins."""
     made = request.param()
 
     def replace() -> object:
@@ -123,7 +123,7 @@ def replace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_build_with_an_unusual_standard_error(replace, make_spec, monkeypatch, capsys):
-    """With progress, every command told, and a compiler that fails."""
+    """With progress, verbose commands and a compiler that fails."""
     stream = replace()
     monkeypatch.setattr("flashinfer.jit.host.progress.EVERY", 0.0)
     good, bad = make_spec("good", answering(31)), make_spec("bad", {"unit.cc": "no C++\n"})
@@ -131,13 +131,13 @@ def test_a_build_with_an_unusual_standard_error(replace, make_spec, monkeypatch,
         build.build_jit_specs([bad, good], verbose=True)
     assert type(caught.value) is BuildError
     assert answer(good.build()) == 31
-    assert capsys.readouterr().out == "", "what is for standard error goes nowhere else"
+    assert capsys.readouterr().out == "", "text for standard error goes nowhere else"
     if isinstance(stream, Writing):
         assert "building bad, good" in stream.text and "flashinfer: " in stream.text
 
 
 def test_warnings_and_logs_with_an_unusual_standard_error(replace, make_spec, tmp_path, monkeypatch):
-    """The fallback of a workspace warns; a subscriber fails, and is logged by a handler that writes to the stream."""
+    """A workspace's fallback warns. A subscriber fails and is logged by a handler of the stream."""
     stream = replace()
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path / "file" / "workspace"))
@@ -149,7 +149,7 @@ def test_warnings_and_logs_with_an_unusual_standard_error(replace, make_spec, tm
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            # As ``warnings`` does, which pytest has replaced: of a stream's errors it expects OSError only.
+            # As ``warnings`` does. pytest's replacement expects only OSError from a stream.
             monkeypatch.setattr(warnings, "_showwarnmsg_impl", lambda message: stream and stream.write(str(message)))
             assert answer(make_spec("tiny", answering(32)).build()) == 32
     finally:
@@ -178,8 +178,8 @@ def test_commands_with_an_unusual_standard_error(replace, aot, make_spec, monkey
 
 
 @pytest.mark.parametrize("stdout", ["/dev/full", "closed", "pipe"])
-def test_a_command_whose_output_has_no_place(stdout, python, tmp_path):
-    """A full disk is an error that says so; nobody who reads, or none who ever could, is none."""
+def test_a_command_whose_output_cannot_be_written(stdout, python, tmp_path):
+    """A full disk is an error that is reported. A closed or missing reader is none."""
     program = f"""
         import os, sys
         if {stdout == "closed"}:
@@ -198,7 +198,7 @@ def test_a_command_whose_output_has_no_place(stdout, python, tmp_path):
     assert done.stderr == wanted
 
 
-def test_a_display_that_fails_is_left_alone(make_spec, caplog):
+def test_a_failing_display_is_not_called_again(make_spec, caplog):
     calls = []
 
     def display(progress: object) -> None:
@@ -211,7 +211,10 @@ def test_a_display_that_fails_is_left_alone(make_spec, caplog):
 
 
 def test_text_goes_out_whole_and_in_order(tmp_path, monkeypatch):
-    """Past the buffer, but after what a program has written itself; what the encoding lacks is escaped."""
+    """Text bypasses the buffer but follows the program's own output.
+
+    Characters without an encoding are escaped.
+    """
     with open(tmp_path / "said", "w", encoding="ascii", errors="backslashreplace") as file:
         monkeypatch.setattr(sys, "stderr", file)
         file.write("first\n")
@@ -233,8 +236,8 @@ def test_only_a_path_of_the_workspace_is_its_fault(workspace):
         assert type(of(err)) is BuildError and str(err) in str(of(err))
 
 
-def test_what_cannot_be_written_names_its_path(tmp_path, monkeypatch, make_spec, workspace):
-    """Errors of writing and of fsync name no path by themselves."""
+def test_errors_of_writing_name_the_path(tmp_path, monkeypatch, make_spec, workspace):
+    """Errors of write and fsync name no path themselves."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -263,7 +266,7 @@ def test_too_many_open_files_are_not_the_workspaces_fault(make_spec, monkeypatch
 
 
 def test_a_source_that_is_gone_is_not_the_destinations_fault(make_spec, monkeypatch, tmp_path):
-    """It is removed while it is compiled."""
+    """The source is removed during its compilation."""
     spec = make_spec("tiny", answering(37))
     source = Path(spec.source_paths()[0])
     launcher = tmp_path / "launcher"
@@ -276,8 +279,8 @@ def test_a_source_that_is_gone_is_not_the_destinations_fault(make_spec, monkeypa
     assert source.name in str(caught.value)
 
 
-def test_every_word_goes_through_the_door():
-    """No other file of the package writes to standard error, or asks it what it is."""
+def test_all_output_goes_through_one_file():
+    """No other file of the package writes to standard error or checks whether it is a terminal."""
     package = Path(errors.__file__).parent
     door = {package / "jit" / "report.py", *(package / "jit" / "worker").glob("*.py")}
     found = [
@@ -307,7 +310,7 @@ def test_a_wait_with_a_lost_terminal(monkeypatch):
 
 
 def test_an_event_while_a_signal_handler_emits(monkeypatch):
-    """The handler runs in the thread that holds the sums' lock."""
+    """The handler runs in the thread that holds the lock of the sums."""
     with events._guard:
         events.emit("hit", "from-a-handler")
     assert events.stats()["modules"]["from-a-handler"]["hit"]["count"] == 1

@@ -63,7 +63,7 @@ def test_flags_of_the_environment_change_the_key(variable, value, monkeypatch):
     [("FLASHINFER_JIT_VERBOSE", "1"), ("MAX_JOBS", "7"), ("FLASHINFER_CXX_LAUNCHER", "ccache"), ("HOME", "/nowhere"),
      ("FLASHINFER_WORKSPACE_DIR", "/nowhere")],
 )  # fmt: skip
-def test_what_changes_no_byte_changes_no_key(variable, value, monkeypatch):
+def test_variables_that_change_no_byte_change_no_key(variable, value, monkeypatch):
     before = gen_norm_module("cpu").key
     monkeypatch.setenv(variable, value)
     assert gen_norm_module("cpu").key == before
@@ -82,7 +82,7 @@ def test_contents_count_and_times_do_not(make_spec):
     assert spec.key != before, "an edit of the same length with a restored time must be seen"
 
 
-def test_the_place_of_the_sources_does_not_count(make_spec, tmp_path):
+def test_the_folder_of_the_sources_does_not_count(make_spec, tmp_path):
     key = make_spec().key
     os.rename(tmp_path / "src", tmp_path / "moved")
     moved = gen_jit_spec("tiny", [tmp_path / "moved" / "tiny" / "unit.cc"])
@@ -102,7 +102,7 @@ PLAIN = st.recursive(
 
 
 def _same(first: object, second: object) -> bool:
-    """Equality that tells True from 1."""
+    """Return whether two values are equal. True differs from 1."""
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
@@ -177,16 +177,16 @@ def test_unknown_backend_of_a_family():
     ],
     ids=["extra_include_paths", "-Ipath", "-I path", "-iquote path"],
 )
-def test_headers_count_however_their_directory_is_named(make_spec, tmp_path, how):
+def test_headers_count_for_every_way_to_name_their_directory(make_spec, tmp_path, how):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.h").write_text("#define ANSWER 1\n")
     files = {"unit.cc": '#include "mine.h"\nint answer = ANSWER;\n'}
     spec = make_spec(files=files, **how(tmp_path / "mine"))
     before = spec.key
-    assert spec.build().path.exists(), "the compiler finds it, too"
+    assert spec.build().path.exists(), "the compiler finds it too"
     (tmp_path / "mine").rename(tmp_path / "yours")
     moved = make_spec(files=files, **how(tmp_path / "yours"))
-    assert moved.key == before, "where it is does not count"
+    assert moved.key == before, "its folder does not count"
     (tmp_path / "yours" / "mine.h").write_text("#define ANSWER 2\n")
     assert moved.key != before
 
@@ -200,7 +200,7 @@ def test_headers_of_the_environments_flags_count(make_spec, tmp_path, monkeypatc
     assert spec.key != before
 
 
-def test_what_is_linked_by_name_counts(make_spec, tmp_path):
+def test_linked_files_count(make_spec, tmp_path):
     archive = tmp_path / "libmine.a"
     archive.write_bytes(b"!<arch>\n")
     spec = make_spec(extra_ldflags=["-lm", str(archive)])

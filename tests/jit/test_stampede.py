@@ -1,4 +1,4 @@
-"""Many processes, cold modules: each is compiled once, and never more compilers are alive than the machine has room for."""
+"""Many processes, cold modules: each is compiled once, within the machine's limit of compilers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILD = """
 
 
 def modules(make_spec, count: int) -> list[str]:
-    """``name=source`` of modules that answer 7, 8, ..."""
+    """Return ``name=source`` of modules that answer 7, 8, ..."""
     specs = [make_spec(f"m{number}", answering(number + 7)) for number in range(count)]
     return [f"{spec.name}={spec.source_paths()[0]}" for spec in specs]
 
@@ -34,20 +34,20 @@ def compiler(tmp_path, monkeypatch) -> Compiler:
     return compiler
 
 
-def test_eight_processes_want_one_module(make_spec, compiler):
-    sources = modules(make_spec, 1)  # written once: a source that changes while it is compiled is an error
+def test_eight_processes_build_one_module(make_spec, compiler):
+    sources = modules(make_spec, 1)  # written once: a source that changes during its compilation is an error
     processes = [start(BUILD, "single", *sources) for _ in range(8)]
     lines = [end(process).splitlines()[-1] for process in processes]
     assert lines == ["m0:7"] * 8 and compiler.started == 2, "one compiler, one linker, eight right answers"
 
 
 @pytest.mark.parametrize("how", ["single", "batch"])
-def test_eight_processes_want_eight_modules(how, make_spec, compiler, monkeypatch):
-    """Each in an order of its own; a compiler or linker holds one of two slots."""
+def test_eight_processes_build_eight_modules(how, make_spec, compiler, monkeypatch):
+    """Each process has another order. A compiler or linker holds one of two slots."""
     monkeypatch.setenv("MAX_JOBS", "2")
     sources = modules(make_spec, 8)
     processes = [start(BUILD, how, *random.sample(sources, len(sources))) for _ in range(8)]
     lines = [end(process).splitlines()[-1] for process in processes]
     assert set(lines) == {" ".join(f"m{number}:{number + 7}" for number in range(8))}
     assert compiler.started == 16, "eight compilers, eight linkers"
-    assert max(compiler.runs()) <= 2, "never more alive than the budget"
+    assert max(compiler.runs()) <= 2, "never more at once than the limit"

@@ -1,4 +1,4 @@
-"""Artifacts: whole or not at all, found when they fit, refused with a reason when they do not."""
+"""Artifacts: complete or absent, found if they fit, otherwise refused with a reason."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from flashinfer.jit.worker.notes import file_digest, read_depfile
 
 @pytest.fixture
 def built(make_spec):
-    """A spec and its artifact in the workspace."""
+    """Return a spec and its artifact in the workspace."""
     spec = make_spec()
     return spec, spec.build()
 
 
 def to_aot(artifact, tmp_path, **changes):
-    """A copy of an artifact in the AOT directory, with parts of its manifest changed."""
+    """Copy an artifact to the AOT directory, with parts of its manifest changed."""
     shutil.copytree(artifact.directory, tmp_path / "aot" / artifact.name, dirs_exist_ok=True)
     path = tmp_path / "aot" / artifact.name / MANIFEST
     path.write_text(json.dumps(sealed({**json.loads(path.read_text()), **changes})))
@@ -139,11 +139,11 @@ def test_gpus(archs, capability, runs, monkeypatch):
     assert (why_not_runnable("cuda", archs) is None) == runs
 
 
-def test_an_asked_arch_must_be_there(built, tmp_path, monkeypatch):
+def test_a_requested_arch_is_required(built, tmp_path, monkeypatch):
     spec, artifact = built
     to_aot(artifact, tmp_path, archs=["x86-64"])
     shutil.rmtree(artifact.directory)
-    assert look_up(spec).artifact is not None, "any level that this CPU has is taken where none is asked for"
+    assert look_up(spec).artifact is not None, "any level of this CPU is accepted without a request"
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
     assert "built for x86-64, asked for x86-64-v2" in store.look_up(spec).reason
 
@@ -163,7 +163,7 @@ def test_no_tools_at_all(built, monkeypatch):
     assert look_up(spec).artifact == artifact
 
 
-def test_fewer_values_serve_those_who_need_no_more(make_spec, tmp_path):
+def test_an_artifact_with_fewer_values_serves_calls_that_need_no_more(make_spec, tmp_path):
     wide = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
     narrow = wide.covering({"dtype": ["bfloat16"]})
     artifact = narrow.build()
@@ -191,7 +191,7 @@ WIDE = {"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128, 256], "mask_mo
 )
 @pytest.mark.parametrize("place", ["ahead of time", "workspace"])
 def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path, needs, lacks, place):
-    """One library that dispatches over three axes serves a configuration, and many, and never one outside of it."""
+    """A library that dispatches over three axes serves the configurations it covers, and no other."""
     one = make_spec(coverage={"dtype_q": ["bfloat16"], "head_dim": [64], "mask_mode": ["none"]})
     wide = one.covering(WIDE).build()
     if place == "ahead of time":
@@ -218,7 +218,7 @@ def test_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
     assert look_up(wide).artifact is None
     to_aot(wide.build(), tmp_path)
     assert look_up(wide).artifact.directory == tmp_path / "aot" / "tiny"
-    assert look_up(narrow).artifact == exact, "although AOT directories are looked at first"
+    assert look_up(narrow).artifact == exact, "although AOT directories come first"
     shutil.rmtree(exact.directory)
     assert look_up(narrow).artifact.directory == tmp_path / "aot" / "tiny"
 
@@ -233,7 +233,7 @@ def test_coverage_of_other_sources_does_not_serve(make_spec):
 
 
 def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
-    """A reader that looks all the time sees one artifact or the other, and now and then none."""
+    """A polling reader sees one artifact or the other, and sometimes none."""
     artifacts = [make_spec(f"m{number}").build() for number in range(2)]
     place, stop, seen = tmp_path / "aot" / "same", threading.Event(), []
 
@@ -252,7 +252,7 @@ def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
     stop.set()
     reader.join()
     assert set(seen) <= {a.manifest["sha256"] for a in artifacts}
-    assert os.listdir(place.parent) == ["same"], "nothing private is left behind"
+    assert os.listdir(place.parent) == ["same"], "no private directory is left"
     assert file_digest(place / "same.so") == libraries[1][1]["sha256"]
 
 

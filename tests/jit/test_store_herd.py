@@ -1,4 +1,4 @@
-"""Many processes of many hosts and one store: one of a host asks, one of a host compiles, one publisher wins."""
+"""Many processes of many hosts with one store: one per host asks and compiles, one publisher wins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashinfer.jit.store_remote.transport import Store
 from ..support.processes import answer, answering, end, start
 from ..support.stores import is_object
 
-# Forked, so that what they share is imported once: their number is what matters, not how they start.
+# Forked, so that modules are imported once. Only the number of processes matters.
 HERD = """
     import ctypes, os, random, sys
     import cryptography.hazmat.primitives.serialization
@@ -63,7 +63,7 @@ def test_twelve_processes_on_3_hosts_and_a_cold_store(make_spec, remote, keys, h
 
 
 def test_a_hundred_processes_and_one_cold_key(make_spec, remote, keys, host, tmp_path, compilers_started):
-    """They start on one host; then nine more hosts of five processes each fetch what it has built."""
+    """A hundred processes start on one host. Then nine more hosts of five processes fetch its build."""
     spec = make_spec("m7", answering(7))
     host("none", f"{remote.url}/bucket", publish=True)
     run(tmp_path / "one", 100, 1, [spec])
@@ -73,7 +73,7 @@ def test_a_hundred_processes_and_one_cold_key(make_spec, remote, keys, host, tmp
 
 
 @pytest.mark.parametrize("kind", ["file", "http"])
-def test_of_publishers_at_once_one_wins_and_nobody_sees_half(kind, remote, tmp_path):
+def test_one_of_several_publishers_wins(kind, remote, tmp_path):
     url = f"unsigned+file://{tmp_path}/store" if kind == "file" else f"unsigned+{remote.url}/store"
     hows, seen, stop = [], set(), threading.Event()
 
@@ -113,7 +113,7 @@ def test_a_publisher_that_is_killed_leaves_nothing_in_the_way(make_spec, host, r
     end(process)
     assert process.returncode == -signal.SIGKILL
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert len(files) == 1 and files[0].name.startswith("."), "no reader looks at it"
+    assert len(files) == 1 and files[0].name.startswith("."), "readers skip it"
     host("b", url)
     assert herd.stores()[0].get(herd.wanted_of(spec.build()).place) is None
     host("c", url, publish=True)

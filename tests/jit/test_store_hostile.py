@@ -1,4 +1,4 @@
-"""Objects that somebody put into a store: what nobody trusted has signed for this very module is never loaded."""
+"""Hostile objects in a store: without a trusted signature for this very module, nothing is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_object(public: bytes, signature: bytes, manifest: bytes, library: bytes) 
 
 
 class Attack:
-    """What somebody who can write to the bucket may put at the place of ``good``."""
+    """Objects that an attacker with write access may put at the path of ``good``."""
 
     def __init__(self, good: bytes, replayed: dict[str, bytes], strangers: bytes, manifest: dict) -> None:
         self.good, self.replayed, self.strangers, self.manifest = good, replayed, strangers, manifest
@@ -74,7 +74,7 @@ class Attack:
 
 
 def attack_on(spec, remote, make_spec, host, keys, tmp_path, monkeypatch) -> Attack:
-    """Objects of the same publisher at other places, and one of a stranger."""
+    """Make objects of the same publisher at other paths, and one of a stranger."""
     found, good = look_up(spec).artifact, remote.objects[place_of(remote)]
     sign = herd.signer()
     host("elsewhere", f"{remote.url}/elsewhere", publish=True)
@@ -94,7 +94,7 @@ def attack_on(spec, remote, make_spec, host, keys, tmp_path, monkeypatch) -> Att
     return Attack(good, replayed, strangers, found.manifest)
 
 
-def test_hostile_objects_are_refused_and_said_and_nothing_is_written(
+def test_hostile_objects_are_refused_and_nothing_is_written(
     pushed, remote, make_spec, host, keys, tmp_path, monkeypatch, capsys
 ):
     attack = attack_on(pushed, remote, make_spec, host, keys, tmp_path, monkeypatch)
@@ -109,7 +109,7 @@ def test_hostile_objects_are_refused_and_said_and_nothing_is_written(
         assert taken(request) == [], name
         said = capsys.readouterr().err
         assert said.count("it is not used") == 1 and said.count("\n") == 1, (name, said)
-        assert taken(request) == [] and capsys.readouterr().err == "", "said once"
+        assert taken(request) == [] and capsys.readouterr().err == "", "reported once"
         assert [path for path in where.rglob("*") if path.is_file()] == [], name
     remote.objects[place] = attack.good
     host("victim", f"{remote.url}/bucket/prefix")
@@ -129,8 +129,8 @@ def test_after_a_refusal_it_is_built(
     assert "it is not used" in capsys.readouterr().err
 
 
-def test_unsigned_is_checked_all_the_same(pushed, remote, make_spec, host, keys, tmp_path, monkeypatch, capsys):
-    """Where the user says that no signature is needed, damage and other modules are still refused, and strangers are not."""
+def test_unsigned_objects_are_checked_too(pushed, remote, make_spec, host, keys, tmp_path, monkeypatch, capsys):
+    """Without signatures, damage and other modules are still refused, but strangers are not."""
     place = place_of(remote)
     attack = attack_on(pushed, remote, make_spec, host, keys, tmp_path, monkeypatch)
     monkeypatch.delenv("FLASHINFER_STORE_KEYS")
@@ -148,7 +148,7 @@ def test_unsigned_is_checked_all_the_same(pushed, remote, make_spec, host, keys,
 
 
 def test_a_key_that_is_no_longer_trusted(pushed, remote, host, keys, tmp_path, capsys):
-    """Rotation: two lines while both are in use, then the new one alone."""
+    """Key rotation: two lines while both keys are in use, then only the new one."""
     host("b", f"{remote.url}/bucket/prefix")
     old = keys.read_text()
     keys.write_text(old + keygen(tmp_path / "new.pem") + "\n")

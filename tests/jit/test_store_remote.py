@@ -1,4 +1,4 @@
-"""Stores: what is built on one machine is fetched by others, in one request, if it is what somebody trusted has signed."""
+"""Stores: a module built on one machine is fetched by others in one request, if a trusted key signed it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from flashinfer.jit.store_remote import herd, transport
 from ..support.processes import answer, answering
 from ..support.stores import flipped, place_of, taken
 
-# One publisher, many readers
+# One publisher, many readers.
 
 
-def test_what_one_host_builds_another_fetches(pushed, remote, host, compilers_started):
+def test_one_host_builds_and_another_fetches(pushed, remote, host, compilers_started):
     found = look_up(pushed).artifact
     base = f"/bucket/prefix/tiny/{pushed.key}"
     default = f"{base}/default-{found.archs[0].replace('+', '-')}"
@@ -40,7 +40,7 @@ def test_what_one_host_builds_another_fetches(pushed, remote, host, compilers_st
         events[1].detail["url"] == remote.url + place_of(remote) and events[1].detail["bytes"] > found.manifest["size"]
     )
     assert pushed.build() == there and len(remote.asked) == 1, "the workspace has it now"
-    assert not list(place.rglob(".*")), "nothing half-done is left"
+    assert not list(place.rglob(".*")), "no temporary file is left"
 
 
 @pytest.mark.parametrize("kind", ["file", "memory", "s3"])
@@ -58,7 +58,7 @@ def test_other_stores(kind, make_spec, keys, host, tmp_path, remote, monkeypatch
     elif kind == "memory":
         pytest.importorskip("fsspec", reason="memory:// takes fsspec")
     url = {"file": f"file://{tmp_path}/layer", "memory": "memory://layer", "s3": "s3://bucket/prefix"}[kind]
-    monkeypatch.setenv("FLASHINFER_STORE_TIMEOUT", "60")  # importing s3fs takes a second or more
+    monkeypatch.setenv("FLASHINFER_STORE_TIMEOUT", "60")  # importing s3fs may take more than a second
     spec = make_spec("tiny", answering(7))
     host("a", url, publish=True)
     spec.build()
@@ -66,7 +66,7 @@ def test_other_stores(kind, make_spec, keys, host, tmp_path, remote, monkeypatch
     assert built == 1
     host("b", url)
     assert answer(spec.build()) == 7 and compilers_started() == built
-    # Another publisher comes second, and is done.
+    # A second publisher succeeds without writing.
     first = herd.stores()[0]
     assert herd.push(first, look_up(spec).artifact, herd.signer()) == "there already"
     first.put("half/way", b"1")
@@ -89,7 +89,7 @@ def test_stores_are_asked_in_their_order(pushed, remote, host, tmp_path, compile
 
 
 def test_a_machine_without_tools_asks_for_the_default(pushed, remote, host, monkeypatch, compilers_started):
-    """It reads the pointer, then the object; and it is the same with modules that nothing may build."""
+    """The machine reads the pointer, then the object. The same holds if builds are forbidden."""
     before = compilers_started()
     host("b", f"{remote.url}/bucket/prefix")
     remote.asked.clear()
@@ -146,7 +146,7 @@ def test_a_store_is_not_touched_by_a_hit_nor_without_need(make_spec, remote, hos
     assert done.stdout == "[]\n" and len(remote.asked) == asked
 
 
-# Stores that do not answer
+# Stores that do not answer.
 
 
 def test_busy_servers_are_asked_again_twice(pushed, remote, host, capsys, compilers_started):
@@ -184,12 +184,12 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
         assert said.count("not used from now on") == 1 and herd.stores()[0].off
         asked = len(remote.asked)
         assert taken(build.make_request(make_spec("late", answering(1)))) == []
-        assert len(remote.asked) == asked, "never asked again by this process"
-    # Far below what silence would have cost, and with room for a machine that is busy.
+        assert len(remote.asked) == asked, "this process does not ask again"
+    # Far below the cost of silence, with a margin for a busy machine.
     assert first < 10
 
 
-def test_without_the_packages_it_says_what_to_install(make_spec, remote, host, monkeypatch, tmp_path):
+def test_missing_packages_are_named(make_spec, remote, host, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     host("a", f"{remote.url}/one")
     with pytest.raises(DependencyError, match="cryptography: .*pip install -e '..store.'"):
@@ -220,9 +220,7 @@ def test_without_the_packages_it_says_what_to_install(make_spec, remote, host, m
         ("FLASHINFER_STORE_SIGNING_KEY", "{readable}", "a file that no other user can read"),
     ],
 )
-def test_a_value_that_cannot_be_names_its_variable(
-    name, value, wanted, keys, make_spec, tmp_path, monkeypatch, compilers_started
-):
+def test_a_bad_value_names_its_variable(name, value, wanted, keys, make_spec, tmp_path, monkeypatch, compilers_started):
     for file, text, mode in (("bad", "x\n", 0o600), ("empty", "#\n", 0o600), ("open", keys.read_text(), 0o666), ("readable", "x", 0o644)):  # fmt: skip
         (tmp_path / file).write_text(text)
         (tmp_path / file).chmod(mode)
@@ -241,7 +239,7 @@ def test_a_store_that_cannot_be_written_is_no_reason_to_fail(make_spec, remote, 
     assert answer(make_spec("tiny", answering(7)).build()) == 7 and "HTTP Error 403" in capsys.readouterr().err
 
 
-# The command
+# The command.
 
 
 def test_keygen_push_and_pull(make_spec, remote, keys, host, tmp_path, monkeypatch, capsys, compilers_started):

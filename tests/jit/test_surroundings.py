@@ -1,4 +1,4 @@
-"""Neither the environment of a build nor the folders that its files lie in change what is built, or keep it from being built."""
+"""Builds do not depend on the environment or the folders of their files, in success and in bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..support.processes import ROOT, answer, answering, python_path
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
-# Each alone gave other bytes under the same key, or no build at all.
+# Each of these caused other bytes under the same key, or a failed build.
 POISON = {
     "LD_RUN_PATH": "/poison/lib",
     "LIBRARY_PATH": "/poison/lib",
@@ -81,7 +81,7 @@ def files(request, monkeypatch):
 
 
 def build(files: dict[str, str], folder: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch, **options: object):
-    """Build a module of files that lie in a folder, in a workspace of its own."""
+    """Build a module of files in a folder, with a workspace of its own."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(workspace))
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -90,11 +90,11 @@ def build(files: dict[str, str], folder: Path, workspace: Path, monkeypatch: pyt
     return gen_jit_spec("tiny", sources, **options).build()
 
 
-# The environment
+# The environment.
 
 
-def test_compilers_get_what_is_allowed_and_nothing_else(make_spec, tmp_path, monkeypatch):
-    """Whatever else a shell, a batch system or a module system has set."""
+def test_compilers_get_only_allowed_variables(make_spec, tmp_path, monkeypatch):
+    """Variables of shells, batch systems and module systems are dropped."""
     launcher = tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\nenv -0 > {tmp_path}/seen\nexec "$@"\n')
     launcher.chmod(0o755)
@@ -126,11 +126,11 @@ def test_no_variable_changes_a_byte(files, tmp_path, monkeypatch):
     assert plain.path.read_bytes() == poisoned.path.read_bytes() and b"poison" not in plain.path.read_bytes()
 
 
-# Folders
+# Folders.
 
 
 def test_two_builds_of_one_key_are_equal(files, tmp_path, monkeypatch):
-    """From other folders, in other workspaces, at other times: the same bytes, with no path of either."""
+    """Builds from other folders, workspaces and times give the same bytes, without a path of either."""
     one = build(files, tmp_path / "here" / "src", tmp_path / "one", monkeypatch)
     two = build(files, tmp_path / "there" / "deep" / "down", tmp_path / "other" / "two", monkeypatch)
     assert one.manifest["build_key"] == two.manifest["build_key"]
@@ -139,7 +139,7 @@ def test_two_builds_of_one_key_are_equal(files, tmp_path, monkeypatch):
 
 
 def test_a_header_of_another_folder_is_named_as_in_the_key(tmp_path, monkeypatch):
-    """Whatever the folders have to do with each other: one may be in the other, or only begin with its name."""
+    """One folder may contain the other, or only begin with its name."""
     files = {"unit.cc": '#include <far.h>\nextern "C" const char* where() { return far(); }\n'}
     artifacts = []
     for number, (source, include) in enumerate([("a/src", "a/src2"), ("x", "y"), ("deep/down/src", "deep")]):
@@ -152,7 +152,7 @@ def test_a_header_of_another_folder_is_named_as_in_the_key(tmp_path, monkeypatch
     assert len({one.path.read_bytes() for one in artifacts}) == 1 and b"user/1/far.h" in artifacts[0].path.read_bytes()
 
 
-def test_a_debug_build_tells_nothing_of_its_folder(tmp_path, monkeypatch):
+def test_a_debug_build_contains_no_path_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "1")
     one = build(DATED, tmp_path / "here", tmp_path / "one", monkeypatch)
     two = build(DATED, tmp_path / "there", tmp_path / "two", monkeypatch)
@@ -164,7 +164,7 @@ NAMES = ["a,b", "a$b", "a b", "a=b", "a'b", 'a"b', "a;b&(c)", "a:b", "a#b", "üm
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_source_below_any_folder(name, tmp_path, monkeypatch):
-    """With a header beside it, one of another folder, and a workspace there too."""
+    """The source has a header next to it and one of another folder. The workspace is there too."""
     place = tmp_path / name
     files = answering(52)
     files["unit.cc"] = '#include "beside.h"\n#include <far.h>\n' + files["unit.cc"].replace("52", "BESIDE + FAR")
@@ -181,7 +181,7 @@ def test_a_source_below_any_folder(name, tmp_path, monkeypatch):
     files["unit.cc"] += "int bad = no_such_name;\n"
     with pytest.raises(BuildError, match="'no_such_name' was not declared") as caught:
         build(files, place / "src", place / "workspace", monkeypatch, extra_include_paths=[place / "include"])
-    assert f"{place}/src/unit.cc:4:" in caught.value.reason, "the user's file, as the user calls it"
+    assert f"{place}/src/unit.cc:4:" in caught.value.reason, "the user's file, by the user's name"
 
 
 @needs_nvcc
@@ -206,7 +206,7 @@ PACKAGE = """
 @pytest.mark.parametrize("name", ["a,b", "a$b=c d"])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
 def test_a_package_below_any_folder(name, backend, python, tmp_path):
-    """The bytes are those of a package in a plain place."""
+    """The bytes equal those of a package in a folder with a plain name."""
     paths = []
     for number, place in enumerate([tmp_path / name, tmp_path / "plain"]):
         for folder in ("flashinfer", "csrc", "include"):
@@ -217,8 +217,8 @@ def test_a_package_below_any_folder(name, backend, python, tmp_path):
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_command_prints_a_path_that_is_no_text(tmp_path):
-    """A workspace whose name is not UTF-8, on a terminal that takes nothing else."""
+def test_a_command_prints_a_path_that_is_not_text(tmp_path):
+    """The workspace's name is not UTF-8, and the terminal accepts only UTF-8."""
     program = "import sys; from flashinfer.cli.main import main; sys.exit(main(sys.argv[1:]))"
     place = os.fsencode(tmp_path) + b"/a\xe9b"
     environment = {**os.environb, b"FLASHINFER_WORKSPACE_DIR": place, b"PYTHONPATH": os.fsencode(python_path(ROOT)),
@@ -245,7 +245,7 @@ ZIPPED = """
 """
 
 
-def test_a_package_in_an_archive_says_so(tmp_path, python):
+def test_a_package_in_an_archive_is_an_error(tmp_path, python):
     archive = shutil.make_archive(str(tmp_path / "package"), "zip", ROOT, "flashinfer")
     done = python(ZIPPED, archive)
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Tools are found where they are, asked once, and missed with one clear sentence."""
+"""Tools: found in every supported location, asked once, and reported in one sentence if missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fake(path: Path, says: str, log: Path | None = None) -> str:
     return str(path)
 
 
-def test_cxx_is_what_CXX_says(tmp_path, monkeypatch):
+def test_CXX_names_the_compiler(tmp_path, monkeypatch):
     mine = fake(tmp_path / "mine", "mine 1.0")
     assert Path(find_cxx()).name in ("g++", "c++")
     monkeypatch.setenv("CXX", mine)
@@ -37,7 +37,7 @@ def test_cxx_is_what_CXX_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variable, find", [("CXX", find_cxx), ("FLASHINFER_NVCC", find_nvcc)])
-def test_a_named_tool_that_is_not_there_is_an_error(variable, find, monkeypatch):
+def test_a_named_tool_that_does_not_exist_is_an_error(variable, find, monkeypatch):
     monkeypatch.setenv(variable, "/nowhere/tool")
     with pytest.raises(ToolchainError, match=f"{variable}: '/nowhere/tool' is not a program"):
         find()
@@ -58,7 +58,7 @@ NAMED = {
      ("folder", 0o1777, "can be written by everybody"), ("program", 0o775, "can be written by group 54321")],
 )  # fmt: skip
 def test_a_program_that_others_can_write_is_not_run(variable, what, mode, refusal, tmp_path, monkeypatch):
-    """Neither by itself nor behind a link that only we can write; each is fine again once its rights are."""
+    """A program or link that others can write is refused, and accepted once its mode is right."""
     log = tmp_path / "log"
     program = Path(fake(tmp_path / "home/bin/nvcc", "x 1.0", log))
     changed = program if what == "program" else program.parent
@@ -77,10 +77,10 @@ def test_a_program_that_others_can_write_is_not_run(variable, what, mode, refusa
             find()
         changed.chmod(0o755)
         assert find()
-    assert not log.exists(), "it has never been started"
+    assert not log.exists(), "it was never started"
 
 
-def test_a_program_of_somebody_else_is_not_run(tmp_path, monkeypatch):
+def test_a_program_of_another_user_is_not_run(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("giving a file away takes root")
     program = fake(tmp_path / "cc", "cc 1.0")
@@ -102,7 +102,7 @@ def test_a_launcher_is_found_and_keeps_its_arguments(tmp_path, monkeypatch):
 
 @pytest.fixture
 def embedded(tmp_path, monkeypatch):
-    """An interpreter inside another program: no folder of its own has a Python."""
+    """Simulate an interpreter inside another program: no folder of its own has a Python."""
     for name in ("prefix", "exec_prefix", "base_exec_prefix"):
         monkeypatch.setattr(sys, name, str(tmp_path / name))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
@@ -110,7 +110,10 @@ def embedded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("executable", ["/opt/app/server", "/opt/python/app", "/opt/pythonic", "", None])
 def test_python_is_this_one_unless_it_is_part_of_another_program(executable, tmp_path, monkeypatch, embedded):
-    """The program would run itself. Next come this interpreter's folders, then ``PATH``, each with this version first."""
+    """The program would run itself.
+
+    So the order is this interpreter's folders, then ``PATH``, this version first.
+    """
     assert find_python() == sys.executable
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(ToolchainError, match=r"cannot find python: .* install python3\.\d+, in PATH"):
@@ -127,7 +130,7 @@ def test_ninja_without_an_executable(executable, monkeypatch):
     assert os.path.basename(find_ninja()) == "ninja"
 
 
-def test_an_answer_that_was_cut_short_is_asked_for_again(tmp_path, monkeypatch, workspace):
+def test_a_truncated_answer_is_asked_for_again(tmp_path, monkeypatch, workspace):
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0")
     for text in ("", '["(vendor', "[]", "3", '"(ven"'):
         monkeypatch.setattr(identity, "_answers", {})
@@ -171,7 +174,7 @@ def test_nvcc_of_a_pip_package(tmp_path, monkeypatch):
     assert find_nvcc() == found
 
 
-def test_ninja_beside_the_interpreter_without_a_path(monkeypatch):
+def test_ninja_next_to_the_interpreter_without_a_path(monkeypatch):
     if not (Path(sys.executable).parent / "ninja").exists():
         pytest.skip("this interpreter's environment has no ninja package")
     monkeypatch.setenv("PATH", "/nowhere")
@@ -190,14 +193,14 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     log = tmp_path / "log"
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0", log)
     for _ in range(3):
-        monkeypatch.setattr(identity, "_answers", {})  # what a new process starts with
+        monkeypatch.setattr(identity, "_answers", {})  # as in a new process
         assert version_of(compiler) == "(vendor) 1.0"
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)
     assert version_of(compiler) == "(vendor) 2.0"
 
 
-def test_a_script_stands_for_what_it_starts(tmp_path):
+def test_a_script_is_identified_by_the_programs_it_names(tmp_path):
     inner = fake(tmp_path / "real/cc", "cc 1.0")
     outer = tmp_path / "cc"
     outer.write_text(f'#!/bin/sh\nexec {inner} "$@"\n')
@@ -239,7 +242,7 @@ def test_no_torch(monkeypatch):
 
 
 @pytest.mark.parametrize("backend, lacks", [("cpu", "cannot find a C\\+\\+ compiler"), ("cuda", "no GPU is visible")])
-def test_what_is_missing_names_the_module_that_wanted_it(backend, lacks, make_spec, monkeypatch, tmp_path):
+def test_a_missing_tool_is_reported_with_the_module(backend, lacks, make_spec, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("flashinfer.jit.machine.target.visible_gpus", tuple)
     with pytest.raises(ToolchainError, match=f"module 'wanted' cannot be built: {lacks}"):
@@ -247,6 +250,6 @@ def test_what_is_missing_names_the_module_that_wanted_it(backend, lacks, make_sp
 
 
 def test_a_compiler_is_found_without_asking_for_the_interpreters_folders(monkeypatch):
-    """Each look-up finds the compiler, and sysconfig would take as long as the rest of a hit."""
+    """Each lookup finds the compiler, and sysconfig would double the time of a hit."""
     monkeypatch.setattr(toolchain, "_interpreter_folders", lambda: pytest.fail("sysconfig was asked"))
     assert Path(find_cxx()).name in ("g++", "c++")

@@ -1,4 +1,4 @@
-"""From a run to a package: trace records what a program asks for, build_aot.py builds exactly that."""
+"""From a run to a package: trace records the requests of a program, build_aot.py builds exactly these."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ sys.exit(7)
 
 @pytest.fixture
 def process(monkeypatch):
-    """Programs find this package."""
+    """Let programs find this package."""
     monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
 
 
 @pytest.fixture
 def recorded(make_spec, tmp_path, process, monkeypatch):
-    """A program with a child that is killed, and what was recorded of it."""
+    """Record a program with a child that is killed."""
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
     spec = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
     output = tmp_path / "specs.jsonl"
@@ -72,7 +72,7 @@ def test_a_program_and_its_children_are_recorded_and_merged(recorded):
 
 
 def test_a_module_of_the_project_is_recorded_from_its_function(process, tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")  # it is built, and no matter how fast it runs
+    monkeypatch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")  # compiles fast, and its speed does not matter
     program = "import torch, flashinfer; flashinfer.rmsnorm(torch.ones(2, 8), torch.ones(8))"
     assert main(["trace", "-o", str(tmp_path / "specs"), "--", sys.executable, "-c", program]) == 0
     (asked,) = read_specs(tmp_path / "specs", tmp_path)
@@ -84,8 +84,8 @@ def test_a_program_that_asks_for_nothing_gives_an_empty_file(tmp_path):
     assert (tmp_path / "specs").read_text() == ""
 
 
-def test_what_ends_the_program_is_told(tmp_path, process):
-    """A signal to the command reaches the program, and the file is written all the same."""
+def test_signals_reach_the_program(tmp_path, process):
+    """A signal to the command reaches the program, and the file is written."""
     assert main(["trace", "-o", str(tmp_path / "specs"), "--", "sh", "-c", "kill -9 $$"]) == 128 + 9
     command = [
         sys.executable,
@@ -114,7 +114,7 @@ def test_what_ends_the_program_is_told(tmp_path, process):
         (["-o", "x", "--", "no-such-program"], "not a program"),
     ],
 )
-def test_a_trace_that_cannot_be(arguments, message, tmp_path, monkeypatch, capsys):
+def test_bad_traces(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["trace", *arguments]) == 2
     assert message in capsys.readouterr().err and os.listdir(tmp_path) == []
@@ -150,7 +150,7 @@ def test_needs_of_one_spec_add_up_and_an_axis_that_is_not_named_is_all_of_it(mak
         ('{"spec": {"name": "a", "backend": "cpu"}, "key": "", "needs": {}, "archs": []}', "spec: got"),
     ],
 )
-def test_a_file_that_is_none_is_refused(text, message, tmp_path, capsys):
+def test_bad_files_are_refused(text, message, tmp_path, capsys):
     (tmp_path / "specs").write_text(text + "\n")
     assert main(["verify", "--specs", str(tmp_path / "specs")]) == 2
     assert message in capsys.readouterr().err
@@ -167,7 +167,7 @@ def test_a_file_that_others_can_write_or_that_is_missing_is_refused(recorded, tm
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_module_that_this_version_does_not_have_is_said(tmp_path, aot, capsys):
+def test_a_module_unknown_to_this_version_is_reported(tmp_path, aot, capsys):
     value = to_json(gen_norm_module("cpu")) | {"sources": ["csrc/gone.cc"], "source_cflags": []}
     write_specs(tmp_path / "specs", [{"spec": value, "key": "", "needs": {}, "archs": []}])
     assert main(["verify", "--specs", str(tmp_path / "specs")]) == 2
@@ -181,7 +181,7 @@ def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
 ):
     spec, output = recorded
     shutil.rmtree(workspace)
-    os.rename(tmp_path / "src", tmp_path / "moved")  # the other machine has none of the user's files
+    os.rename(tmp_path / "src", tmp_path / "moved")  # the other machine lacks the user's files
     before = compilers_started()
     assert main(["verify", "--specs", str(output)]) == 1
     assert "1 of 1 modules would be compiled" in capsys.readouterr().err and not workspace.exists()
@@ -227,7 +227,7 @@ def test_two_modules_of_one_name_are_one_only_where_they_differ_in_coverage(make
     assert "two modules are named 'tiny' and differ in cflags" in capsys.readouterr().err
 
 
-def test_what_a_spec_is_built_for(make_spec):
+def test_targets_of_a_spec(make_spec):
     def target(backend, *archs):
         return RecordedSpec(make_spec(backend=backend), {}, archs, "").target()
 

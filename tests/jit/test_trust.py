@@ -1,4 +1,4 @@
-"""Nothing that somebody else can write is loaded."""
+"""Nothing that another user can write is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flashinfer.jit.machine import trust
 from flashinfer.jit.machine.workspace import workspace as get_workspace
 from flashinfer.jit.store import look_up
 
-SOMEBODY = 12345  # neither root nor whoever runs the tests nor the owner of the package
+SOMEBODY = 12345  # neither root nor the user of the tests nor the owner of the package
 PLACES = {
     "the library": lambda d: d / "tiny.so",
     "the manifest": lambda d: d / MANIFEST,
@@ -35,13 +35,13 @@ def built(make_spec):
     return spec, spec.build()
 
 
-def test_the_places_are_all_there_are(built, workspace):
+def test_the_list_of_checked_paths_is_complete(built, workspace):
     assert PLACES["the workspace"](built[1].directory) == workspace
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("right, who", [(0o020, "by group"), (0o002, "by everybody")], ids=["group", "others"])
-def test_what_others_can_write_is_refused(built, place, right, who):
+def test_paths_that_others_can_write_are_refused(built, place, right, who):
     spec, artifact = built
     path = place(artifact.directory)
     mode = path.stat().st_mode
@@ -53,8 +53,8 @@ def test_what_others_can_write_is_refused(built, place, right, who):
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_what_belongs_to_somebody_else_is_refused(built, place, monkeypatch):
-    """Every place by itself: the owner is what ``stat`` says, for whoever runs this test."""
+def test_paths_of_another_user_are_refused(built, place, monkeypatch):
+    """Check each path separately. The owner is that of ``stat``, whatever user runs the test."""
     spec, artifact = built
     stolen = place(artifact.directory).stat()
     real = trust.refusal
@@ -72,14 +72,14 @@ def test_what_belongs_to_somebody_else_is_refused(built, place, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_what_was_given_away_is_refused(built, place):
+def test_paths_given_to_another_user_are_refused(built, place):
     spec, artifact = built
     os.chown(place(artifact.directory), SOMEBODY, -1)
     assert f"belongs to user {SOMEBODY}" in store.look_up(spec).reason and look_up(spec).artifact is None
 
 
 def test_another_user_is_not_served(built, monkeypatch):
-    """As seen by a user who neither owns these files nor this package: only root's are taken."""
+    """A user who owns neither these files nor the package accepts only root's files."""
     spec, artifact = built
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
     monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=0),))
@@ -93,37 +93,37 @@ def status(uid: int = 0, gid: int = 0, mode: int = 0o755) -> os.stat_result:
     return os.stat_result((mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
 
 
-def test_who_owns_the_package_is_trusted(monkeypatch):
-    """An environment that an administrator's account installed: its code runs here anyway."""
+def test_the_owner_of_the_package_is_trusted(monkeypatch):
+    """An administrator's account installed the environment, so its code runs here anyway."""
     monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=SOMEBODY),))
     assert trust.refusal("x", status(uid=SOMEBODY)) is None
     monkeypatch.setattr(trust, "_running_anyway", lambda: (status(uid=0),))
     assert "belongs to" in trust.refusal("x", status(uid=SOMEBODY))
 
 
-def test_which_groups_may_write(monkeypatch):
+def test_groups_that_may_write(monkeypatch):
     group = namedtuple("group", "gr_name gr_mem")
     names = {1000: "me", 2000: "staff"}
     members = {"me": [], "staff": []}
     monkeypatch.setattr(grp, "getgrgid", lambda gid: group(names[gid], members[names[gid]]))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: namedtuple("user", "pw_name")(names[uid]))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert trust.refusal("x", status(1000, 1000, 0o775)) is None, "umask 002, and a group of one's own"
+    assert trust.refusal("x", status(1000, 1000, 0o775)) is None, "umask 002, and the user's own group"
     members["me"] = ["me"]
     assert trust.refusal("x", status(1000, 1000, 0o775)) is None
     members["me"] = ["me", "friend"]
     assert "by group 1000" in trust.refusal("x", status(1000, 1000, 0o775))
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
-    assert "by group 3000" in trust.refusal("x", status(1000, 3000, 0o775)), "nobody knows who is in it"
+    assert "by group 3000" in trust.refusal("x", status(1000, 3000, 0o775)), "its members are unknown"
     assert "by group 0" in trust.refusal("x", status(0, 0, 0o775))
     monkeypatch.setattr(trust, "_running_anyway", lambda: (status(0, 2000, 0o775),))
-    assert trust.refusal("x", status(1000, 2000, 0o775)) is None, "who can write this package's code, too"
+    assert trust.refusal("x", status(1000, 2000, 0o775)) is None, "its members can write this package's code"
     monkeypatch.setattr(trust, "_running_anyway", lambda: (status(0, 2000, 0o755),))
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
-def test_what_is_built_is_taken_whatever_the_umask(make_spec, workspace, umask):
+def test_builds_with_any_umask_are_accepted(make_spec, workspace, umask):
     spec = make_spec()
     before = os.umask(umask)
     try:
@@ -143,8 +143,8 @@ def test_objects_are_not_left_where_others_can_write(make_spec, workspace):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
-def test_a_workspace_of_everybody_holds_a_directory_of_ones_own(make_spec, workspace, mode, compilers_started):
-    """As a volume that is mounted with mode 0777: what is built stays, and nobody else can have built it."""
+def test_a_workspace_of_everybody_holds_a_directory_per_user(make_spec, workspace, mode, compilers_started):
+    """As in a volume mounted with mode 0777: the build stays, and no other user can have made it."""
     workspace.mkdir()
     workspace.chmod(mode)
     spec, mine = make_spec(), workspace / f"user-{os.geteuid()}"
@@ -177,7 +177,7 @@ def test_an_aot_directory_that_others_can_write(built, tmp_path):
 
 
 def test_the_file_that_is_hashed_is_the_one_that_is_checked(built):
-    """A library that passed ``read`` and is made writable afterwards."""
+    """A library passes ``read`` and is made writable afterwards."""
     _, artifact = built
     artifact.path.chmod(0o666)
     with pytest.raises(ArtifactError, match=r"tiny\.so can be written by everybody"), verified(artifact):

@@ -1,4 +1,4 @@
-"""Users' variants of attention as modules: what they are known by, and what their authors read when they do not compile."""
+"""Users' attention variants as modules: their names, and the errors that their authors read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_librarys_edits_leave_the_name(tmp_path, monkeypatch):
     assert sigmoid().key != key and sigmoid().name == name
 
 
-# --- what their authors read; test_variant_forms.py has what compilers say of more mistakes ---
+# Errors that authors read. test_variant_forms.py has compilers' messages for more mistakes.
 
 
 def test_a_build_fails_at_the_users_line():
@@ -91,7 +91,7 @@ def test_a_build_fails_at_the_users_line():
 @needs_nvcc
 @pytest.mark.parametrize("family", ["decode", "prefill"])
 def test_every_hook_compiles_for_a_gpu(family, tmp_path):
-    """In the kernels of both families, with a window; how hooks compute is tests/attention/test_variants.py's."""
+    """Kernels of both families compile with a window. tests/attention/test_variants.py checks the results."""
     hooks = HOOKS.replace("window_left = kv_len", "window_left = 64")
     parameters = [[one[at] for one in many] for many in (HOOKS_TENSORS, HOOKS_SCALARS) for at in (0, 1)]
     arguments = ("hooks", *("bfloat16",) * 3, 64, 64, *parameters, "Hooks", hooks)
@@ -114,7 +114,7 @@ print(relative_error(out, sigmoid_attention(q, k, v, 0.125, -2.0)) < 1e-5)
 
 
 def test_ahead_of_time(tmp_path, python):
-    """Built where there is a compiler, used where there is none and the user's header lies elsewhere."""
+    """A variant is built with a compiler, and used without one and with its header in another folder."""
     for place in ("build", "run"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "sigmoid.h").write_text(FLASH_SIGMOID)

@@ -1,4 +1,4 @@
-"""What a compiler makes of users' variants: whose name it takes, whose headers, and one sentence for each mistake."""
+"""Compilation of users' variants: name lookup, headers, and one sentence per mistake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def variant(
     decl: str | Path, name: str = "V", *, tensors: dict[str, str] | None = None, scalars: dict[str, str] | None = None,
     device: str = "cpu",
 ) -> jit.JitSpec:  # fmt: skip
-    """The prefill module of a variant; ``tensors`` and ``scalars`` are names and their types."""
+    """Return the prefill module of a variant. ``tensors`` and ``scalars`` are names and types."""
     parameters = [[*part] for many in (tensors or {}, scalars or {}) for part in (many, many.values())]
     half = ("float16",) * 3
     return jit.gen_customize_single_prefill_module("auto", "one", *half, 64, 64, *parameters, name, decl, device=device)
@@ -31,7 +31,7 @@ def errors(said: str) -> list[str]:
     return [line for line in said.splitlines() if ": error: " in line or "): error" in line]
 
 
-# --- mistakes of form ---
+# Mistakes of form.
 
 CONSTRUCTOR = "template <typename P> FLASHINFER_HD V(const P&, uint32_t, uint8_t*) {}"
 UPDATER = "template <int kRows> __device__ auto GetAttentionUpdater() { return DefaultUpdater<kRows>(); }"
@@ -94,20 +94,20 @@ def test_kernels_add_nothing_to_a_mistake(tmp_path):
 
 @needs_nvcc
 @pytest.mark.parametrize("sentence", ["a variant derives from AttentionVariantBase", "one without is never called"])
-def test_nvcc_says_it_too(sentence, tmp_path):
+def test_nvcc_reports_it_too(sentence, tmp_path):
     found = errors(compiled(variant(MISTAKES[sentence], device="cuda"), "csrc/prefill_cuda.cu", tmp_path))
     assert len(found) == 1 and sentence in found[0], found
 
 
 @pytest.mark.parametrize("name, said", [("Nobody", "Nobody"), ("V<3>", "V")])
-def test_a_name_that_stands_for_nothing(name, said, tmp_path):
+def test_an_unknown_name(name, said, tmp_path):
     found = errors(compiled(variant(FORMS["as it should be"], name), CONFIGURATION, tmp_path))
     assert found[0].startswith("one: variant_name:1:") and said in found[0]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_error_is_at_the_users_line(device, tmp_path):
-    """In a text and in a header; what is in a template is reported there too, when the kernels use it."""
+    """The line is that of a text or a header. Errors in a template are reported there when kernels use it."""
     broken = FLASH_SIGMOID.replace("math::log2e;", "math::log3e;", 1)
     line = 1 + broken[: broken.index("log3e")].count("\n")
     header = tmp_path / "broken.h"
@@ -120,7 +120,7 @@ def test_an_error_is_at_the_users_line(device, tmp_path):
         )
 
 
-# --- whose name, whose header ---
+# Names and headers.
 
 IS_USERS = """
 #include "attention_config.h"
@@ -130,7 +130,7 @@ static_assert(sizeof(flashinfer::Variant) == sizeof(::{name}) && flashinfer::Var
 
 @pytest.mark.parametrize("name", ["FlashSigmoid", "DefaultAttention", "Mask", "Params", "Variant"])
 def test_the_users_text_wins(name, tmp_path):
-    """Whatever the library calls so, and although its variants are included."""
+    """The user's name wins over any name of the library, although the library's variants are included."""
     text = (
         "#include <flashinfer/attention/variants.cuh>\n"
         f"struct {name} : AttentionVariantBase {{ static constexpr int of_the_user = 1; float sm_scale_log2 = 1;\n"
@@ -156,7 +156,7 @@ def test_names_in_namespaces(tmp_path):
 
 
 def test_the_librarys_headers_win_over_namesakes(tmp_path):
-    """What lies beside a user's header has no say in what the library includes; what the user includes is the user's."""
+    """A header next to the user's does not affect the library's includes, only the user's own."""
     folder = tmp_path / "user"
     for name in ("flashinfer/attention/mask.h", "attention/run.h", "attention/setting.h", "binding/check.h"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def test_a_header_called_as_the_configuration_is_refused(tmp_path):
         variant(tmp_path / "attention_config.h", "FlashSigmoid")
 
 
-# --- parameters ---
+# Parameters.
 
 
 def test_parameters_keep_their_types(tmp_path):
@@ -198,7 +198,7 @@ def test_parameters_keep_their_types(tmp_path):
 
 
 def test_a_binding_has_the_kernels_types(tmp_path):
-    """half_t and bfloat16_t, and with them Params, are one type in a CUDA module: what nvcc's headers define."""
+    """In a CUDA module half_t and bfloat16_t, and so Params, are the types of nvcc's headers."""
     spec = variant(FORMS["as it should be"], tensors={"a": "half", "b": "nv_bfloat16"}, device="cuda")
     text = """
     #include "attention/arguments.h"

@@ -1,4 +1,4 @@
-"""verify: whether a program would compile, here or on a machine that is described, without compiling."""
+"""verify: whether a program would compile, here or on a described machine, without compiling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(path, *specs: JitSpec, archs=()) -> Path:
 
 
 def shipped(spec: JitSpec, place: Path, **changes) -> None:
-    """An artifact of ``spec`` in an AOT directory, its manifest changed."""
+    """Make an artifact of ``spec`` in an AOT directory with a changed manifest."""
     built = spec.build()
     publish(built.path, {**built.manifest, **changes}, place / spec.name)
 
@@ -48,7 +48,7 @@ def test_another_machines_cpu_is_verified_for(make_spec, tmp_path, verdict, monk
     code, why = verdict(specs, "--cpu-arch", "x86-64-v2")
     assert code == 1 and "compiled for x86-64-v3, the machine is x86-64-v2" in why
     assert main(["verify", "--specs", str(specs), "--cpu-arch", "i386"]) == 2
-    # A machine that asks for a level gets that and no other.
+    # A machine with a requested level accepts only that level.
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
     assert "asked for x86-64-v2" in verdict(specs, "--cpu-arch", "x86-64-v4")[1]
 
@@ -81,11 +81,11 @@ def test_gpus_that_are_not_here_are_verified_for(archs, gpus, ready, make_spec, 
     shipped_manifest = {**built.manifest, **spec.fields(), "key": spec.key, "archs": archs}
     publish(built.path, shipped_manifest, tmp_path / "aot" / "tiny")
     assert (verdict(write(tmp_path / "specs", spec), "--cuda-arch", gpus)[0] == 0) == ready
-    # Where none is named, those of the machine that was recorded.
+    # Without named archs, the recorded ones count.
     assert (verdict(write(tmp_path / "specs", spec, archs=gpus.split()))[0] == 0) == ready
 
 
-def test_needs_decide_what_a_narrower_module_is_good_for(make_spec, tmp_path, verdict):
+def test_needs_decide_whether_a_narrower_module_serves(make_spec, tmp_path, verdict):
     wide = make_spec(coverage={"dtype": ["float16", "bfloat16"]})
     shipped(wide.covering({"dtype": ["float16"]}), tmp_path / "aot")
     for needs, code in (({"dtype": ["float16"]}, 0), ({"dtype": ["bfloat16"]}, 1), ({}, 1)):
@@ -94,7 +94,7 @@ def test_needs_decide_what_a_narrower_module_is_good_for(make_spec, tmp_path, ve
         assert verdict(tmp_path / "specs")[0] == code
 
 
-def test_other_sources_than_were_recorded_are_said(make_spec, tmp_path, verdict):
+def test_other_sources_than_recorded_are_reported(make_spec, tmp_path, verdict):
     spec = make_spec()
     line = {"spec": to_json(spec), "key": "0" * 64, "needs": {}, "archs": []}
     write_specs(tmp_path / "specs", [line])

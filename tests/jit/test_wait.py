@@ -1,4 +1,4 @@
-"""Waits and builds speak, and a wait never lasts longer than it should."""
+"""Waits and builds report their progress, and no wait is longer than necessary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def events():
 
 @pytest.fixture
 def holder():
-    """Starts processes that hold the lock ``name`` for some seconds, and ends them with the test."""
+    """Return a function that starts a process which holds the lock ``name``. The test ends it."""
     processes = []
 
     def hold(name: str, seconds: float, program: str = HOLD):
@@ -60,7 +60,7 @@ def holder():
 
     yield hold
     for process in processes:
-        with suppress(ProcessLookupError):  # what it started goes with it
+        with suppress(ProcessLookupError):  # kills its children too
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
@@ -69,7 +69,7 @@ def never() -> bool:
     return False
 
 
-def test_a_wait_speaks(holder, events, monkeypatch):
+def test_a_wait_reports_itself(holder, events, monkeypatch):
     monkeypatch.setattr(lock, "FIRST_REPORT", 0.2)
     monkeypatch.setattr(lock, "NEXT_REPORTS", 0.3)
     owner = holder("a build", 600)
@@ -92,10 +92,10 @@ def test_a_wait_speaks(holder, events, monkeypatch):
     assert {event.kind for event in events} == {"wait"} and len(events) == len(lines) + 1
     assert events[0].detail["done"] == 3 and events[0].detail["total"] == 7
     assert f"pid {owner.pid} on " in events[0].detail["owner"]
-    assert 0.5 < sum(event.ms for event in events) / 1e3 < 300, "each event counts what passed since the one before"
+    assert 0.5 < sum(event.ms for event in events) / 1e3 < 300, "each event counts the time since the last one"
 
 
-def test_the_first_word_comes_within_ten_seconds_and_then_every_thirty():
+def test_reports_come_within_ten_seconds_and_then_every_thirty():
     assert lock.FIRST_REPORT <= 10 and lock.NEXT_REPORTS <= 30
 
 
@@ -116,7 +116,7 @@ def test_a_wait_has_a_deadline(holder, monkeypatch):
 
 
 def test_the_deadline_of_a_build(make_spec, holder, workspace, monkeypatch):
-    """One module is built by somebody who takes too long; the other is built all the same."""
+    """One module is built by another process that takes too long. The other module is built here."""
     monkeypatch.setenv("FLASHINFER_JIT_TIMEOUT", "0.5")
     taken, free = make_spec("taken"), make_spec("free")
     workspace.mkdir()
@@ -130,7 +130,7 @@ def test_the_deadline_of_a_build(make_spec, holder, workspace, monkeypatch):
 
 @pytest.fixture
 def slow_build(make_spec, tmp_path, monkeypatch):
-    """A builder in a process of its own whose compiler takes long; a flag lets others be quick."""
+    """Start a builder whose compiler takes long. A flag makes later ones fast."""
     quick, launcher = tmp_path / "quick", tmp_path / "launcher"
     launcher.write_text(f'#!/bin/sh\necho >> {tmp_path}/count\ntest -e {quick} || sleep 600\nexec "$@"\n')
     launcher.chmod(0o755)
@@ -151,7 +151,7 @@ def answer(spec) -> int:
 
 
 def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):
-    """Those who wait say so, and after a while one of them builds for all."""
+    """Waiting processes report it, and after a while one of them builds for all."""
     spec, builder = slow_build
     monkeypatch.setattr(lock, "FIRST_REPORT", 0.2)
     monkeypatch.setattr(lock, "PATIENCE", 1.0)
@@ -164,11 +164,11 @@ def test_a_stopped_builder(slow_build, events, monkeypatch, capsys, tmp_path):
     assert f"slow: pid {builder.pid} on " in said and "is stopped since 1 s; building it here" in said
     assert any(event.kind == "wait" and event.detail.get("trouble") == "stopped" for event in events)
     assert all("built " in end(other) for other in others) and answer(spec) == 5
-    assert (tmp_path / "count").read_text() == "\n" * 2, "four wait, one of them compiles"
+    assert (tmp_path / "count").read_text() == "\n" * 2, "one of four waiting processes compiles"
 
 
-def test_what_is_published_is_not_waited_for(make_spec, holder, workspace, capsys):
-    """The owner of the lock has been stopped after it published, or is on another host: the artifact is there."""
+def test_a_published_artifact_ends_a_wait(make_spec, holder, workspace, capsys):
+    """The lock's owner was stopped after it published, or is on another host: the artifact exists."""
     spec = make_spec("there", answering(1))
     workspace.mkdir()
     request = make_request(spec)
@@ -181,7 +181,10 @@ def test_what_is_published_is_not_waited_for(make_spec, holder, workspace, capsy
 
 
 def test_two_hosts_build_in_directories_of_their_own(make_spec, tmp_path, compilers_started):
-    """They share the workspace and not the locks: each compiles once at most, and both publish the same bytes."""
+    """The hosts share the workspace but no locks.
+
+    Each compiles at most once, and both publish the same bytes.
+    """
     spec = make_spec("shared", answering(9))
     hosts = [start(BUILD, spec.name, spec.source_paths()[0], FLASHINFER_RUNTIME_DIR=str(tmp_path / f"host{number % 2}"))
              for number in range(4)]  # fmt: skip
@@ -200,9 +203,9 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
         time.sleep(600)
         os._exit(0)
     try:
-        hold.abandon()  # what happens too when this process is killed
+        hold.abandon()  # a kill of this process has the same effect
         again = until(lambda: try_hold("forked", "slow"))
-        assert again.token == hold.token, "the next one goes on in the same directory"
+        assert again.token == hold.token, "the next holder resumes in the same directory"
         again.release()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -210,7 +213,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
 
 
 def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
-    """Containers that start from one image find the same file, and may share a workspace and no locks."""
+    """Containers of one image find the same note, and may share a workspace but no locks."""
     hold = try_hold("x", "tiny")
     hold.abandon()
     path = next(tmp_path.glob("runtime/*/*.note"))
@@ -222,7 +225,7 @@ def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": 3}', '{"token": "../../x"}', "\0"])
 def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
-    """Whoever waits for it knows no name; whoever has it takes another directory."""
+    """A waiting process cannot name the owner. The next holder uses another directory."""
     monkeypatch.setattr(lock, "FIRST_REPORT", 0.1)
     hold = try_hold("x", "tiny")
     (path,) = tmp_path.glob("runtime/*/*.note")
@@ -248,7 +251,7 @@ LEAK = """
 
 
 def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
-    """Something that the owner started holds it still: nobody knows for how long."""
+    """A child of the owner still holds the lock for an unknown time."""
     monkeypatch.setattr(lock, "PATIENCE", 0.5)
     owner = holder("leaked", 600, LEAK)
     owner.wait()
@@ -257,8 +260,8 @@ def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
     hold.release()
 
 
-def test_a_build_speaks(make_spec, tmp_path, monkeypatch):
-    """Before any compiler runs: what, how much, how long it took before. Then how far it is."""
+def test_a_build_reports_its_progress(make_spec, tmp_path, monkeypatch):
+    """Modules, files and the expected time are reported before any compiler runs, and then the progress."""
     said: list[str] = []
     monkeypatch.setattr(
         "flashinfer.jit.host.progress.say", lambda text: (said.append(text), before.append(compiler.started))
@@ -281,7 +284,7 @@ def test_progress_on_a_terminal(make_spec, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     make_spec("seen").build()
     _, *shown = capsys.readouterr().err.split("\r\x1b[K")
-    assert shown[0].startswith("flashinfer: ") and "steps" in shown[0] and shown[-1] == "", "the last line is wiped"
+    assert shown[0].startswith("flashinfer: ") and "steps" in shown[0] and shown[-1] == "", "the last line is cleared"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a.cc": 3}', '{"a.cc": ["x", 1]}', "\0"])
@@ -313,7 +316,7 @@ def test_a_wait_is_in_the_timeline(slow_build, monkeypatch):
     os.kill(builder.pid, signal.SIGSTOP)
     (outcome,) = run([make_request(spec)])
     kinds = [unit.kind for unit in outcome.timeline.units]
-    # On a loaded machine its own compilers may wait too, for memory.
+    # On a loaded machine, the module's own compilers may wait for memory too.
     assert kinds[0] == "wait" and [kind for kind in kinds if kind != "wait"] == ["compile", "link"]
     waited = outcome.timeline.units[0]
     assert waited.module == "slow" and 0.5 < waited.end - waited.start < 300

@@ -1,4 +1,4 @@
-"""A process that uses what is built starts no other, takes no lock, writes nothing and imports no part of a build."""
+"""Warm starts: a process starts no other, takes no lock, writes nothing and imports no part of a build."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USE = """
 
 
 def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
-    # As in a new process: the compiler's version is asked, and kept in this workspace.
+    # As in a new process, the compiler's version is asked and stored in this workspace.
     monkeypatch.setattr(identity, "_answers", {})
     specs = []
     for number in range(MODULES):
@@ -64,5 +64,5 @@ def test_a_shared_header_is_read_once(monkeypatch):
         for number in range(50)
     }
     assert len(keys) == 100
-    # The template, whose digest does not come from the scan, is among them.
+    # The template is among them, although its digest does not come from the scan.
     assert sorted(read) == sorted(set(read)) and 10 < len(read) == len(wide.files())

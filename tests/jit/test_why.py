@@ -1,4 +1,4 @@
-"""``flashinfer why``: each field that differs, against the nearest artifact, and no other."""
+"""``flashinfer why``: exactly the fields that differ from the nearest artifact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashinfer.jit.store import look_up
 
 @pytest.fixture
 def ask(monkeypatch, capsys):
-    """Asks about a spec as if it were of the matrix: (exit code, JSON)."""
+    """Return a function that asks about a spec as part of the matrix: (exit code, JSON)."""
 
     def run(spec: JitSpec, *arguments: str) -> tuple[int, dict]:
         monkeypatch.setattr(usage, "matrix_specs", lambda matrix: [spec])
@@ -87,7 +87,7 @@ def test_target_and_tools(ask, make_spec, monkeypatch, tmp_path):
     monkeypatch.setattr(store, "toolchain_identity", lambda *_: other)
     assert fields(ask(spec)[1]) == {"toolchain cxx": (artifact.manifest["toolchain"]["cxx"], "(vendor) 99")}
     shutil.copytree(artifact.directory, tmp_path / "aot" / "tiny")
-    assert ask(spec)[0] == 0, "ahead of time any tools will do"
+    assert ask(spec)[0] == 0, "prebuilt modules may come from any tools"
 
 
 def test_the_nearest_of_many(ask, make_spec):
@@ -125,7 +125,7 @@ def test_for_a_person(make_spec, monkeypatch, capsys):
         "nearest: /"
     )
     shown = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in lines[3:]}
-    assert shown["cflags"] == ["-DNEW", "-"], "of flags only those that are not in both"
+    assert shown["cflags"] == ["-DNEW", "-"], "only flags that differ"
     assert len(shown["files <0>/unit.cc"][1]) == 12
     now.build()
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Buffers made by hand: what is read of them, and the traces that become of it."""
+"""Hand-made buffers: their records and their traces."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def buffer_of(
     clock: int = NANOSECONDS,
     room: int | None = None,
 ) -> torch.Tensor:
-    """A buffer as a kernel writes it: of each track ``(place, clock, ns)`` of its start, ``(clock, ns)`` of its end, and
-    ``(kind, event, clock)`` of its events."""
+    """Return a buffer as a kernel writes it.
+
+    A track has ``(place, clock, ns)`` of its start, ``(clock, ns)`` of its end, and ``(kind, event, clock)``
+    of its events.
+    """
     most = max(len(events) for _, _, events in tracks) if room is None else room
     words = torch.full((1 + len(tracks) * (4 + most),), 0x55AA, dtype=torch.int64)
     words[0] = signed(len(tracks) // groups | groups << 32 | clock << 48)
@@ -73,9 +76,10 @@ def test_nanoseconds_become_exact_json(tmp_path):
 
 
 def test_cycles_become_nanoseconds_by_the_ends_of_all_tracks():
-    """Half a nanosecond is a cycle; the timer ticks by 32, and clocks of multiprocessors pass 2^32 when they will.
+    """A cycle is half a nanosecond. The timer ticks by 32, and clocks of multiprocessors wrap at 2^32.
 
-    The timer counts from 1970, where float64 has steps of 256 ns: what is between two events of a track is exact none the less.
+    The timer counts from 1970, where float64 has steps of 256 ns. Nevertheless the time between two events is
+    exact.
     """
     start = 1_800_000_000_000_000_000
     tracks, wanted = [], []
@@ -102,7 +106,7 @@ def test_cycles_become_nanoseconds_by_the_ends_of_all_tracks():
 
 
 def test_blocks_that_follow_each_other_share_a_row(tmp_path):
-    """Two blocks one after the other on a multiprocessor, and one beside them."""
+    """Two CTAs run one after the other on a multiprocessor, and one at the same time."""
     spans = [(0, 10), (12, 20), (5, 30)]
     tracks = [((7, a, a), (b, b), [(BEGIN, 0, a), (END, 0, b)]) for a, b in spans]
     trace = trace_of(buffer_of(tracks, clock=CYCLES), tmp_path)
@@ -112,7 +116,7 @@ def test_blocks_that_follow_each_other_share_a_row(tmp_path):
     assert {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"} == {"SM 7"}
 
 
-def test_what_is_dropped_or_has_no_other_half_is_counted_and_said(tmp_path, caplog):
+def test_dropped_and_unmatched_records_are_counted(tmp_path, caplog):
     events = [(END, 2, 10), (BEGIN, 0, 20), (BEGIN, 1, 30), (END, 0, 40), (BEGIN, 1, 50), (END, 1, 60), (END, 1, 70)]
     with caplog.at_level(logging.WARNING, "flashinfer"):
         trace = trace_of(buffer_of([((0, 5, 5), (90, 90), events)], room=5), tmp_path)
@@ -130,7 +134,7 @@ def test_what_is_dropped_or_has_no_other_half_is_counted_and_said(tmp_path, capl
 
 
 def test_a_turn_ends_what_began_last_and_begins_another(tmp_path):
-    """Also where it is inside another; where nothing has begun, an end without its other half is counted."""
+    """A turn may be inside another event. Without an open event, its end is counted as unmatched."""
     events = [(BEGIN, 0, 10), (BEGIN, 1, 20), (TURN, 2, 30), (TURN, 1, 45), (END, 1, 50), (END, 0, 60), (TURN, 2, 70)]
     trace = trace_of(buffer_of([((0, 5, 5), (90, 90), [*events, (END, 2, 80)])]), tmp_path)
     found = [(e["ph"], e["name"], round(e["ts"] * 1000)) for e in trace["traceEvents"] if e["ph"] in "BE"]
@@ -155,7 +159,7 @@ def test_a_buffer_without_room_for_any_event_says_so(tmp_path, caplog):
 
 
 def test_buffers_of_flashinfer(tmp_path):
-    """Tags and words of FlashInfer 0.2.7: tracks of nanoseconds that pass 2^32, zeros where nothing was written."""
+    """Tags and words of FlashInfer 0.2.7: nanoseconds that wrap at 2^32, and zeros at the end of a track."""
     blocks, groups, size = 3, 2, 40
     words = [0] * size
     words[0] = blocks | groups << 32
@@ -195,7 +199,7 @@ def test_events_without_a_name_have_their_number(tmp_path):
         (torch.full((8,), -1), ValueError, "got one whose first word no kernel has written"),
     ],
 )
-def test_what_is_no_buffer_is_an_error_and_no_file(buffer, error, text, tmp_path):
+def test_bad_buffers(buffer, error, text, tmp_path):
     for export in (profiler.export_to_perfetto_trace, profiler.export_to_html):
         with pytest.raises(error, match=f"profiler_buffer: {text}"):
             export(buffer, NAMES, tmp_path / "trace")

@@ -1,4 +1,4 @@
-"""docs/profiling.md: its program runs as it stands there, and it names every event."""
+"""docs/profiling.md: its program runs as written, and it names every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that write events: the same results, events in pairs, and no word outside the buffer."""
+"""Kernels that write events: equal results, paired events, and no write outside the buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def mla(device: str, on: bool) -> Run:
-    """As planned with ``use_profiler``, or without."""
+    """Plan with ``use_profiler`` or without."""
     batch = Batch([2, 1, 0, 1, 3], KV_LENS, 16, PAGE, torch.bfloat16, device, causal=True)
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
 
@@ -83,7 +83,7 @@ FAMILIES = {"mla": mla, "attention": attention, "decode": decode, "prefill": pre
 
 
 def guarded(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A buffer of so many words, and the memory around it."""
+    """Return a buffer of ``size`` words, and the memory around it."""
     memory = torch.full((size + 2 * GUARD,), WORD, dtype=torch.int64, device=device)
     return memory, memory[GUARD : GUARD + size].view(random.choice([torch.int64, torch.uint64]))
 
@@ -93,7 +93,7 @@ def check_guards(memory: torch.Tensor) -> None:
 
 
 def check_events(recording: Recording) -> int:
-    """Pairs, in brackets, one after the other in time; returns how many events there are."""
+    """Check that events are paired, nested and ordered in time. Return their number."""
     assert recording.tracks
     for track in recording.tracks:
         times = [record.time for record in track.records]
@@ -114,7 +114,7 @@ def test_events_are_pairs_and_results_the_same(name, device):
     run = FAMILIES[name](device, True)
     memory, buffer = guarded(1 << 20, device)
     out, lse = run(False, None)
-    for _ in range(2):  # what the run before left in the buffer does not matter
+    for _ in range(2):  # contents of the buffer from an earlier run do not matter
         got, got_lse = run(True, buffer)
         assert torch.equal(got, out) and torch.equal(got_lse, lse)
     check_guards(memory)
@@ -144,9 +144,9 @@ def test_a_buffer_that_is_too_small_loses_events_and_nothing_else(name, device):
         recording = read(buffer)
         if room < 0:
             assert not recording.has_room and (buffer.view(torch.int64)[1:] == WORD).all()
-        elif device == "cuda" and name != "attention":  # which worker of a CPU has which item differs from run to run
+        elif device == "cuda" and name != "attention":  # a CPU's runs distribute items differently
             assert sum(len(track.records) for track in recording.tracks) + recording.dropped == events
-        # A word may end an event and begin the next.
+        # One word may end an event and begin the next.
         assert all(len(track.records) <= 2 * max(room, 0) for track in recording.tracks)
         if 0 <= room <= 2:
             assert recording.dropped > 0
@@ -156,7 +156,7 @@ def test_a_buffer_that_is_too_small_loses_events_and_nothing_else(name, device):
 
 
 @pytest.mark.parametrize("name", ["mla", "attention"])
-def test_a_buffer_where_and_of_what_it_must_be(name, device):
+def test_checks_of_buffers(name, device):
     run = FAMILIES[name](device, True)
     for buffer, error, text in (
         (None, ValueError, r"got None, wanted one: plan\(\) was called with use_profiler"),
@@ -190,7 +190,7 @@ def test_attach_takes_wrappers_and_buffers(device):
 
 
 def test_a_wrapper_that_plans_with_a_buffer_attached_needs_no_other(device):
-    """Those that have ``use_profiler`` too; taken away, the next plan is for kernels without events."""
+    """Also wrappers with ``use_profiler``. After detaching, the next plan has kernels without events."""
     batch = Batch([1, 1], [40, 9], 16, PAGE, torch.bfloat16, device)
     wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
     buffer = torch.zeros(1 << 16, dtype=torch.int64, device=device)

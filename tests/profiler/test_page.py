@@ -1,4 +1,4 @@
-"""The page with a timeline: what stands in it, and what a browser draws of it."""
+"""The page with a timeline: its contents, and its elements in a browser."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_page_holds_every_span_and_fetches_nothing(tmp_path):
         ]  # fmt: skip
     assert {"4.25 µs", "Two <b>blocks</b>"} <= set(parsed.texts)
     table = [one for one in parsed.texts if one in NAMES]
-    assert table == ["compute", "wait-k", "load"], "the table has events by their time, and no instants"
+    assert table == ["compute", "wait-k", "load"], "the table sorts events by time, and has no instants"
 
 
 def test_a_page_of_no_event_says_so(tmp_path):
@@ -75,7 +75,7 @@ def test_times_read_well(ns, text):
     assert page.duration(ns) == text
 
 
-def test_what_would_be_too_much_for_a_browser_is_left_out_and_said(tmp_path, monkeypatch):
+def test_surplus_spans_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "MOST_SPANS", 8)
     parsed = Page(written(tmp_path, buffer_of(TRACKS, groups=2, clock=CYCLES)))
     assert "8 spans are not drawn" in parsed.texts
@@ -91,7 +91,7 @@ def test_a_browser_draws_every_span_and_complains_of_nothing(tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium; the page is parsed all the same")
-def test_a_browser_says_it_where_the_script_fails(tmp_path):
+def test_a_browser_shows_an_error_of_the_script(tmp_path):
     text = written(tmp_path, buffer_of(TRACKS, groups=2, clock=CYCLES))
     (tmp_path / "page.html").write_text(text.replace("  draw();\n}\n</script>", "  drawn();\n}\n</script>"))
     drawn, complaints = browse(tmp_path / "page.html", tmp_path / "profile")

@@ -1,4 +1,4 @@
-"""A kernel's track of events, compiled for the CPU: what it writes, counts and drops."""
+"""A kernel's track of events, compiled for the CPU: its words, counts and drops."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_what_there_is_no_room_for_is_counted_and_not_written(program):
-    """Begins and ends that are read and those that were dropped are all that there were, whatever the room."""
+def test_events_without_room_are_counted(program):
+    """Read and dropped records add up to all records, whatever the size of the buffer."""
     for _ in range(6):
         blocks, threads, steps = random.randrange(1, 5), random.choice([128, 256, 300, 384]), random.randrange(6)
         groups = (threads + 127) // 128

@@ -1,4 +1,4 @@
-"""Calls of an attention module's operators without the public functions, and a user's variant to try them with."""
+"""Calls of an attention module's operators without the public functions, and a user's variant."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ HOOKS_SCALARS = [("sm_scale", "double"), ("limit", "double"), ("period", "int64_
 def sigmoid(
     uri: str = "sigmoid", decl: str | Path = FLASH_SIGMOID, dtype: str = "float32", name: str = "FlashSigmoid"
 ) -> jit.JitSpec:
-    """The prefill module of a user's variant on the CPU, head_dim 64."""
+    """Return the CPU prefill module of a user's variant with head_dim 64."""
     return jit.gen_customize_single_prefill_module(
         "auto", uri, dtype, dtype, dtype, 64, 64, *SIGMOID_PARAMETERS, name, decl, device="cpu"
     )
@@ -83,9 +83,9 @@ def sigmoid(
 def compiled(
     spec: jit.JitSpec, text: str, folder: Path, *flags: str, suffix: str = "", syntax_only: bool = True
 ) -> str:
-    """What the compiler says of a file that sees a module's configuration and headers; nothing where it is content.
+    """Return the compiler's messages for a file that sees a module's configuration and headers.
 
-    ``text``: of the file, or the name of one of the module's own sources; ``suffix``: the file's, ``cu`` or ``cc``.
+    ``text``: the file's text, or the name of one of the module's sources. ``suffix``: ``cu`` or ``cc``.
     """
     (folder / spec.config_header).write_text(render_config(spec))
     file = folder / f"unit.{suffix or ('cu' if spec.backend == 'cuda' else 'cc')}"
@@ -97,7 +97,7 @@ def compiled(
     torch_headers = ["-isystem", str(Path(torch.__file__).parent / "include")]
     defines = [f"-DFLASHINFER_MODULE={spec.name}", f"-DFLASHINFER_{spec.backend.upper()}=1"]
     if file.suffix == ".cu":
-        # To PTX, for one arch: what host and device say is parsed, and little else is done.
+        # To PTX and for one arch: host and device code are parsed, and little else is done.
         command = [find_nvcc(), "-std=c++17", "-ptx", "-arch=compute_90a", "-o", os.devnull]
     else:
         abi = f"-DTORCH_TARGET_VERSION={TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"
@@ -107,14 +107,14 @@ def compiled(
     return done.stdout + done.stderr if done.returncode else ""
 
 
-# None of the tensors that the library's variants may be given.
+# The library's variants get none of their optional tensors.
 NONE = (None,) * len(BUILTIN_TENSORS)
 
 
 def single(
     module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *own: object, causal: bool = False, variant: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, lse)`` of one request by a module's ``run``; ``own`` are the variant's parameters."""
+    """Return ``(out, lse)`` of one request by a module's ``run``. ``own`` are the variant's parameters."""
     out = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
     lse = torch.full(q.shape[:2], float("nan"), device=q.device)
     module.run(q, k, v, out, lse, *Setting(batch_size=0, mask_mode=int(causal), variant=variant), *own)
@@ -124,7 +124,7 @@ def single(
 def tensors(
     dtype: torch.dtype, head_dims: str = "64", qo_len: int = 3, kv_len: int = 700, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Fresh queries of 4 heads, and keys and values of 2, for the value ``head_dims`` of a module's axis."""
+    """Return random queries of 4 heads, and keys and values of 2, for the value ``head_dims`` of the axis."""
     qk, vo = (int(size) for size in (head_dims.split(":") * 2)[:2])
     shapes = ((qo_len, 4, qk), (kv_len, 2, qk), (kv_len, 2, vo))
     q, k, v = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
@@ -132,7 +132,7 @@ def tensors(
 
 
 def sigmoid_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, bias: float) -> torch.Tensor:
-    """What ``FLASH_SIGMOID`` computes, in float64."""
+    """Compute ``FLASH_SIGMOID`` in float64."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
     return torch.einsum("hqk,khd->qhd", torch.sigmoid(torch.einsum("qhd,khd->hqk", q, k) * scale + bias), v)

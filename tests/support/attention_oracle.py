@@ -1,4 +1,4 @@
-"""Attention in float64 as its definition reads, paged caches full of NaN where nobody owns them, and what is close."""
+"""Attention in float64 by its definition, paged caches with NaN in unused slots, and tolerances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-# The largest error of a row of the output, as a part of its norm; the largest error of lse.
+# Largest error of an output row relative to its norm, and largest error of lse.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LSE_TOLERANCE = 1e-3
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -17,7 +17,10 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 def visible(
     qo_len: int, kv_len: int, causal: bool = False, window_left: int = -1, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Which keys each query sees, ``[qo_len, kv_len]``: the last query stands at the last key."""
+    """Return the keys that each query sees, ``[qo_len, kv_len]``.
+
+    The last query is aligned with the last key.
+    """
     position = torch.arange(qo_len)[:, None] + (kv_len - qo_len)
     key = torch.arange(kv_len)[None, :]
     seen = torch.ones(qo_len, kv_len, dtype=torch.bool) if mask is None else mask.cpu().bool().view(qo_len, kv_len)
@@ -29,8 +32,8 @@ def visible(
 
 
 def multi_item_mask(qo_len: int, kv_len: int, prefix_len: int, item_lens: Sequence[int]) -> torch.Tensor:
-    """A prefix, then a delimiter and an item, a delimiter and an item, ...: an item sees the prefix and itself."""
-    item_of = [-1] * prefix_len  # the number of a key's item, -1 for one of none
+    """Return the mask of a prefix and delimited items: an item sees the prefix and itself."""
+    item_of = [-1] * prefix_len  # the item of a key, or -1 for the prefix
     for number, length in enumerate(item_lens):
         item_of += [-1] + [number] * length
     items = torch.tensor((item_of + [-1] * kv_len)[:kv_len])
@@ -41,13 +44,13 @@ def multi_item_mask(qo_len: int, kv_len: int, prefix_len: int, item_lens: Sequen
 
 
 def token_positions(item_lens: Sequence[int], length: int) -> torch.Tensor:
-    """``token_pos_in_items`` of one request: 0 at a delimiter, then 1, 2, ... to the end of the item."""
+    """Return ``token_pos_in_items`` of one request: 0 at a delimiter, then 1, 2, ... in its item."""
     values = [position for item in item_lens for position in range(item + 1)]
     return torch.tensor((values + [0] * length)[:length], dtype=torch.int32).to(torch.uint16)
 
 
 def alibi_slopes(heads: int) -> torch.Tensor:
-    """As the paper gives them, head by head."""
+    """Return the slopes of the ALiBi paper, head by head."""
     n = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / n) for i in range(n)]
     more = [2 ** (-8 * (i + 1) / (2 * n)) for i in range(2 * n)][0::2]
@@ -78,12 +81,13 @@ def attention(
     weights: Callable[[torch.Tensor], torch.Tensor] | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``q`` is ``[qo_len, num_qo_heads, head_dim]``, ``k`` and ``v`` ``[kv_len, num_kv_heads, head_dim]``: (out, lse).
+    """Return (out, lse).
 
-    ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``. ``sinks``: one key more
-    for each head, of this logit and without a value.
+    ``q`` is ``[qo_len, num_qo_heads, head_dim]``, ``k`` and ``v`` are ``[kv_len, num_kv_heads, head_dim]``.
+    ``weights``: of a variant without softmax, from the products ``[num_qo_heads, qo_len, kv_len]``.
+    ``sinks``: one more logit per head, without a value.
     """
-    device = q.device  # a GPU is the faster calculator in float64, too
+    device = q.device  # a GPU computes faster in float64 too
     q, k, v = (x.to(device).double() for x in (q, k, v))
     (qo_len, heads, dim), kv_len = q.shape, k.shape[0]
     keys = torch.arange(kv_len, device=device)
@@ -122,11 +126,11 @@ def assert_near(
     got: torch.Tensor, want: torch.Tensor, lse: torch.Tensor | None = None, want_lse: torch.Tensor | None = None,
     tolerance: float | None = None, lse_tolerance: float = LSE_TOLERANCE,
 ) -> None:  # fmt: skip
-    """Every row within the tolerance of ``got``'s dtype, as a part of the row's norm; NaN never passes.
+    """Check every row's error relative to its norm against the tolerance of the dtype. NaN never passes.
 
-    A weight is known as well as its logit, a sum of products that float32 rounds each: to some eight half units in the last
-    place, which are more than the tolerance where logits are large, as ALiBi's are for keys far to the right of a query, or
-    spread by a large ``sm_scale``. ``want_lse`` tells how large they are.
+    A weight is as exact as its logit, a float32 sum of products that are each rounded, about eight half ulps.
+    They exceed the tolerance if logits are large, as ALiBi's are for keys far to the right of a query, or are
+    spread by a large ``sm_scale``. ``want_lse`` shows their magnitude.
     """
     assert got.shape == want.shape, (got.shape, want.shape)
     limit = torch.tensor(TOLERANCE[got.dtype] if tolerance is None else tolerance)
@@ -153,7 +157,7 @@ def int32(values: Sequence[int], device: str = "cpu") -> torch.Tensor:
 
 
 def workspace(device: str) -> torch.Tensor:
-    """A float workspace that is large enough."""
+    """Return a float workspace that is large enough."""
     return torch.empty(64 << 20, dtype=torch.uint8, device=device)
 
 
@@ -162,14 +166,14 @@ def indptr_of(lens: Sequence[int]) -> torch.Tensor:
 
 
 def drawn(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-    """Fresh normal values."""
+    """Return random normal values."""
     return torch.randn(tuple(shape)).to(dtype).to(device)
 
 
 class Paged:
-    """Requests in a paged cache: pages in any order, some of several requests, NaN where nothing is owned.
+    """Requests in a paged cache: pages in random order, some shared by requests, NaN in unused slots.
 
-    ``cache`` is what wrappers take, in a form: ``one`` tensor, a ``pair``, or a ``torn`` pair with gaps in every stride.
+    ``cache`` is what wrappers take: ``one`` tensor, a ``pair``, or a ``torn`` pair with gaps in every stride.
     """
 
     def __init__(self, kv_lens: Sequence[int], page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype,
@@ -214,7 +218,7 @@ class Paged:
         return torn(k), torn(v)
 
     def request(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a request, ``[kv_len, num_kv_heads, head_dim]``."""
+        """Return keys and values of a request, ``[kv_len, num_kv_heads, head_dim]``."""
         pages = torch.tensor(self.tables[b], dtype=torch.int64)
         return tuple(x[pages].float().flatten(0, 1)[: self.kv_lens[b]] for x in (self.k, self.v))  # type: ignore[return-value]
 
@@ -224,7 +228,7 @@ class Paged:
 
 def batch_attention(q: torch.Tensor, qo_lens: Sequence[int], requests: Sequence[tuple[torch.Tensor, torch.Tensor]],
                     masks: Sequence[torch.Tensor] | None = None, **options) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """:func:`attention` of every request of a batch, one behind the other."""
+    """Return :func:`attention` of every request of a batch, concatenated."""
     outs, lses = [q.new_zeros((0, q.shape[1], 0)).cpu().double()], [torch.zeros(0, q.shape[1]).double()]
     for b, (part, (k, v)) in enumerate(zip(q.split(list(qo_lens)), requests, strict=True)):
         out, lse = attention(part, k, v, mask=None if masks is None else masks[b], **options)

@@ -1,4 +1,4 @@
-"""A call of every public function and every wrapper of attention, with fresh inputs: for what holds for all of them.
+"""Sample calls with random inputs of every public function and wrapper of attention, for general tests.
 
 A function or wrapper that is missing here fails ``tests/torch/test_compile_attention.py``.
 """
@@ -18,7 +18,8 @@ from flashinfer._attention.traced import from_shape
 from tests.support.attention_oracle import indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8
-# Without a GPU that of other tests' modules with soft caps, slopes and RoPE, which are compiled then for all of them.
+# Without a GPU, that of other tests' modules with soft caps, slopes and RoPE, which are compiled once for
+# all.
 DTYPE = torch.float16 if torch.cuda.is_available() else torch.float32
 SIGMOID_DECL = r"""
 struct SampleSigmoid : AttentionVariantBase {
@@ -52,9 +53,9 @@ SIGMOID = (
 
 @dataclass(frozen=True)
 class Sample:
-    """``function(**inputs(n))`` after ``plan(n)``: n is the number of queries, or of requests where each has one.
+    """``function(**inputs(n))`` after ``plan(n)``, for n queries, or n requests with one query each.
 
-    ``numbers`` are those that users vary from call to call, ``plan_numbers`` from plan to plan.
+    ``numbers`` are numbers that users vary between calls, ``plan_numbers`` between plans.
     """
 
     function: Callable[..., Any]
@@ -62,11 +63,11 @@ class Sample:
     plan: Callable[..., None] = lambda n, **_: None
     numbers: tuple[str, ...] = ()
     plan_numbers: tuple[str, ...] = ()
-    graph: bool = True  # whether what it does may be captured into a CUDA graph, and replayed with new inputs
+    graph: bool = True  # its work may be captured into a CUDA graph and replayed with new inputs
 
 
 def values(number: str, count: int) -> list[float]:
-    """Values of a number that users vary, no two alike, the first two neither 0 nor 1."""
+    """Return distinct values of a number that users vary. The first two are neither 0 nor 1."""
     if number.startswith("window_left"):
         return [2 + i for i in range(count)]
     if number.startswith("rope_theta"):
@@ -79,7 +80,7 @@ def _randn(*shape: int, device: str) -> torch.Tensor:
 
 
 def samples(device: str) -> dict[str, Sample]:
-    """Name of a function or wrapper, and in which form -> a call of it."""
+    """Return name of a function or wrapper, and its form -> a call of it."""
     return {**_functions(device), **_paged(device), **_others(device)}
 
 
@@ -127,7 +128,7 @@ def _functions(device: str) -> dict[str, Sample]:
 
 
 def own_variants(device: str) -> dict[str, Sample]:
-    """The functions that take a module of a user's own, which is built here."""
+    """Return calls of the functions that take a user's module, which is built here."""
     functions = _functions(device)
     modules = {
         "single_prefill_with_kv_cache": flashinfer.gen_customize_single_prefill_module(
@@ -149,7 +150,7 @@ def own_variants(device: str) -> dict[str, Sample]:
 
 
 def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
-    """The operators that graphs have: of one request, of a plan, of a module of a user's own; with and without numbers."""
+    """Return calls of graphs' operators: one request, a plan, a user's module, with and without numbers."""
     q, k, v = (_randn(n, h, DIM, device=device) for n, h in ((5, HEADS), (11, KV_HEADS), (11, KV_HEADS)))
     numbers = torch.tensor([0.2, 0.0, 1.0, 1e4], dtype=torch.float64, device=device)
     lse = torch.empty(5, HEADS, device=device)
@@ -180,7 +181,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def tables(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """Pages of n requests of n and more keys: indptr, indices, last_page_len, and the lengths."""
+    """Return pages of n requests of n and more keys: indptr, indices, last_page_len, and the lengths."""
     lens = [n + 5 * b for b in range(n)]
     counts = [-(-length // PAGE) for length in lens]
     last = [length - (count - 1) * PAGE for length, count in zip(lens, counts, strict=True)]
@@ -188,12 +189,12 @@ def tables(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]
 
 
 def cache_for(n: int, device: str) -> torch.Tensor:
-    """A cache of an odd number of pages: torch takes sizes that are equal for one, and a plan's are multiples of 8."""
+    """Return a cache with an odd number of pages: torch merges equal sizes, and a plan has even ones."""
     return _randn((int(tables(n)[0][-1]) + 3) | 1, 2, PAGE, KV_HEADS, DIM, device=device)
 
 
 def queries(n: int) -> torch.Tensor:
-    """Where the 2, 3, 2, 3, ... queries of n requests begin."""
+    """Return the indptr of n requests with 2, 3, 2, 3, ... queries."""
     return indptr_of([2 + b % 2 for b in range(n)])
 
 
@@ -240,7 +241,7 @@ def _paged(device: str) -> dict[str, Sample]:
 
     def plan_shared_prefill(n: int) -> None:
         shared_prefill.begin_forward(queries(n), *tables(n)[:3], *shape)
-        shared_prefill.forward(**shared(some_each)(n))  # which makes the plan: it knows the dtypes
+        shared_prefill.forward(**shared(some_each)(n))  # makes the plan, which needs the dtypes
 
     return {
         "BatchDecodeWithPagedKVCacheWrapper": Sample(

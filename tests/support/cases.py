@@ -1,4 +1,4 @@
-"""What a family's tests say of it for tests of what holds for every family: calls with fresh inputs."""
+"""Sample calls of a family with random inputs, for tests that cover every family."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 @dataclass(frozen=True)
 class Case:
-    """A public function, its arguments for a number of tokens, and the numbers among them that users vary.
+    """A public function, its arguments for a number of tokens, and the numbers that users vary.
 
-    No two sizes are alike, and none is 1: torch takes sizes that are equal on the first call for one, and 1 for ever.
+    Sizes are distinct and not 1, because torch merges sizes that are equal on the first call and specialises
+    1.
     """
 
     function: Callable[..., Any]
@@ -29,10 +30,11 @@ def none(device: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cases:
-    """``CASES`` of a family, each for a device.
+    """``CASES`` of a family for a device.
 
-    ``operators``: name -> arguments, once or more; tensors of differentiable ones require gradients. ``functions``: name
-    -> a call. ``trained``: functions and wrappers of attention, which are tried in a program alone.
+    ``operators``: name -> arguments, once or more. Tensors of differentiable operators require gradients.
+    ``functions``: name -> a call. ``trained``: functions and wrappers of attention that are tested in a
+    program of their own.
     """
 
     operators: Callable[[str], dict[str, list[tuple[Any, ...]]]] = none
@@ -45,7 +47,7 @@ def randn(*shape: int, device: str, grad: bool = False) -> torch.Tensor:
 
 
 def values(number: str, count: int) -> list[float]:
-    """Values of a number that users vary, no two alike."""
+    """Return distinct values of a number that users vary."""
     if number in ("page_size", "block_size", "stride_block", "stride_n"):
         return [4 + i for i in range(count)]
     if number in ("seed", "offset", "top_k", "k"):

@@ -1,4 +1,4 @@
-"""A Dask scheduler with workers on this machine, each with directories and a compiler of its own."""
+"""A Dask scheduler with workers on this machine, each with its own directories and compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from .processes import ROOT, python_path, until
 
-# In place of a compiler: an object of nothing, whose depfile names its source; links are real, and of nothing too.
+# Replaces a compiler: writes an empty object whose depfile names its source. Links are real, of empty
+# objects.
 FAKE = """
 for word; do last=$word; case $before in -c) source=$word;; -MF) deps=$word;; esac; before=$word; done
 case "$*" in
@@ -24,12 +25,12 @@ exec gcc -nostdlib "$@"
 """
 
 
-# Runs a program of Dask's in an environment that lacks this package.
+# Runs a program of Dask in an environment without this package.
 WITHOUT_PACKAGE = "import sys; sys.modules['flashinfer'] = None; from distributed.cli.dask_{} import main; main()"
 
 
 def free_port() -> int:
-    """Below those that the kernel gives to whoever asks for any: between now and its use nobody else is given it."""
+    """Return a port below the ephemeral range, so that the kernel gives it to no other process meanwhile."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -47,7 +48,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.processes = folder, free_port(), list[subprocess.Popen[bytes]]()
         self.address = f"tcp://127.0.0.1:{self.port}"
-        # No scheduler needs this package.
+        # A scheduler does not need this package.
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--no-show"]
         self.scheduler = self._start("scheduler", options, has_package=False)
         self.log = folder / "compilers"
@@ -73,7 +74,7 @@ class Cluster:
         has_package: bool = True,
         **variables: str,
     ) -> subprocess.Popen[bytes]:
-        """Start a worker whose compiler says another ``version`` than g++, takes ``seconds`` more, or is a fake."""
+        """Start a worker whose compiler has another ``version``, is slower by ``seconds``, or is a fake."""
         self.count += 1
         place = self.folder / f"worker{self.count}"
         place.mkdir()
@@ -90,12 +91,12 @@ class Cluster:
         return self._start("worker", [self.address, *options], has_package, **own | variables)
 
     def joined(self, count: int) -> None:
-        """Wait until the scheduler knows that many workers."""
+        """Wait until the scheduler knows ``count`` workers."""
         log = self.folder / "scheduler.log"
         until(lambda: log.read_text().count("Register worker addr") >= count, what=f"{count} workers join")
 
     def compiled(self) -> list[str]:
-        """The module of every compile that was begun."""
+        """Return the module of every compile that was started."""
         text = self.log.read_text() if self.log.exists() else ""
         return re.findall(r"-DFLASHINFER_MODULE=(\S+)", text)
 

@@ -1,4 +1,4 @@
-"""What the compilers make of CUDA sources: object files, what ptxas said of them, and their instructions."""
+"""Output of the CUDA compilers: object files, messages of ptxas, and instructions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compiled_for_hopper(source: Path, folder: Path) -> tuple[Path, str]:
 
 
 def compiled_for(arch: str, source: Path, folder: Path) -> tuple[Path, str]:
-    """The object file of a source in ``folder``, and what ptxas said."""
+    """Return the object file of a source in ``folder``, and ptxas's messages."""
     place = folder / f"{source.stem}.o"
     command = [
         nvcc_or_skip(), f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-O3", "-Xptxas=-v", "-c",
@@ -39,7 +39,7 @@ def compiled_for(arch: str, source: Path, folder: Path) -> tuple[Path, str]:
 
 
 def assert_clean(said: str, kernel: str, instances: int) -> None:
-    """ptxas compiled so many kernels of this name; it spilled nothing, and made no wgmma wait for another."""
+    """Check that ptxas compiled so many kernels of this name without spills and without serialised wgmma."""
     assert len(re.findall(rf"Compiling entry function '\w*{kernel}\w*'", said)) == instances, said
     assert not re.search(r"C75\d\d", said), said
     spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
@@ -47,7 +47,7 @@ def assert_clean(said: str, kernel: str, instances: int) -> None:
 
 
 def sass_or_skip(place: Path) -> str:
-    """Instructions of an object file, by the cuobjdump on the path or by triton's."""
+    """Return the instructions of an object file, by cuobjdump on the path or by triton's."""
     program = shutil.which("cuobjdump")
     try:
         import triton

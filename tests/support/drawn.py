@@ -1,4 +1,4 @@
-"""How much a run tries: everything in CI, and on a desk what ten minutes have room for, another part in each run."""
+"""Size of a test run: all cases in CI, and locally those that fit into ten minutes, drawn in each run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ IN_CI = bool(os.environ.get("FLASHINFER_TEST_EXAMPLES"))
 
 
 def some(values: Iterable[str], count: int = 1) -> list[str]:
-    """All of ``values``, in order, in CI; on a desk ``count`` of them, drawn by the test's seed."""
+    """Return all of ``values`` in CI, and ``count`` of them drawn by the test's seed in a local run."""
     every = sorted(values)
     return every if IN_CI else sorted(random.sample(every, count))

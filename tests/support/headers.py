@@ -1,4 +1,4 @@
-"""Each header compiled as if alone, in fewer compilers than there are headers, and not again while nothing changes."""
+"""Compilation of each header as if alone, in few compiler runs, and not again without a change."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def includes(path: Path) -> list[str]:
 
 @cache
 def included(path: Path) -> frozenset[Path]:
-    """The library's headers that a file includes, itself or by others."""
+    """Return the library's headers that a file includes directly or indirectly."""
     own = {INCLUDE / name for name in includes(path) if (INCLUDE / name).exists()}
     return frozenset(own.union(*(included(one) for one in own)))
 
 
 def chains(paths: Iterable[Path]) -> list[list[Path]]:
-    """All headers, each behind headers alone that it includes.
+    """Return chains of all headers. Each header follows only headers that it includes.
 
-    A file that includes a chain in its order compiles where each header of it compiles alone, and nowhere else: all
-    that stands before a header is what it brings itself.
+    A file that includes a chain in order compiles if and only if each of its headers compiles alone, because
+    the text before a header is what the header itself includes.
     """
     found: list[list[Path]] = []
     for path in sorted(set(paths), key=lambda path: (len(included(path)), path)):
@@ -43,11 +43,11 @@ def chains(paths: Iterable[Path]) -> list[list[Path]]:
 
 
 def compile_each(command: Sequence[str], paths: Iterable[Path], passed: Path | None = None, share: float = 1.0) -> None:
-    """Compile each header as if it were the only thing in a file; several files at once.
+    """Compile each header as if alone in a file, several files at once.
 
     Args:
-        passed: a folder of what compiled before, which is not compiled again with the same texts, command and compiler.
-        share: how much of them is compiled now, drawn.
+        passed: a folder with digests of text, command and compiler that compiled before. These are skipped.
+        share: the share of headers that are compiled now, drawn at random.
     """
     version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""Batches over a cache of latents, drawn anew, and attention of them in float64."""
+"""Random batches over a cache of latents, and their attention in float64."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SCALE = (128 + 64) ** -0.5
 
 
 class Batch:
-    """Requests with queries and keys. Where nobody owns the cache it is NaN.
+    """Requests with queries and keys. Unused slots of the cache are NaN.
 
-    ``form``: ``pair`` of tensors, or ``joined``: both parts of a row beside each other in one. ``kv_dtype``: of the cache,
-    by default ``dtype``; where it is another, what the cache holds means more by a drawn ``kv_scale``.
+    ``form``: ``pair`` of tensors, or ``joined``: both parts of a row in one tensor. ``kv_dtype``: of the
+    cache, by default ``dtype``. If it differs, the cache has a random ``kv_scale``.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class Batch:
 
 
 def drawn_batch(dtype: torch.dtype, device: str, most_keys: int, kv_dtype: torch.dtype | None = None) -> Batch:
-    """Any heads, pages and lengths; now and then one long request, none at all, or one without keys."""
+    """Return random heads, pages and lengths.
+
+    Some batches have one long request, no request or an empty one.
+    """
     heads = random.choice((8, 16, 24, 32, 64, 96, 128))
     page_size = random.choice((1, 2, 5, 16, 17, 32, 48, 64, 128))
     requests = random.choice((1, 1, 2, 3, 5))
@@ -105,7 +108,7 @@ def drawn_batch(dtype: torch.dtype, device: str, most_keys: int, kv_dtype: torch
 
 
 def sentinels(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """An output and an lse that hold what no result is."""
+    """Return an output and an lse filled with values that no result has."""
     shape = batch.q_nope.shape
     out = torch.full(shape, math.nan, dtype=batch.dtype, device=batch.device)
     return out, torch.full(shape[:2], math.nan, dtype=torch.float32, device=batch.device)

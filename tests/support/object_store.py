@@ -1,4 +1,4 @@
-"""A small object store over HTTP, which S3's clients understand too, and which counts what it is asked."""
+"""A small object store over HTTP that S3 clients understand and that counts requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ THERE = b'<?xml version="1.0"?><Error><Code>PreconditionFailed</Code><Message>th
 
 
 class ObjectStore:
-    """``objects``: path -> bytes. ``asked``: method and path of each request. ``fault(method, path)``: a status to answer
-    with, seconds to be silent for (a float), or ``None``."""
+    """``objects``: path -> bytes. ``asked``: method and path of each request.
+
+    ``fault(method, path)``: a status to answer with, seconds of silence (a float), or ``None``.
+    """
 
     def __init__(self) -> None:
         self.objects = dict[str, bytes]()
@@ -27,7 +29,7 @@ class ObjectStore:
 
     @property
     def listings(self) -> list[tuple[str, str]]:
-        """Whatever is neither the reading nor the writing of one object."""
+        """Return requests that neither read nor write a single object."""
         return [(method, path) for method, path in self.asked if method not in ("GET", "PUT") or "?" in path]
 
 
@@ -47,7 +49,7 @@ def _handler(store: ObjectStore) -> type[BaseHTTPRequestHandler]:
         def handle_one(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
             data = self.rfile.read(size)
-            # What SDKs send in chunks, each behind its size, with trailers.
+            # SDKs send chunks, each after its size, with trailers.
             if "aws-chunked" in (self.headers.get("Content-Encoding") or ""):
                 data = unchunked(data)
             with guard:
@@ -93,12 +95,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *words: object) -> None:
-        pass  # a client that was killed, or that would not wait
+        pass  # a client was killed, or did not wait
 
 
 @contextmanager
 def serving() -> Iterator[ObjectStore]:
-    """An object store on a port of this machine."""
+    """Serve an object store on a port of this machine."""
     store = ObjectStore()
     server = _Server(("127.0.0.1", 0), _handler(store))
     store.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,4 +1,4 @@
-"""Torch's own checks of an operator, where warnings are errors."""
+"""Torch's own checks of an operator, with warnings as errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 def opcheck(operator: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> None:
     """Run ``torch.library.opcheck``.
 
-    From torch 2.14 on it reads ``.grad`` of its own copies of differentiable arguments, which are no leaves. Torch hides
-    the warning of that, but a filter that makes warnings errors comes first.
+    Since torch 2.14 it reads ``.grad`` of its copies of differentiable arguments, which are no leaves. Torch
+    hides that warning, but a filter that makes warnings errors comes first.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)

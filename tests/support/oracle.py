@@ -1,4 +1,4 @@
-"""What tests compare with: errors in units in the last place, and buffers that show a write in the wrong place."""
+"""Comparisons: errors in units in the last place, and buffers that detect writes outside a tensor."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import torch
 
 
 def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The distance of neighbouring numbers of ``dtype`` at the magnitude of each (float64) value."""
+    """Return the distance of neighbouring numbers of ``dtype`` at the magnitude of each (float64) value."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(values.abs())
     size = torch.ldexp(torch.full_like(values, info.eps), exponent - 1)
-    return torch.where(values == 0, 0.0, size).clamp(min=info.smallest_normal * info.eps)  # frexp takes 0 for 1/2
+    # frexp takes 0 for 1/2.
+    return torch.where(values == 0, 0.0, size).clamp(min=info.smallest_normal * info.eps)
 
 
 def rounding(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The most that a (float64) value moves when it is rounded to ``dtype``: half a unit in its last place.
+    """Return the largest rounding error of a (float64) value in ``dtype``: half a unit in its last place.
 
-    It is no share of the value where numbers are subnormal: in float16, below 6e-5, it is 2**-25. The thousandth more is
-    for values that earlier errors carried past a power of two.
+    For subnormal numbers it is no share of the value: in float16, below 6e-5, it is 2**-25. A thousandth is
+    added for values that earlier errors carried past a power of two.
     """
     return 1.001 / 2 * ulp(values, dtype)
 
 
 def max_ulps(dtype: torch.dtype) -> float:
-    """What the project promises: 2 ulp of the half types, 4 of float32."""
+    """Return the project's error bound: 2 ulp of the half types, 4 of float32."""
     return 4.0 if dtype == torch.float32 else 2.0
 
 
 def assert_close(
     got: torch.Tensor, want: torch.Tensor, scale: torch.Tensor | None = None, ulps: float | None = None
 ) -> None:
-    """``got`` is within the promised ulps of the float64 oracle ``want``; NaN never passes.
+    """Check that ``got`` is within the bound of the float64 oracle ``want``. NaN never passes.
 
-    ``scale`` is the magnitude of the terms that a result is the sum of: where they cancel, an error is measured
-    against them.
+    ``scale`` is the magnitude of the terms of a sum. If they cancel, the error is measured relative to them.
     """
     assert want.dtype == torch.float64 and got.shape == want.shape, (got.shape, want.shape)
     want = want.to(got.device)
     magnitude = want.abs() if scale is None else torch.maximum(want.abs(), scale.to(got.device).abs())
-    same = got.double() == want  # infinities too
+    same = got.double() == want  # also for infinities
     error = torch.where(same, 0.0, (got.double() - want).abs() / ulp(magnitude, got.dtype))
     limit = max_ulps(got.dtype) if ulps is None else ulps
     bad = ~(error <= limit)
@@ -49,10 +49,10 @@ def assert_close(
 
 
 class Guarded:
-    """A tensor of a shape inside a larger buffer full of a sentinel: ``padded`` rows, or the buffer itself.
+    """A tensor inside a larger buffer full of a sentinel: ``padded`` rows, or the buffer itself.
 
-    ``check()`` fails where anything outside the tensor was written. The tensor starts out as NaN (as 123 for
-    integers), so an element never written shows.
+    ``check()`` fails if anything outside the tensor was written. The tensor starts as NaN (123 for integers),
+    so that an element that was not written is detected.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool) -> None:
@@ -71,7 +71,7 @@ class Guarded:
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool, scale: float = 1.0) -> torch.Tensor:
-    """Fresh normal values, with strides as :class:`Guarded` makes them (the margins are NaN)."""
+    """Return random normal values with the strides of :class:`Guarded`. The margins are NaN."""
     tensor = Guarded(shape, dtype, device, padded).tensor
     tensor.copy_(torch.randn(shape, dtype=torch.float32).mul_(scale).to(dtype))
     return tensor

@@ -1,4 +1,4 @@
-"""Processes of a test's own, and a compiler that says when it runs."""
+"""Child processes of a test, and a compiler that logs its runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def python_path(*first: object) -> str:
-    """``PYTHONPATH`` of a child: ``first``, then what of ours is not this checkout: packages may be there alone."""
+    """Return a child's ``PYTHONPATH``: ``first``, then ours without this checkout."""
     ours = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     kept = (path for path in ours if not Path(path).resolve().is_relative_to(ROOT))
     return os.pathsep.join([*map(str, first), *kept])
 
 
 def start(program: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
-    """A program in a process group of its own; its standard output is a pipe, its errors go there too."""
+    """Start a program in a process group of its own, with output and errors in one pipe."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -41,7 +41,7 @@ def start(program: str, *arguments: object, **variables: str) -> subprocess.Pope
 
 
 def end(process: subprocess.Popen[str], seconds: float = 180) -> str:
-    """What a process prints until it ends; one that hangs is killed, and that is an error."""
+    """Return a process's output until it ends. Kill one that hangs, and raise an error."""
     try:
         return process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -50,13 +50,13 @@ def end(process: subprocess.Popen[str], seconds: float = 180) -> str:
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in another thread, and raise what it raises there."""
+    """Return a function's result from another thread, and raise its exception here."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
 
 def until(condition: Callable[[], Any], seconds: float = 120, what: str = "") -> Any:
-    """Wait for something that another process does."""
+    """Wait until another process has done something."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
@@ -69,23 +69,23 @@ def stopped(pid: int) -> bool:
 
 
 def owners(runtime: Path) -> list[dict[str, Any]]:
-    """What the locks of builds say of whoever held them last."""
+    """Return the notes of the last holders of build locks."""
     notes = []
     for path in sorted(runtime.glob("flashinfer-*/*.note")):
         try:
             notes.append(json.loads(path.read_text()))
         except ValueError:
-            continue  # just being written
+            continue  # the note is being written
     return notes
 
 
 def answering(value: int) -> dict[str, str]:
-    """The files of a module whose ``answer()`` can be called without torch."""
+    """Return the files of a module whose ``answer()`` can be called without torch."""
     return {"unit.cc": f'extern "C" __attribute__((visibility("default"))) int answer() {{ return {value}; }}\n'}
 
 
 def answer(artifact: Any) -> int:
-    """What a built module answers."""
+    """Return the answer of a built module."""
     return int(ctypes.CDLL(str(artifact.path)).answer())
 
 
@@ -94,7 +94,7 @@ def files_in(*roots: Path) -> list[Path]:
 
 
 class Compiler:
-    """A C++ compiler that takes longer, and writes down when each of its runs begins and ends."""
+    """A slower C++ compiler that logs the start and the end of each run."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.log, self.path = folder / "runs", folder / "slow-g++"
@@ -105,7 +105,7 @@ class Compiler:
         self.path.chmod(0o755)
 
     def runs(self) -> Iterator[int]:
-        """How many run, after each beginning and each end."""
+        """Yield the number of running compilers after each start and each end."""
         alive = 0
         for line in self.log.read_text().split() if self.log.exists() else []:
             alive += 1 if line == "+" else -1

@@ -8,7 +8,7 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 ITEM = re.compile(r"^ *(?:[-*]|\d+\.) ")
-# A full stop ends a sentence where a capital letter, a digit or code follows; "e.g." and numbers do not.
+# A full stop ends a sentence before a capital letter, a digit or code. "e.g." and numbers do not.
 END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\"(\[0-9])")
 
 
@@ -30,7 +30,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a page; code and links count as one word."""
+    """Return the sentences of a page. Code and links count as one word."""
     found: list[str] = []
     for paragraph in paragraphs(text):
         plain = re.sub(r"`[^`]*`", "X", LINK.sub(r"\1", paragraph))

@@ -1,7 +1,7 @@
-"""A call of every operator and of every public function, with fresh inputs: for tests of what holds for all of them.
+"""Sample calls with random inputs of every operator and every public function, for general tests.
 
-They are found: ``CASES`` of ``tests/<folder>/cases.py``, or of a family's ``tests/<folder>/test_<family>.py`` where its
-folder has no such file. One that is missing fails ``tests/torch/test_ops.py`` and ``tests/torch/test_compile.py``.
+They come from ``CASES`` of ``tests/<folder>/cases.py``, or of ``tests/<folder>/test_<family>.py`` if the
+folder has no such file. A missing one fails ``tests/torch/test_ops.py`` and ``tests/torch/test_compile.py``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Name of an operator -> arguments, once or more; tensors of differentiable ones require gradients."""
+    """Return operator -> arguments, once or more. Tensors of differentiable operators require gradients."""
     return {name: calls for one in found() for name, calls in one.operators(device).items()}
 
 
 def public_cases(device: str) -> dict[str, Case]:
-    """Name of a public function -> a call of it."""
+    """Return public function -> a call of it."""
     return {name: case for one in found() for name, case in one.functions(device).items()}
 
 
 def attention_cases(device: str) -> dict[str, Case]:
-    """The functions and wrappers of attention that one trains with, and those beside them."""
+    """Return calls of attention's functions and wrappers that are used in training, and related ones."""
     return {name: case for one in found() for name, case in one.trained(device).items()}
 
 
 @cache
 def found() -> tuple[Cases, ...]:
-    """Those of all families, in the order of their folders."""
+    """Return the cases of all families, in the order of their folders."""
     files = {*TESTS.glob("*/cases.py")}
     tests = (path for name in families() for path in TESTS.glob(f"*/test_{name}.py"))
     files |= {path for path in tests if path.parent / "cases.py" not in files and "\nCASES = " in path.read_text()}

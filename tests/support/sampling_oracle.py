@@ -1,4 +1,4 @@
-"""What samples and filters must be: Philox in Python's integers, thresholds by sorting and intervals of the CDF in float64."""
+"""Oracles of samples and filters: Philox in integers, sorted thresholds and CDF intervals in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MASK = 2**32 - 1
 
 
 def philox4x32_10(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """Salmon et al. 2011, written from the paper."""
+    """Compute Philox as in Salmon et al. 2011, written from the paper."""
     a, b, c, d = counter
     low, high = key
     for _ in range(10):
@@ -26,7 +26,7 @@ def philox4x32_10(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, 
 
 
 def uniform(seed: int, offset: int, row: int, draw: int = 0) -> float:
-    """In [0, 1), of 53 bits, for key ``seed`` and counter (``offset``, ``row``, ``draw``)."""
+    """Return a number in [0, 1) with 53 bits for key ``seed`` and counter (``offset``, ``row``, ``draw``)."""
     seed, offset = seed % 2**64, offset % 2**64
     words = philox4x32_10((offset & _MASK, offset >> 32, row & _MASK, draw), (seed & _MASK, seed >> 32))
     return ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
@@ -43,7 +43,7 @@ class Filters:
 
 
 def top_k_threshold(x: torch.Tensor, k: int) -> float:
-    """Of numbers of any sign; -inf where all stay."""
+    """Return the threshold of numbers of any sign, or -inf if all are kept."""
     real = x[~x.isnan()]
     if k < 0 or k >= len(x) or len(real) < max(k, 1):
         return -float("inf")
@@ -51,7 +51,7 @@ def top_k_threshold(x: torch.Tensor, k: int) -> float:
 
 
 def top_p_thresholds(x: torch.Tensor, p: float, error: float) -> list[float]:
-    """The largest v with sum(x >= v) >= p * S, and its neighbours where rounding may choose them."""
+    """Return the largest v with sum(x >= v) >= p * S, and its neighbours that rounding may choose."""
     if p >= 1:
         return [0.0]
     values = x.sort(descending=True).values
@@ -65,7 +65,7 @@ def top_p_thresholds(x: torch.Tensor, p: float, error: float) -> list[float]:
 
 
 def thresholds(x: torch.Tensor, filters: Filters, error: float) -> tuple[torch.Tensor, list[float]]:
-    """What is drawn from, in float64, and the thresholds that it may be cut at."""
+    """Return the numbers to draw from, in float64, and the possible thresholds."""
     x = torch.where(x > 0, x, 0.0)
     least = max(0.0, top_k_threshold(x, filters.top_k))
     if filters.min_p > 0:
@@ -78,12 +78,12 @@ def thresholds(x: torch.Tensor, filters: Filters, error: float) -> tuple[torch.T
 
 
 def is_sample(x: torch.Tensor, u: float, got: int, filters: Filters, error: float) -> bool:
-    """Whether ``got`` is the smallest i with sum(kept x_j, j <= i) > u * sum(kept x), but for rounding."""
+    """Return whether ``got`` is, but for rounding, the smallest i with sum(kept x_j, j <= i) > u * sum(kept)."""
     x, cuts = thresholds(x.double().cpu(), filters, error)
     if not 0 <= got < len(x) or x[got] <= 0:
         return False
     slack = error * float(x.sum())
-    if filters.top_k_first:  # values are normalised after it: neighbours in float may have become equal, or may not
+    if filters.top_k_first:  # numbers are normalised afterwards, which may make float neighbours equal
         ties = [x[(x - cut).abs() <= 2.5e-7 * cut] for cut in cuts]
         cuts = sorted({*cuts, *(value for tied in ties for value in tied.tolist())})
     for cut in cuts:
@@ -97,7 +97,7 @@ def is_sample(x: torch.Tensor, u: float, got: int, filters: Filters, error: floa
 
 
 def rows_of(kind: str, n: int, vocab_size: int) -> torch.Tensor:
-    """Rows x >= 0 in float32 that stress different paths; not normalised unless the kind says so."""
+    """Return rows x >= 0 in float32 that test different paths, normalised only if the kind says so."""
     noise = torch.randn(n, vocab_size)
     if kind == "flat":
         return torch.rand(n, vocab_size)

@@ -1,4 +1,4 @@
-"""Hosts that share a store, on this machine: the store, keys that sign, and workspaces of their own."""
+"""Hosts that share a store, on this machine: the store, signing keys and a workspace per host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .object_store import ObjectStore
 
 
 class Host:
-    """Puts the process on another host, by a workspace of its own."""
+    """Moves the process to another host by a workspace of its own."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
@@ -37,7 +37,7 @@ def place_of(remote: ObjectStore) -> str:
 
 
 def taken(*requests) -> list:
-    """What stores give for modules whose locks are ours."""
+    """Return the artifacts that stores have for modules whose locks this process holds."""
     return list(herd.fetched({request: Hold("x") for request in requests}))
 
 

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, and the logits that they have in float32."""
+"""Small transformers models with random weights, and their logits in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
     "gemma2": ("Gemma2", dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=16)),
-    # Windows that modules know of and do not pass on.
+    # Windows that modules know but do not pass on.
     "qwen2_moe": (
         "Qwen2Moe",
         dict(
@@ -28,23 +28,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }  # fmt: skip
-# Latents are what caches hold; attention functions are given keys of 192 and values of 128 that were made of them.
+# Caches hold latents. Attention functions get keys of 192 and values of 128 that were computed from them.
 LATENT = dict(
     kv_lora_rank=32, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=48, num_key_value_heads=4,
     first_k_dense_replace=2,
 )  # fmt: skip
 PADDINGS = ("none", "left", "right")
-# What models call a cache: transformers 5.24 renamed the argument and the output.
+# Name of a model's cache: transformers 5.24 renamed the argument and the output.
 CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
-# Our error may be this much larger than that of ``eager`` in the same dtype, both as the norm of all logits' errors:
-# the largest of them is luck, most of all behind a router of experts.
+# Our error may exceed that of ``eager`` in the same dtype by this factor, both as norms over all logits. The
+# largest single error is random, most of all after a router of experts.
 FACTOR, LEAST = 2.0, {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 class Pair:
-    """A model with random weights, and the same in float32 with attention of transformers' own.
+    """A model with random weights, and the same in float32 with transformers' own attention.
 
-    ``kind``: one of :data:`KINDS`, or what stands there.
+    ``kind``: a key or a value of :data:`KINDS`.
     """
 
     def __init__(self, kind: str | tuple[str, dict[str, Any]], place: tuple[str, torch.dtype], **change: Any) -> None:
@@ -65,7 +65,7 @@ class Pair:
             return self.reference(ids, attention_mask=mask, use_cache=False).logits
 
     def assert_near(self, got: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Logits of all real tokens, which are the last of ``ids`` where ``got`` has fewer."""
+        """Check the logits of all real tokens, which are the last of ``ids`` if ``got`` has fewer."""
         tokens = slice(ids.shape[1] - got.shape[1], None)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         want = self.wanted(ids, mask)

@@ -29,12 +29,12 @@ _PARTS = (
 
 
 def public_modules() -> list[str]:
-    """Return the names of the package's public modules, as its files have them."""
+    """Return the names of the package's public modules, from its files."""
     return sorted(module.name for module in pkgutil.iter_modules([str(ROOT / "flashinfer")]) if module.name[0] != "_")
 
 
 def copy_tree(destination: Path) -> Path:
-    """Copy what the package is made of; no artifacts, no caches."""
+    """Copy the files of the package, without artifacts and caches."""
     destination.mkdir(parents=True)
     for part in _PARTS:
         if (ROOT / part).is_dir():
@@ -45,7 +45,7 @@ def copy_tree(destination: Path) -> Path:
 
 
 def clean_environment(**variables: str | Path) -> dict[str, str]:
-    """The environment without anything that points at this checkout or steers the library."""
+    """Return the environment without variables that name this checkout or control the library."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "PYTHON"))}
     if path := python_path(*filter(None, [variables.pop("PYTHONPATH", None)])):
         kept["PYTHONPATH"] = path
@@ -53,20 +53,20 @@ def clean_environment(**variables: str | Path) -> dict[str, str]:
 
 
 def make_venv(folder: Path) -> Path:
-    """The interpreter of an empty environment that sees torch and all else installed here, but no editable install."""
+    """Return the interpreter of an empty environment. It sees torch, but no editable install."""
     venv.EnvBuilder(symlinks=True).create(folder)
     seen = {str(Path(torch.__file__).parents[1]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site,) = folder.glob("lib/python3*/site-packages")
-    # A path in a .pth file is searched last, and .pth files in it (editable installs) are not read.
+    # A path in a .pth file is searched last, and its own .pth files (editable installs) are not read.
     (site / "zz_host.pth").write_text("\n".join(sorted(seen)) + "\n")
     ninja = Path(sysconfig.get_path("scripts"), "ninja")
-    if ninja.exists():  # where the package ninja would have put it, which needs no PATH
+    if ninja.exists():  # as the package ninja installs it, which does not need PATH
         (folder / "bin" / "ninja").symlink_to(ninja)
     return folder / "bin" / "python"
 
 
 def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
-    """Standard output of a command that succeeds."""
+    """Return the standard output of a command that must succeed."""
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"

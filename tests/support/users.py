@@ -1,4 +1,4 @@
-"""Another user, for programs that a test starts as root; and namespaces that the kernel gives or refuses."""
+"""Other users for programs that a test starts as root, and namespaces that the kernel may refuse."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-SOMEBODY = 12345  # has no account
+SOMEBODY = 12345  # without an account
 
-# A folder on the way to the interpreter that others cannot enter, such as /root, is replaced by one with nothing in it
-# but the way: in a mount namespace of the program's own.
+# A folder on the way to the interpreter that others cannot enter, such as /root, is replaced by one with only
+# that path, in a mount namespace of the program.
 _OPEN = """
 set -e
 while [ "$1" != -- ]; do
@@ -27,7 +27,7 @@ exec "$@"
 
 
 def can(*command: str) -> bool:
-    """Return whether another program can be started after a command such as ``unshare -U``."""
+    """Return whether a program can be started after a command such as ``unshare -U``."""
     if shutil.which(command[0]) is None:
         return False
     return subprocess.run([*command, "true"], capture_output=True).returncode == 0
@@ -35,7 +35,7 @@ def can(*command: str) -> bool:
 
 @cache
 def as_somebody() -> tuple[str, ...] | None:
-    """Return the command after which a program runs as another user, or ``None`` where this takes root."""
+    """Return the command that runs a program as another user, or ``None`` without root."""
     become = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
     if os.geteuid() != 0 or not can(*become) or not can("unshare", "-m"):
         return None

@@ -1,4 +1,4 @@
-"""Pages of docs/: their programs run, their links lead somewhere, their sentences are short."""
+"""Pages of docs/: their programs run, their links exist, their sentences are short."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_program_of_a_page_runs(page):
     assert blocks
     names: dict[str, object] = {"__name__": page}
     for block in blocks:
-        lines = "\n" * text[: block.start(1)].count("\n")  # errors name the page's lines
+        lines = "\n" * text[: block.start(1)].count("\n")  # so that errors name the page's lines
         exec(compile(lines + block.group(1), str(path), "exec"), names)
 
 

@@ -1,4 +1,4 @@
-"""Errors: one base, and every one survives the way from a worker to its parent."""
+"""Errors: one base class, and every error can be sent from a worker to its parent."""
 
 from __future__ import annotations
 

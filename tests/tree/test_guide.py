@@ -1,4 +1,4 @@
-"""docs/compile-guide.md: its code runs as it stands there, block after block."""
+"""docs/compile-guide.md: its code runs as written, block after block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compile-guide.md"
 BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-# torch's own, where Inductor is imported.
+# Warnings of torch itself when it imports Inductor.
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec:FutureWarning"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_the_code_runs():
-    """As one program: on the GPU where there is one."""
+    """The blocks are one program, on the GPU if there is one."""
     torch._dynamo.reset()
     text = DOCUMENT.read_text()
     names: dict[str, object] = {"__name__": "guide"}

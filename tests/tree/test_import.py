@@ -1,6 +1,6 @@
-"""``import flashinfer`` writes nothing, starts nothing, connects to nothing and touches no GPU; a name imports its family.
+"""``import flashinfer`` has no side effect and touches no GPU. A name imports only its family.
 
-``benchmarks/bench_start.py`` measures how long it takes.
+``benchmarks/bench_start.py`` measures the import time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def traced(before: str, after: str = "") -> None:
 
 def test_import_after_torch_leaves_no_trace():
     after = "assert not torch.cuda.is_initialized()\nassert 'flashinfer.norm' not in sys.modules"
-    # Torch's compiler takes seconds, and makes a directory of its own where it is not there yet.
+    # Torch's compiler takes seconds, and creates a directory of its own if it does not exist.
     traced("import torch", f"{after}\nassert 'torch._dynamo' not in sys.modules")
 
 
@@ -63,14 +63,15 @@ def test_import_without_torch_leaves_no_trace_and_does_not_import_it():
     traced("", "assert 'torch' not in sys.modules")
 
 
-def test_the_trace_sees_what_it_must_see():
-    """The check fails where there is something to see."""
+def test_the_check_detects_effects():
+    """The check fails for each side effect."""
     for deed in ("open('/dev/null', 'w')", "__import__('subprocess').run(['true'])", "__import__('socket').socket()"):
         done = trace("", deed)
         assert done.returncode == 1 and "AssertionError" in done.stderr, deed
 
 
-# Forks once for each name, because torch takes seconds to import: what was imported by the package, then by the name.
+# Forks once per name, because importing torch takes seconds. Reports the modules of the package, then of each
+# name.
 LOADED = """
 import json, os, sys, torch
 before = set(sys.modules)
@@ -83,7 +84,8 @@ for name in sys.argv[1:]:
         os._exit(0)
     os.wait()
 """
-# Public modules that every family may import, and those that a family is made of. Addresses of engines import families.
+# Public modules that every family may import, and those that a family is made of. Addresses of engines import
+# families.
 SHARED = {"env", "errors", "jit", "tllm_enums", "utils"}
 PARTS = {
     "activation": {"activation_backward"},
@@ -107,7 +109,7 @@ MOST |= {"mla": 72, "decode": 84, "prefill": 88, "cascade": 96}
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str]]:
-    """Map ``""`` to the modules that the package's import loads, and public names, one a module, to those of their use."""
+    """Map ``""`` to the modules that the package loads, and one public name per module to its modules."""
     one_of_each = {module: name for name, module in flashinfer._names().items() if module != "."}
     modules = [name for name, module in flashinfer._names().items() if module == "."]
     command = [sys.executable, "-c", LOADED, *one_of_each.values(), *modules]

@@ -1,4 +1,4 @@
-"""Where things are: names correspond, headers stand alone, layers look downward only, files stay small."""
+"""Layout: names correspond, each header compiles alone, layers look downward only, files are short."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INCLUDE = ROOT / "include" / "flashinfer"
 SOURCE_SUFFIXES = {".py", ".h", ".cuh", ".cc", ".cu", ".jinja", ".md", ".toml", ".sh"}
 LONGEST_FILE, SCREEN = 400, 60
 
-# What each layer may include, the layers of include/flashinfer by directory. A layer sees itself and what is below.
+# Layer of include/flashinfer, by directory -> layers that it may include: itself and layers below.
 LAYERS = {
     "common": {"common"},
     "attention": {"common", "attention"},
@@ -56,7 +56,7 @@ LAYERS = {
     },
 }
 
-# Every macro that a conditional asks about -> how both of its sides come to be built in .ci/run.
+# Macro of a conditional -> the way in which .ci/run builds both of its sides.
 CONDITIONALS = {
     "__AVX2__": "x86-64 and x86-64-v3",
     "__AVX512BF16__": "x86-64-v4 and x86-64-v4+avx512bf16",
@@ -98,14 +98,14 @@ def layer_of(name: str) -> str:
 
 
 CXX = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"]
-# To PTX only, and for one arch: the host's and the device's code are parsed and nothing is optimised.
+# Only to PTX and for one arch: host and device code are parsed, but not optimised.
 NVCC = ["nvcc", "-std=c++17", "-ptx", "-arch=compute_90a", "-x", "cu", "-o", os.devnull]
 
 
 @pytest.fixture
 def passed(pytestconfig: pytest.Config) -> Path | None:
-    """Where digests of what compiled in earlier runs are."""
-    cache = getattr(pytestconfig, "cache", None)  # its plugin may be switched off
+    """Return the file with the digests of headers that compiled in earlier runs."""
+    cache = getattr(pytestconfig, "cache", None)  # its plugin may be off
     return None if cache is None else Path(cache.mkdir("headers"))
 
 
@@ -114,7 +114,7 @@ def passed(pytestconfig: pytest.Config) -> Path | None:
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level, passed):
-    """All of them for x86-64, those of cpu/ for the other levels; for AVX512-BF16 those whose text asks about it."""
+    """All headers for x86-64, those of cpu/ for other levels, for AVX512-BF16 those that test for it."""
     paths = headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
     if level.endswith("+avx512bf16"):
         asking = {path for path in paths if "__AVX512BF16__" in path.read_text()}
@@ -125,14 +125,14 @@ def test_each_cpu_header_compiles_alone(level, passed):
 
 @needs_nvcc
 def test_each_cuda_header_compiles_alone(passed):
-    """On a desk half of them, others in another run."""
+    """A local run compiles half of them, and the next run others."""
     compile_each(NVCC, headers("cuda", "common", "attention"), passed, 1.0 if IN_CI else 0.5)
 
 
 @pytest.mark.parametrize(
     "command", [pytest.param(CXX, marks=needs_gcc), pytest.param(NVCC, marks=needs_nvcc)], ids=["g++", "nvcc"]
 )
-def test_a_header_that_leans_on_another_is_caught(command, tmp_path):
+def test_a_header_that_needs_another_is_detected(command, tmp_path):
     header = tmp_path / "leaning.h"
     header.write_text("inline std::string text() { return {}; }\n")
     for _ in range(2):
@@ -141,8 +141,8 @@ def test_a_header_that_leans_on_another_is_caught(command, tmp_path):
 
 
 @needs_gcc
-def test_a_header_leans_on_none_that_is_compiled_with_it(tmp_path, monkeypatch):
-    """Nor does what compiled once hide what changed since, in a header or in what it includes."""
+def test_a_header_needs_none_that_is_compiled_with_it(tmp_path, monkeypatch):
+    """A header that compiled once is compiled again after a change in it or in its includes."""
     monkeypatch.setattr("tests.support.headers.INCLUDE", tmp_path)
     texts = {
         "low.h": "#include <cstddef>\ninline std::size_t low() { return 0; }\n",
@@ -188,7 +188,7 @@ def test_a_header_looks_downward_only(path):
             )
 
 
-def test_only_bindings_see_torch():
+def test_only_bindings_include_torch():
     csrc = ROOT / "csrc"
     headers = {str(path.relative_to(csrc)) for path in csrc.glob("*/*.h")}
     for path in sources():
@@ -208,8 +208,8 @@ def test_both_sides_of_every_conditional_are_built():
 
 
 @pytest.mark.parametrize("name", families())
-def test_a_family_is_called_the_same_everywhere(name):
-    """A kernel file includes a header of its kernels, whose name or folder is the family's or ends it."""
+def test_a_family_has_one_name_everywhere(name):
+    """A kernel file includes a header of its kernels, named like the family or a suffix of it."""
     assert (ROOT / f"csrc/{name}.cc").exists(), f"family {name} has no binding"
     places = (ROOT / f"flashinfer/{name}.py", ROOT / f"flashinfer/{name}/__init__.py")
     assert any(place.exists() for place in places), f"family {name} has no file or package of functions"
@@ -253,7 +253,7 @@ def test_public_names_are_reachable_and_documented(name):
 
 @pytest.mark.parametrize("name", sorted(set(flashinfer._names().values()) - {"."}))
 def test_functions_and_wrappers_are_documented(name):
-    """Those of every public file, with or without a native module of its own; methods too, but for partial ones."""
+    """All public files, with or without a native module. Methods count too, except partial ones."""
     module = importlib.import_module(name, "flashinfer")
     assert module.__all__ == sorted(module.__all__)
     for public in module.__all__:

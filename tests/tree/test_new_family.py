@@ -1,4 +1,4 @@
-"""A family is added by adding its files: those in ``new_family/`` are laid over a copy of the tree, and used."""
+"""A new family needs only new files: those in ``new_family/`` are copied over the tree and used."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def files() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree with the family in it, none of whose other files is another."""
+    """Copy the tree and add the family, without replacing any file."""
     tree = copy_tree(tmp_path_factory.mktemp("family") / "tree")
     for path in files():
-        assert not (tree / path).exists(), "a family has files of its own only"
+        assert not (tree / path).exists(), "a family adds only files of its own"
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(FILES / path, tree / path)
     run(sys.executable, "scripts/init_stub.py", cwd=tree, PYTHONPATH=tree)
@@ -97,7 +97,7 @@ def test_its_axis_is_checked_by_the_command(tree, tmp_path):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_its_cuda_modules_build_without_a_gpu(tree, tmp_path):
-    """Kernels for Hopper alone are built for it alone, and left out where it is not asked for."""
+    """Hopper's kernels are built only for Hopper, and left out for other archs."""
     cuda = ("--backend", "cuda", "--dtypes", "float16", "--powers", "1", "--out-dir", str(tmp_path / "out"))
     rows = build_aot(tree, tmp_path, *cuda, "--cuda-arch", "8.0 9.0a")
     assert {name: (row["archs"], row["how"]) for name, row in rows.items()} == {
@@ -109,14 +109,14 @@ def test_its_cuda_modules_build_without_a_gpu(tree, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu(tree, tmp_path):
-    """On Hopper the module is that of its own kernels."""
+    """On Hopper the module has Hopper's kernels."""
     kinds, path = use(tree, tmp_path / "workspace", "cuda")
     hopper = torch.cuda.get_device_capability()[0] == 9
     assert kinds == ["miss", "compile", "load"] and path.stem == ("scale_sm90a" if hopper else "scale_cuda")
 
 
 def test_the_documents_name_its_files():
-    """CONTRIBUTING.md's steps are these files."""
+    """The steps of CONTRIBUTING.md name these files."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for path in files():
         assert f"`{path}`" in text, f"CONTRIBUTING.md does not name {path}"

@@ -1,4 +1,4 @@
-"""Wheels and sdists, installed into empty environments and used from outside the checkout."""
+"""Wheels and sdists, installed into empty environments and used outside the checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 
 from ..support.tree import ROOT, copy_tree, make_venv, run
 
-# pip is needed too, and never imported here: setuptools then gives up its own distutils, for the whole process.
+# pip is required but not imported here: importing it makes setuptools drop its own distutils for the whole
+# process.
 for needed in ("build", "hatchling"):
     pytest.importorskip(needed)
 
@@ -42,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(place: Path) -> Path:
-    """A copy of the tree with things in it that no distribution may have."""
+    """Copy the tree and add files that no distribution may contain."""
     tree = copy_tree(place / "tree")
     for name in ("data/aot/stray/stray.so", "flashinfer/__pycache__/env.cpython-311.pyc", "compile_commands.json"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def tree(place: Path) -> Path:
 
 
 def package(tree: Path, out: Path, *options: str) -> Path:
-    """Build one distribution, in an environment where importing torch fails."""
+    """Build one distribution in an environment where importing torch fails."""
     no_torch = out.parent / "no_torch"
     no_torch.mkdir(exist_ok=True)
     (no_torch / "torch.py").write_text("raise ImportError('building a distribution must not need torch')")
@@ -124,7 +125,7 @@ def test_an_installed_wheel_builds_on_first_use_what_the_checkout_builds(wheel, 
     workspace = place / "workspace"
     package_file, loaded = run(python, "-c", USE, cwd=place, FLASHINFER_WORKSPACE_DIR=workspace).split()
     assert Path(package_file).is_relative_to(place / "venv_plain") and Path(loaded).is_relative_to(workspace)
-    # A module is known by the contents of its sources, wherever they are: the tree has nothing left to compile.
+    # The contents of its sources identify a module, wherever they are, so nothing is compiled again.
     out = run(
         sys.executable, "-m", "flashinfer", "build", "norm_cpu", "--json",
         cwd=tree, FLASHINFER_WORKSPACE_DIR=workspace, FLASHINFER_CXX_LAUNCHER="false",
@@ -139,7 +140,7 @@ def test_a_wheel_with_modules_needs_no_compiler(place):
     script = ("scripts/build_aot.py", "--backend", "cpu", "--families", "norm", "--json")
     out = run(
         sys.executable, *script, cwd=tree, PYTHONPATH=tree, FLASHINFER_WORKSPACE_DIR=place / "workspace"
-    )  # reuses what the test before built
+    )  # reuses the build of the previous test
     (row,) = json.loads(out)
     assert row["path"] == str(tree / "data" / "aot" / "norm_cpu" / "norm_cpu.so")
     wheel = package(tree, place / "wheel_aot", "--wheel", "-Caot=1")
@@ -188,7 +189,7 @@ def test_an_editable_install_is_the_checkout_and_survives_a_build(place):
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """A directory of artifacts with one module that is in order."""
+    """Make a directory of artifacts with one valid module."""
     source = tmp_path / "csrc" / "m.cc"
     source.parent.mkdir()
     source.write_text("source")
@@ -230,7 +231,7 @@ def test_the_platform_tag_is_that_of_the_newest_symbol(requires, wanted):
     assert build_backend.platform_tag(manifests, "x86_64") == f"manylinux_{wanted}_x86_64"
 
 
-def test_a_setting_that_cannot_be_is_an_error(tmp_path):
+def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="aot: got 'yes', wanted 0 or 1"):
         build_backend.build_wheel(os.fspath(tmp_path), {"aot": "yes"})
     assert not list(tmp_path.iterdir()) and (ROOT / "pyproject.toml").exists()

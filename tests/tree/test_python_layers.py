@@ -1,4 +1,4 @@
-"""Layers of Python: the command line above the library, that above the build system; nothing generic knows attention."""
+"""Layers of Python: the command line above the library, the library above the build system; no cycles."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from ..support.tree import ROOT
 
 PACKAGE = ROOT / "flashinfer"
-# A room by its folder -> what it may import from; a file of the package itself is in the room "", but for the ground, which all stand on.
+# Layer, by folder -> layers that it may import. A file of the package itself is in the layer "". All import
+# the ground.
 GROUND = {"env", "errors", "jit/events", "jit/process", "jit/report", "jit/spec", "jit/closure"}
-ROOMS = {
+LAYERS = {
     "ground": set[str](),
     "jit/machine": {"ground"},
     "jit/worker": set(),
@@ -28,7 +29,7 @@ ROOMS = {
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
     "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/host", "jit/modules", ""},
 }
-# Who knows attention: its families and what they share.
+# Files that may know attention: its families and their shared parts.
 ATTENTION = {
     "_attention",
     "_mla",
@@ -49,24 +50,24 @@ def files() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``jit/spec`` of a file, ``jit`` of a package."""
+    """Return ``jit/spec`` for a file and ``jit`` for a package."""
     return str(path.relative_to(PACKAGE).with_suffix("")).removesuffix("__init__").rstrip("/")
 
 
-def room_of(name: str) -> str:
+def layer_of(name: str) -> str:
     if name in GROUND:
         return "ground"
     if name == "__main__":
         return "cli"
     folder = name if (PACKAGE / name).is_dir() else str(Path(name).parent)
-    while folder not in ROOMS and folder not in ("", "."):
+    while folder not in LAYERS and folder not in ("", "."):
         folder = str(Path(folder).parent)
     return "" if folder in ("", ".") else folder
 
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """What of the package a file imports anywhere in it, functions and type checks included."""
+    """Return the files of the package that a file imports, also in functions and for type checks."""
     return imports_of(path.read_text(), path.parent.relative_to(PACKAGE).parts) - {name_of(path)}
 
 
@@ -82,7 +83,7 @@ def imports_of(text: str, package: tuple[str, ...]) -> frozenset[str]:
                     continue
                 words = words[1:]
             inner = "/".join([*base, *words])
-            # A name that is imported from a package may be one of its files.
+            # A name imported from a package may be one of its files.
             names = [f"{inner}/{one.name}".lstrip("/") if is_there(inner, one.name) else inner for one in node.names]
         elif isinstance(node, ast.Import):
             names = ["/".join(one.name.split(".")[1:]) for one in node.names if one.name.split(".")[0] == "flashinfer"]
@@ -96,23 +97,23 @@ def is_there(folder: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)
-def test_a_file_imports_from_its_room_and_those_below(path):
-    room = room_of(name_of(path))
+def test_a_file_imports_only_from_its_layer_and_those_below(path):
+    layer = layer_of(name_of(path))
     for name in imported(path):
-        assert room_of(name) in ROOMS[room] | {room}, f"{name_of(path)} imports {name}"
+        assert layer_of(name) in LAYERS[layer] | {layer}, f"{name_of(path)} imports {name}"
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_nothing_generic_imports_attention(path):
     name = name_of(path)
-    if {*Path(name).parts} & ATTENTION or room_of(name) == "integrations":
+    if {*Path(name).parts} & ATTENTION or layer_of(name) == "integrations":
         return
     known = {one for one in imported(path) if {*Path(one).parts} & ATTENTION}
     assert not known, f"{name} imports {', '.join(sorted(known))}"
 
 
 def test_imports_have_no_cycle():
-    """Those inside of functions too, and those for type checkers."""
+    """Imports in functions and for type checkers count too."""
     graph = {name_of(path): sorted(one for one in imported(path) if one) for path in files()}
     done: set[str] = set()
 
@@ -127,8 +128,8 @@ def test_imports_have_no_cycle():
         visit(name, ())
 
 
-def test_imports_are_seen_wherever_they_stand(tmp_path):
-    """Relative ones, those in functions, and those by the package's name."""
+def test_imports_anywhere_in_a_file_are_found(tmp_path):
+    """Relative imports, those in functions, and those by the package's name are found."""
     lines = [
         "from __future__ import annotations",
         "import os, flashinfer.norm",
@@ -141,6 +142,6 @@ def test_imports_are_seen_wherever_they_stand(tmp_path):
     assert imports_of("\n".join(lines), ("jit",)) == {
         "norm", "cli/main", "jit", "jit/spec", "jit/machine/target", "_ops/route"
     }  # fmt: skip
-    assert [room_of(name) for name in ("jit/machine/target", "jit", "jit/load", "norm", "comm/mnnvl", "jit/spec")] == [
+    assert [layer_of(name) for name in ("jit/machine/target", "jit", "jit/load", "norm", "comm/mnnvl", "jit/spec")] == [
         "jit/machine", "jit", "jit", "", "", "ground"
     ]  # fmt: skip

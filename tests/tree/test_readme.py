@@ -1,4 +1,4 @@
-"""README: its example runs, its length is a page, and the files that it names exist."""
+"""README: its example runs, it fits on a page, and the files that it names exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_examples_run():
         exec(compile(example, "README.md", "exec"), {})
 
 
-def test_it_is_a_page():
+def test_its_length_is_a_page():
     assert len(README.splitlines()) <= 150
 
 

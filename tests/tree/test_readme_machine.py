@@ -1,4 +1,4 @@
-"""README's commands on the machine that it asks for: Python and g++; no nvcc, no git, and ninja from its Python package."""
+"""README's commands on a machine with Python and g++: no nvcc, no git, and ninja from its Python package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from ..support.tree import ROOT, clean_environment, copy_tree
 
 HIDDEN = ("nvcc", "git", "ninja")
-# What asks for these programs, and no test that takes long.
+# Fast tests that use these programs.
 TESTS = ("tests/jit/test_toolchain.py", "tests/jit/test_ninja.py", "tests/tree/test_import.py")
 
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """An environment whose ``PATH`` has all that this one's has, but for what is hidden."""
+    """Return an environment whose ``PATH`` lacks the hidden programs."""
     links = tmp_path / "bin"
     links.mkdir()
     for folder in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
@@ -53,7 +53,7 @@ def test_tests_pass(bare):
 
 
 def test_every_test_is_found(bare):
-    """A file that asks for a program while it is imported stops the whole run."""
+    """A test file that needs a program at import time would stop the whole run."""
     folders = [f"tests/{name}" for name in ("jit", "cli", "hopper", "cpu", "attention")]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only", *folders]
     done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Numbers that Python and C++ share: each language writes them down once, and they are the same."""
+"""Numbers that Python and C++ share: each language defines them once, and they are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = "\n".join(
 
 
 def enumerators(name: str, text: str = TEXT) -> dict[str, int]:
-    """The names and values of an enumeration, ``kMultiItem`` as ``MULTI_ITEM``."""
+    """Return the names and values of an enumeration, with ``kMultiItem`` as ``MULTI_ITEM``."""
     (body,) = re.findall(rf"enum (?:class )?{name}\b[^{{;]*\{{([^}}]*)\}}", text)
     values, following = {}, 0
     for word in filter(None, (one.strip() for one in re.sub(r"//.*", "", body).split(","))):
@@ -76,7 +76,7 @@ def test_bits_of_a_variant():
 
 
 def test_numbers_of_attention():
-    """The order in which kernels read them where they are values of a device."""
+    """The order is that in which kernels read device values."""
     given = {"LOGITS_SOFT_CAP": 7.0, "SM_SCALE": 0.5, "ROPE_SCALE": 2.0, "ROPE_THETA": 3.0}
     numbers = numbers_of(tuple(given.values()), torch.tensor(1.0, dtype=torch.float64), torch.device("cpu"))
     assert numbers is not None
@@ -95,7 +95,7 @@ def test_events_of_kernels():
 
 
 def test_element_types():
-    """A name of torch's is that of C++'s messages, and of the configuration's types."""
+    """torch's names equal those of C++'s messages and of the configuration's types."""
     (body,) = re.findall(r"to_string\(DType dtype\) \{(.*?)\n\}", TEXT, re.DOTALL)
     names = dict(re.findall(r'case DType::k(\w+): return "(\w+)";', body))
     assert {as_constant(name) for name in names} == enumerators("DType").keys() - {"OTHER"}

@@ -1,4 +1,7 @@
-"""``flashinfer/__init__.pyi`` lists public names; the package, type checkers and these tests read the same file."""
+"""``flashinfer/__init__.pyi`` lists public names.
+
+The package, type checkers and these tests read this file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def test_the_lists_are_up_to_date():
 
 
 def test_the_stub_is_python_and_is_read_as_python():
-    """The package splits lines; ``ast`` finds the same names and modules."""
+    """The package splits lines, and ``ast`` finds the same names and modules."""
     imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ImportFrom)]
     parsed = {one.name: f".{node.module or ''}" for node in imports for one in node.names}
     assert all(one.asname == one.name for node in imports for one in node.names)
@@ -37,7 +40,7 @@ def test_the_stub_is_python_and_is_read_as_python():
 
 @pytest.mark.parametrize("name", public_modules())
 def test_the_stub_and_the_modules_agree(name):
-    """Every name of ``__all__`` is defined once, and listed with that module unless the module keeps its names."""
+    """Every name of ``__all__`` is defined once, and listed with that module unless the module is private."""
     module = importlib.import_module(f"flashinfer.{name}")
     public = list(getattr(module, "__all__", ()))
     assert len(set(public)) == len(public)
@@ -51,7 +54,7 @@ def test_the_stub_and_the_modules_agree(name):
 
 
 def test_a_name_that_is_not_listed_is_noticed(tmp_path):
-    """A function, an operator and a module that somebody adds without the script."""
+    """A function, an operator and a module are added without running the script."""
     tree = copy_tree(tmp_path / "tree")
     assert check(tree).returncode == 0
     (tree / "flashinfer" / "new.py").write_text('__all__ = ["new_function"]\n\n\ndef new_function() -> None: ...\n')

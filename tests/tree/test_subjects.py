@@ -1,4 +1,4 @@
-"""The check of commit subjects passes what CONTRIBUTING allows and nothing else."""
+"""The check of commit subjects accepts exactly those that CONTRIBUTING allows."""
 
 from __future__ import annotations
 
