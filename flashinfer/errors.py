@@ -126,7 +126,8 @@ class BuildError(FlashInferError):
     """
 
     def __init__(self, name: str, reason: str, command: str = "", output: str = "", log: Path | None = None) -> None:
-        self.name, self.reason, self.command, self.output, self.log = name, reason, command, output, log
+        self.name, self.reason = name, reason
+        self.command, self.output, self.log = command, output, log
         lines = [f"building module {name!r} failed: {reason}"]
         if command:
             lines.append(f"  command: {command}")

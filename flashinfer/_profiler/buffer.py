@@ -47,7 +47,7 @@ class Track:
 
     block: int
     group: int
-    place: int | None  # the multiprocessor or the worker, or None if the buffer has neither
+    processor: int | None  # the multiprocessor or the worker, or None if the buffer has neither
     records: list[Record]
     dropped: int  # records that did not fit into the buffer
     end: float | None  # time at which the track ended
@@ -137,7 +137,8 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
         raise TypeError(f"profiler_buffer: got {kind}, wanted a tensor of torch.uint64 or torch.int64")
     near = profiler_buffer.detach().reshape(-1).view(torch.int64).cpu()
     first = int(near[0]) & 0xFFFFFFFFFFFFFFFF if near.numel() else 0
-    blocks, groups, clock = first & _LOW, first >> 32 & 0xFFFF, first >> 48
+    blocks, groups = first & _LOW, first >> 32 & 0xFFFF
+    clock = first >> 48
     if not blocks or not groups or clock > NANOSECONDS:
         raise ValueError("profiler_buffer: got one whose first word no kernel has written, wanted that of a run")
     tracks = blocks * groups
@@ -164,17 +165,20 @@ def _rate(heads: Sequence[Sequence[int]]) -> float:
 
 
 def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[int], rate: float) -> Track:
-    place, start, count = head[0] & _LOW, head[0] >> 32 & _LOW, head[2] & _LOW
+    processor, start = head[0] & _LOW, head[0] >> 32 & _LOW
+    count = head[2] & _LOW
     length = (head[2] >> 32) - start & _LOW
     # The mean of both ends fixes the middle of the track. One end is off by up to a tick of the timer.
     origin = (head[1] + head[3]) / 2 - length * rate / 2
-    records, at, before, began = list[Record](), 0, start, list[int]()
+    records, began = list[Record](), list[int]()
+    at, before = 0, start
     for word in words[TRACK_WORDS : TRACK_WORDS + count, number].tolist():
         if len(records) >= count:  # kTurn makes two records of a word, so the rest is of an earlier run
             break
         tag, clock = word & _LOW, word >> 32 & _LOW
         at, before = at + (clock - before & _LOW), clock
-        kind, event, time = tag & 3, tag >> 2 & 0x3FF, origin + at * rate
+        kind, event = tag & 3, tag >> 2 & 0x3FF
+        time = origin + at * rate
         if kind == EventType.kTurn:
             records.append(Record(EventType.kEnd, began.pop() if began else event, time))
             kind = EventType.kBegin
@@ -183,7 +187,7 @@ def _read_track(words: torch.Tensor, number: int, groups: int, head: Sequence[in
             began.append(event)
         elif kind == EventType.kEnd and began:
             began.pop()
-    return Track(number // groups, number % groups, place, records, count - len(records), origin + length * rate)
+    return Track(number // groups, number % groups, processor, records, count - len(records), origin + length * rate)
 
 
 def _read_flashinfer(near: torch.Tensor, tracks: int, groups: int) -> Iterator[Track]:

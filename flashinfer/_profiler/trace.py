@@ -98,8 +98,8 @@ def _rows(recording: Recording, tracks: list[tuple[Track, list[Span]]]) -> list[
     for track, spans in sorted(tracks, key=lambda one: one[1][0].start if one[1] else 0.0):
         if not spans:
             continue
-        place = track.block if track.place is None else track.place
-        free = lanes.setdefault((place, track.group), [])
+        processor = track.block if track.processor is None else track.processor
+        free = lanes.setdefault((processor, track.group), [])
         begins = spans[0].start
         lane = next((lane for lane in free if max(span.end for span in lane[-len(spans) :]) <= begins), None)
         if lane is None or recording.clock == 0:
@@ -107,19 +107,19 @@ def _rows(recording: Recording, tracks: list[tuple[Track, list[Span]]]) -> list[
         else:
             lane.extend(spans)
     rows = []
-    for (place, group), found in sorted(lanes.items()):
+    for (processor, group), found in sorted(lanes.items()):
         for number, spans in enumerate(found):
-            process, process_name, name = _names(recording, place, group)
-            thread = place if recording.clock == NANOSECONDS else group + number * recording.groups
+            process, process_name, name = _names(recording, processor, group)
+            thread = processor if recording.clock == NANOSECONDS else group + number * recording.groups
             rows.append(Row(process, process_name, thread, name + (f", {number + 1}" if number else ""), spans))
     return rows
 
 
-def _names(recording: Recording, place: int, group: int) -> tuple[int, str, str]:
+def _names(recording: Recording, processor: int, group: int) -> tuple[int, str, str]:
     if recording.clock == NANOSECONDS:
-        return 0, "CPU", f"worker {place}"
+        return 0, "CPU", f"worker {processor}"
     what = "SM" if recording.clock else "block"
-    return place, f"{what} {place}", f"warpgroup {group}"
+    return processor, f"{what} {processor}", f"warpgroup {group}"
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def to_json(timeline: Timeline) -> dict[str, Any]:
             {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
         )
     for row in timeline.rows:
-        place = {"pid": row.process, "tid": row.thread}
-        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": row.name}})
-        events.extend({**event, **place} for event in _events(row.spans))
+        track = {"pid": row.process, "tid": row.thread}
+        events.append({"ph": "M", "name": "thread_name", **track, "args": {"name": row.name}})
+        events.extend({**event, **track} for event in _events(row.spans))
     counts = {"events": timeline.events, "dropped": timeline.dropped, "unbalanced": timeline.unbalanced}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": counts}
 

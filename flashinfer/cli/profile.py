@@ -121,7 +121,8 @@ def _words(kernel: str, device: Any, sizes: dict[str, int]) -> int:
 def _mla(torch: Any, device: Any, options: argparse.Namespace, buffer: Any, **sizes: int) -> Callable[[], object]:
     import flashinfer
 
-    batch, heads, page, dtype = sizes["batch"], sizes["heads"], sizes["page_size"], getattr(torch, options.dtype)
+    batch, heads = sizes["batch"], sizes["heads"]
+    page, dtype = sizes["page_size"], getattr(torch, options.dtype)
     pages = -(-sizes["kv_len"] // page)
     q = torch.randn(batch * sizes["qo_len"], heads, 576, dtype=dtype, device=device)
     cache = torch.randn(batch * pages, page, 576, dtype=dtype, device=device)

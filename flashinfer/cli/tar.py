@@ -71,7 +71,7 @@ def pack(archive: Path, files: Mapping[str, File]) -> None:
 
 @contextmanager
 def _written(raw: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Yield a stream whose data is written to ``raw``, compressed as the suffix of ``name`` says."""
+    """Yield a stream whose data is written to ``raw``, compressed according to the suffix of ``name``."""
     if name.endswith((".gz", ".tgz")):
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
             yield cast(IO[bytes], packed)

@@ -62,7 +62,7 @@ def build_key(spec_key: str, target: Target, identity: Identity) -> str:
 
 
 def read(directory: Path, name: str) -> Artifact | str | None:
-    """Return a directory's artifact by its manifest, or why it is invalid, or ``None`` if there is none."""
+    """Return a directory's artifact by its manifest, or why it is invalid, or ``None`` without one."""
     try:
         if (refusal := trust.refusal(directory)) is not None:
             return refusal

@@ -30,7 +30,7 @@ _CHILD = (
     " import flashinfer.jit.background as b; b.main()"
 )
 
-_running = set[subprocess.Popen[bytes]]()  # children that run although nobody waits for them
+_running = set[subprocess.Popen[bytes]]()  # running children, also those without a waiting process
 
 
 def _memory_file() -> BinaryIO:

@@ -61,7 +61,8 @@ def lock_name(root: Path) -> str:
 
 
 def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
-    now, mapped, result = time.time(), cache(_mapped_libraries), []
+    now, mapped = time.time(), cache(_mapped_libraries)
+    result = []
     items = sorted(_items(root), key=lambda item: (item.kind == "artifact", item.used))
     total = sum(item.size for item in items)
     for item in items:

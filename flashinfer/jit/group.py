@@ -258,7 +258,8 @@ class _Session:
     def _gather(self, number: int) -> tuple[dict[int, Any], GroupError | None]:
         """Return the results of all ranks, or those received and an error that names the late ranks."""
         results, began = dict[int, Any](), time.monotonic()
-        tick, next_report, end = POLL_INTERVALS[0], began + REPORT_INTERVAL, self.deadline
+        next_report, end = began + REPORT_INTERVAL, self.deadline
+        tick = POLL_INTERVALS[0]
         while True:
             for rank in (one for one in range(self.size) if one not in results):
                 if self.store.check([key := f"{self.prefix}/{number}/{rank}"]):

@@ -52,7 +52,8 @@ class JitSpec(Spec):
 
 def _without_include_paths(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Separate flags and include directories: the key covers the contents of headers, not their paths."""
-    flags, paths, words = list[str](), list[str](), iter(words)
+    flags, paths = list[str](), list[str]()
+    words = iter(words)
     for word in words:
         if word.startswith(("-include", "-imacros", "@")):
             raise ValueError(f"flags: got {word!r}, whose file no key would cover; wanted an #include in the source")

@@ -1,4 +1,4 @@
-"""Start programs, open pipes and import the build system, each as one step that no fork of another thread divides.
+"""Starts of programs, pipes and imports, each as one step that no fork of another thread divides.
 
 A child forked inside such a step has a module that is half imported, or the end of a pipe whose reader waits for the
 last writer to close it. It hangs, or its parent does. So a fork waits until the step has ended.
@@ -16,7 +16,7 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-PATIENCE = 10.0  # seconds for which a fork waits: a longer step has trouble of its own
+PATIENCE = 10.0  # seconds that a fork waits: a longer step has failed
 
 _step = threading.RLock()
 _forking = set[int]()  # threads that hold the lock for a fork
@@ -35,7 +35,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 def run(command: Sequence[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it printed.
+    """Run a program to its end and return its output.
 
     Raises:
         OSError: it cannot be started.
@@ -52,7 +52,7 @@ def run(command: Sequence[str], timeout: float, **options: Any) -> subprocess.Co
 
 
 def pipe() -> tuple[int, FileIO]:
-    """Open a pipe by which a child sees that we live: the end to pass on, and ours, which no forked child keeps.
+    """Open a pipe that tells a child that this process is alive: the end to pass on, and the end to hold.
 
     Neither is 0, 1 or 2: where these are closed, a pipe would get their numbers and lose its ends in the child.
     """
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 else:
 
     class lazy:
-        """``cached_property`` without the lock that it has before Python 3.12, which a forked child would find taken."""
+        """``cached_property`` without its lock before Python 3.12, which a fork could copy locked."""
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
             self.function, self.__doc__ = function, function.__doc__

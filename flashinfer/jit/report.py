@@ -1,4 +1,4 @@
-"""Tell the person who watches this process: the only door to standard error.
+"""Messages for the user: the only file that writes to standard error.
 
 Reporting decides nothing else. A terminal that is gone, a closed pipe, a full disk or an unusual ``sys.stderr`` loses
 the text. No function here raises.
@@ -21,12 +21,12 @@ _logger = logging.getLogger("flashinfer")
 
 def write(text: str) -> None:
     """Write text to standard error, or lose it."""
-    stream: Any = sys.stderr  # None where descriptor 2 is closed: print() would take standard output instead
+    stream: Any = sys.stderr  # None if descriptor 2 is closed: print() would use standard output instead
     try:
         if type(stream) is io.TextIOWrapper:
             stream.flush()
-            # Past the buffer: its lock outlives a fork, a signal handler cannot enter it twice, and what it could
-            # not write fails again when the interpreter ends.
+            # Write past the buffer: its lock outlives a fork, a signal handler cannot enter it twice, and unwritten
+            # data fails again when the interpreter ends.
             data = text.encode(stream.encoding, stream.errors or "strict")
             while data:
                 data = data[os.write(stream.fileno(), data) :]
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def is_terminal(stream: object) -> bool:
-    """Return whether a stream is a terminal. A stream that cannot tell is none."""
+    """Return whether a stream is a terminal. If it cannot tell, the answer is no."""
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except Exception:
@@ -61,7 +61,7 @@ def warn(text: str) -> None:
 
 
 def log(level: int, text: str, *arguments: object, error: bool = False) -> None:
-    """Log for the program. A handler that fails is not the build's matter."""
+    """Log a message. A handler's failure does not affect the build."""
     try:
         _logger.log(level, text, *arguments, exc_info=error, stacklevel=2)
     except Exception:
@@ -69,7 +69,7 @@ def log(level: int, text: str, *arguments: object, error: bool = False) -> None:
 
 
 def guarded(display: Callable[[T], object]) -> Callable[[T], None]:
-    """Return a display that is left alone after its first failure."""
+    """Return a display that is not called again after its first failure."""
     works = True
 
     def call(progress: T) -> None:

@@ -94,7 +94,7 @@ def test_cycles_become_nanoseconds_by_the_ends_of_all_tracks():
         wanted.append([at / 2 for at in times])
     recording = read(buffer_of(tracks, groups=2, clock=CYCLES))
     assert (recording.blocks, recording.groups) == (4, 2)
-    assert [track.place for track in recording.tracks] == list(range(8))
+    assert [track.processor for track in recording.tracks] == list(range(8))
     assert [(track.block, track.group) for track in recording.tracks] == [(n // 2, n % 2) for n in range(8)]
     for track, times in zip(recording.tracks, wanted, strict=True):
         got = [record.time for record in track.records]

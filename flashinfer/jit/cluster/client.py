@@ -88,7 +88,8 @@ class Fleet:
             raise DependencyError("distributed", str(err), "cluster") from None
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors are reported once, by this class
-        self.address, self.wait, self.wanted = address, wait, dict[str, Tools]()
+        self.address, self.wait = address, wait
+        self.wanted = dict[str, Tools]()
         try:
             self.client: Any = Client(address, timeout=max(wait, 1), set_as_default=False, name="flashinfer")
         except (OSError, RuntimeError, TypeError, ValueError) as err:

@@ -1,6 +1,6 @@
 """Messages between client and workers: plain values, and files by their digest.
 
-A path is valid on one machine only. Text that travels has a mark in the place of each path, and the receiver
+A path is valid on one machine only. Text that travels has a mark for each path, and the receiver
 substitutes its own paths.
 """
 

@@ -67,7 +67,8 @@ class Hold:
     """A build that this process owns: its lock (``None`` without locks), and a note with a token."""
 
     def __init__(self, module: str, lock: FileLock | None = None, claim: _Claim | None = None) -> None:
-        self.lock, self.claim, self.note = lock, claim, dict[str, Any]()
+        self.lock, self.claim = lock, claim
+        self.note = dict[str, Any]()
         before = read_note_at(_note_path(lock.lock_file)) if lock is not None else {}
         # A note from an image or a copied disk does not count, because its directory may be in use elsewhere.
         known = before.get("token") if before.get("place") == pid_namespace() else None
@@ -191,7 +192,8 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
     """
     started = time.monotonic()
     reported = trouble_since = next_lookup = started
-    next_report, generation, deadline = FIRST_REPORT, 0, env.JIT_TIMEOUT.get() or math.inf
+    next_report, deadline = FIRST_REPORT, env.JIT_TIMEOUT.get() or math.inf
+    generation = 0
     note, seen = dict[str, Any](), dict[str, Any]()
     while True:
         with suppress(OSError):

@@ -79,7 +79,7 @@ def find_nvcc() -> str:
 
 
 def find_ninja() -> str:
-    """Return ninja of this interpreter's environment, which ``PATH`` need not have, else ninja on ``PATH``."""
+    """Return ninja of this interpreter's environment (``PATH`` need not have it), else ninja on ``PATH``."""
     where = (*(os.path.join(folder, "ninja") for folder in _interpreter_folders()), *_on_path("ninja"))
     return _find("ninja", "", None, where, "ninja (pip install ninja)")
 
@@ -95,7 +95,7 @@ def find_python() -> str:
     The same version comes first, because the modules that a child imports are compiled for it.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: no Python was found.
     """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folders = [os.path.join(prefix, "bin") for prefix in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix)]

@@ -103,7 +103,8 @@ def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: st
 
     Raise ``ValueError`` if the kernels of ``backend`` do not have it.
     """
-    q, kv, o = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv"), dtype_name(dtype_o, "dtype_o")
+    q, kv = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv")
+    o = dtype_name(dtype_o, "dtype_o")
     queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
     for argument, name, known in (
         ("dtype_q", q, (*queries, *(DTYPES[3:] if backend == HOPPER else ()))),
