@@ -25,8 +25,8 @@ def write(text: str) -> None:
     try:
         if type(stream) is io.TextIOWrapper:
             stream.flush()
-            # Write past the buffer: its lock outlives a fork, a signal handler cannot enter it twice, and unwritten
-            # data fails again when the interpreter ends.
+            # Write past the buffer: its lock outlives a fork, a signal handler cannot enter it twice, and
+            # unwritten data fails again when the interpreter ends.
             data = text.encode(stream.encoding, stream.errors or "strict")
             while data:
                 data = data[os.write(stream.fileno(), data) :]
