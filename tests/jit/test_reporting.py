@@ -247,7 +247,7 @@ def test_errors_of_writing_name_the_path(tmp_path, monkeypatch, make_spec, works
     with pytest.raises(OSError, match="No space left on device: '.*/file'"):
         workspaces.write_atomically(tmp_path / "folder" / "file", b"x")
     spec = make_spec("other", answering(35))
-    monkeypatch.setattr(workspaces, "_why_not_writable", lambda root: None)
+    monkeypatch.setattr(workspaces, "_why_not_usable", lambda root: None)
     with pytest.raises(WorkspaceBuildError, match=rf"No space left on device: '{workspace}"):
         spec.build()
     monkeypatch.undo()

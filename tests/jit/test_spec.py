@@ -148,7 +148,7 @@ def test_neighbouring_words_do_not_run_together():
             dict(name="a", coverage={"head_dim": [64, "128"]}),
             r"head_dim: got .* wanted only strings or only integers",
         ),
-        (dict(name="a", coverage={"head_dim": [True]}), r"head_dim: got \['True'\], wanted strings"),
+        (dict(name="a", coverage={"head_dim": [True]}), r"head_dim: got \['True'\], wanted only strings"),
     ],
 )
 def test_bad_specs(arguments, message):
