@@ -111,7 +111,7 @@ def test_signals_reach_the_program(tmp_path, process):
     "arguments, message",
     [
         (["-o", "/none/specs", "--", "true"], "/none is not a writable directory"),
-        (["-o", "x", "--", "no-such-program"], "not a program"),
+        (["-o", "x", "--", "no-such-program"], "not an executable program"),
     ],
 )
 def test_bad_traces(arguments, message, tmp_path, monkeypatch, capsys):
