@@ -1,4 +1,4 @@
-// The sampling family's CUDA kernels. They choose the element type at run time, as rows are read once: the module's
+// Sampling on CUDA. Kernels select the element type at run time, because rows are read once. The module's
 // types are checked here.
 #include <flashinfer/cuda/sampling.cuh>
 

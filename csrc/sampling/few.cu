@@ -1,4 +1,4 @@
-// Draws from long rows of which few elements may be kept, or all.
+// Draws from long rows by filters that keep few elements, or without filters.
 #include <flashinfer/cuda/sampling/few.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
 
@@ -10,8 +10,8 @@ __device__ __forceinline__ void draw_few(FewRow& x, const SampleParams& p, int64
   const Filters f = Filters::of(p, row, row);
   const float largest = x.stream<kLogits>(source, next, f, [](int) {});
   const uint32_t total = scratch().counter;
-  const bool room = total <= kCollected;
-  if (f.top_k.on && !room) return sample_again<kLogits>(p, source, row);
+  const bool fits = total <= kCollected;
+  if (f.top_k.on && !fits) return sample_again<kLogits>(p, source, row);
   const uint64_t k = f.top_k.k;
   float t = 0;
   Totals totals{{1, 1}, 0, false};
@@ -65,7 +65,7 @@ __device__ __forceinline__ void draw_few(FewRow& x, const SampleParams& p, int64
             t = fmaxf(t, __uint_as_float(x.top_p_among(total, f.top_p, totals, least, most)));
         }
       }
-      room ? x.sum_collected(t) : x.sum_again(source, t);
+      fits ? x.sum_collected(t) : x.sum_again(source, t);
       const Totals kept = x.totals(totals.fixed);
       totals.total = kept.total, totals.valid = kept.valid;
     }
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_kernel(const 
            });
 }
 
-// Draws from softmax(l / T), as those of plain.cuh.
+// Draws from softmax(l / T) without filters; counterpart of plain.cuh.
 __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) logits_kernel(const __grid_constant__ SampleParams p) {
   each_row(p.input, p.num_outputs, p.vocab_size,
            [&](StreamRow& x, int64_t row, const Source& source, const Source& next) {

@@ -1,4 +1,4 @@
-// Long rows of which few elements stay.
+// Masks and renormalisation of long rows that keep few elements.
 #include <flashinfer/cuda/sampling/few.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
 #include <flashinfer/cuda/sampling/ranks.cuh>
@@ -33,7 +33,7 @@ __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t
   __syncthreads();
 }
 
-// Rows of which few elements stay: the others are written as the row is read.
+// The fill value is written while the row is read, then the few kept elements.
 template <bool kMask>
 __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_map_kernel(const __grid_constant__ MapRowsParams p) {
   each_row(
@@ -50,18 +50,18 @@ __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_map_kernel(co
         const float largest =
             x.template stream<kMask>(source, next, f, [&](int pair) { fill(pair, kMask ? -INFINITY : 0.0f); });
         const uint32_t total = scratch().counter;
-        const bool room = total <= kCollected;
+        const bool fits = total <= kCollected;
         const auto put = [&](const auto& change) {
 #pragma unroll 1
           for (int pair = 0; pair < x.own_pairs; ++pair) {
             const uint32_t begin = x.begins()[2 * (x.first_pair + pair)],
                            count = x.begins()[2 * (x.first_pair + pair) + 1];
             for (uint32_t i = begin + lane_id(); i < begin + count; i += 32)
-              change(x.keys()[i], x.chunk_of(pair) * kSumChunk + x.places()[i]);
+              change(x.keys()[i], x.chunk_of(pair) * kSumChunk + x.positions()[i]);
           }
         };
         if constexpr (kMask) {
-          if (!room || largest != largest) {
+          if (!fits || largest != largest) {
             mask_again(p, row, f.top_k);
           } else if (total > 0) {
             const float least =
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_map_kernel(co
           if (!row_totals.valid) {
             if (!is_zero)
               for (int pair = 0; pair < x.own_pairs; ++pair) fill(pair, NAN);
-          } else if (!room) {
+          } else if (!fits) {
             renorm_again(p, row, f.top_k);
           } else {
             const float t =

@@ -1,4 +1,4 @@
-// Rows that the registers of a cluster hold: filtered draws, and rows with new values.
+// Filtered draws and maps of rows in the shared memory of a cluster.
 #include <flashinfer/cuda/sampling/held_kernels.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
 

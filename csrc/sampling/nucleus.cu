@@ -1,4 +1,4 @@
-// Draws by top-p from many rows, and rows renormalised by it.
+// Draws by top-p from many rows, and renormalisation by top-p.
 #include <algorithm>
 
 #include <flashinfer/cuda/sampling/launch.cuh>
@@ -6,7 +6,7 @@
 
 namespace flashinfer::cuda {
 
-// work(x, row, its elements, those of the block's next row).
+// Call work(x, row, its elements, elements of the CTA's next row).
 template <typename T, typename F>
 __device__ __forceinline__ void each_nucleus(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   NucleusRow x(static_cast<int>(n));
@@ -20,7 +20,7 @@ __device__ __forceinline__ void each_nucleus(const RowsOf& rows, int64_t count, 
   }
 }
 
-// A function of its own, as what it needs in registers would be taken from the passes.
+// A function of its own, because its registers would be missing in the passes.
 __device__ inline __noinline__ void draw_nucleus(const SampleParams& p, int64_t row, const Totals& totals, float t) {
   const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
   const NucleusRow x(static_cast<int>(p.vocab_size));
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const _
   });
 }
 
-// Rows whose every four elements are in one piece, at least `least` of them. Without bytes: not these.
+// Shape for at least `least` rows that allow loads of four elements. Zero bytes: not served.
 inline Shape nucleus_shape(const RowsOf& rows, int64_t count, int64_t least, int64_t vocab_size, int device) {
   const int64_t piece = 4 * (rows.dtype == DType::kFloat32 ? 4 : 2);
   const bool serves = count >= least && StreamRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
@@ -79,8 +79,8 @@ bool launch_nucleus(const Params& p, int64_t rows, int64_t least, const Launch& 
   return true;
 }
 
-// Fewer rows are at work in clusters all at once, which is faster: 32 rows take 35 us, 48 rows 61, for 45 here of 1 to
-// 132.
+// Fewer rows run in clusters all at once, which is faster: 32 rows take 35 us and 48 rows 61 us. Here 1 to
+// 132 rows take 45 us.
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where) {
   if (p.is_logits || p.indices.data || !p.has_top_p || p.has_top_k || p.has_min_p) return false;
   const int64_t least = device_info(where.device).num_sms / 3;

@@ -1,4 +1,4 @@
-// The k largest elements with their places.
+// The k largest elements with their indices.
 #include <flashinfer/cuda/sampling/launch.cuh>
 #include <flashinfer/cuda/sampling/ranks.cuh>
 

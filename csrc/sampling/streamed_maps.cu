@@ -1,4 +1,4 @@
-// softmax, renormalised and masked rows that are too long to be resident.
+// softmax, renormalised and masked rows that are too long for shared memory.
 #include <flashinfer/cuda/sampling/launch.cuh>
 #include <flashinfer/cuda/sampling/ranks.cuh>
 

@@ -1,4 +1,4 @@
-// Draws from filtered rows that are too long to be resident.
+// Draws from filtered rows that are too long for shared memory.
 #include <flashinfer/cuda/sampling/launch.cuh>
 #include <flashinfer/cuda/sampling/rows.cuh>
 

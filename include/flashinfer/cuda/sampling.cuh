@@ -1,4 +1,46 @@
-// Sampling, softmax, filters and speculative verification on CUDA: which kernel.
+// Sampling, softmax, filters and speculative verification on CUDA: the choice of the kernel.
+//
+// The first line that serves a call wins. R is the number of rows (outputs of draws), V the vocabulary.
+// streams: R >= number of SMs, 15,872 < V <= 131,072, no indices, 110 KB of shared memory per CTA (sm_80 and
+//          sm_90 on, not sm_86 or sm_89).
+// holds:   clusters (sm_90 on), V <= 131,072, R * ceil(V / 16,384) <= 2 * number of SMs, no indices.
+//
+//   draws by                           condition                                    kernel
+//   no filter                          streams                                      few.cuh
+//   min_p of probabilities             streams                                      few.cuh
+//   top_k <= 128, equal for all (1)    streams                                      few.cuh
+//   top_p of probabilities             streams, but R >= SMs / 3; V % 4 == 0;       nucleus.cuh
+//                                      225 KB of shared memory (sm_90, sm_100)
+//   filters                            holds                                        held_kernels.cuh
+//   filters                            any                                          rows.cuh (2)
+//   no filter                          any                                          plain.cuh
+//
+//   maps
+//   top_k mask or renorm, k <= 128     streams, k equal for all rows                few.cuh
+//   top_p renorm                       as top_p above, but R >= SMs                 nucleus.cuh
+//   softmax, top_p renorm              holds, but any R                             held_kernels.cuh
+//   top_k mask or renorm               holds                                        held_kernels.cuh
+//   any                                any                                          rows.cuh, ranks.cuh (2)
+//
+//   the k largest with indices         any                                          ranks.cuh (2)
+//   verification of drafts             any                                          chain.cuh
+//
+// (1) Probabilities: also with top_p and min_p. Logits: top_k first, also with top_p.
+// (2) As many chunks of a row as fit stay in the shared memory of a cluster. Passes reread the others from
+//     the L2 cache, and the whole row if the sums of its chunks leave no room.
+//
+// Times that decided, in us: H200, float32, V = 128,256, flat rows, at R = 32 / 64 / 512.
+//
+//                       rows.cuh or plain.cuh   others
+//   no filter           22 / 27 / 83            few: 80 at 512; plain in at most one CTA per SM: 15 / 18
+//   min_p 0.1           29 / 26 / 149           held: 15 at 32; few: 130 at 512
+//   top_k 50            52 / 37 / 202           held: 27 at 32, 244 at 512; few: 120 at 512
+//   top_p 0.9           62 / 69 / 384           held: 35 at 32, 61 at 48; nucleus: 45 at 64, 179 at 512
+//   top_k 50, top_p     86 / 78 / 450           held: 47 at 32, 443 at 512; few: 135 at 512
+//   softmax             26 / 29 / 249           held: 15 / 30 / 191; three streamed passes: 249 at 512
+//   top_p renorm 0.9    58 / 73 / 456           held: 36 / 62 / 375; nucleus: 65 at 64, 282 at 512
+//   top_k mask 50       37 / 32 / 237           held: 23 at 32; few: 161 at 512
+//   top_k renorm 50     49 / 41 / 277           held: 28 at 32; few: 174 at 512
 #pragma once
 
 #include <flashinfer/cuda/sampling/chain.cuh>

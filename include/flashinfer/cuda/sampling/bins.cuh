@@ -1,4 +1,4 @@
-// Where a sum over bins, from the top down, reaches a number.
+// Search for the bin in which a sum from the top down reaches a number.
 #pragma once
 
 #include <flashinfer/cuda/sampling/engine.cuh>
@@ -6,13 +6,13 @@
 namespace flashinfer::cuda {
 
 struct Found {
-  uint32_t position;  // from the top
-  uint64_t above;     // the sum over what lies above it
-  uint64_t value;     // its own
+  uint32_t position;  // index from the top
+  uint64_t above;     // sum of the bins above
+  uint64_t value;     // value of the bin
 };
 
-// The thread's positions are threadIdx.x * kN and on, for all threads of the block. `last` is the answer where all is
-// 0.
+// Return the first position whose running sum reaches `need`. The thread holds positions threadIdx.x * kN and
+// on. `last` is the answer if all values are 0.
 template <int kN>
 __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t need, uint32_t last) {
   const int lane = lane_id(), warp = threadIdx.x / 32;
@@ -47,7 +47,7 @@ __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t nee
   return {scratch().found_position, scratch().found_above, scratch().found_value};
 }
 
-// Keys from low to high in at most kCount bins of equal width.
+// At most kCount bins of equal width for the keys from low to high.
 template <int kCount>
 struct Bins {
   uint32_t low, high, shift;
@@ -66,12 +66,12 @@ struct Bins {
   }
 };
 
-// An element's share in the sums of a bin: an integer of 2 * bits bits, in two words that do not overflow.
+// Weight of an element in the sums of a bin: an integer of 2 * bits bits, in two words that cannot overflow.
 struct Weights {
-  float up, more;  // their product may be more than a float can hold
+  float up, more;  // their product may exceed a float
   int bits;
 
-  // Of keys up to `high`, which are the bits of numbers >= 0.
+  // Weights for keys up to `high`, which are the bits of numbers >= 0.
   __device__ static Weights of(uint32_t high, int64_t n) {
     const int bits = n <= (int64_t{1} << 20) ? 12 : 8;
     const int exponent = static_cast<int>(high >> 23) - 127, up = 2 * bits - 1 - exponent, half = up / 2;
@@ -86,22 +86,23 @@ struct Weights {
   __device__ __forceinline__ uint64_t sum(uint32_t low, uint32_t high) const { return (uint64_t{high} << bits) + low; }
 };
 
-// A threshold's key, and what the elements that have it are together.
+// Key of a threshold, and the count or sum of the elements with that key.
 struct Edge {
   uint32_t key;
   uint64_t value;
 };
 
-// The largest number from which on there is `wanted`, by exact sums kept(key), from a guess that sums of rounded shares
-// led to and that is off by few elements, if at all: steps from it grow eightfold, then an interval is halved.
+// Return the largest threshold whose kept sum reaches `target`, by exact sums kept(key). The guess comes from
+// rounded sums and is off by few elements, if at all. Steps from it grow eightfold, then an interval is
+// bisected.
 template <typename Kept>
-__device__ __forceinline__ float settled(uint32_t guess, double edges, uint32_t most, double wanted, FixedPoint fixed,
-                                         const Kept& kept) {
-  uint32_t from = 0, to = most + 1, key = guess;  // kept(from) >= wanted > kept(to)
+__device__ __forceinline__ float refine_threshold(uint32_t guess, double edges, uint32_t most, double target,
+                                                  FixedPoint fixed, const Kept& kept) {
+  uint32_t from = 0, to = most + 1, key = guess;  // kept(from) >= target > kept(to)
   for (uint32_t step = 1; to - from > 1; step = step < 1u << 27 ? step * 8 : step) {
     const double sum = kept(key);
-    if (key == guess && is_threshold(sum, edges, __uint_as_float(key), wanted, fixed)) return __uint_as_float(key);
-    const bool enough = sum >= wanted;
+    if (key == guess && is_threshold(sum, edges, __uint_as_float(key), target, fixed)) return __uint_as_float(key);
+    const bool enough = sum >= target;
     (enough ? from : to) = key;
     const uint32_t middle = from + (to - from) / 2;
     key = enough ? min(middle, from + step) : max(middle, to - min(step, to));
@@ -109,20 +110,20 @@ __device__ __forceinline__ float settled(uint32_t guess, double edges, uint32_t 
   return __uint_as_float(from);
 }
 
-// The same from shares of the mass, in units of 2^-30: `above` a bin up to the key `high`, and the one that is wanted.
-// edge_of(need) looks in the bin for what is needed there. Where rounded shares led to an element that is not the right
-// one, the exact sum above the bin leads to it.
+// Return the exact threshold from a histogram of mass shares in units of 2^-30. `above` is the share above
+// the threshold's bin, whose last key is `high`. edge_of(need) searches the bin. If rounded shares lead to a
+// wrong element, the exact sum above the bin corrects `need`.
 template <typename Look, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
-                                                 uint32_t high, uint32_t most, double wanted, FixedPoint fixed,
+                                                 uint32_t high, uint32_t most, double target, FixedPoint fixed,
                                                  const Look& edge_of, const Kept& kept) {
   double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
   for (bool is_guess = true;; is_guess = false) {
     const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1);
     const double edges = static_cast<double>(edge.value) / weights.real(), sum = kept(edge.key);
-    if (!is_guess || (sum >= wanted && sum - edges < wanted))
-      return settled(edge.key, edges, most, wanted, fixed, kept);
-    missing = wanted - kept(high + 1);
+    if (!is_guess || (sum >= target && sum - edges < target))
+      return refine_threshold(edge.key, edges, most, target, fixed, kept);
+    missing = target - kept(high + 1);
   }
 }
 

@@ -1,4 +1,5 @@
-// Verification of a draft's tokens: accepted in order, then one token drawn from what the target leaves.
+// Verification of draft tokens (speculative decoding): accept in order, then draw one token from the rest of
+// the target.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
@@ -50,12 +51,12 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   const Source source = target(emitted), minus = draft(min(emitted, n - 1));
   const bool has_minus = emitted < n;
   set_scratch([&](Scratch& s) { s.source = source, s.minus = minus, s.has_minus = has_minus, s.stage = {}; });
-  // Sums of what is left, and of the target itself in the place of maxima.
-  e.begin(2 * e.chunks);
+  // Sums of the rest; sums of the target itself use the array of the maxima.
+  e.begin_pass(2 * e.chunks);
   e.each_own([&](int c) {
     Chunk chunk;
     load_probs(chunk, source, c);
-    e.tell_all(e.maxima() + c, chunk_sum(chunk));
+    e.broadcast(e.maxima() + c, chunk_sum(chunk));
     if (has_minus) {
       Chunk other;
       load_probs(other, minus, c);
@@ -65,9 +66,9 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
         for (int i = 0; i < 4; ++i) chunk.at[j][i] = max_nan(chunk.at[j][i] - other.at[j][i], 0.0f);
       }
     }
-    e.tell_all(e.sums() + c, chunk_sum(chunk));
+    e.broadcast(e.sums() + c, chunk_sum(chunk));
   });
-  e.meet(), ++e.pass;
+  e.end_pass(), ++e.pass;
   Totals totals = e.totals();
   if (!totals.valid) {
     set_scratch([](Scratch& s) { s.has_minus = false; });

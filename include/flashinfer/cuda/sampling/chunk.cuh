@@ -1,6 +1,8 @@
-// A chunk of a row in the registers of a warp: its elements, and their sum in the order of common/fixed_sum.h.
+// A chunk of a row in the registers of a warp: its elements, and their sum in the order of
+// common/fixed_sum.h.
 //
-// Lane l has the elements j * 128 + l * 4 + c of a chunk as at[j][c]: four accesses of 16 bytes to a row of floats.
+// Lane l has the elements j * 128 + l * 4 + c of a chunk as at[j][c]: four 16-byte accesses to a row of
+// floats.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,10 +34,10 @@ struct Chunk {
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 
-// Where a lane's elements start in part j of a chunk.
+// Return the offset of a lane's elements in part j of a chunk.
 __device__ __forceinline__ int part_start(int j) { return j * 128 + lane_id() * 4; }
 
-// The larger, or NaN where there is one.
+// Return the larger number, or NaN if one is NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -48,7 +50,7 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
   float s[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
-  // Lanes 16 apart, of two of the four sums each; then 8 apart, of one; then the rest of the lanes, then of the sums.
+  // Add lanes 16 apart, two of the four sums each; then lanes 8 apart, one each; then the rest of the lanes.
   const bool high = lane & 16, odd = lane & 8;
   const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kWarp, high ? s[0] : s[2], 16);
   const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kWarp, high ? s[1] : s[3], 16);
@@ -62,7 +64,7 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x) {
   return chunk_sum(x, [](float value) { return value; });
 }
 
-// The first sums of a chunk: lane l has those of the elements l * 4 + c, 128 apart, as at[c].
+// First sums of a chunk: lane l has the sums of the elements l * 4 + c, 128 apart, as at[c].
 struct Sums {
   float at[4];
 };
@@ -75,7 +77,7 @@ __device__ __forceinline__ Sums first_sums(const Chunk& x, const F& value) {
   return s;
 }
 
-// The sums of two chunks, from their first sums: lanes below 16 get the sum of the first chunk.
+// Return the sums of two chunks from their first sums. Lanes below 16 get that of the first chunk.
 __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second) {
   const int lane = lane_id();
   const bool high = lane & 16, eight = lane & 8, four = lane & 4;
@@ -93,13 +95,13 @@ __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second)
   return sum;
 }
 
-// The sums of two chunks at once, with fewer steps than one by one.
+// Return the sums of two chunks at once, in fewer steps than one by one.
 template <typename F>
 __device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
   return pair_sum(first_sums(first, value), first_sums(second, value));
 }
 
-// With kNaN a NaN where there is one, else the largest number, and NaN where there is no number.
+// Return the largest number. With kNaN, return NaN if there is one. Without any number, return NaN.
 template <bool kNaN>
 __device__ __forceinline__ float larger(float a, float b) {
   return kNaN ? max_nan(a, b) : fmaxf(a, b);
@@ -134,11 +136,11 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
   return most;
 }
 
-// Of the types that rows have.
+// Element sizes of the types that rows have.
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// From global memory, which is to be told from shared memory where a pointer comes a long way. What is read again stays
-// in the L2 cache before what is not.
+// Load from global memory explicitly, because a pointer passed through structs hides its address space. Rows
+// that are reread stay in the L2 cache longer than others.
 template <typename T>
 __device__ __forceinline__ Vec<T, 4> read4(const T* from, bool again) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;
@@ -157,12 +159,12 @@ __device__ __forceinline__ T read1(const T* from) {
   return value;
 }
 
-// A row as the caller has it.
+// A row in the caller's memory.
 struct Source {
   const char* data;
   DType dtype;
   int64_t n;
-  bool wide;  // every chunk starts where four elements can be read at once
+  bool wide;  // every chunk allows loads of four elements
 
   __device__ static Source of(const RowsOf& rows, int64_t offset, int64_t n) {
     const char* data = static_cast<const char*>(rows.data) + offset * size_of_row_type(rows.dtype);
@@ -176,7 +178,7 @@ struct Source {
     for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j), again).to_floats(x.at[j]);
   }
 
-  // Chunks at the end of a row, and those of rows that are not aligned.
+  // Load chunks at the end of a row, and chunks of unaligned rows.
   __device__ __noinline__ static void load_by_elements(Chunk& x, Source source, int64_t start, float padding) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -190,7 +192,7 @@ struct Source {
 
   __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding, bool again = false) const {
     if (!wide || start + kSumChunk > n) {
-      Chunk some;  // not x: what a call is given the address of lives in memory
+      Chunk some;  // not x: the address of an argument forces it into local memory
       load_by_elements(some, Source(*this), start, padding);
       x = some;
     } else if (dtype == DType::kFloat32) {
@@ -208,7 +210,7 @@ struct Source {
                                     : to_float(read1<bfloat16_t>(reinterpret_cast<const bfloat16_t*>(data) + i));
   }
 
-  // kCount elements from `start` on, 0 behind the end.
+  // Load kCount elements from `start` on, with zeros after the end.
   template <typename T, int kCount>
   __device__ __forceinline__ void load_some(float (&x)[kCount], int64_t start) const {
 #pragma unroll
@@ -245,7 +247,7 @@ __device__ __forceinline__ void store_chunk(T* to, const Chunk& x, int64_t left)
   store_by_elements(to, some, left);
 }
 
-// To a matrix with rows of n elements.
+// Store a chunk to a matrix with rows of n elements.
 __device__ __forceinline__ void store_chunk(void* to, DType dtype, int64_t row, const Chunk& x, int64_t start,
                                             int64_t n) {
   const int64_t at = row * n + start, left = n - start;

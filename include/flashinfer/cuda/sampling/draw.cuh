@@ -1,11 +1,11 @@
-// Draws from a row whose chunks are summed: a warp finds the chunk by sums, and walks it.
+// Draws from a row with chunk sums: a warp finds the chunk by sums, then the element in it.
 #pragma once
 
 #include <flashinfer/cuda/sampling/engine.cuh>
 
 namespace flashinfer::cuda {
 
-// Sums over the lanes up to each one, of kN numbers side by side.
+// Inclusive prefix sums over the lanes, for kN numbers at once.
 template <int kN>
 __device__ __forceinline__ void warp_ends(const uint64_t (&values)[kN], uint64_t (&ends)[kN]) {
   const int lane = lane_id();
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
   return ends[0];
 }
 
-// Lanes hold the sums of equal ranges of chunks.
+// A lane holds the sum of a range of chunks; ranges are equal.
 template <bool kResident>
 struct Draw {
   Engine<kResident> e;
@@ -46,24 +46,24 @@ struct Draw {
     start = end - own;
   }
 
-  // All lanes of a warp call this with one uniform.
+  // Draw one element by one uniform number. All lanes of a warp call this.
   __device__ int64_t operator()(uint64_t uniform) const {
     if (!totals.valid) return 0;
     const float* sums = e.sums();
     uint64_t share = share_of(uniform, totals.total);
     int c = 0;
-    const bool mine = start <= share && share < end;
-    if (mine) {
+    const bool holds = start <= share && share < end;
+    if (holds) {
       share -= start, c = lane_id() * per_lane;
       for (uint64_t one; (one = totals.fixed(sums[c])) <= share; ++c) share -= one;
     }
-    const int owner = __ffs(__ballot_sync(kWarp, mine)) - 1;
-    return walk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
+    const int owner = __ffs(__ballot_sync(kWarp, holds)) - 1;
+    return find_in_chunk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
   }
 
   static constexpr int kEach = kSumChunk / 32;
 
-  // Elements lane * kEach and on.
+  // Read elements lane * kEach and on.
   __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
     const int from = lane_id() * kEach;
     const int most = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / most;
@@ -90,8 +90,9 @@ struct Draw {
     }
   }
 
-  // The first element of chunk c whose sum passes `share`; where rounding leaves none, the last that is kept.
-  __device__ int64_t walk(int c, uint64_t share) const {
+  // Return the first element of chunk c whose running sum passes `share`. If rounding leaves none, return the
+  // last kept element.
+  __device__ int64_t find_in_chunk(int c, uint64_t share) const {
     const int from = lane_id() * kEach, count = min(e.left(c), kSumChunk);
     float x[kEach];
     read(c, x);

@@ -1,10 +1,12 @@
-// A cluster of blocks at work on one row: each block owns a part of its chunks, keeps in shared memory as many of them
-// as there is room for, the last ones, and reads the others again in each pass, from the L2 cache. Sums and maxima of
-// all chunks are written into the shared memory of every block, so that each knows the whole row after one barrier and
-// comes to the same decisions. Rows too long for that (not resident) are read again in each pass, without maxima.
+// A cluster of CTAs that works on one row.
 //
-// An engine is a few integers, passed by value: an object whose address is taken would live in local memory, and what
-// it points to would be read as if it could be anywhere.
+// Each CTA owns a range of the row's chunks. It keeps as many of its last chunks in shared memory as fit.
+// Each pass rereads the others from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the
+// shared memory of every CTA. After one barrier each CTA knows the whole row and takes the same decisions.
+// Longer rows are not resident: each pass rereads them, without maxima.
+//
+// An engine is a few integers, passed by value. The address of an object would move it to local memory, and
+// what it points to could alias everything.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cluster.cuh>
@@ -16,19 +18,19 @@
 namespace flashinfer::cuda {
 
 constexpr int kMaxCluster = 8, kMaxWarps = 32;
-constexpr int kBins = 1024;        // of counts, or 512 of sums in two words
-constexpr int kCandidates = 6144;  // keys of each block, at other times than bins, in the same memory
-constexpr int kLocalBins = 512;    // of sums in two words
+constexpr int kBins = 1024;        // counts; or 512 sums of two words
+constexpr int kCandidates = 6144;  // keys of a CTA; they share their memory with the bins
+constexpr int kLocalBins = 512;    // sums of two words
 constexpr int kSearchWords = kCandidates + 2 * kLocalBins;
 
-// What the threads of a block share beside the row.
+// Data that the threads of a CTA share in addition to the row.
 struct Scratch {
-  uint64_t barriers[2];  // of what all blocks are told in even and odd passes
+  uint64_t barriers[2];  // of the broadcasts in even and odd passes
   uint64_t warp_totals[kMaxWarps];
   uint64_t found_above, found_value;
   uint32_t found_position;
-  uint32_t counter, counts[kMaxCluster];  // candidates of this block, and of each
-  Source source, minus;                   // the row, and what a draw takes from it
+  uint32_t counter, counts[kMaxCluster];  // candidates of this CTA, and of each CTA
+  Source source, minus;                   // the row, and the row that a draw subtracts
   bool has_minus;
   Stage stage;
 };
@@ -43,11 +45,11 @@ __device__ __forceinline__ char* shared_bytes() {
   return bytes;
 }
 
-// Sums of chunks, added up. Every warp computes it.
+// Total of the chunk sums. Every warp computes it.
 struct Totals {
   FixedPoint fixed;
   uint64_t total;
-  bool valid;  // no NaN, some mass, and no more than a float can hold
+  bool valid;  // no NaN, a positive sum that a float can hold
 
   __device__ double real() const { return fixed.real(total); }
 };
@@ -65,19 +67,19 @@ struct NoChunk {
 template <bool kResident>
 struct Engine {
   int n, chunks, first, own, rank, size, sums_at, maxima_at;
-  int room;       // chunks that a block can keep
-  int skip;       // own ones that are not kept
-  int pass;       // how many there were in which something was told
-  float summed;   // sums are those of what is at least this; negative: of something else
-  uint32_t peer;  // distance from this block's shared memory to that of the block whom the lane tells
+  int capacity;   // chunks that fit into a CTA's shared memory
+  int skip;       // own chunks that do not fit
+  int pass;       // number of passes with a broadcast
+  float summed;   // lower bound of the summed elements; negative: sums of something else
+  uint32_t peer;  // offset from this CTA's shared memory to that of the CTA that the lane serves
 
   FLASHINFER_HD static int own_chunks(int chunks, int size) { return (chunks + size - 1) / size; }
 
-  // Bytes of shared memory of a block that keeps `room` chunks.
-  static int64_t bytes(int64_t chunks, int64_t room, bool maxima) {
-    return (room * kSumChunk + kSearchWords) * 4 + chunks * chunk_bytes(maxima);
+  // Return the dynamic shared memory of a CTA with `capacity` resident chunks.
+  static int64_t bytes(int64_t chunks, int64_t capacity, bool maxima) {
+    return (capacity * kSumChunk + kSearchWords) * 4 + chunks * chunk_bytes(maxima);
   }
-  // Two sums of each chunk, and two maxima.
+  // Bytes per chunk: two sums, and two maxima.
   static int64_t chunk_bytes(bool maxima) { return maxima ? 16 : 8; }
 
   __device__ static Engine of(int64_t n) {
@@ -86,7 +88,7 @@ struct Engine {
     e.rank = ptx::cluster_rank(), e.size = ptx::cluster_size();
     const int most = own_chunks(e.chunks, e.size);
     e.first = min(e.rank * most, e.chunks), e.own = e.own_of(e.rank);
-    e.room = kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - e.chunks * 16) / (kSumChunk * 4) : 0;
+    e.capacity = kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - e.chunks * 16) / (kSumChunk * 4) : 0;
     e.skip = e.skipped_of(e.own);
     e.sums_at = e.maxima_at = e.pass = 0, e.summed = -1;
     e.peer = ptx::of_rank(shared_bytes(), min(lane_id() & 15, e.size - 1)) - ptx::shared_address(shared_bytes());
@@ -96,12 +98,12 @@ struct Engine {
     const int most = own_chunks(chunks, size), from = min(of_rank * most, chunks);
     return min(from + most, chunks) - from;
   }
-  __device__ __forceinline__ int skipped_of(int own_ones) const { return max(own_ones - room, 0); }
+  __device__ __forceinline__ int skipped_of(int own_ones) const { return max(own_ones - capacity, 0); }
   __device__ __forceinline__ bool keeps(int c) const { return kResident && c - first >= skip; }
 
-  // Once for each block, before the first pass: all blocks have started, and their barriers are there.
+  // Start before the first pass: afterwards all CTAs run and their barriers exist.
   __device__ __forceinline__ void start() const { arrive(), wait(); }
-  // In two steps, the first of which does not wait.
+  // The two halves of start(); the first does not wait.
   __device__ __forceinline__ void arrive() const {
     if (!is_cluster()) return;
     if (threadIdx.x == 0) {
@@ -114,23 +116,23 @@ struct Engine {
     if (is_cluster()) ptx::cluster_wait();
   }
 
-  // All threads of the cluster; and for reads alone.
+  // Synchronise the cluster; sync_reads() orders earlier reads only.
   __device__ __forceinline__ void sync() const { is_cluster() ? ptx::cluster_sync() : __syncthreads(); }
   __device__ __forceinline__ void sync_reads() const { is_cluster() ? ptx::cluster_sync_reads() : __syncthreads(); }
 
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
 
-  // A pass in which each block tells all others something about its chunks: `words` for each block in all. The barrier
-  // counts them. Of two passes the barriers differ, as a block may be ahead by one.
-  __device__ __forceinline__ void begin(int words) const {
-    __syncthreads();  // what was told two passes before is not read any more
+  // Begin a pass in which each CTA broadcasts `words` words in total; the barrier counts their bytes. Even
+  // and odd passes have different barriers, because a CTA may be ahead by one pass.
+  __device__ __forceinline__ void begin_pass(int words) const {
+    __syncthreads();  // the words of two passes ago are no longer read
     if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
   }
-  __device__ __forceinline__ void meet() const {
+  __device__ __forceinline__ void end_pass() const {
     if (is_cluster()) return ptx::mbarrier_wait(barrier(), pass / 2 & 1);
     __syncthreads();
   }
-  // A block that is not launched in a cluster cannot store to others (an illegal instruction).
+  // Outside a cluster a store to other CTAs is an illegal instruction.
   __device__ __forceinline__ bool is_cluster() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     return size > 1;
@@ -141,7 +143,7 @@ struct Engine {
 
   __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(shared_bytes()); }
   __device__ __forceinline__ uint32_t* bins() const {
-    return reinterpret_cast<uint32_t*>(shared_bytes()) + room * kSumChunk;
+    return reinterpret_cast<uint32_t*>(shared_bytes()) + capacity * kSumChunk;
   }
   __device__ __forceinline__ uint32_t* local_bins() const { return bins() + kCandidates; }
   __device__ __forceinline__ float* sums(int which) const {
@@ -153,20 +155,20 @@ struct Engine {
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int warps() const { return blockDim.x / 32; }
 
-  // The first lanes tell one block each, and those from 16 on do so for another word.
-  __device__ __forceinline__ void tell_all_bits(const uint32_t* at, uint32_t value, bool says) const {
-    if (!says || (lane_id() & 15) >= size) return;
+  // Store a word to all CTAs: one CTA per lane. Lanes from 16 on store a second word.
+  __device__ __forceinline__ void broadcast_bits(const uint32_t* at, uint32_t value, bool active) const {
+    if (!active || (lane_id() & 15) >= size) return;
     if (is_cluster()) return ptx::store_of_rank(ptx::shared_address(at) + peer, value, barrier() + peer);
     *const_cast<uint32_t*>(at) = value;
   }
-  __device__ __forceinline__ void tell_all(const float* at, float value) const {
-    tell_all_bits(reinterpret_cast<const uint32_t*>(at), __float_as_uint(value), lane_id() < 16);
+  __device__ __forceinline__ void broadcast(const float* at, float value) const {
+    broadcast_bits(reinterpret_cast<const uint32_t*>(at), __float_as_uint(value), lane_id() < 16);
   }
-  // Lanes from 16 on have the value of the chunk that the warp comes to next.
-  __device__ __forceinline__ void tell_pair(const float* at, int c, bool two, float value) const {
+  // Broadcast two words. Lanes from 16 on hold the value of the warp's next chunk.
+  __device__ __forceinline__ void broadcast_pair(const float* at, int c, bool two, float value) const {
     const bool second = lane_id() & 16;
-    tell_all_bits(reinterpret_cast<const uint32_t*>(at) + c + (second ? warps() : 0), __float_as_uint(value),
-                  !second || two);
+    broadcast_bits(reinterpret_cast<const uint32_t*>(at) + c + (second ? warps() : 0), __float_as_uint(value),
+                   !second || two);
   }
 
   template <typename F>
@@ -174,7 +176,8 @@ struct Engine {
     for (int c = first + warp(); c < first + own; c += warps()) f(c);
   }
 
-  // read(chunk, c) of two chunks, then work(first, second, c, whether there is a second).
+  // Call read(chunk, c) for two chunks, then work(first, second, c, two). `two` is false without a second
+  // chunk.
   template <typename Read, typename Work>
   __device__ __forceinline__ void each_pair(const Read& read, const Work& work) const {
     for (int c = first + warp(); c < first + own; c += 2 * warps()) {
@@ -190,7 +193,7 @@ struct Engine {
     }
   }
 
-  // How many elements of a chunk there are, and more.
+  // Return the number of elements from chunk c on.
   __device__ __forceinline__ int left(int c) const { return n - c * kSumChunk; }
 
   __device__ __forceinline__ void load(Chunk& chunk, int c) const {
@@ -224,31 +227,32 @@ struct Engine {
     }
   }
 
-  // Raw elements: kept where there is room; the largest of each chunk to the maxima, or to the sums where those are not
-  // there.
+  // Load raw elements and keep those that fit. The largest of each chunk goes to the maxima, or to the sums
+  // if the row is not resident.
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
     (kResident ? maxima_at : sums_at) ^= 1, summed = -1;
     maxima_to<kNaN>(*this);
     ++pass;
   }
-  // Passes are functions of their own, as what they need in registers is all that there are.
+  // Passes are functions of their own, because they need all registers.
   template <bool kNaN>
   __device__ __noinline__ static void maxima_to(Engine e) {
     const Source source = scratch().source;
     float* to = kResident ? e.maxima() : e.sums();
-    e.begin(e.chunks);
+    e.begin_pass(e.chunks);
     e.each_pair([&](Chunk& chunk, int c) { e.read(source, chunk, c, -INFINITY); },
                 [&](Chunk& one, Chunk& other, int c, bool two) {
                   e.store(one, c);
                   if (two) e.store(other, c + e.warps());
-                  e.tell_pair(to, c, two, pair_max<kNaN>(one, other));
+                  e.broadcast_pair(to, c, two, pair_max<kNaN>(one, other));
                 });
-    e.meet();
+    e.end_pass();
   }
 
-  // f(x) of each element, with sums. With kRead of what is read from the row; else of what is kept in shared memory, as
-  // the stage has f in it already. Of a chunk that is_zero names nothing is read: all of it becomes 0.
+  // Replace each element by f(x) and sum the chunks. With kRead, elements come from the row. Otherwise they
+  // come from shared memory, or through the stage, which includes f already. Chunks with is_zero are not read
+  // and become 0.
   template <bool kMaxima, bool kRead, typename F, typename Z>
   __device__ __forceinline__ void transform(const F& f, const Z& is_zero) {
     sums_at ^= 1, summed = -1;
@@ -259,7 +263,7 @@ struct Engine {
   template <bool kMaxima, bool kRead, typename F, typename Z>
   __device__ __noinline__ static void transform_to(Engine e, F f, Z is_zero) {
     const Source source = scratch().source;
-    e.begin(kResident && kMaxima ? 2 * e.chunks : e.chunks);
+    e.begin_pass(kResident && kMaxima ? 2 * e.chunks : e.chunks);
     const auto change = [&](Chunk& chunk, int c) {
       if ((kRead || e.keeps(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
       e.store(chunk, c);
@@ -277,25 +281,26 @@ struct Engine {
         [&](Chunk& one, Chunk& other, int c, bool two) {
           change(one, c);
           if (two) change(other, c + e.warps());
-          if constexpr (kResident && kMaxima) e.tell_pair(e.maxima(), c, two, pair_max<true>(one, other));
-          e.tell_pair(e.sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
+          if constexpr (kResident && kMaxima) e.broadcast_pair(e.maxima(), c, two, pair_max<true>(one, other));
+          e.broadcast_pair(e.sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
         });
-    e.meet();
+    e.end_pass();
   }
 
-  // Sums of what is at least t, to the other half of the sums.
+  // Sum the elements >= t into the other half of the sums.
   __device__ __noinline__ static void sum_kept_to(Engine e, float t) {
     const float* maxima = e.maxima();
-    e.begin(e.chunks);
+    e.begin_pass(e.chunks);
     e.each_pair(
         [&](Chunk& chunk, int c) {
           if (!kResident || maxima[c] >= t) return e.load(chunk, c);
           chunk.each([](float& value) { value = 0; });
         },
         [&](const Chunk& one, const Chunk& other, int c, bool two) {
-          e.tell_pair(e.sums(), c, two, pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
+          e.broadcast_pair(e.sums(), c, two,
+                           pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
         });
-    e.meet();
+    e.end_pass();
   }
   __device__ __forceinline__ void sum_kept(float t) {
     if (summed == t) return;
@@ -304,7 +309,7 @@ struct Engine {
     ++pass, summed = t;
   }
 
-  // The largest of numbers >= 0, or a NaN's bits, which are larger than all.
+  // Return the largest of numbers >= 0 as bits. The bits of a NaN exceed all others.
   __device__ __forceinline__ static uint32_t largest_bits(const float* values, int n) {
     uint32_t most = 0;
     for (int i = lane_id(); i < n; i += 32) most = max(most, __float_as_uint(values[i]));
@@ -331,22 +336,22 @@ struct Engine {
     return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
   }
 
-  // The largest x >= 0. Where nothing is resident the chunks have told no maxima, and their sums are lost here.
+  // Return the largest x >= 0. Rows that are not resident have no maxima: this pass overwrites their sums.
   __device__ __forceinline__ float largest() {
     if constexpr (kResident) return __uint_as_float(largest_bits(maxima(), chunks));
     sums_at ^= 1, summed = -1;
-    begin(chunks);
+    begin_pass(chunks);
     each_own([&](int c) {
       Chunk chunk;
       load(chunk, c);
-      tell_all(sums() + c, chunk_max<true>(chunk));
+      broadcast(sums() + c, chunk_max<true>(chunk));
     });
-    meet(), ++pass;
+    end_pass(), ++pass;
     return __uint_as_float(largest_bits(sums(), chunks));
   }
 };
 
-// The largest of numbers of any sign, or NaN where there is one.
+// Return the largest of numbers of any sign, or NaN if there is one.
 __device__ __forceinline__ float largest_of(const float* values, int n) {
   float most = -INFINITY;
   for (int i = lane_id(); i < n; i += 32) most = max_nan(most, values[i]);
@@ -355,7 +360,7 @@ __device__ __forceinline__ float largest_of(const float* values, int n) {
   return most;
 }
 
-// What one thread writes and all read behind a barrier: the row, and how it is read where it is not resident.
+// Let one thread write Scratch between two barriers: the row and how chunks are read.
 template <typename F>
 __device__ __forceinline__ void set_scratch(const F& f) {
   __syncthreads();

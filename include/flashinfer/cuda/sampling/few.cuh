@@ -1,9 +1,10 @@
-// Draws by filters that keep few elements, or by none: a row is read once, and what may be kept is collected on the
-// way.
+// Draws by filters that keep few elements, or by none. The row is read once, and elements that may be kept
+// are collected on the way.
 //
-// The first chunks give a number below the threshold: for top-k the k-th largest of their lanes' maxima, for min-p a
-// share of the largest. Elements that reach it are collected with their places, so that sums over what is kept have the
-// order of common/fixed_sum.h without another look at the row. Where there are too many, the row is read again.
+// The first chunks give a lower bound of the threshold: for top-k the k-th largest of their lanes' maxima,
+// for min-p a share of the largest element. Elements that reach the bound are collected with their positions.
+// Sums over kept elements then have the order of common/fixed_sum.h without rereading the row. If too many
+// reach it, the row is reread.
 #pragma once
 
 #include <type_traits>
@@ -12,10 +13,10 @@
 
 namespace flashinfer::cuda {
 
-constexpr int64_t kMostFew = 128;  // of top-k
+constexpr int64_t kMostFew = 128;  // largest k of a top-k served here
 
 struct FewRow : StreamRow {
-  // Those elements that reach `bound`, and their places in the pair of chunks.
+  // Collect the elements that reach `bound`, with their positions in the pair of chunks.
   template <typename Key>
   __device__ __forceinline__ void collect(const Chunk& one, const Chunk& other, int pair, float bound) const {
     uint32_t found = 0;
@@ -36,25 +37,25 @@ struct FewRow : StreamRow {
         for (int i = 0; i < 4; ++i) {
           if (!(found >> (first + 4 * j + i) & 1)) continue;
           keys()[at] = Key::key(x.at[j][i]);
-          places()[at++] = static_cast<uint16_t>(first * (kSumChunk / 16) + part_start(j) + i);
+          positions()[at++] = static_cast<uint16_t>(first * (kSumChunk / 16) + part_start(j) + i);
         }
       }
     };
     put(one, 0), put(other, 16);
   }
 
-  // The largest element, or NaN where there is one. What may be kept is collected; of probabilities chunks are summed.
-  // also(pair) is called for each pair.
+  // Read the row and return its largest element, or NaN if there is one. Collect the elements that may be
+  // kept. Sum the chunks of probabilities. Call also(pair) for each pair.
   template <bool kLogits, typename Also>
   __device__ __forceinline__ float stream(const Source& source, const Source& next, const Filters& f,
                                           const Also& also) {
     using Key = std::conditional_t<kLogits, Signed, Unsigned>;
     const float share = static_cast<float>(f.min_p);
     const bool shares = f.has_min_p && f.min_p < 1, collects = f.top_k.on || f.has_min_p;
-    uint32_t* most = scratch().counts;  // the largest key; whether there is a NaN
+    uint32_t* most = scratch().counts;  // largest key; 1 if there is a NaN
     if (threadIdx.x == 0) scratch().counter = 0, most[0] = 0, most[1] = 0;
     __syncthreads();
-    // What is 0, or has a logit of -inf, is never drawn.
+    // A probability of 0 or a logit of -inf is never drawn.
     float bound = kLogits ? -3.4028234663852886e38f : __uint_as_float(1);
     pass(source, next, 1, kLogits ? -INFINITY : 0.0f, [&](Chunk& one, Chunk& other, int pair) {
       also(pair);
@@ -89,7 +90,7 @@ struct FewRow : StreamRow {
     return kLogits ? Signed::real(most[0]) : __uint_as_float(most[0]);
   }
 
-  // What is collected becomes change(key).
+  // Replace collected elements by change(key).
   template <typename F>
   __device__ __forceinline__ void change(const F& f) const {
     __syncthreads();
@@ -97,7 +98,7 @@ struct FewRow : StreamRow {
     __syncthreads();
   }
 
-  // Sums of what is collected and at least t.
+  // Sum the collected elements >= t.
   __device__ __forceinline__ void sum_collected(float t) {
     e.sums_at ^= 1;
     sum_collected_of(*this, t);
@@ -121,7 +122,7 @@ struct FewRow : StreamRow {
         __syncwarp();
         for (uint32_t i = lane_id(); i < all; i += 32) {
           const float value = __uint_as_float(keys()[begin + i]);
-          if (value >= t) filled()[places()[begin + i]] = value;
+          if (value >= t) filled()[positions()[begin + i]] = value;
         }
         __syncwarp();
         Chunk one, other;
@@ -141,29 +142,30 @@ struct FewRow : StreamRow {
     return totals(row.fixed).real();
   }
 
-  // The largest key in [least, most] from which on there is a share p of the row, which there is from `least` on.
+  // Return the largest key in [least, most] whose elements and all above hold a share p of the row. Those
+  // from `least` on do.
   __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row, uint32_t least,
                                                   uint32_t most) {
     if (!(p > 0)) return most;
-    const double wanted = p * row.real();
+    const double target = p * row.real();
     const Weights weights = Weights::of(most, e.n);
     const Edge edge =
-        search<true>(*this, count, least, most, static_cast<uint64_t>(ceil(wanted * weights.real())), weights);
+        search<true>(*this, count, least, most, static_cast<uint64_t>(ceil(target * weights.real())), weights);
     const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.real();
-    if (kept >= wanted && kept - edges < wanted) return edge.key;
-    // Those sums were rounded.
+    if (kept >= target && kept - edges < target) return edge.key;
+    // The sums were rounded: bisect with exact sums.
     uint32_t low = least, high = most + 1;
     for (;;) {
       int between = 0;
       for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) between |= keys()[i] > low && keys()[i] < high;
       if (!__syncthreads_or(between)) return low;
       const uint32_t middle = low + (high - low) / 2;
-      kept_from(middle, row) >= wanted ? low = middle : high = middle;
+      kept_from(middle, row) >= target ? low = middle : high = middle;
     }
   }
 };
 
-// Rows of which too much may be kept.
+// Sample a row with too many candidates: reread it.
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
   Engine<false> e = Engine<false>::of(p.vocab_size);

@@ -1,24 +1,24 @@
-// Rows in the shared memory of a cluster, two chunks to a warp: one read of global memory, and passes over what is
-// held. Each thread reads and writes its own elements alone, as it would its registers, so that passes need no barrier.
+// Rows in the shared memory of a cluster: one read from global memory, then passes over shared memory. A warp
+// processes two chunks at a time. Each thread accesses its own elements only, so passes need no barrier.
 //
-// Definitions, sums and their order are those of engine.cuh.
+// Definitions, sums and their order equal those of engine.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/engine.cuh>
 
 namespace flashinfer::cuda {
 
-constexpr int kHeldThreads = 256, kHeldBlocks = 3;  // of a block, and blocks to an SM
+constexpr int kHeldThreads = 256, kHeldBlocks = 3;  // threads of a CTA; CTAs per SM
 constexpr int kHeldWarps = kHeldThreads / 32;
-constexpr int kOwnChunks = 32;                         // of a block, at most
+constexpr int kOwnChunks = 32;                         // of a CTA, at most
 constexpr int kHeldChunks = kMaxCluster * kOwnChunks;  // of a row, at most
-constexpr int kOwnKeys = 512;                          // that a block gathers
-constexpr int kFewKeys = 256;                          // that are copied, and ranked one by one
+constexpr int kOwnKeys = 512;                          // keys that a CTA gathers, at most
+constexpr int kFewKeys = 256;                          // keys that are copied and ranked one by one, at most
 
 struct Held {
   Engine<false> e;
 
-  // Two arrays of sums, one of maxima, bins, keys, and the chunks.
+  // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
     return (3 * kHeldChunks + kBins + kOwnKeys + kFewKeys + own * kSumChunk) * int64_t{4};
   }
@@ -34,11 +34,11 @@ struct Held {
   __device__ __forceinline__ uint32_t* keys() const { return bins() + kBins; }
   __device__ __forceinline__ uint32_t* few_keys() const { return keys() + kOwnKeys; }
 
-  // Of the warp's chunks.
+  // The warp's chunks.
   __device__ __forceinline__ int chunk(int which) const { return e.first + e.warp() + which * kHeldWarps; }
   __device__ __forceinline__ bool has(int which) const { return e.warp() + which * kHeldWarps < e.own; }
 
-  // Where the thread has its part of a chunk.
+  // Return the thread's part of a chunk in shared memory.
   __device__ __forceinline__ float4* at(int which) const {
     float* row = reinterpret_cast<float*>(few_keys() + kFewKeys) + (e.warp() + which * kHeldWarps) * kSumChunk;
     return reinterpret_cast<float4*>(row + part_start(0));
@@ -57,7 +57,7 @@ struct Held {
     }
   }
 
-  // f(chunk, which) of the warp's chunks.
+  // Call f(chunk, which) for the warp's chunks.
   template <typename F>
   __device__ __forceinline__ void each_chunk(const F& f) const {
 #pragma unroll 1
@@ -72,7 +72,7 @@ struct Held {
     each_chunk([&](Chunk& x, int) { x.each([&](float& value) { f(value); }); });
   }
 
-  // f(first, second, which) of two of the warp's chunks at a time; of one that is not there all is 0.
+  // Call f(first, second, which) for pairs of the warp's chunks. A missing second chunk is 0.
   template <typename F>
   __device__ __forceinline__ void each_two(const F& f) const {
 #pragma unroll 1
@@ -91,11 +91,11 @@ struct Held {
     put(one, which);
     if (has(which + 1)) put(other, which + 1);
   }
-  __device__ __forceinline__ void tell(float* to, int which, float value) const {
-    e.tell_pair(to, chunk(which), has(which + 1), value);
+  __device__ __forceinline__ void broadcast(float* to, int which, float value) const {
+    e.broadcast_pair(to, chunk(which), has(which + 1), value);
   }
 
-  // The first pass, from global memory: loads are on their way before the blocks of the cluster have met.
+  // First pass, from global memory. Loads are in flight before the CTAs of the cluster have synchronised.
   template <typename F>
   __device__ __forceinline__ void read(const Source& source, float padding, const F& f) const {
 #pragma unroll 1
@@ -112,20 +112,20 @@ struct Held {
     }
   }
 
-  // Chunks become change(x), at first of what the row has and else of what is held; each block learns of all sums and,
-  // with kMaxima, of all maxima.
+  // Replace elements by change(x), read from the row in the first pass and from shared memory later.
+  // Broadcast all sums and, with kMaxima, all maxima.
   template <bool kMaxima, typename Read, typename F>
   __device__ __forceinline__ void transform(const Read& read, const F& change) {
     e.sums_at ^= 1, e.summed = -1;
-    e.begin(kMaxima ? 2 * e.chunks : e.chunks);
+    e.begin_pass(kMaxima ? 2 * e.chunks : e.chunks);
     read([&](Chunk& one, Chunk& other, int which) {
       one.each([&](float& x) { x = change(x); });
       other.each([&](float& x) { x = change(x); });
       put_two(one, other, which);
-      if constexpr (kMaxima) tell(maxima(), which, pair_max<true>(one, other));
-      tell(sums(), which, pair_sum(one, other, [](float x) { return x; }));
+      if constexpr (kMaxima) broadcast(maxima(), which, pair_max<true>(one, other));
+      broadcast(sums(), which, pair_sum(one, other, [](float x) { return x; }));
     });
-    e.meet(), ++e.pass;
+    e.end_pass(), ++e.pass;
   }
   template <bool kMaxima, typename F>
   __device__ __forceinline__ void transform(const F& change) {
@@ -133,30 +133,30 @@ struct Held {
   }
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima(const Source& source, float padding) {
-    e.begin(e.chunks);
+    e.begin_pass(e.chunks);
     read(source, padding, [&](Chunk& one, Chunk& other, int which) {
       put_two(one, other, which);
-      tell(maxima(), which, pair_max<kNaN>(one, other));
+      broadcast(maxima(), which, pair_max<kNaN>(one, other));
     });
-    e.meet(), ++e.pass;
+    e.end_pass(), ++e.pass;
   }
   __device__ __forceinline__ void sum_kept(float t) {
     if (e.summed == t) return;
     e.sums_at ^= 1, e.summed = t;
-    e.begin(e.chunks);
+    e.begin_pass(e.chunks);
     each_two([&](const Chunk& one, const Chunk& other, int which) {
-      tell(sums(), which, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
+      broadcast(sums(), which, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
     });
-    e.meet(), ++e.pass;
+    e.end_pass(), ++e.pass;
   }
 
-  // A thread has a chunk's sum.
+  // Add the sums of all chunks, one per thread.
   __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t most) const {
     __shared__ uint64_t parts[kHeldWarps];
     const bool valid = most != 0 && most <= 0x7f7fffffu;
     const int c = threadIdx.x;
     const uint64_t own = warp_sum(valid && c < e.chunks ? fixed(sums()[c]) : 0);
-    __syncthreads();  // parts are not read any more
+    __syncthreads();  // parts are no longer read
     if (lane_id() == 0) parts[e.warp()] = own;
     __syncthreads();
     uint64_t total = 0;

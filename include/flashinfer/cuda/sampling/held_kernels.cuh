@@ -1,4 +1,4 @@
-// Kernels for rows that a cluster holds, as those of rows.cuh and ranks.cuh.
+// Kernels for rows that a cluster holds; counterparts of those in rows.cuh and ranks.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/held_rows.cuh>
@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
   }
   t = x.filter(f, p.top_k_first && !p.is_logits, p.input.dtype, totals);
   x.draw(p, row, totals, t);
-  x.e.sync_reads();  // others may read this block's bins
+  x.e.sync_reads();  // other CTAs may read this CTA's bins
 }
 
-// softmax and renormalised rows; masked logits.
+// softmax, renormalised rows and masked logits.
 __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks) held_map_kernel(const __grid_constant__ MapRowsParams p) {
   const int64_t row = blockIdx.x / ptx::cluster_size();
   HeldRow x = start_held(p.vocab_size);

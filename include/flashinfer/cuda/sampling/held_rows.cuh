@@ -1,4 +1,4 @@
-// Rows that a cluster holds, filtered and drawn from, as rows.cuh has them.
+// Filters of and draws from rows that a cluster holds; counterpart of rows.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/held_threshold.cuh>
@@ -15,7 +15,7 @@ struct Exponential {
 };
 
 struct HeldRow : HeldSearch {
-  // As apply() in rows.cuh.
+  // Apply the filters and return the threshold, as apply() in rows.cuh.
   __device__ __forceinline__ float filter(const Filters& f, bool top_k_first, DType dtype, Totals& row) {
     float t = 0;
     if (!row.valid || !f.valid()) {
@@ -42,7 +42,8 @@ struct HeldRow : HeldSearch {
     return t;
   }
 
-  // The chunk in which sums pass the share, and what of the share is left there: of a warp, into scratch.
+  // Find the chunk whose running sum passes the share, and the share left in it. One warp does so, into
+  // Scratch.
   __device__ __forceinline__ void choose(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
     const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
@@ -59,7 +60,8 @@ struct HeldRow : HeldSearch {
     __syncwarp();
   }
 
-  // The first element whose sum passes the share, of the warp that has its chunk; everyone calls this.
+  // Draw the first element whose running sum passes the share. All threads call this; the warp of the chunk
+  // draws.
   __device__ __forceinline__ void draw(const SampleParams& p, int64_t output, const Totals& totals, float t) const {
     if (!totals.valid) {
       if (e.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
@@ -69,10 +71,10 @@ struct HeldRow : HeldSearch {
     __syncthreads();
     const int c = scratch().found_position;
     each_chunk([&](const Chunk& x, int which) {
-      if (chunk(which) == c) walk(x, c, scratch().found_above, p, output, totals, t);
+      if (chunk(which) == c) find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
     });
   }
-  // The same, of rows that are not held, of whose elements change(x) is drawn from, by one warp: others need not wait.
+  // Draw from a row in global memory with elements change(x). One warp does so, and the others need not wait.
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
@@ -86,11 +88,11 @@ struct HeldRow : HeldSearch {
     Chunk x;
     source.load(x, int64_t{c} * kSumChunk, padding);
     x.each([&](float& value) { value = change(value); });
-    walk(x, c, scratch().found_above, p, output, totals, t);
+    find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
   }
 
-  __device__ __forceinline__ void walk(const Chunk& x, int c, uint64_t share, const SampleParams& p, int64_t output,
-                                       const Totals& totals, float t) const {
+  __device__ __forceinline__ void find_in_chunk(const Chunk& x, int c, uint64_t share, const SampleParams& p,
+                                                int64_t output, const Totals& totals, float t) const {
     const int count = min(e.left(c), kSumChunk);
     const auto stays = [&](float value, int place) { return value > 0 && value >= t && place < count; };
     int token = -1, last = -1, part = -1;
@@ -118,7 +120,7 @@ struct HeldRow : HeldSearch {
         token += start <= share;
       }
     }
-    // Where rounding leaves none, the last that is kept.
+    // If rounding leaves no element, the last kept one is drawn.
     const int most = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
     if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (most >= 0 ? most : kept), true);
   }

@@ -1,8 +1,8 @@
-// Thresholds of rows that a cluster holds, as threshold.cuh has them.
+// Thresholds of rows that a cluster holds, by the algorithm of threshold.cuh.
 //
-// Histograms and candidates lie where an engine has its bins: two histograms, used in turns, the keys that a block
-// finds, and a copy of those of all blocks. Before an area is written again, all blocks have met once since it was
-// read.
+// Histograms and candidates share the memory of the bins: two histograms used alternately, the keys that a
+// CTA finds, and a copy of the keys of all CTAs. All CTAs synchronise once between a read of an area and its
+// next write.
 #pragma once
 
 #include <flashinfer/cuda/sampling/held.cuh>
@@ -10,14 +10,14 @@
 
 namespace flashinfer::cuda {
 
-// Keys that the blocks of a cluster have found. A lane knows the number of the block that has its number.
+// Keys that the CTAs of a cluster have found. Lane r holds the number of keys of CTA r.
 struct Gathered {
-  bool room;
+  bool fits;
   uint32_t total, count;
 };
 
 struct HeldSearch : Held {
-  // Sums over all blocks' bins: the words of a thread, from the top down.
+  // Sum the bins of all CTAs: the thread's words, from the top down.
   static constexpr int kEach = kBins / 256;
   __device__ __forceinline__ void merge(uint32_t (&words)[kEach]) const {
     e.sync();
@@ -70,7 +70,7 @@ struct HeldSearch : Held {
     return {!__any_sync(kWarp, count > kOwnKeys), __reduce_add_sync(kWarp, count), count};
   }
 
-  // f(key, number) of all: some of the warps take the keys of a block.
+  // Call f(key, index) for all gathered keys; each CTA's keys go to some of the warps.
   template <typename F>
   __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
     const int parts = kHeldWarps / e.size, r = e.warp() / parts, lane = lane_id();
@@ -81,7 +81,7 @@ struct HeldSearch : Held {
       f(ptx::load_of_rank(from + 4 * i), base + i);
   }
 
-  // The key of the need-th largest of a few keys: each thread ranks one.
+  // Return the need-th largest of a few keys; each thread ranks one.
   __device__ __forceinline__ uint32_t ranked(const Gathered& all, uint32_t need) const {
     uint32_t* few = few_keys();
     each_key(all, [&](uint32_t key, uint32_t number) { few[number] = key; });
@@ -100,7 +100,8 @@ struct HeldSearch : Held {
     return scratch().found_position;
   }
 
-  // Levels of bins over what was gathered, in each block for itself, until one key is left.
+  // Narrow the interval by levels of bins over the gathered keys until one key is left. Each CTA does so by
+  // itself.
   template <bool kMass>
   __device__ __forceinline__ Edge among(const Gathered& all, uint32_t low, uint32_t high, uint64_t need,
                                         Weights weights) const {
@@ -131,14 +132,14 @@ struct HeldSearch : Held {
     return {low, value};
   }
 
-  // The threshold in [low, high]: what is found there is gathered, and parted by bins first where it is too much.
+  // Return the threshold in [low, high]. Gather its keys, after splitting by bins if there are too many.
   template <typename Key, bool kMass>
   __device__ __forceinline__ Edge resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
     constexpr int kCount = kMass ? kBins / 2 : kBins;
     uint64_t value;
     do {
       const Gathered all = gather<Key>(low, high);
-      if (all.room) {
+      if (all.fits) {
         if (kMass || all.total > kFewKeys) return among<kMass>(all, low, high, need, weights);
         need = need > all.total ? all.total : need;
         return {ranked(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
@@ -160,7 +161,7 @@ struct HeldSearch : Held {
     return {low, value};
   }
 
-  // The k-th largest of what each thread has.
+  // Return the k-th largest of one value per thread.
   __device__ __forceinline__ uint32_t reached_by(uint32_t own, uint32_t k) const {
     uint32_t* all = bins();
     all[threadIdx.x] = own;
@@ -176,18 +177,18 @@ struct HeldSearch : Held {
     return scratch().found_position;
   }
 
-  // The key of the k-th largest element, 1 <= k < n, of rows whose padding has the least key.
+  // Return the key of the k-th largest element, 1 <= k < n. Padding has the smallest key.
   template <typename Key>
   __device__ __forceinline__ uint32_t top_k_key(uint32_t most, uint64_t k) {
     static_assert(kHeldThreads >= kHeldChunks);
-    if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // as many chunks have an element that reaches it
+    if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // at least k chunks have an element that reaches it
       const uint32_t own = threadIdx.x < e.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
       return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), most, k, {}).key;
     }
     const Octaves octaves = Octaves::up_to(most);
     uint32_t* words = bins();
     clear(words, kBins);
-    // As many threads as k have an element that reaches the k-th largest of their maxima.
+    // At least k threads have an element that reaches the k-th largest of the threads' maxima.
     const bool few = k <= 4 * static_cast<uint64_t>(e.chunks);
     if (few) {
       uint32_t largest = 0;
@@ -205,12 +206,12 @@ struct HeldSearch : Held {
     return resolve<Key, false>(low, high, need, {}).key;
   }
 
-  // As top_p_threshold() in threshold.cuh.
+  // Return the threshold of top-p, as top_p_threshold() in threshold.cuh.
   __device__ __forceinline__ float top_p(double p, const Totals& row, float largest) {
     if (!(p > 0)) return largest;
     const uint32_t most = __float_as_uint(largest);
     const Octaves octaves = Octaves::up_to(most);
-    const double mass = row.real(), wanted = p * mass;
+    const double mass = row.real(), target = p * mass;
     const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
     const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
     uint32_t* words = bins();
@@ -220,7 +221,7 @@ struct HeldSearch : Held {
       each([&](float x) {
         const uint32_t key = __float_as_uint(x);
         if (key < least) return;
-        // Rounded by an addition, unless the integer takes more than 23 bits.
+        // The addition rounds, unless the integer takes more than 23 bits.
         const float raised = x * by.up, sum = fmaf(raised, by.inverse, 0x1p23f);
         const uint32_t weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * by.inverse);
         atomicAdd(words + octaves.of(key), weight);
@@ -234,7 +235,7 @@ struct HeldSearch : Held {
       return totals(row.fixed).real();
     };
     const auto edge_of = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
-    return exact_threshold(weights, share, found.above, mass, high, most, wanted, row.fixed, edge_of, kept);
+    return exact_threshold(weights, share, found.above, mass, high, most, target, row.fixed, edge_of, kept);
   }
 };
 

@@ -1,4 +1,4 @@
-// How the kernels of this family are launched: a cluster of blocks to a row, in as many blocks as there is memory for.
+// Launch shapes of the family: how many CTAs share a row, with how many threads and how much shared memory.
 #pragma once
 
 #include <flashinfer/cuda/host/kernel.cuh>
@@ -7,10 +7,10 @@
 
 namespace flashinfer::cuda {
 
-// A cluster of `size` blocks has a row.
+// Shape of a launch: a cluster of `size` CTAs per row.
 struct Shape {
   int size, threads;
-  int64_t bytes;  // of shared memory, of each block
+  int64_t bytes;  // dynamic shared memory of a CTA
   bool resident;
 };
 
@@ -18,16 +18,16 @@ inline int64_t shared_memory(int device) {
   return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
-// Rows that are not resident have numbers of every chunk in the shared memory of each block.
+// Return the longest row. Every CTA holds the sums of all chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
-  constexpr int kOthers = 64;  // static bytes of a kernel beside Scratch
+  constexpr int kOthers = 64;  // static bytes of a kernel in addition to Scratch
   const int64_t memory = shared_memory(device) - kOthers - Engine<false>::bytes(0, 0, keeps_maxima);
   const int64_t elements = memory / Engine<false>::chunk_bytes(keeps_maxima) * kSumChunk;
   return elements < kLongestRow ? elements : kLongestRow;
 }
 
-// A block to an SM where rows are long: those in flight, but for what is kept in shared memory, fit into the L2 cache.
-// Rows are parted as far as there are SMs for all of them at once.
+// Shape for rows that stay in shared memory. Long rows take one CTA per SM. The rows in flight, except their
+// resident chunks, then fit into the L2 cache. A row is split as long as all rows have SMs at once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int most = info.major >= 9 ? kMaxCluster : 1;
@@ -37,13 +37,13 @@ inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t own = Engine<true>::own_chunks(static_cast<int>(chunks), size);
   const bool is_long = own > 96 || size * rows <= info.num_sms;
   const int64_t memory = is_long ? shared_memory(device) : shared_memory(device) / 2 - 2048;
-  const int64_t room = (memory - Engine<true>::bytes(chunks, 0, true)) / (kSumChunk * 4);
-  if (room < 1) return {1, 512, Engine<false>::bytes(chunks, 0, false), false};
+  const int64_t capacity = (memory - Engine<true>::bytes(chunks, 0, true)) / (kSumChunk * 4);
+  if (capacity < 1) return {1, 512, Engine<false>::bytes(chunks, 0, false), false};
   const int threads = own > 16 && is_long ? 512 : 256;
-  return {size, threads, Engine<true>::bytes(chunks, room < own ? room : own, true), true};
+  return {size, threads, Engine<true>::bytes(chunks, capacity < own ? capacity : own, true), true};
 }
 
-// A row parted further than that takes longer: 64 rows in 256 blocks 27 us, in 128 blocks 18.
+// Shape of unfiltered draws. A finer split takes longer: 64 rows in 256 CTAs take 27 us, in 128 CTAs 18 us.
 inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
@@ -52,7 +52,8 @@ inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
 }
 
-// Rows that a cluster holds (held.cuh), where there are clusters and most of the rows are at work at once.
+// Return true for rows that clusters hold in shared memory (held.cuh). The device needs clusters, and
+// most of the rows must run at once.
 inline bool is_held(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
@@ -65,7 +66,7 @@ inline Shape held_shape(int64_t vocab_size) {
   return {size, kHeldThreads, Held::bytes(Engine<true>::own_chunks(chunks, size)), false};
 }
 
-// Rows that blocks read one after the other (stream.cuh), where there is one for each SM. Without bytes: not these.
+// Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. Zero bytes: not served.
 inline Shape stream_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t bytes = StreamRow::bytes();
   const bool serves =
@@ -85,7 +86,8 @@ void launch_rows(const Shape& shape, int64_t clusters, const Launch& where, cons
                           where, args...);
 }
 
-// Where outputs name their rows, a cluster takes several outputs: those of one row may share it.
+// Split of the outputs among clusters if outputs name their rows. Outputs of one row in a cluster share its
+// load.
 struct Groups {
   int64_t outputs, count;
 
@@ -96,8 +98,9 @@ struct Groups {
   }
 };
 
-// Each kernel of a family of kernels is compiled in a file of its own.
-bool launch_few_samples(const SampleParams& p, const Launch& where);  // whether it is what they are for
+// Launchers, each compiled in a file of its own in csrc/sampling. Those that return bool return false if they
+// do not serve the call.
+bool launch_few_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_maps(const MapRowsParams& p, const Launch& where);
 bool launch_few_maps(const MapRowsParams& p, const Launch& where);

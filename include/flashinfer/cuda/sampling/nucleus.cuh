@@ -1,8 +1,8 @@
-// Thresholds of top-p in one read of a row, which a block has to itself.
+// Thresholds of top-p in one read of a row by one CTA.
 //
-// A sample of the row says between which numbers the threshold lies (nucleus_sample.cuh; nucleus_read.cuh has what is
-// done with those). Where it is not there, or too much is, the row is read once more with an interval from the sums of
-// the first read; where that does not do either, sums of bins narrow it.
+// A sample of the row gives an interval for the threshold (nucleus_sample.cuh), and the read collects its
+// elements (nucleus_read.cuh). If the threshold lies outside or too much lies inside, the row is reread with
+// an interval from the sums of the first read. If that fails too, sums of bins narrow it.
 #pragma once
 
 #include <flashinfer/cuda/sampling/nucleus_sample.cuh>
@@ -12,8 +12,8 @@ namespace flashinfer::cuda {
 struct NucleusRow : NucleusSample {
   using NucleusSample::NucleusSample;
 
-  // A key of [low, high] from which on there is `missing` of what is aside, as far as rounded weights say, and the sum
-  // of the elements that have it: bins, until one has few.
+  // A key of [low, high] whose collected elements and those above sum to `missing`, by rounded weights, and
+  // the sum of the elements with that key. Levels of bins narrow the interval until a bin has few elements.
   struct Candidate {
     uint32_t key;
     double sum;
@@ -23,7 +23,7 @@ struct NucleusRow : NucleusSample {
     return NucleusRow(n).search(count, low, high, missing);
   }
   __device__ __forceinline__ Candidate search(uint32_t count, uint32_t low, uint32_t high, double missing) const {
-    // Weights up to 2^17: of all that is aside less than 2^32.
+    // Weights are up to 2^17, so all collected ones sum to less than 2^32.
     static_assert(4 * kAside < 1 << 15);
     const int exponent = static_cast<int>(high >> 23) - 127, up = 16 - exponent;
     const Weights weights{static_cast<float>(power_of_two(up / 2)), static_cast<float>(power_of_two(up - up / 2)), 0};
@@ -73,7 +73,7 @@ struct NucleusRow : NucleusSample {
     }
   }
 
-  // The largest key of what is aside and below `high`.
+  // Return the largest collected key below `high`.
   __device__ __forceinline__ uint32_t largest_aside(uint32_t count, float high) const {
     if (threadIdx.x == 0) scratch().counts[0] = 0;
     __syncthreads();
@@ -85,11 +85,12 @@ struct NucleusRow : NucleusSample {
     return scratch().counts[0];
   }
 
-  // The largest number from which on there is `wanted`, if it lies in the interval. Sums are those of what it keeps.
-  __device__ __forceinline__ Resolved resolve(const Interval& interval, double wanted, FixedPoint fixed) {
+  // Return the largest threshold whose sum reaches `target`, if it lies in the interval. The sums become
+  // those of kept elements.
+  __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
     const double above = fixed.real(sum_of(e.n, 0, 0, fixed));
-    if (above >= wanted) return {Outcome::kAbove, 0, 0, above};
+    if (above >= target) return {Outcome::kAbove, 0, 0, above};
     if (count > kAside) return {Outcome::kTooMuch, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
     const uint32_t most =
@@ -99,25 +100,26 @@ struct NucleusRow : NucleusSample {
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
-    // The threshold is a key in [low, high): what has a key of at least `high` is not enough, with the sum `beyond`.
+    // Invariant: the threshold is a key in [low, high). Elements >= `high` do not suffice; their sum is
+    // `beyond`.
     uint32_t low = least, high = most + 1;
     double beyond = above;
-    bool is_sure = false;  // that what has a key of at least `low` is enough
-    for (int turn = 1;; ++turn) {
-      // Weights are rounded, for the largest key: exact sums at keys that are closer lead further. In some turns the
-      // interval is halved, as weights may mislead for long.
+    bool is_sure = false;  // elements >= `low` are known to suffice
+    for (int iteration = 1;; ++iteration) {
+      // Weights are rounded relative to the largest key, so exact sums at closer keys lead further. Some
+      // steps bisect, because weights may mislead for long.
       Candidate candidate{low + (high - low) / 2, 0};
-      if (turn % 4 != 0) candidate = search_of(e.n, count, low, high - 1, wanted - beyond);
-      // Where all weights of a bin are 0 it may have no elements.
+      if (iteration % 4 != 0) candidate = search_of(e.n, count, low, high - 1, target - beyond);
+      // A bin whose weights are all 0 may be empty.
       candidate.key = min(max(candidate.key, low), high - 1);
       const uint64_t kept = sum_at(candidate.key);
       const double sum = fixed.real(kept);
-      if (is_threshold(sum, candidate.sum, __uint_as_float(candidate.key), wanted, fixed))
+      if (is_threshold(sum, candidate.sum, __uint_as_float(candidate.key), target, fixed))
         return found(candidate.key, kept);
-      if (sum < wanted) {
+      if (sum < target) {
         if (!is_sure) {
           const double all = candidate.key == low ? sum : fixed.real(sum_at(low));
-          if (all < wanted) return {Outcome::kBelow, 0, 0, all};
+          if (all < target) return {Outcome::kBelow, 0, 0, all};
           is_sure = true;
         }
         high = candidate.key, beyond = sum;
@@ -126,7 +128,7 @@ struct NucleusRow : NucleusSample {
         for (const uint32_t step : {1u, 1u << 20}) {
           if (step >= high - low) continue;
           const double next = fixed.real(sum_at(low + step));
-          if (next < wanted) {
+          if (next < target) {
             high = low + step, beyond = next;
           } else {
             low += step;
@@ -139,7 +141,7 @@ struct NucleusRow : NucleusSample {
     }
   }
 
-  // The part of what lies between bounds which the sums of bins say has the threshold, by a read of its own.
+  // Narrow the bounds to the bin with the threshold, by a histogram over a read of the row.
   template <typename T>
   __device__ __noinline__ static Interval narrower(int n, const T* source) {
     const NucleusRow x(n);
@@ -169,9 +171,9 @@ struct NucleusRow : NucleusSample {
       const uint32_t* pair = words + 2 * (kCount - 1 - 2 * static_cast<int>(threadIdx.x) - i);
       values[i] = weights.sum(pair[0], pair[1]);
     }
-    const auto need = static_cast<uint64_t>(ceil(fmax(known().wanted - bounds.sum, 0.0) * weights.real()));
+    const auto need = static_cast<uint64_t>(ceil(fmax(known().target - bounds.sum, 0.0) * weights.real()));
     parted.narrow(kCount - 1 - find(values, need, kCount - 1).position);
-    // Sums of bins are rounded: where that has misled more than twice, neighbours belong to it.
+    // Bin sums are rounded. After more than two misses, include the adjacent bins.
     const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.missed - 2, 0), 16)) - 1;
     const uint64_t wider = more * (parted.high + 1 - parted.low);
     const auto low = static_cast<uint32_t>(parted.low - min(wider, uint64_t{parted.low - bounds.low}));
@@ -183,31 +185,31 @@ struct NucleusRow : NucleusSample {
     const NucleusRow x(n);
     const Known& k = known();
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
-    return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kWanted, x.least(k.p, k.sample));
+    return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
-  // From the sample's weight where the sum is known to what is wanted.
+  // Make the second interval from the sample's weight at the known sum and at the target.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const Known& k = known();
     const double scale = kSampled / (x.e.n * k.sample * 0x1p-30);
-    const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.wanted - sum) * scale;
+    const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.target - sum) * scale;
     return x.around(static_cast<uint32_t>(fmin(fmax(need, 1.0), 0x1p30)),
-                    outcome == Outcome::kTooMuch ? kWanted / 3 : kWanted, x.least(k.p, k.row.real()));
+                    outcome == Outcome::kTooMuch ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
   }
 
-  // What a read has led to. The row's sums are those of what is at least the threshold where it is found.
+  // Return the result of a read. If it found the threshold, the row's sums are those of elements >= it.
   __device__ __noinline__ static Resolved resolve_of(int n, Interval interval) {
     NucleusRow x(n);
     if (interval.low == INFINITY) {
       const uint64_t kept = sum_of(n, 0, 0, known().row.fixed);
       const double sum = known().row.fixed.real(kept);
-      return {sum >= known().wanted ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
+      return {sum >= known().target ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
     }
-    return x.resolve(interval, known().wanted, known().row.fixed);
+    return x.resolve(interval, known().target, known().row.fixed);
   }
 
-  // Of the row: its sums, and the threshold with the sums of what it keeps. Some of the next row is on its way into the
-  // L2 cache behind this. With kAgain the row is read again.
+  // Return the threshold and leave the row's total and the kept sums. Part of the next row is then in flight
+  // to the L2 cache. With kAgain, the caller rereads the row.
   template <bool kAgain, typename T>
   __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
     Chunk even[2], odd[2];
@@ -220,18 +222,18 @@ struct NucleusRow : NucleusSample {
     }
     for (bool is_first = true;; is_first = false) {
       pass<kAgain>(even, odd, source, interval);
-      const double wanted_share = known().p;
+      const double target_share = known().p;
       if (is_first) {
         for (int pair = 0; pair < kPairsAhead; ++pair) prefetch(next, pair);
         Totals all = totals();
-        all.valid = all.valid && wanted_share == wanted_share;
-        if (!all.valid || wanted_share >= 1) {
-          __syncthreads();  // what is known of a row may change
+        all.valid = all.valid && target_share == target_share;
+        if (!all.valid || target_share >= 1) {
+          __syncthreads();  // Known may change
           row = all;
           return 0;
         }
         if (threadIdx.x == 0) {
-          known().row = all, known().wanted = fmax(wanted_share, 1e-30) * all.real();  // not 0
+          known().row = all, known().target = fmax(target_share, 1e-30) * all.real();  // not 0
           known().bounds = Bounds::all(all.fixed);
         }
         __syncthreads();

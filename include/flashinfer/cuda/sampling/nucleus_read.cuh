@@ -1,8 +1,8 @@
-// A row that a block has to itself, read once for many thresholds.
+// One read of a row that serves many thresholds.
 //
-// Four elements become one number, the first of a chunk's sums (chunk.cuh) over what lies above an interval; where one
-// of the four lies inside the interval they are kept aside. So what is at least t can be summed without another look at
-// the row, in the order of common/fixed_sum.h, for each t of the interval.
+// Four elements become one number: the first of a chunk's sums (chunk.cuh), over the elements above an
+// interval. If one of the four lies in the interval, all four are collected. The elements >= t then have
+// exact sums for each t of the interval, in the order of common/fixed_sum.h, without rereading the row.
 #pragma once
 
 #include <flashinfer/cuda/ptx/scan.cuh>
@@ -13,8 +13,8 @@ namespace flashinfer::cuda {
 constexpr int kNucleusThreads = 512;
 constexpr int kNucleusWarps = kNucleusThreads / 32;
 constexpr int kSampleBins = 4 * kNucleusThreads;
-constexpr int kAside = 4192;    // groups of four elements
-constexpr int kPairsAhead = 3;  // of the next row and of each warp, on their way into the L2 cache
+constexpr int kAside = 4192;    // groups of four elements that can be collected
+constexpr int kPairsAhead = 3;  // pairs per warp of the next row in flight to the L2 cache
 
 struct Interval {
   float low, high;
@@ -27,7 +27,7 @@ struct NucleusRead : HeldRow {
     return (3 * kHeldChunks + kBins + kSampleBins + kHeldChunks * (kSumChunk / 4) + 5 * kAside) * int64_t{4};
   }
 
-  // So few numbers that functions make it again.
+  // Functions rebuild it: it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
     e = Engine<false>{};
     e.n = n, e.chunks = e.own = static_cast<int>(num_chunks(n)), e.size = 1;
@@ -38,7 +38,7 @@ struct NucleusRead : HeldRow {
 
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
   __device__ __forceinline__ float* groups() const { return reinterpret_cast<float*>(sample() + kSampleBins); }
-  // Four numbers of each group, and its place among the groups of the row: lists of kAside words, one after the other.
+  // Collected groups: four elements and the group's index, in lists of kAside words.
   __device__ __forceinline__ float* aside() const { return groups() + kHeldChunks * (kSumChunk / 4); }
   __device__ __forceinline__ float4 of_group(uint32_t i) const {
     const float* at = aside() + i;
@@ -46,13 +46,13 @@ struct NucleusRead : HeldRow {
   }
   __device__ __forceinline__ uint32_t place(uint32_t i) const { return __float_as_uint(aside()[4 * kAside + i]); }
 
-  // From the middle of the warp's pairs on, so that the first ones are spread over the row.
+  // Start in the middle of the warp's pairs, so that the first pairs are spread over the row.
   __device__ __forceinline__ int chunk_of(int pair) const {
     const int at = pair + own_pairs / 2;
     return 2 * (first_pair + (at < own_pairs ? at : at - own_pairs));
   }
 
-  // Rows whose every four elements are in one piece, and behind whose end all is 0.
+  // Load rows of which four elements are one access. Elements after the end are 0.
   template <bool kAgain, typename T>
   __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
     if (at < 0 || at >= own_pairs) return;
@@ -91,7 +91,8 @@ struct NucleusRead : HeldRow {
     return add_up(FixedPoint::of(__uint_as_float(most)), most);
   }
 
-  // The sums of a pair's chunks, the first sums of what lies above the interval, and groups that reach into it.
+  // Store the sums of a pair's chunks and the first sums above the interval. Collect groups that reach into
+  // it.
   __device__ __forceinline__ void take(Chunk (&chunks)[2], int pair, const Interval& interval) const {
     uint32_t found = 0;
     const int c = chunk_of(pair);
@@ -103,7 +104,7 @@ struct NucleusRead : HeldRow {
       float above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // By products with 0 and 1, which other units do than comparisons. Of infinite rows nothing is asked.
+        // Products with 0 and 1 run on other units than comparisons do. Rows with infinities need no answer.
         float taken[4], below[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -113,7 +114,7 @@ struct NucleusRead : HeldRow {
         above[i] = (taken[0] + taken[2]) + (taken[1] + taken[3]);
         if (fmaxf(fmaxf(below[0], below[2]), fmaxf(below[1], below[3])) >= interval.low) found |= 1u << (4 * which + i);
       }
-      // All groups have a place, those behind the row's end too.
+      // Every group has an entry, also those after the row's end.
       *reinterpret_cast<float4*>(to + which * (kSumChunk / 4)) = make_float4(above[0], above[1], above[2], above[3]);
     }
     put_sums(sums(), pair, pair_sum(chunks[0], chunks[1], [](float x) { return x; }));
@@ -153,7 +154,7 @@ struct NucleusRead : HeldRow {
     __syncthreads();
   }
 
-  // f(x) of the elements aside.
+  // Call f(x) for the collected elements.
   template <typename F>
   __device__ __forceinline__ void each_aside(uint32_t count, const F& f) const {
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
@@ -162,8 +163,8 @@ struct NucleusRead : HeldRow {
     }
   }
 
-  // Sums of what lies above the interval and of the `count` groups aside what is at least t, and what all are together.
-  // One function, as a kernel that is larger than the cache of instructions waits for them at each row.
+  // Sum the elements above the interval and the collected ones >= t. Return the total. This is one function,
+  // because a kernel larger than the instruction cache stalls at each row.
   __device__ __noinline__ static uint64_t sum_of(int n, uint32_t count, float t, FixedPoint fixed) {
     return NucleusRead(n).sum_from(count, t, fixed);
   }
@@ -196,7 +197,7 @@ struct NucleusRead : HeldRow {
     return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
 
-  // change(x) of all elements, those first that were read last.
+  // Replace all elements by change(x), those read last first.
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {

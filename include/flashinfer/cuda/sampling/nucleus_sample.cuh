@@ -1,27 +1,27 @@
-// A sample of a row says between which numbers its threshold may lie.
+// An interval for the threshold of a row, from a sample of its elements.
 #pragma once
 
 #include <flashinfer/cuda/sampling/nucleus_read.cuh>
 
 namespace flashinfer::cuda {
 
-constexpr int kWanted = kAside * 7 / 10;                 // elements that an interval is made for
+constexpr int kTargetElements = kAside * 7 / 10;         // elements that an interval aims at
 constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;  // elements: the first pair of chunks of each warp
 
-// What a read of the row has led to.
+// Result of a read of the row.
 enum class Outcome { kFound, kAbove, kBelow, kTooMuch };
 struct Resolved {
   Outcome outcome;
   float t;
-  uint64_t kept;  // the sum of what is at least the threshold, where it is found
-  double sum;     // of what is at least the interval's high, or low, where the threshold is above, or below
+  uint64_t kept;  // sum of the elements >= the threshold, if found
+  double sum;     // sum of the elements >= the interval's high (kAbove) or low (kBelow)
 };
 
-// Keys between which the threshold is known to be, and the sum of what has a key of at least `high`. That what has a
-// key of at least `low` is enough is known of `sure`, which is not above it.
+// Keys that bound the threshold, and the sum of the elements >= `high`. The elements >= `sure` are known to
+// suffice, and `sure` is at most the threshold.
 struct Bounds {
   uint32_t low, high, sure;
-  int missed;  // intervals since one had too much
+  int missed;  // intervals since the last one with too many elements
   double sum;
 
   // A chunk's sum is not below its elements.
@@ -42,13 +42,13 @@ struct Bounds {
   __device__ bool is_one() const { return high - low == 1; }
 };
 
-// What the threads of a block know of a row, from read to read.
+// Knowledge of a row that survives from read to read, shared by the CTA.
 struct Known {
-  double sample;                 // the sample's sum; 0 where it says nothing
-  Normalizer share;              // from an element of the sample to its weight
+  double sample;                 // sum of the sample; 0: useless
+  Normalizer share;              // maps an element of the sample to its weight
   int base;                      // of bins
-  uint32_t from_high, from_low;  // the sample's weights of what is at least the interval's ends
-  double p, wanted;
+  uint32_t from_high, from_low;  // sample weight of the elements >= the interval's ends
+  double p, target;
   Totals row;
   Bounds bounds;
 };
@@ -61,17 +61,17 @@ struct NucleusSample : NucleusRead {
   using NucleusRead::NucleusRead;
 
   __device__ __forceinline__ static uint32_t weight_of(float x, Normalizer share) {
-    // Rounded by an addition, unless the integer takes more than 23 bits.
+    // The addition rounds, unless the integer takes more than 23 bits.
     const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
     return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
   }
-  // The least key of a bin: six bits of the mantissa.
+  // Return the smallest key of a bin; bins have six bits of the mantissa.
   __device__ __forceinline__ static float edge(int base, int bin) {
     const int octave = base + bin;
     return __uint_as_float(octave < 0 ? 0u : min(static_cast<uint32_t>(octave) << 17, 0x7f800000u));
   }
 
-  // Weights of the sample's elements, 2^30 in all, into bins.
+  // Add the weights of the sample's elements to bins, 2^30 in total.
   __device__ __forceinline__ void look(const Chunk (&pair)[2]) {
     float own = 0, most = 0;
     const auto see = [&](const Chunk& x) {
@@ -105,13 +105,14 @@ struct NucleusSample : NucleusRead {
     __syncthreads();
   }
 
-  // Around where the sample's weights from the top on reach `need`: as many elements on both sides as make `count` of
-  // the row, or all from the top on. `least` is a number that the threshold is not below.
+  // Return an interval around the element where the sample's weights from the top reach `need`. It spans
+  // `count` elements of the row on both sides, or everything from the top. `least` bounds the threshold from
+  // below.
   __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
     const Normalizer share = known().share;
     const int base = known().base;
     const auto bin_of = [](int i) { return kSampleBins - 1 - 4 * static_cast<int>(threadIdx.x) - i; };
-    // A bin's weight, and 16 times the number of elements that it takes, in one word.
+    // One word holds a bin's weight and 16 times its number of elements.
     uint64_t words[4], own = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -162,7 +163,7 @@ struct NucleusSample : NucleusRead {
     return {__uint_as_float(s.counts[1]), __uint_as_float(s.counts[2])};
   }
 
-  // Smaller elements have less than what may be missing of a row of this mass or more, all together.
+  // Smaller elements together hold less than the share that may be missing, for rows of this mass or more.
   __device__ __forceinline__ float least(double p, double mass) const {
     return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / e.n * 0.999), __uint_as_float(1));
   }

@@ -1,4 +1,4 @@
-// Draws without filters: a row is read once for the sums of its chunks, and one chunk again.
+// Draws without filters. The row is read once for the sums of its chunks, and the drawn chunk again.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
@@ -7,12 +7,12 @@ namespace flashinfer::cuda {
 
 __device__ inline __noinline__ void sum_probs(Engine<false> e) {
   const Source source = scratch().source;
-  e.begin(e.chunks);
+  e.begin_pass(e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, 0.0f); },
               [&](const Chunk& one, const Chunk& other, int c, bool two) {
-                e.tell_pair(e.sums(), c, two, pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
+                e.broadcast_pair(e.sums(), c, two, pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
               });
-  e.meet();
+  e.end_pass();
 }
 
 __device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
@@ -22,17 +22,17 @@ __device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
   return e.totals();
 }
 
-// Sums of exp((l - max of the chunk) / T), and those maxima.
+// Sum exp((l - m) / T) per chunk with its maximum m, and store the maxima.
 __device__ inline __noinline__ void sum_exponentials(Engine<false> e, float scale) {
   const Source source = scratch().source;
-  e.begin(2 * e.chunks);
+  e.begin_pass(2 * e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
               [&](Chunk& one, Chunk& other, int c, bool two) {
                 const PairSums of = exponentials_of(one, other, scale);
-                e.tell_pair(e.maxima(), c, two, of.most);
-                e.tell_pair(e.sums(), c, two, of.sum);
+                e.broadcast_pair(e.maxima(), c, two, of.most);
+                e.broadcast_pair(e.sums(), c, two, of.sum);
               });
-  e.meet();
+  e.end_pass();
 }
 
 __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, double temperature) {

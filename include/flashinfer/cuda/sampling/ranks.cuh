@@ -1,11 +1,11 @@
-// The k largest of numbers of any sign: the others masked, or they and their places alone.
+// The k largest of numbers of any sign: the others are masked, or the k are returned with their indices.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
 
 namespace flashinfer::cuda {
 
-// The key of the k-th largest, 0 where all are kept.
+// Return the key of the k-th largest element; 0 if all are kept.
 template <bool kResident>
 __device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
   const Source source = Source::of(rows, row * rows.stride, e.n);
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ Ma
   e.sync_reads();
 }
 
-// How many elements of a chunk lie above the threshold, and how many at it, in one word each half.
+// Count the elements of a chunk above the threshold (upper half of a word) and at it (lower half).
 __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, int64_t left, uint32_t (&part)[4]) {
   uint32_t all = 0;
 #pragma unroll
@@ -57,16 +57,16 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
   let_next_start();
   const uint32_t key = key_of_rank(e, p.input, row, {p.k < p.vocab_size, p.k});
   e.sums_at ^= 1;
-  e.begin(e.chunks);
+  e.begin_pass(e.chunks);
   const char* from = scratch().source.data;
   uint32_t part[4];
   e.each_own([&](int c) {
     Chunk chunk;
     e.load(chunk, c);
     const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
-    e.tell_all(e.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
+    e.broadcast(e.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
   });
-  e.meet(), ++e.pass;
+  e.end_pass(), ++e.pass;
   uint64_t above = 0;
   for (int c = lane_id(); c < e.chunks; c += 32) above += __float_as_uint(e.sums()[c]) >> 16;
   const int64_t ties = p.k - static_cast<int64_t>(warp_sum(above));

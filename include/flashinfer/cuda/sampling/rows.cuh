@@ -1,4 +1,4 @@
-// Rows made ready: loaded as x >= 0, filtered, and drawn from or written.
+// Rows loaded as x >= 0, filtered, then drawn from or written.
 #pragma once
 
 #include <flashinfer/cuda/host/launch.cuh>
@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-// How chunks that are not kept are read from now on.
+// Set how chunks that are not resident are read from now on.
 template <typename F>
 __device__ __forceinline__ void set_stage(const F& f) {
   set_scratch([&](Scratch& s) { f(s.stage); });
@@ -19,7 +19,7 @@ __device__ __forceinline__ Totals load_probs(Engine<kResident>& e) {
   return e.totals();
 }
 
-// exp((l - max l) / T), with sums; logits that are not among the k largest count as -inf.
+// Load exp((l - max l) / T) with sums. Logits below the k largest count as -inf.
 template <bool kResident>
 __device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature, TopK top_k = {}) {
   set_stage([](Stage& stage) { stage.is_raw = true; });
@@ -38,7 +38,7 @@ __device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double
   return e.totals();
 }
 
-// softmax(l / T) in float, with sums.
+// Load softmax(l / T) in float, with sums.
 template <bool kResident>
 __device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temperature, TopK top_k) {
   const Totals totals = load_exponentials(e, temperature, top_k);
@@ -50,7 +50,7 @@ __device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temp
   return e.totals();
 }
 
-// Numbers of an output's filters.
+// Filter values of an output.
 struct Filters {
   TopK top_k;
   bool has_top_p, has_min_p;
@@ -72,7 +72,8 @@ struct Filters {
   }
 };
 
-// Applies the filters; the engine's sums are those of what is kept, `row` is what they are sums of.
+// Apply the filters and return the threshold. Afterwards the engine's sums are those of kept elements. `row`
+// holds the total before, and the kept total after.
 template <bool kResident>
 __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
   float t = 0;
@@ -103,8 +104,8 @@ __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first,
   return t;
 }
 
-// Outputs are taken in groups, each by one cluster; those next to each other that use the same row in the same way
-// share its load and its threshold.
+// Outputs of a cluster that share a row and its filter values. Adjacent ones share the load and the
+// threshold.
 struct Run {
   int64_t row, end;
 
@@ -136,7 +137,7 @@ __device__ __forceinline__ void put_sample(const SampleParams& p, int64_t output
   p.valid[output] = valid;
 }
 
-// The warps of a cluster take the outputs of a run in turns.
+// Draw the outputs of a run, distributed over the warps of the cluster.
 template <bool kResident>
 __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kResident>& e, int64_t first, int64_t end,
                                          const Totals& totals, float t) {
@@ -150,7 +151,8 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kRe
   }
 }
 
-// prepare(engine, filters, totals) -> threshold, with the engine's sums those of what is kept.
+// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold and leaves the sums of
+// kept elements.
 template <bool kResident, typename F>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
@@ -172,15 +174,15 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
         s.stage = {}, s.has_minus = false;
       });
       t = prepare(e, filters, totals);
-      if constexpr (kResident) e.sync();  // draws read what other blocks have written
+      if constexpr (kResident) e.sync();  // draws read data that other CTAs have written
     }
     draw_run(p, e, output, next, totals, t);
     output = next;
-    e.sync_reads();  // others may draw from this block's memory
+    e.sync_reads();  // other CTAs may draw from this CTA's memory
   }
 }
 
-// The threshold of a row, with the engine's sums those of what is kept.
+// Return the threshold of a row; the engine's sums become those of kept elements.
 template <bool kLogits, bool kResident>
 __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& e, const Filters& f,
                                              Totals& totals) {
@@ -188,7 +190,7 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResi
     totals = load_probs(e);
     return apply(e, f, p.top_k_first, p.input.dtype, totals);
   }
-  // Logits are masked by the first filter before there are probabilities.
+  // top_k masks logits before they become probabilities.
   const bool masked = p.top_k_first && f.top_k.on;
   Filters rest = f;
   if (masked) rest.top_k = {};
@@ -196,7 +198,7 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResi
   return apply(e, rest, false, DType::kFloat32, totals);
 }
 
-// All registers that 512 threads can have: what is spilled by a whole SM's threads is more than its L1 cache holds.
+// 512 threads take all registers. Spills of a whole SM's threads would exceed its L1 cache.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ 
   });
 }
 
-// softmax and renormalised rows, a cluster each.
+// softmax and renormalised rows, one cluster per row.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
     chunk.each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
     store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  e.sync_reads();  // others may read this block's bins
+  e.sync_reads();  // other CTAs may read this CTA's bins
 }
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,4 @@
-// From what is read of a row to x >= 0, for elements that are not kept in shared memory.
+// Map from the elements read to x >= 0, for chunks that are not in shared memory.
 #pragma once
 
 #include <flashinfer/cuda/ptx/approx.cuh>
@@ -6,14 +6,14 @@
 
 namespace flashinfer::cuda {
 
-// What passes have done so far.
+// Transformations of the passes so far.
 struct Stage {
   bool is_raw, is_exponential, is_normalized, is_filtered;
   float least;               // smaller logits count as -inf
-  float top, scale;          // of exponentials
-  Normalizer first, second;  // of softmax; of what the first filter keeps
-  float cut;                 // of the first filter
-  DType dtype;               // that its result is rounded to
+  float top, scale;          // of exp((l - top) * scale)
+  Normalizer first, second;  // of softmax; of the elements that the first filter keeps
+  float cut;                 // threshold of the first filter
+  DType dtype;               // type that its result is rounded to
 
   __device__ __forceinline__ float exponential(float x) const {
     return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
@@ -50,7 +50,8 @@ struct Stage {
   }
 };
 
-// The largest of each chunk of a pair, and the sum of exp((l - that) / T): of the first in lanes below 16.
+// Largest element m of each chunk of a pair, and sum of exp((l - m) / T). Lanes below 16 hold the first
+// chunk.
 struct PairSums {
   float most, sum;
 };
@@ -62,7 +63,7 @@ __device__ __forceinline__ PairSums exponentials_of(Chunk& one, Chunk& other, fl
   const float sum = pair_sum(one, other, [](float x) { return x; });
   return {most, most == -INFINITY ? 0.0f : sum};
 }
-// Then all relative to the row's largest.
+// Make the sums relative to the largest element of the row.
 __device__ __forceinline__ void rescale(float* sums, const float* maxima, int chunks, float top, float scale) {
   for (int c = threadIdx.x; c < chunks; c += blockDim.x)
     if (sums[c] != 0) sums[c] *= ptx::ex2_approx((maxima[c] - top) * scale);

@@ -1,7 +1,7 @@
-// Rows that a block reads one after the other: pairs of chunks are on their way into shared memory while others are at
-// work in registers, those of the next row too.
+// Rows that a persistent CTA streams one after the other. Copies of later pairs of chunks, also of the next
+// row, are in flight while earlier pairs are processed in registers.
 //
-// Each thread copies and reads its own elements alone, so that copies need no barrier.
+// Each thread copies and reads its own elements only, so copies need no barrier.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cp_async.cuh>
@@ -9,10 +9,10 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kStreamBlocks = 2;             // to an SM
+constexpr int kStreamBlocks = 2;             // CTAs per SM
 constexpr int kPairs = kHeldChunks / 2;      // of a row, at most
-constexpr int kLeastPairs = 2 * kHeldWarps;  // of a row: each warp has two
-constexpr int kCollected = 6400;             // elements with their places
+constexpr int kLeastPairs = 2 * kHeldWarps;  // of a row: two per warp
+constexpr int kCollected = 6400;             // collected elements, at most
 
 struct StreamRow : HeldRow {
   int first_pair, own_pairs;  // of the warp
@@ -37,13 +37,13 @@ struct StreamRow : HeldRow {
     return x;
   }
 
-  __device__ __forceinline__ uint16_t* places() const { return reinterpret_cast<uint16_t*>(keys() + kCollected); }
+  __device__ __forceinline__ uint16_t* positions() const { return reinterpret_cast<uint16_t*>(keys() + kCollected); }
   __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
-  // Two chunks: where the copy number `at` of the warp goes.
+  // Return the slot of two chunks for the warp's copy number `at`.
   __device__ __forceinline__ float* slot(uint32_t at) const {
     return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * e.warp() + (at & 1)) * 2 * kSumChunk;
   }
-  // A slot that no copy is on its way to between a row and the next one.
+  // Return the slot without a copy in flight between two rows.
   __device__ __forceinline__ float* filled() const { return slot(step + 1); }
   __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
 
@@ -51,7 +51,7 @@ struct StreamRow : HeldRow {
     return source.wide && int64_t{c + 1} * kSumChunk <= source.n;
   }
 
-  // A group of copies for pair number `pair` of the warp, of none where there is no row.
+  // Issue the copies of the warp's pair number `pair` as one group; the group is empty without a row.
   __device__ __forceinline__ void copy(const Source& source, int pair, uint32_t at) const {
     if (source.data != nullptr && pair < own_pairs) {
 #pragma unroll
@@ -98,8 +98,8 @@ struct StreamRow : HeldRow {
     take(other, source, chunk_of(pair) + 1, from + kSumChunk, padding);
   }
 
-  // f(first, second, pair) of the warp's pairs. Copies of the first two have started; those of the first `ahead` pairs
-  // of `next` start behind.
+  // Call f(first, second, pair) for the warp's pairs. Copies of the first two are in flight. Copies of the
+  // first `ahead` pairs of `next` follow.
   template <typename F>
   __device__ __forceinline__ void pass(const Source& source, const Source& next, int ahead, float padding, const F& f) {
 #pragma unroll 1
@@ -118,7 +118,7 @@ struct StreamRow : HeldRow {
     }
   }
 
-  // The sum of each chunk of a pair, of which lanes below 16 know the first, the others the second.
+  // Store the sum of each chunk of a pair: lanes below 16 hold the first, the others the second.
   __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
     if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
@@ -131,7 +131,7 @@ struct StreamRow : HeldRow {
     if (at + kSumChunk < e.n) store_chunk(to, dtype, row, other, at + kSumChunk, e.n);
   }
 
-  // The same for sums of what is at least t, once more and without copies.
+  // Sum the elements >= t by rereading the row, without copies.
   __device__ __forceinline__ void sum_again(const Source& source, float t) {
     e.sums_at ^= 1;
     __syncthreads();
@@ -145,15 +145,15 @@ struct StreamRow : HeldRow {
     __syncthreads();
   }
 
-  // The search among what is collected, in a function of its own.
+  // Search the collected elements, in a function of its own to limit registers.
   template <bool kMass>
   __device__ __noinline__ static Edge search(HeldSearch x, uint32_t count, uint32_t low, uint32_t high, uint64_t need,
                                              Weights weights) {
     return x.among<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 
-  // Where the bits in `found` of each lane go in a list that a counter tells the length of: the lane's first, and how
-  // many there are in the warp.
+  // Reserve list entries for the bits in `found` of each lane: the lane's first entry, and the base and
+  // number of the warp's entries.
   struct Span {
     uint32_t at, base, all;
   };
@@ -167,7 +167,7 @@ struct StreamRow : HeldRow {
   }
 };
 
-// work(x, row, source, next source) of the block's rows.
+// Call work(x, row, source, next source) for the CTA's rows.
 template <typename F>
 __device__ __forceinline__ void each_row(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   const auto source_of = [&](int64_t row) { return row < count ? Source::of(rows, row * rows.stride, n) : Source{}; };

@@ -1,9 +1,9 @@
-// Thresholds: the largest key for which the elements at or above it are enough, by count (top-k) or by sum (top-p).
+// Thresholds: the largest key whose elements and all above suffice, by count (top-k) or by sum (top-p).
 //
-// A histogram names the bin of the threshold, one pass gathers the elements of that bin, and what was gathered is
-// parted further in every block by itself. Where a bin holds more than there is room for, the passes go on over rows.
+// A histogram finds the bin of the threshold. One pass gathers the elements of that bin. Each CTA then splits
+// the gathered elements further by itself. If a bin has too many elements, passes over the row continue.
 //
-// Bins are read by other blocks: before they are written again, a barrier lies in between.
+// Other CTAs read the bins: a barrier precedes each rewrite.
 #pragma once
 
 #include <flashinfer/cuda/sampling/bins.cuh>
@@ -15,19 +15,20 @@ struct Unsigned {
   __device__ __forceinline__ static uint32_t key(float x) { return __float_as_uint(x); }
 };
 
-// Keys of all numbers in their order; of NaN 0.
+// Keys of all numbers in their order; NaN has key 0.
 struct Signed {
   __device__ __forceinline__ static uint32_t key(float x) {
     const uint32_t bits = __float_as_uint(x);
     return x != x ? 0u : bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
   }
-  // -inf for 0, which all reach.
+  // Return the number of a key. Key 0 gives -inf, which every element reaches.
   __device__ __forceinline__ static float real(uint32_t key) {
     return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
   }
 };
 
-// Exponent and five bits of the mantissa, of the 32 octaves up to the largest number: bins for the first look.
+// Bins of the first histogram: exponent and five bits of the mantissa, in the 32 octaves below the largest
+// number.
 struct Octaves {
   int base;
 
@@ -49,7 +50,7 @@ __device__ __forceinline__ void clear(uint32_t* bins, int n) {
   __syncthreads();
 }
 
-// f(x) of the elements of chunks that have a key of at least `least`.
+// Call f(x, inside) for the elements of chunks with a key of at least `least`.
 template <typename Key, bool kResident, typename F>
 __device__ __forceinline__ void each_element(const Engine<kResident>& e, uint32_t least, const F& f) {
   const float* maxima = e.maxima();
@@ -66,7 +67,7 @@ __device__ __forceinline__ void each_element(const Engine<kResident>& e, uint32_
   });
 }
 
-// Of all blocks' bins: the thread's four words from the top down.
+// Sum the bins of all CTAs: the thread's four words, from the top down.
 template <bool kResident>
 __device__ __forceinline__ void merged(const Engine<kResident>& e, uint32_t (&words)[4]) {
   words[0] = words[1] = words[2] = words[3] = 0;
@@ -95,7 +96,7 @@ __device__ __noinline__ Found find_mass(Engine<kResident> e, uint64_t need, Weig
   return find(values, need, kBins / 2 - 1);
 }
 
-// Passes over the row until one key is left.
+// Narrow the interval by passes over the row until one key is left.
 template <typename Key, bool kMass, bool kResident>
 __device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
                                        Weights weights) {
@@ -122,7 +123,7 @@ __device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32
   return {low, value};
 }
 
-// Which elements of a chunk have a key in [low, high], as bits.
+// Return the elements of a chunk with a key in [low, high], as bits.
 template <typename Key, bool kResident>
 __device__ __forceinline__ uint32_t found_in(const Engine<kResident>& e, const Chunk& chunk, int c, uint32_t low,
                                              uint32_t high) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ uint32_t found_in(const Engine<kResident>& e, const C
   return found;
 }
 
-// The keys of the elements that the bits name, one after the other, where there is room for those of the whole warp.
+// Append the keys of the marked elements, if those of the whole warp fit.
 template <typename Key>
 __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
   if (!__any_sync(kWarp, found)) return;
@@ -157,12 +158,12 @@ __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, cons
     if (found >> (16 + i) & 1) *keys++ = Key::key(other.at[i / 4][i % 4]);
 }
 
-// Elements of [low, high] into the memory of the bins. The bins are nobody's when this begins, and read by all until
-// the next barrier after it. Whether there was room.
+// Gather the keys in [low, high] into the memory of the bins and return true if they fit. No CTA may use the
+// bins at the start. All CTAs read them until the next barrier.
 template <typename Key, bool kResident>
 __device__ __noinline__ bool gather(Engine<kResident> e, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
-  e.begin(e.size);
+  e.begin_pass(e.size);
   const float* maxima = e.maxima();
   const auto reaches = [&](int c) { return !kResident || Key::key(maxima[c]) >= low; };
   e.each_pair(
@@ -177,12 +178,12 @@ __device__ __noinline__ bool gather(Engine<kResident> e, uint32_t low, uint32_t 
         put_found<Key>(e.bins(), one, other, found);
       });
   __syncthreads();
-  if (e.warp() == 0) e.tell_all_bits(&scratch().counts[e.rank], scratch().counter, lane_id() < 16);
-  e.sync();  // the candidates of all blocks are there
-  e.meet();
-  bool room = true;
-  for (int r = 0; r < e.size; ++r) room &= scratch().counts[r] <= kCandidates;
-  return room;
+  if (e.warp() == 0) e.broadcast_bits(&scratch().counts[e.rank], scratch().counter, lane_id() < 16);
+  e.sync();  // the candidates of all CTAs are stored
+  e.end_pass();
+  bool fits = true;
+  for (int r = 0; r < e.size; ++r) fits &= scratch().counts[r] <= kCandidates;
+  return fits;
 }
 
 template <bool kResident, typename F>
@@ -193,7 +194,7 @@ __device__ __forceinline__ void each_candidate(const Engine<kResident>& e, const
   }
 }
 
-// value(bin), from the top bin down.
+// Find the bin by value(bin), from the top bin down.
 template <typename F>
 __device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
   uint64_t values[2];
@@ -205,7 +206,8 @@ __device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
   return find(values, need, kLocalBins - 1);
 }
 
-// Levels of bins over what was gathered, in each block for itself, until one key is left.
+// Narrow the interval by levels of bins over the gathered keys until one key is left. Each CTA does so by
+// itself.
 template <bool kMass, bool kResident>
 __device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
                                            Weights weights) {
@@ -231,7 +233,7 @@ __device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, ui
   return {low, value};
 }
 
-// The keys that the largest elements of chunks have.
+// Smallest and largest key of the chunk maxima.
 struct Range {
   uint32_t least, most;
 };
@@ -247,7 +249,7 @@ __device__ __forceinline__ Range maxima_keys(const Engine<true>& e) {
   return {__reduce_min_sync(kWarp, least), __reduce_max_sync(kWarp, most)};
 }
 
-// A key that at least k elements reach: the k-th largest of the chunks' maxima, rounded down to a bin.
+// Return a key that at least k elements reach: the k-th largest chunk maximum, rounded down to a bin.
 template <typename Key>
 __device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
   const float* maxima = e.maxima();
@@ -262,7 +264,7 @@ __device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
   return bins.low;
 }
 
-// Counts of the row in octaves' bins, or the rounded share of each element in a sum of 2^30.
+// First histogram, by octaves: counts, or the rounded share of each element in a sum of 2^30.
 template <typename Key, bool kMass, bool kResident>
 __device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, uint32_t least, Normalizer share,
                                          uint64_t need) {
@@ -273,7 +275,7 @@ __device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, u
     if (kMass ? key < least : !there) return;
     uint32_t weight = 1;
     if constexpr (kMass) {
-      // Rounded by an addition, unless the integer takes more than 23 bits.
+      // The addition rounds, unless the integer takes more than 23 bits.
       const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
       weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
     }
@@ -285,7 +287,7 @@ __device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, u
   return found;
 }
 
-// The key of the k-th largest element, 1 <= k < n; 0 where fewer have a key above 0.
+// Return the key of the k-th largest element, 1 <= k < n; 0 if fewer have a key above 0.
 template <typename Key, bool kResident>
 __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) {
   const Weights none{};
@@ -300,10 +302,10 @@ __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) 
       const uint32_t bin = kBins - 1 - found.position;
       low = octaves.low(bin), high = min(octaves.high(bin), high), need = k > found.above ? k - found.above : 1;
     }
-    const bool room = gather<Key>(e, low, high);
+    const bool fits = gather<Key>(e, low, high);
     ++e.pass;
     const Edge edge =
-        room ? by_candidates<false>(e, low, high, need, none) : by_passes<Key, false>(e, low, high, need, none);
+        fits ? by_candidates<false>(e, low, high, need, none) : by_passes<Key, false>(e, low, high, need, none);
     e.sync_reads();
     return edge.key;
   } else {
@@ -311,14 +313,14 @@ __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) 
   }
 }
 
-// The largest v with sum(x >= v) >= p * S, where S is what `row` says.
+// Return the largest v with sum(x >= v) >= p * S, with the total S of `row`.
 template <bool kResident>
 __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p, const Totals& row, float largest) {
   if (!(p > 0)) return largest;
   const uint32_t most = __float_as_uint(largest);
   const Octaves octaves = Octaves::up_to(most);
-  const double mass = row.real(), wanted = p * mass;
-  // Smaller elements have less than what may be missing, all together.
+  const double mass = row.real(), target = p * mass;
+  // Smaller elements together hold less than the share that may be missing.
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
   const Found found = first_look<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
@@ -329,14 +331,14 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
     return e.totals(row.fixed).real();
   };
   const auto resolve = [&](uint64_t need) {
-    const bool room = gather<Unsigned>(e, low, high);
+    const bool fits = gather<Unsigned>(e, low, high);
     ++e.pass;
-    const Edge edge = room ? by_candidates<true>(e, low, high, need, weights)
+    const Edge edge = fits ? by_candidates<true>(e, low, high, need, weights)
                            : by_passes<Unsigned, true>(e, low, high, need, weights);
     e.sync_reads();
     return edge;
   };
-  return exact_threshold(weights, share, found.above, mass, high, most, wanted, row.fixed, resolve, kept);
+  return exact_threshold(weights, share, found.above, mass, high, most, target, row.fixed, resolve, kept);
 }
 
 }  // namespace flashinfer::cuda
