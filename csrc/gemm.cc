@@ -1,4 +1,4 @@
-// The operator of the gemm family; the kernels are in gemm_cpu.cc and gemm_cuda.cu.
+// Operator of the gemm family.
 #include "binding/binding.h"
 
 #include <flashinfer/common/fused_moe.h>
@@ -26,7 +26,7 @@ void check_element_types(const Check& check, const View& a, const View& b, const
   check.floating(out);
 }
 
-// Counts and places, one for each of `count` groups (any number where that is negative).
+// Return a tensor of indices, one for each of `count` groups; a negative count accepts any number.
 Indices indices_of(const Check& check, const Maybe& tensor, const char* name, const View& like, int64_t count) {
   if (!tensor) return {};
   const View list(*tensor, name);
@@ -40,7 +40,7 @@ Indices indices_of(const Check& check, const Maybe& tensor, const char* name, co
   return {list.data, list.dtype == DType::kInt64};
 }
 
-// Whether a scale's dimension has one element for all of `size`; else it has one for every `each` of them.
+// Return true if one element of the scale serves a whole dimension; otherwise each serves `each` elements.
 bool is_shared(const Check& check, const View& scale, int64_t dim, int64_t size, int64_t each) {
   const int64_t blocks = each ? (size + each - 1) / each : 1, got = scale.size(dim);
   if (got != 1 && got != blocks)
@@ -65,7 +65,7 @@ GemmScale scale_of(const Check& check, const Maybe& tensor, const char* name, co
   return scale;
 }
 
-// Factors of a, whose rows are those of two dimensions together where it has three.
+// Return the factors of a. The rows of a three-dimensional scale are its first two dimensions.
 GemmScale a_scale_of(const Check& check, const Maybe& tensor, const View& a, int64_t each_row, int64_t each_depth) {
   GemmScale scale = scale_of(check, tensor, "a_scale", a, each_row, each_depth);
   if (!tensor) return scale;
@@ -108,7 +108,7 @@ void check_groups(const Check& check, const GemmParams& p, const View& out, cons
     check.fail("out", "got " + text_of(p.m) + " rows, wanted a multiple of " + text_of(p.num_groups) + ", the groups");
 }
 
-// Tables on the host give rows that there are; those of a GPU are read, and cut, where the kernel runs.
+// Check the rows that tables on the host name. The kernel reads and clips tables on a GPU.
 void check_rows_of_groups(const Check& check, const GemmParams& p) {
   if (kOnCuda || !(p.m_indptr.data || p.m_counts.data)) return;
   for (int64_t g = 0; g < p.num_groups; ++g) {
@@ -127,7 +127,7 @@ void check_rows_of_groups(const Check& check, const GemmParams& p) {
   }
 }
 
-// b is read along its depth, or along its rows.
+// b must be contiguous along k or along n.
 void check_b_layout(const Check& check, const View& b) {
   if (b.numel == 0 || b.size(-1) <= 1 || b.stride(-1) == 1) return;
   if (size_of(b.dtype) > 1 && (b.size(-2) <= 1 || b.stride(-2) == 1)) return;
@@ -135,7 +135,7 @@ void check_b_layout(const Check& check, const View& b) {
                                       : "got strides of both last dimensions, wanted 1 of one of them");
 }
 
-// out = silu(gate) * linear: by a kernel that does both, else from products in memory.
+// out = silu(gate) * linear, by a fused kernel or from products in memory.
 void run_with_gate(const Check& check, const GemmParams& p, const Tensor& a, const View& out, const Maybe& m_indptr) {
   check.rank(out, 2, 2);
   check.contiguous(out);
@@ -195,7 +195,7 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
   check_rows_of_groups(check, p);
   p.a_scale = a_scale_of(check, a_scale, a, granularity_m, granularity_k);
   p.b_scale = b_scale_of(check, b_scale, b, granularity_n, granularity_k);
-  // Factors that the whole depth shares are applied once.
+  // Factors that all of k shares are applied once.
   p.scale_depth = p.a_scale.depth_stride || p.b_scale.depth_stride ? granularity_k : 0;
   if (p.scale_depth && size_of(a.dtype) > 1)
     check.fail("granularity_k", "got scales along the depth of " + std::string(to_string(a.dtype)) + ", wanted fp8");

@@ -1,4 +1,4 @@
-// The gemm family's CPU kernels: element types are chosen at run time, where rows are packed.
+// Grouped GEMM on the CPU. Element types are selected at run time, when rows are packed.
 #include <flashinfer/common/dispatch.h>
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/fused_moe.h>

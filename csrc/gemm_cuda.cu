@@ -1,4 +1,4 @@
-// The gemm family's CUDA kernels: which of them, by the types of numbers.
+// Grouped GEMM on CUDA: selects the kernel by element types.
 #include <flashinfer/common/dispatch.h>
 #include <flashinfer/cuda/gemm/sm90/serves.h>
 
@@ -8,8 +8,8 @@
 namespace flashinfer {
 namespace {
 
-// Why those for Hopper alone did not do it, or null. They are parts of this module, not a module of their own: what
-// they do not serve, pointers that are not aligned among it, is known when a call is here, also when a graph calls.
+// Run a Hopper kernel and return null, or return the reason why none serves the call. The kernels are parts
+// of this module, because some reasons, such as unaligned pointers, are known only per call, even in a graph.
 const char* run_on_hopper(const GemmParams& params, const Launch& where) {
   if (const char* reason = cuda::sm90::why_not_hopper(params)) return reason;
   const bool by_depth = params.b_stride_k == 1;

@@ -1,4 +1,4 @@
-// The gemm family's CUDA kernels for bfloat16.
+// Grouped GEMM on CUDA for bfloat16.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/kernel.cuh>
 

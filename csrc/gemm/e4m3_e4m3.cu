@@ -1,4 +1,4 @@
-// The gemm family's CUDA kernels for rows of float8_e4m3 and matrices of float8_e4m3.
+// Grouped GEMM on CUDA for rows of e4m3 and matrices of e4m3.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/kernel.cuh>
 

@@ -1,5 +1,4 @@
-// The gemm family's CUDA kernels for rows of float8_e4m3 and matrices of float8_e4m3, whose blocks of the depth have
-// scales.
+// Grouped GEMM on CUDA for rows of e4m3 and matrices of e4m3, with scales of blocks of k.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/kernel.cuh>
 

@@ -1,4 +1,4 @@
-// The gemm family's CUDA kernels for float16.
+// Grouped GEMM on CUDA for float16.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/kernel.cuh>
 

@@ -1,4 +1,4 @@
-// The gemm family's CUDA kernels for float32.
+// Grouped GEMM on CUDA for float32.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/kernel.cuh>
 

@@ -1,4 +1,4 @@
-// The gate of products that lie in memory, where no kernel of products has it.
+// Gate of products in memory, for calls whose GEMM cannot fuse it.
 #include <flashinfer/cuda/moe/activate.cuh>
 
 namespace flashinfer {

@@ -1,4 +1,4 @@
-// The gemm family's kernels for Hopper alone, for bfloat16, of which b has numbers of the depth beside each other.
+// Grouped GEMM on Hopper for bfloat16, with b contiguous along k.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/sm90/launch.cuh>
 

@@ -1,4 +1,4 @@
-// The gemm family's kernels for Hopper alone, for float8_e4m3.
+// Grouped GEMM on Hopper for e4m3.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/sm90/launch.cuh>
 

@@ -1,5 +1,4 @@
-// The gemm family's kernels for Hopper alone, for float16, of which b has numbers of a step of the depth beside each
-// other.
+// Grouped GEMM on Hopper for float16, with b contiguous along n.
 #include <flashinfer/cuda/gemm.cuh>
 #include <flashinfer/cuda/gemm/sm90/launch.cuh>
 

@@ -1,4 +1,5 @@
-// Grouped products on CUDA by the types of numbers: each has a file of its own, so that they compile side by side.
+// Grouped GEMM on CUDA by element type. Each type is compiled in a file of its own, so that they compile in
+// parallel.
 #pragma once
 
 #include <flashinfer/common/gemm.h>
@@ -18,7 +19,7 @@ void grouped_gemm_e5m2_e4m3_blocks(const GemmParams& params, const Launch& where
 void grouped_gemm_e5m2_e5m2(const GemmParams& params, const Launch& where);
 void grouped_gemm_e5m2_e5m2_blocks(const GemmParams& params, const Launch& where);
 
-// Those for Hopper alone; false where this binary has none for the device.
+// Hopper kernels. They return false if the module has no code for the device.
 bool hopper_gemm_float16_by_depth(const GemmParams& params, const Launch& where);
 bool hopper_gemm_float16_by_column(const GemmParams& params, const Launch& where);
 bool hopper_gemm_bfloat16_by_depth(const GemmParams& params, const Launch& where);

@@ -1,4 +1,4 @@
-// Grouped products for GPUs from sm_80 on: blocks that stay and walk over tiles, whose number the device alone knows.
+// Grouped GEMM for GPUs from sm_80 on: persistent CTAs loop over tiles, whose number only the device knows.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda {
 
-// Two results beside each other, `first` of them in front of the matrix's end.
+// Store two adjacent results, of which `first` lie inside the matrix.
 template <typename T>
 __device__ __forceinline__ void store_results(T* to, float first, float second, bool has_second, bool as_pair) {
   if (as_pair && has_second) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_results(T* to, float first, float second, 
   if (has_second) to[1] = from_float<T>(second);
 }
 
-// Factors that the whole depth shares are applied here, and those of rows.
+// Epilogue: apply the factors that all of k shares, and those of rows.
 template <typename Shape, typename Sums>
 __device__ __forceinline__ void write_tile(const GemmParams& p, const GemmSettings& settings, const GemmTile& tile,
                                            Sums& sums, uint32_t factors) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
   wait_for_inputs();
   let_next_start();
   GemmTiles<Shape::kRows, Shape::kColumns> tiles(p, settings.column_tiles);
-  const int64_t block = Shape::kScaled ? p.scale_depth : p.k;  // of the depth, with factors of its own
+  const int64_t block = Shape::kScaled ? p.scale_depth : p.k;  // elements of k that share a factor
   uint32_t stage = 0;
   GemmTile tile;
   for (int64_t number = blockIdx.x; tiles.find(number, tile); number += gridDim.x) {
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
     sums.clear();
     if constexpr (Shape::kScaled) part.clear();
     int64_t k = 0, blocks = 0,
-            end = block < p.k ? block : p.k;  // the step's first number, its block and that one's end
+            end = block < p.k ? block : p.k;  // first element of the step, its block, and the block's end
     loader.load(0, end, 0);
-    // Factors are there even if there is no depth.
+    // Factors exist even if k is 0.
     do {
       stage ^= 1;
       const uint32_t here = shared + stage * Shape::kStageBytes;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
   }
 }
 
-// Whether what the caller gave can be moved `bytes` at a time.
+// Return true if the operand can be moved in accesses of `bytes` bytes.
 inline bool moves_by(const void* data, std::initializer_list<int64_t> strides, int64_t element, int64_t bytes) {
   bool fits = reinterpret_cast<uintptr_t>(data) % bytes == 0;
   for (const int64_t stride : strides) fits = fits && stride * element % bytes == 0;
@@ -119,20 +119,20 @@ void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
                Shape::kChunk * kB),
       moves_by(p.out, {out.outer_stride, out.middle_stride, out.inner_stride}, size_of(p.out_dtype),
                2 * size_of(p.out_dtype))};
-  // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
+  // The device knows the sizes of the groups. Each group has at most one tile more than its rows fill.
   const int64_t most = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
   Kernel<grouped_gemm_kernel<Shape>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(blocks, most))),
                                              dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
 }
 
-// Tiles of as many rows as a group has, if its share is the usual one.
+// Choose the tile height for a group of average size.
 template <typename TA, typename TB, bool kByDepth, bool kScaled>
 void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
   if (p.m / p.num_groups <= 16) return launch_grouped_gemm<GemmShape<TA, TB, 16, kByDepth, kScaled>>(p, where);
   launch_grouped_gemm<GemmShape<TA, TB, 128, kByDepth, kScaled>>(p, where);
 }
 
-// Of types whose b may have either layout, and which have no scales of blocks.
+// Types without block scales, whose b may have either layout.
 template <typename T>
 void launch_grouped_gemm_of(const GemmParams& p, const Launch& where) {
   if (p.b_stride_k != 1) return launch_grouped_gemm<T, T, false, false>(p, where);

@@ -1,5 +1,5 @@
-// A step of the depth from global memory by way of registers into shared memory: numbers of 8 bits are widened, and
-// what lies behind a row's, a column's or a block's end is zero.
+// Loads of a k step through registers into shared memory. 8-bit elements are widened. Elements after the end
+// of a row, column or block are zero.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace flashinfer::cuda {
 
-// kCount numbers of T: of 16 bytes in shared memory.
+// kCount elements of T that take 16 bytes in shared memory.
 template <typename T, int kCount>
 struct GemmChunk {
   static constexpr int kBytes = kCount * sizeof(T);
   uint32_t word[kBytes / 4];
 
-  // The first `count` numbers at `from`.
+  // Load the first `count` elements at `from`.
   __device__ __forceinline__ void load(const T* from, int64_t count, bool vectors) {
     if (vectors && count >= kCount) {
       if constexpr (kBytes == 16) {
@@ -46,7 +46,7 @@ struct GemmChunk {
   }
 };
 
-// What a thread moves in each step of one tile.
+// The part of each k step that a thread moves for one tile.
 template <typename Shape>
 class GemmLoader {
   using A = typename Shape::A;
@@ -79,7 +79,7 @@ class GemmLoader {
     }
   }
 
-  // Numbers [k, end) of the depth, at most as many as a step has, of a block of factors.
+  // Load elements [k, end) of k, at most one step, in a block of factors.
   __device__ __forceinline__ void load(int64_t k, int64_t end, int64_t block) {
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t left_k = k + thread % kLeftInRow * kChunk;
@@ -108,22 +108,22 @@ class GemmLoader {
     for (int i = 0; i < kLeft; ++i) {
       const int row = thread / kLeftInRow + i * kLeftStep;
       if (kLeftAll % kThreads == 0 || row < Shape::kRows)
-        left_chunk_[i].store(place<Shape::kLeftBytes>(stage + Shape::kLeftAt, row, thread % kLeftInRow));
+        left_chunk_[i].store(chunk_address<Shape::kLeftBytes>(stage + Shape::kLeftAt, row, thread % kLeftInRow));
     }
 #pragma unroll
     for (int i = 0; i < kRight; ++i)
-      right_chunk_[i].store(place<Shape::kRightBytes>(stage + Shape::kRightAt, thread / kRightInRow + i * kRightStep,
-                                                      thread % kRightInRow));
+      right_chunk_[i].store(chunk_address<Shape::kRightBytes>(
+          stage + Shape::kRightAt, thread / kRightInRow + i * kRightStep, thread % kRightInRow));
     ptx::store_shared(stage + Shape::kFactorsAt + thread * 4, __float_as_uint(factor_now_));
   }
 
  private:
   template <int kBytes>
-  __device__ __forceinline__ static uint32_t place(uint32_t start, int row, int chunk) {
+  __device__ __forceinline__ static uint32_t chunk_address(uint32_t start, int row, int chunk) {
     return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, row), chunk);
   }
 
-  // The row of a for a row of a tile; -1 where there is none.
+  // Return the row of a for a row of a tile, or -1.
   __device__ __forceinline__ int64_t source(const GemmTile& tile, int row) const {
     if (tile.row + row >= tile.end) return -1;
     if (!p_.a_rows) return tile.row + row;

@@ -1,4 +1,4 @@
-// A block's tile of grouped products: its sizes, its shared memory, and which tile is the next.
+// Tile of a CTA in grouped GEMM: sizes, shared memory and the tile scheduler.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace flashinfer::cuda {
 
-// Rows by columns by a step of the depth. Numbers of 8 bits are half_t in shared memory, where each is exact.
-// kByDepth: b has numbers of the depth beside each other, else columns. kScaled: blocks of the depth have factors.
+// Sizes in rows, columns and a step of k. 8-bit elements are half_t in shared memory, where each is exact.
+// kByDepth: elements of b are contiguous along k, else along columns. kScaled: blocks of k have factors.
 template <typename TA, typename TB, int kTileRows, bool kByDepth_, bool kScaled_>
 struct GemmShape {
   using A = TA;
@@ -19,7 +19,7 @@ struct GemmShape {
   static constexpr bool kByDepth = kByDepth_, kScaled = kScaled_, kFloat = __is_same(TA, float);
   using S = std::conditional_t<sizeof(TA) == 1, half_t, TA>;  // in shared memory
   static constexpr int kRows = kTileRows, kColumns = 128, kThreads = 256;
-  static constexpr int kChunk = 16 / sizeof(S);  // numbers of 16 bytes
+  static constexpr int kChunk = 16 / sizeof(S);  // elements of 16 bytes
   static constexpr int kDepth = (kRows <= 16 ? 256 : 128) / static_cast<int>(sizeof(S));
   static constexpr int kLeftBytes = kDepth * sizeof(S), kRightBytes = (kByDepth ? kDepth : kColumns) * sizeof(S);
   static constexpr int kLeftAt = 0, kRightAt = kRows * kLeftBytes;
@@ -27,24 +27,24 @@ struct GemmShape {
   static constexpr int kStageBytes = kFactorsAt + kThreads * 4;  // factors of rows, then of columns
   static constexpr int kSharedBytes = 2 * kStageBytes + 128;
   static_assert(kRows <= 128 && kStageBytes % 128 == 0, "a thread for each factor, stages at multiples of 128");
-  // Of warps: rows and columns.
+  // Arrangement of the warps in rows and columns.
   static constexpr int kWarpsDown = kRows == 128 ? 2 : 1, kWarpsAcross = 8 / kWarpsDown;
   static constexpr int kWarpRows = kRows / kWarpsDown, kWarpColumns = kColumns / kWarpsAcross;
 };
 
-// What does not change from tile to tile.
+// Settings that are equal for all tiles.
 struct GemmSettings {
   int32_t column_tiles;
-  bool a_vectors, b_vectors, out_pairs;  // rows start where 16 bytes, or two results, can be moved at once
+  bool a_vectors, b_vectors, out_pairs;  // alignment allows accesses of 16 bytes, or of two results
 };
 
 struct GemmTile {
-  int64_t row, end, matrix;  // rows of the output, to the group's end
+  int64_t row, end, matrix;  // rows of the output up to the group's end
   int32_t column;
 };
 
-// Tiles of all groups in order: a group's columns, and of each strip of them the rows, so that a strip is read from
-// memory once. Every warp finds them for itself, 32 groups at a time.
+// Tile scheduler. Tiles are ordered by group, then by strip of columns, then by rows, so that memory delivers
+// a strip once. Every warp schedules for itself, 32 groups at a time.
 template <int kTileRows, int kTileColumns>
 class GemmTiles {
  public:
@@ -53,7 +53,7 @@ class GemmTiles {
     count();
   }
 
-  // Of a number that rises from call to call; false behind the last.
+  // Find the tile of a number that grows from call to call. Return false after the last tile.
   __device__ __forceinline__ bool find(int64_t number, GemmTile& tile) {
     while (number >= before_ + all_) {
       if (first_ + 32 >= p_.num_groups) return false;
@@ -85,9 +85,9 @@ class GemmTiles {
 
   const GemmParams& p_;
   int32_t column_tiles_;
-  int64_t first_ = 0, before_ = 0;  // the first of the 32 groups, and tiles in front of it
-  GemmGroup group_;                 // this lane's
-  int64_t own_, upto_, all_;        // its tiles, those up to it, those of all 32
+  int64_t first_ = 0, before_ = 0;  // first of the 32 groups, and number of earlier tiles
+  GemmGroup group_;                 // group of this lane
+  int64_t own_, upto_, all_;        // tiles of this lane's group, up to it, and of all 32
 };
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,4 @@
-// Sums of a tile: of tensor cores, or of a thread's own multiplications where numbers are float32.
+// Accumulators of a tile: of tensor cores, or of FMA instructions for float32.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace flashinfer::cuda {
 
-// A warp's part of a tile.
+// Part of a tile that a warp computes.
 template <typename Shape>
 struct TensorSums {
   static constexpr int kM = Shape::kWarpRows / 16, kN = Shape::kWarpColumns / 8;
@@ -47,7 +47,7 @@ struct TensorSums {
     }
   }
 
-  // Calls body(row, column, i, j): sums i and j lie beside each other, in columns `column` and the next one.
+  // Call body(row, column, i, j): sums i and j are adjacent, in columns `column` and column + 1.
   template <typename Body>
   __device__ __forceinline__ void for_pairs(const Body& body) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

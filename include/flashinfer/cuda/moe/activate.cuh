@@ -1,4 +1,4 @@
-// Activation between an expert's products on CUDA.
+// Activation between the two products of an expert on CUDA. Equations: common/fused_moe.h.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kMoeThreads = 128;
-constexpr int kQuantLanes = 4;  // elements of a lane of the warp that quantises a block
+constexpr int kQuantLanes = 4;  // elements per lane of the warp that quantises a block
 
 struct MoeMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
@@ -20,7 +20,7 @@ struct MoeMath {
   static __device__ __forceinline__ float erf(float x) { return erff(x); }
 };
 
-// kN elements of a row from `at` on, activated.
+// Load and activate kN elements of a row from `at` on.
 template <typename T, int kN>
 __device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, int expert, int64_t at,
                                           const GateNumbers& numbers, float (&out)[kN]) {
@@ -40,7 +40,8 @@ __device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, 
   }
 }
 
-// A row for each blockIdx.x and those a grid further; the number of rows is read here.
+// A CTA takes row blockIdx.x and every gridDim.x-th after it. The kernel reads the number of rows on the
+// device.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const ActivateParams p) {
   wait_for_inputs();
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const Activa
   }
 }
 
-// A warp for each block of 128 elements, four to a lane.
+// A warp quantises a block of 128 elements, four per lane.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const ActivateParams p) {
   wait_for_inputs();
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
           most = fmaxf(most, fabsf(some[j]));
         }
       }
-      // Bits of floats that are not negative are in their order.
+      // Bits of nonnegative floats have the order of the floats.
       most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
       const float scale = block_scale(most);
       if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;

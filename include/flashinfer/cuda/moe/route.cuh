@@ -1,5 +1,5 @@
-// Routing on CUDA: a warp chooses the experts of a token, one after the other, each the best of those that come after
-// the one before it.
+// Routing on CUDA: a warp chooses the experts of a token one after the other, each the best that follows the
+// last one.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace flashinfer::cuda {
 
 constexpr int kRouteWarps = 4;
 
-// Unsigned numbers in the order of floats; 0 for -inf and NaN, which nothing chooses.
+// Return an unsigned number in the order of floats; 0 for -inf and NaN, which are never chosen.
 __device__ __forceinline__ uint32_t ordered(float value) {
   if (!(value > -INFINITY)) return 0;
   const uint32_t bits = __float_as_uint(value + 0.f);  // -0 becomes 0
@@ -23,22 +23,22 @@ __device__ __forceinline__ float unordered(uint32_t key) {
   return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// The largest key of a warp, and the least number that has it.
+// Reduce to the largest key of a warp and the smallest number with that key.
 __device__ __forceinline__ void warp_best(uint32_t& key, int& number) {
   const uint32_t best = __reduce_max_sync(kAllLanes, key);
   number = static_cast<int>(__reduce_min_sync(kAllLanes, key == best ? static_cast<unsigned>(number) : 0x7fffffffu));
   key = best;
 }
 
-// One token's logits. Lane l has experts l, l + 32, ...: kPerLane of them in registers, or where that is 0 any number,
-// which it reads again whenever it asks.
+// Logits of one token. Lane l has experts l, l + 32, ...: kPerLane of them in registers. With kPerLane 0
+// their number is arbitrary, and they are reread on every use.
 template <typename T, int kPerLane>
 struct TokenRoute {
   const RouteParams& p;
   const T* row;
   int lane;
   float most, total;
-  uint32_t groups;  // a bit for each that is kept
+  uint32_t groups;  // a bit for each group that remains
   uint32_t keys[kPerLane ? kPerLane : 1];
 
   __device__ __forceinline__ TokenRoute(const RouteParams& params, int64_t token)
@@ -74,7 +74,7 @@ struct TokenRoute {
     if (p.is_softmax()) return exponential(x) / total;
     return p.is_sigmoid() || p.method == RoutingMethod::kLlama4 ? 1.f / (1.f + expf(-x)) : x;
   }
-  // What chooses an expert, in order.
+  // Return the ordered key that chooses an expert.
   __device__ __forceinline__ uint32_t choice(int e) const {
     const float x = logit(e);
     if (!p.scores_choose() || x == -INFINITY) return ordered(x);
@@ -91,7 +91,7 @@ struct TokenRoute {
     }
   }
 
-  // Lane g scores group g; the best of them stay.
+  // Lane g scores group g; the best groups remain.
   __device__ __forceinline__ void keep_groups() {
     const int size = p.experts / p.num_groups;
     uint32_t mine = 0;
@@ -103,7 +103,7 @@ struct TokenRoute {
         first = max(first, key);
       });
       const uint32_t best = __reduce_max_sync(kAllLanes, first);
-      // The second of all: the best of lanes' seconds and of other lanes' firsts.
+      // The second largest of all: the best of the lanes' seconds and the other lanes' firsts.
       const unsigned holders = __ballot_sync(kAllLanes, first == best);
       const uint32_t other = lane == __ffs(holders) - 1 ? second : first;
       const uint32_t next = __reduce_max_sync(kAllLanes, other);
@@ -113,7 +113,7 @@ struct TokenRoute {
     groups = 0;
     bool open = lane < p.num_groups;
     for (int i = 0; i < p.top_groups; ++i) {
-      // A group without a usable expert is behind all others and ahead of lanes without a group.
+      // A group without a usable expert ranks after all others, but before lanes without a group.
       uint32_t key = open ? max(mine, 1u) : 0u;
       int number = lane;
       warp_best(key, number);
@@ -137,7 +137,7 @@ struct TokenRoute {
       warp_best(key, number);
       last_key = key, last = number;
       if (lane == j) mine = key ? number : -1;
-      if (!key) break;  // none is left, and none of the lanes behind this one has an expert
+      if (!key) break;  // no expert is left for this lane and the later ones
     }
     const float score_of_mine = mine >= 0 ? score(mine) : 0.f;
     const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(score_of_mine) + 1e-20f) : p.factor;

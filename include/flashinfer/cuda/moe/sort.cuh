@@ -1,5 +1,5 @@
-// Slots sorted by expert on CUDA, stable: each warp counts the experts of a range of slots, counts become first rows,
-// and each warp puts its slots there. Numbers of rows stay on the device.
+// Stable sort of slots by expert on CUDA: each warp counts the experts of a range of slots, the counts become
+// first rows, and each warp writes its slots there. The number of rows stays on the device.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 namespace flashinfer::cuda {
 
 constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / 32;
-constexpr int kSlotsOfWarp = 256;          // where several blocks sort
-constexpr int kSmallSort = 4096;           // slots that one block sorts
-constexpr int64_t kSortBytes = 47 * 1024;  // of shared memory, without asking for more
+constexpr int kSlotsOfWarp = 256;          // if several CTAs sort
+constexpr int kSmallSort = 4096;           // slots that one CTA sorts
+constexpr int64_t kSortBytes = 47 * 1024;  // shared memory that needs no opt-in
 
-// Warps of a block whose counts of `experts + 1` experts fit into its shared memory.
+// Return the number of warps whose counts of `experts + 1` experts fit into shared memory.
 inline int sort_warps(int experts) {
   const int64_t fits = kSortBytes / (4 * (int64_t{experts} + 1));
   return fits < 1 ? 1 : fits < 8 ? static_cast<int>(fits) : 8;
 }
 
-// Calls body(slot, expert, rank, same) for slots [begin, end) of a warp, 32 at a time, with all lanes: expert is -1
-// where a lane has no slot, rank counts the slots of the same expert that come before it among the 32, and `same` are
-// its lanes.
+// Call body(slot, expert, rank, same) for slots [begin, end) of a warp, 32 at a time, with all lanes. expert
+// is -1 in lanes without a slot. rank counts the earlier slots of the same expert among the 32, and `same`
+// are the lanes of that expert.
 template <typename Body>
 __device__ __forceinline__ void each_slot(const SortParams& p, int64_t begin, int64_t end, const Body& body) {
   const int lane = threadIdx.x % 32;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void count_slots(const SortParams& p, int64_t begin, 
   });
 }
 
-// `next` has the row of each expert's next slot of this warp's range.
+// Write the slots of a range. `next` holds the next row of each expert for this warp.
 __device__ __forceinline__ void place_slots(const SortParams& p, int64_t begin, int64_t end, int32_t* next) {
   each_slot(p, begin, end, [&](int64_t slot, int expert, int rank, unsigned same) {
     const int32_t row = expert >= 0 ? next[expert] + rank : 0;
@@ -54,8 +54,8 @@ __device__ __forceinline__ void place_slots(const SortParams& p, int64_t begin, 
   });
 }
 
-// Makes of `ranges` rows of counts [experts + 1] the first row of each expert's slots in each range, and indptr. All
-// threads of a block call it; `partial` has 32 numbers.
+// Turn `ranges` rows of counts [experts + 1] into the first row of each expert in each range, and write
+// indptr. All threads of a CTA call it; `partial` has 32 entries.
 __device__ __forceinline__ void scan_counts(const SortParams& p, int32_t* counts, int64_t ranges, int32_t* partial) {
   const int all = p.experts + 1, threads = blockDim.x, thread = threadIdx.x;
   int32_t before = 0;  // slots of the experts of earlier steps
@@ -93,7 +93,7 @@ __device__ __forceinline__ void clear_counts(int32_t* counts, int64_t number) {
   for (int64_t i = threadIdx.x; i < number; i += blockDim.x) counts[i] = 0;
 }
 
-// Few slots: one block, whose first `warps` warps have a range each.
+// Sort few slots by one CTA, whose first `warps` warps take a range each.
 inline __global__ void __launch_bounds__(kSortThreads) sort_small_kernel(const SortParams p, int warps) {
   extern __shared__ int32_t counts[];
   __shared__ int32_t partial[kSortWarps];

@@ -1,7 +1,7 @@
-// Factors of operands of 8 bits: a ring of panels of their own, each for kPanel steps of the depth.
+// Scale factors of 8-bit operands: a ring of panels, each for kPanel steps of k.
 //
-// Where factors of a row lie beside each other, a step would read four bytes of each of many lines, and an SM reads one
-// line a cycle: from there a warp takes all steps of a panel at once.
+// If the factors of a row are contiguous, a step would read four bytes of each of many lines, and an SM reads
+// one line per cycle. Therefore a warp loads all steps of a panel at once.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ __device__ __forceinline__ const float* of_lane(const float* pointer, int lane) 
       __shfl_sync(~0u, static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(pointer)), lane));
 }
 
-// 32 rows of a panel. Each lane has where a row's factors begin, null: 1, and how far behind that those of the step are
-// that has the lane's number modulo kPanel, -1: behind the last one.
+// Load 32 rows of a panel. Each lane holds the start of a row's factors (null: 1) and the offset of the step
+// with the lane's number modulo kPanel (-1: after the last step).
 template <typename S>
 __device__ __forceinline__ void load_rows_of_factors(uint32_t to, const float* begin, int64_t behind, bool along) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -31,27 +31,28 @@ __device__ __forceinline__ void load_rows_of_factors(uint32_t to, const float* b
     const int row = along ? i * (32 / kPanel) + lane / kPanel : lane, step = along ? lane % kPanel : i;
     const float* from = of_lane(begin, row);
     const int64_t at = __shfl_sync(~0u, behind, step);
-    const uint32_t place = to + step * S::kFactorPitch + row * 4;
+    const uint32_t address = to + step * S::kFactorPitch + row * 4;
     if (from == nullptr) {
-      ptx::store_shared(place, __float_as_uint(1.0f));
+      ptx::store_shared(address, __float_as_uint(1.0f));
     } else if (at >= 0) {
-      ptx::cp_async_4(place, from + at);
+      ptx::cp_async_4(address, from + at);
     }
   }
 }
 
-// Those of all tiles, by a warp, or by two of which each has half of the tokens.
+// Load the factors of all tiles, by one warp or by two. Each of two loads half of the tokens.
 template <typename S>
 __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShared<S>& shared,
                                              const HopperSettings& settings, uint32_t rank, int warp) {
-  // Where tokens are rows, weights of a strip have one factor together.
+  // If tokens are the rows of wgmma, the weights of a strip share one factor.
   constexpr int kOfTokens = S::kTokens / S::kFactorWarps / 32, kOfWeights = S::kTokensAreRows ? 0 : kGemmStrip / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, part = warp * kOfTokens * 32;
   const Ring<kPanels> ring = shared.panels();
   HopperTiles<S> tiles(p, settings);
   HopperTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
-  const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : steps;  // steps that share a factor
+  // Steps that share a factor.
+  const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : steps;
   const int64_t token_stride = p.a_scale.depth_stride, weight_stride = p.b_scale.depth_stride;
   int use = 0;
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
@@ -81,11 +82,11 @@ __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShar
         load_rows_of_factors<S>(to + S::kTokens * 4 + i * 128, weights[i], depth < 0 ? -1 : depth * weight_stride,
                                 weight_stride == 1);
       if (S::kTokensAreRows && warp == 0 && lane < kPanel) {
-        const uint32_t place = to + lane * S::kFactorPitch + S::kTokens * 4;
+        const uint32_t address = to + lane * S::kFactorPitch + S::kTokens * 4;
         if (weights[0] == nullptr) {
-          ptx::store_shared(place, __float_as_uint(1.0f));
+          ptx::store_shared(address, __float_as_uint(1.0f));
         } else if (depth >= 0) {
-          ptx::cp_async_4(place, weights[0] + depth * weight_stride);
+          ptx::cp_async_4(address, weights[0] + depth * weight_stride);
         }
       }
       ptx::mbarrier_arrive_after_cp_async(ring.full(use));

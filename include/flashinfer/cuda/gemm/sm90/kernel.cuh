@@ -1,4 +1,4 @@
-// Grouped products on Hopper: clusters of two blocks that stay and walk over tiles, whose number the device alone
+// Grouped GEMM on Hopper: persistent clusters of two CTAs loop over tiles, whose number only the device
 // knows.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Of a tile whose tokens are rows each warpgroup has 64 of each 128.
+// Compute a tile whose tokens are the rows of wgmma: a warpgroup owns 64 of every 128 tokens.
 template <typename S, int kHalves>
 __device__ __forceinline__ void compute_rows(const GemmParams& p, const HopperSettings& settings,
                                              const HopperMaps& maps, const GemmShared<S>& shared,
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
                        const HopperSettings settings) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
-  __shared__ uint64_t barriers[2 * (S::kStages + kPanels)];  // some shared memory tells the host of a kernel
+  __shared__ uint64_t
+      barriers[2 * (S::kStages + kPanels)];  // static shared memory marks the kernel as present for the host
   const GemmShared<S> shared{(ptx::shared_address(raw) + 1023) & ~1023u, ptx::shared_address(barriers)};
   if (threadIdx.x == 0) {
     shared.ring().init(1 + (p.a_rows ? S::kGatherThreads : 0), 8 * S::kCluster);
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     compute_tiles(p, settings, maps, shared, group, rank);
     if (S::kStores && threadIdx.x % 32 == 0) ptx::bulk_wait<0>();
   }
-  ptx::cluster_sync();  // the other block still counts at this one's barriers
+  ptx::cluster_sync();  // the other CTA may still arrive at this CTA's barriers
 #endif
 }
 

@@ -1,4 +1,4 @@
-// Launching grouped products on Hopper: maps of the operands, how many blocks.
+// Launch of grouped GEMM on Hopper: tensor maps of the operands, and the number of CTAs.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Matrices of rows. What lies beside a matrix, or below its only row, may be anywhere: maps want a place.
+// Make the map of matrices of rows. The stride of a dimension of size 1 may be arbitrary, but a map needs a
+// valid one.
 template <typename T>
 CUtensorMap hopper_map(const void* data, int64_t columns, int64_t rows, int64_t row_stride, int64_t matrices,
                        int64_t matrix_stride, int box_columns, int box_rows) {
@@ -63,11 +64,12 @@ HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
   return maps;
 }
 
-// Of groups whose sizes are known here: tiles of fewer tokens where they fill the last round of clusters better.
+// Choose the tile for groups of known size: tiles with fewer tokens if they fill the last wave of clusters
+// better.
 template <typename S>
 int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
   if (S::kTokensAreRows) {
-    // Of half as many tokens where there are too few tiles for all clusters.
+    // Halve the tokens of a tile if there are too few tiles for all clusters.
     const int64_t share = p.m_counts.data ? p.m : p.m / p.num_groups * p.num_groups;
     return (share + S::kTokens - 1) / S::kTokens * strips < clusters ? S::kTokens / 2 : S::kTokens;
   }
@@ -78,7 +80,7 @@ int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
   for (int32_t tokens = S::kTokens; tokens >= 64 && tokens + 96 >= S::kTokens; tokens -= 32) {
     const int64_t down = (rows + tokens - 1) / tokens,
                   rounds = (p.num_groups * down * strips + clusters - 1) / clusters;
-    // What a tile costs beside its products is about 16 tokens; large tiles read less, so that small ones must gain.
+    // The overhead of a tile equals about 16 tokens. Large tiles read less, so small ones must gain.
     const double cost =
         static_cast<double>(rounds) * (filled_up_tokens(static_cast<int32_t>((rows + down - 1) / down)) + 16);
     if (least == 0 || cost < 0.97 * least) best = tokens, least = cost;
@@ -86,7 +88,7 @@ int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
   return best;
 }
 
-// Returns false where the module has no code of 9.0a for the device.
+// Return false if the module has no 9.0a code for the device.
 template <typename S>
 bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   if (!serves_sm90a(where.device)) return false;
@@ -101,7 +103,7 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
       tokens_of_tile<S>(p, strips, clusters),
       same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0,
       p.gate};
-  // Groups share the rows in some way: each has a tile more than those that its rows fill at most.
+  // The device knows the sizes of the groups. Each group has at most one tile more than its rows fill.
   const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
   Kernel<hopper_gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)),
                                         dim3(kGemmThreads), S::kSharedBytes, S::kCluster, where, p,
@@ -109,13 +111,13 @@ bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
   return true;
 }
 
-// Whether weights of a strip have one factor together.
+// Return true if the weights of a strip share one factor.
 inline bool strips_share_factors(const GemmParams& p) {
   return !p.b_scale.data || p.b_scale.layout.inner_stride == 0 || p.b_scale.rows % kGemmStrip == 0;
 }
 
-// Of tiles for as many tokens as a group has, if its share is the usual one. Rows from anywhere are loaded by each
-// block of a cluster for itself, which tiles of many tokens gain nothing by.
+// Choose the tile for a group of average size. Gathered rows are loaded by each CTA of a cluster separately,
+// so tiles with many tokens gain nothing.
 template <typename T, bool kByDepth>
 bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
   const int64_t share = p.m / p.num_groups;

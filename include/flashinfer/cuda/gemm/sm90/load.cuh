@@ -1,4 +1,4 @@
-// The warps that fill the ring: boxes of weights and tokens by TMA, tokens for both blocks of the cluster, and factors.
+// Producer warps: boxes of weights and tokens by TMA, gathered tokens by cp.async, and scale factors.
 #pragma once
 
 #include <cuda.h>
@@ -16,12 +16,13 @@
 namespace flashinfer::cuda::sm90 {
 
 struct HopperMaps {
-  CUtensorMap weights, tokens[3];  // of kGemmBox rows, of half and of a quarter of them
-  CUtensorMap out;                 // of kStoreRows rows, where whole lines are written
+  CUtensorMap weights, tokens[3];  // boxes of kGemmBox rows, of half and of a quarter of them
+  CUtensorMap out;                 // box of kStoreRows rows, if whole lines are stored
 };
 
-// Each block loads half of a tile's tokens for both, but 16, which are too few to be halved. Of weights with a gate it
-// loads eight rows of each half in turns, so that a thread's sums are of a row and of its gate.
+// Load by TMA. Each CTA loads half of a tile's tokens for both, except 16 tokens, which are too few to halve.
+// With a gate it alternates eight rows of each half of the weights, so that a thread holds a row and its
+// gate.
 template <typename S>
 __device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShared<S>& shared, const HopperTile& tile,
                                           int use, int k, uint32_t rank, bool gathers, bool gated) {
@@ -72,20 +73,20 @@ __device__ __forceinline__ void load_tiles(const GemmParams& p, const HopperMaps
   }
 }
 
-// The row of a for a row of the output; -1 where there is none, which counts as zeros.
+// Return the row of a for an output row; -1 counts as zeros.
 __device__ __forceinline__ int64_t source_row(const GemmParams& p, int64_t row) {
   if (!p.a_rows) return row;
   const int32_t from = p.a_rows[row];
   return from < p.a_num_rows ? from : -1;
 }
 
-// Tokens whose rows are anywhere, 16 bytes at a time, by the warps of the third group that have nothing else to do.
-// What ordinary copies wrote is made known to wgmma by whom copied it, when it has arrived: a few steps later.
+// Gather tokens 16 bytes at a time, by the otherwise idle warps of the third warpgroup. The thread that
+// copied makes the data visible to wgmma after it has arrived, a few steps later.
 template <typename S>
 __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperSettings& settings,
                                               const GemmShared<S>& shared) {
   using T = typename S::T;
-  constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRows = S::kTokens / 8;  // of a thread
+  constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRows = S::kTokens / 8;  // rows per thread
   static_assert(S::kGatherThreads == 64, "eight rows at a time, which the pattern of the swizzle repeats for");
   const Ring<S::kStages> ring = shared.ring();
   const int thread = static_cast<int>(threadIdx.x) % 64, unit = thread % 8, first = thread / 8;
@@ -94,8 +95,8 @@ __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperS
   HopperTile tile;
   int use = 0;
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
-    // Found once, in units: behind a copy, which may write any memory, a row's place would be read again and waited
-    // for.
+    // Computed once, in units. After a copy, which may write any memory, the compiler would reload a row's
+    // index and wait for it.
     uint32_t from[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -110,8 +111,8 @@ __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperS
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (i * 8 >= tile.rows) break;
-        const bool wanted = there && from[i] != ~0u;
-        ptx::cp_async_16(to + i * 1024, start + (wanted ? from[i] : 0), wanted);
+        const bool loads = there && from[i] != ~0u;
+        ptx::cp_async_16(to + i * 1024, start + (loads ? from[i] : 0), loads);
       }
       ptx::cp_async_commit();
       if (use >= kLag) {

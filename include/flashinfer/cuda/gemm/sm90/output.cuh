@@ -1,5 +1,5 @@
-// From a warpgroup's sums to the output: 64 columns of a tile's rows, which lie beside each other there and below each
-// other in registers.
+// Epilogue of a warpgroup: 64 columns of a tile's rows. They are adjacent in the output and stacked in
+// registers.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +25,26 @@ struct HopperOutput {
   const CUtensorMap& map;
   const HopperTile& tile;
   const int group;
-  const int64_t column;  // the first of its 64
-  uint32_t buffer;       // this warpgroup's
+  const int64_t column;  // first of its 64 columns
+  uint32_t buffer;       // buffer of this warpgroup
   int thread = static_cast<int>(threadIdx.x) % 128;
 
-  // Addresses that are the same for all tiles would be computed once and kept, in registers that sums need.
+  // The compiler would keep addresses that all tiles share in registers, which the sums need.
   __device__ __forceinline__ HopperOutput(const GemmParams& params, const HopperSettings& others, const CUtensorMap& by,
                                           const HopperTile& of, int which, int64_t first, uint32_t to)
       : p(params), settings(others), map(by), tile(of), group(which), column(first), buffer(to) {
     asm volatile("" : "+r"(buffer), "+r"(thread));
   }
 
-  // Rows of 128 bytes through shared memory: 16 bytes of a thread. A row behind the group's end is of another one.
+  // Store rows of 128 bytes through shared memory, 16 bytes per thread. Rows after the group's end belong to
+  // another group.
   template <int kN>
   __device__ __forceinline__ void write_lines(const float (&d)[kN / 2]) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<S::kOutRows>;
     const int lane = thread % 32, warp = thread / 32;
-    // Of four blocks of 8 x 8 the lane has the address of a row: 8 weights, then 8 more, then both of the next tokens.
+    // stmatrix writes four blocks of 8 x 8, and a lane addresses one row: 8 weights, 8 more, then both of the
+    // next tokens.
     const int to_row = lane / 16 * 8 + lane % 8, to_unit = 2 * warp + lane / 8 % 2;
     const int unit = thread % 8, from_row = thread / 8;
     const int64_t at = column + unit * 8;
@@ -68,7 +70,7 @@ struct HopperOutput {
         continue;
       }
       if (at >= p.n) continue;
-      const uint32_t lines = buffer + Lines::unit(from_row, unit);  // rows are 16 apart, which the pattern repeats for
+      const uint32_t lines = buffer + Lines::unit(from_row, unit);  // rows 16 apart: the swizzle period
       Out* out = static_cast<Out*>(p.out) + (tile.row + first + from_row) * settings.out_stride + at;
 #pragma unroll 4
       for (int row = from_row; row < end; row += 16, out += 16 * settings.out_stride)
@@ -76,7 +78,7 @@ struct HopperOutput {
     }
   }
 
-  // Of 32 rows and their gates: 32 columns from `first` on, 64 bytes of a row.
+  // Store 32 rows with their gates: 32 columns from `first` on, 64 bytes of a row.
   template <int kN>
   __device__ __forceinline__ void write_gated(const float (&d)[kN / 2], int64_t first) const {
     using Out = typename S::Out;
@@ -116,11 +118,11 @@ struct HopperOutput {
       *reinterpret_cast<uint4*>(out) = ptx::load_shared_16(buffer + Lines::unit(row, unit));
   }
 
-  // Any type, any place: float32 through shared memory, 32 rows at a time, then one by one.
+  // Store any type and alignment: float32 through shared memory, 32 rows at a time, then element by element.
   template <int kN>
   __device__ __forceinline__ void write_any(const float (&d)[kN / 2]) const {
     constexpr int kRows = kN < 32 || S::kFp8 ? 16 : 32,
-                  kPitch = 68;  // of a row: lanes of a store lie in different banks
+                  kPitch = 68;  // a row; lanes of a store hit different banks
     static_assert(kRows * kPitch * 4 <= S::kOutBytes, "rows fit");
     const int lane = thread % 32, weight = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -139,10 +141,10 @@ struct HopperOutput {
     }
   }
 
-  // Of 64 tokens from `first` on, which are rows of the sums, with all weights of a strip: 64 weights at a time.
+  // Store 64 tokens from `first` on, the rows of the sums, with all weights of a strip, 64 weights at a time.
   __device__ __forceinline__ void write_rows(const StripSums& d, int first) const {
     const int rows = tile.rows - first < 64 ? tile.rows - first : 64;
-    if (rows <= 0) return;  // of all threads
+    if (rows <= 0) return;  // uniform over the threads
     if (settings.lines) {
       write_rows_in_lines(d, first, rows);
     } else {
@@ -151,21 +153,21 @@ struct HopperOutput {
   }
 
  private:
-  // Each warp has 16 of the rows to itself.
+  // Each warp stores 16 of the rows.
   __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int from, int rows) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<64>;
-    constexpr int kPlaces = S::kOutBytes / (64 * 128);
+    constexpr int kBuffers = S::kOutBytes / (64 * 128);
     const int lane = thread % 32, own = thread / 32 * 16, unit = lane % 8, row = own + lane / 8;
     Out* out = static_cast<Out*>(p.out) + (tile.row + from + row) * settings.out_stride + column + unit * 8;
 #pragma unroll
     for (int first = 0; first < kGemmStrip; first += 64) {
-      const int place = (from / 128 * 2 + first / 64) % kPlaces;  // of what is alive at a time
-      const uint32_t buffer = this->buffer + place * 64 * 128;
-      if (place == 0) wait_for_stores();
+      const int index = (from / 128 * 2 + first / 64) % kBuffers;  // buffers in flight
+      const uint32_t buffer = this->buffer + index * 64 * 128;
+      if (index == 0) wait_for_stores();
       __syncwarp();
-      // Of four blocks of 8 x 8 the lane has the address of a row: 8 tokens, then 8 more, then both of the next
-      // weights.
+      // stmatrix writes four blocks of 8 x 8, and a lane addresses one row: 8 tokens, 8 more, then both of
+      // the next weights.
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* sums = d + first / 2 + 8 * i;
@@ -190,9 +192,10 @@ struct HopperOutput {
     }
   }
 
-  // Any type, any place: float32 through shared memory, 16 weights at a time, then one by one.
+  // Store any type and alignment: float32 through shared memory, 16 weights at a time, then element by
+  // element.
   __device__ __forceinline__ void write_any_rows(const StripSums& d, int from, int rows) const {
-    constexpr int kColumns = 16, kPitch = 20;  // of a row
+    constexpr int kColumns = 16, kPitch = 20;  // a row
     static_assert(64 * kPitch * 4 <= S::kOutBytes, "rows fit");
     const int lane = thread % 32, to = thread / 32 * 16 + lane / 4, weight = thread % kColumns;
 #pragma unroll
@@ -214,12 +217,12 @@ struct HopperOutput {
     return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
   }
 
-  // Before what leaves by copies is overwritten. They are of the first lane of each warp.
+  // Wait before a buffer of a TMA store is overwritten. The first lane of each warp issues the stores.
   __device__ __forceinline__ void wait_for_stores() const {
     if (S::kStores && thread % 32 == 0) ptx::bulk_wait_read<0>();
   }
 
-  // Of `rows` rows in lines of so many bytes, those that fill copies; behind `first` rows of the tile.
+  // Store the rows among `rows` that fill copies, from row `first` of the tile on, in lines of `bytes` bytes.
   __device__ __forceinline__ void store(uint32_t from, int bytes, int64_t to, int first, int rows) const {
     if (thread % 32) return;
 #pragma unroll 1
@@ -230,8 +233,8 @@ struct HopperOutput {
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }
 
-  __device__ __forceinline__ void write_one(int row, int weight, int place) const {
-    float value = ptx::load_shared_float(buffer + place * 4);
+  __device__ __forceinline__ void write_one(int row, int weight, int offset) const {
+    float value = ptx::load_shared_float(buffer + offset * 4);
     const int64_t at_row = tile.row + row;
     if (p.row_scale) value *= p.row_scale[at_row];
     const int64_t at = at_row * settings.out_stride + column + weight;

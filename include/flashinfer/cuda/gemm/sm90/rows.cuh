@@ -1,8 +1,7 @@
-// Many tokens of 8 bits: a warpgroup's part of a tile is 64 of each 128 tokens by a strip of weights, summed over the
-// depth.
+// Mainloop for many 8-bit tokens: a warpgroup computes 64 of every 128 tokens by a strip of weights.
 //
-// A thread then has numbers of two tokens, and the weights of a strip share a factor: each step takes two products of
-// factors, where 64 weights by as many tokens would take as many as there are tokens of a thread.
+// A thread then holds two tokens, and the weights of a strip share a factor, so a step needs two products of
+// factors. With 64 weights as rows it would need as many as a thread has tokens.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +16,10 @@
 
 namespace flashinfer::cuda::sm90 {
 
-using StripSums = float[kGemmStrip / 2];  // of 64 tokens with all weights of a strip
+using StripSums = float[kGemmStrip / 2];  // 64 tokens with all weights of a strip
 
-// Sums of all steps with their factors, of as many times 128 tokens as kHalves. One warpgroup adds its sums while the
-// other's products are under way: that both come in turns needs no barrier.
+// Sum all steps with their factors, for kHalves times 128 tokens. One warpgroup adds its sums while the
+// other's products run. They alternate without a barrier.
 template <typename S, int kHalves>
 __device__ __forceinline__ void multiply_rows(const GemmShared<S>& shared, int group, int steps, Progress& at,
                                               StripSums (&d)[kHalves]) {

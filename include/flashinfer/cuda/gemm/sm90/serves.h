@@ -1,4 +1,4 @@
-// What the Hopper kernels of grouped products serve.
+// Calls that the Hopper kernels of grouped GEMM serve.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// From each of `count` rows to the next; -1 where they differ.
+// Return the distance of `count` rows, or -1 if it varies.
 inline int64_t stride_of(const Rows& rows, int64_t count) {
   if (count > rows.inner) {
     if (rows.middle_stride != rows.inner * rows.inner_stride) return -1;
@@ -18,7 +18,7 @@ inline int64_t stride_of(const Rows& rows, int64_t count) {
 
 inline bool is_aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
-// Why the kernels do not serve a call, or null where they do.
+// Return the reason why the kernels do not serve a call, or null if they do.
 inline const char* why_not_hopper(const GemmParams& p) {
   const bool fp8 = p.a_dtype == DType::kFloat8E4M3 && p.b_dtype == DType::kFloat8E4M3;
   const int64_t bytes = fp8 ? 1 : 2, stride = stride_of(p.a_layout, p.a_num_rows);
@@ -44,7 +44,7 @@ inline const char* why_not_hopper(const GemmParams& p) {
   return nullptr;
 }
 
-// The same for what the gate of a product takes besides: it leaves in lines of 16 bytes.
+// Return true if the gate can be fused too: its results leave in lines of 16 bytes.
 inline bool serves_gate(const GemmParams& p) {
   return p.a_dtype != DType::kFloat32 && p.b_stride_k == 1 && p.n % 16 == 0 && is_aligned(p.out, 16) &&
          stride_of(p.out_layout, p.m) % 8 == 0 && p.b_stride_n % 8 == 0;

@@ -1,4 +1,4 @@
-// A warpgroup's part of a tile: 64 weights by kN tokens, summed over the depth.
+// Mainloop of a warpgroup: 64 weights by kN tokens, summed over k.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Every warp tells the loaders of both blocks: what it read may be overwritten by either.
+// Every warp releases the stage at both CTAs, because either may overwrite what it read.
 template <typename S>
 __device__ __forceinline__ void release_stage(const Ring<S::kStages>& ring, int use) {
   const uint32_t lane = threadIdx.x % 32;
@@ -40,12 +40,13 @@ __device__ __forceinline__ void multiply_step(const GemmShared<S>& shared, int g
   ptx::warpgroup_commit();
 }
 
-// d = sums of all steps; `use` goes on behind them.
+// d = sum over all steps. `use` counts on.
 template <typename S, int kN>
 __device__ __forceinline__ void multiply(const GemmShared<S>& shared, int group, int steps, int& use,
                                          float (&d)[kN / 2]) {
   const Ring<S::kStages> ring = shared.ring();
-  // Sums that the first product might read would be alive before it, beside those of all other numbers of tokens.
+  // Otherwise sums that the first product might read would be live before it, next to those for every other
+  // kN.
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) d[i] = 0;
 #pragma unroll 1
@@ -60,12 +61,12 @@ __device__ __forceinline__ void multiply(const GemmShared<S>& shared, int group,
   release_stage<S>(ring, use - 1);
 }
 
-// How far a warpgroup is: steps, and panels of factors.
+// Progress of a warpgroup: steps, and panels of factors.
 struct Progress {
   int use, panel;
 };
 
-// The factors of a step of 8 bits.
+// Factors of an 8-bit step.
 template <typename S>
 __device__ __forceinline__ uint32_t factors_of_step(const GemmShared<S>& shared, const Progress& at, int step) {
   const Ring<kPanels> panels = shared.panels();
@@ -73,7 +74,7 @@ __device__ __forceinline__ uint32_t factors_of_step(const GemmShared<S>& shared,
   return shared.factors(panels.stage(at.panel)) + step % kPanel * S::kFactorPitch;
 }
 
-// Behind the last read of a step's factors.
+// Release the factors after a step's last read of them.
 template <typename S>
 __device__ __forceinline__ void release_factors(const GemmShared<S>& shared, Progress& at, int step, int steps) {
   if (step % kPanel != kPanel - 1 && step != steps - 1) return;
@@ -82,8 +83,8 @@ __device__ __forceinline__ void release_factors(const GemmShared<S>& shared, Pro
   ++at.panel;
 }
 
-// The same of 8 bits. Tensor cores add up about 14 bits of each sum: those of a step are added to others in float32,
-// with the factors of its tokens and weights.
+// 8-bit variant. Tensor cores add with about 14 bits. Therefore each step's sums are added to others in
+// float32, with the factors of its tokens and weights.
 template <typename S, int kN>
 __device__ __forceinline__ void multiply_scaled(const GemmShared<S>& shared, int group, int steps, Progress& at,
                                                 float (&d)[kN / 2]) {

@@ -1,4 +1,4 @@
-// Which tiles a cluster computes: of groups whose sizes the device alone knows.
+// Tile scheduler of a cluster, for groups whose sizes only the device knows.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace flashinfer::cuda::sm90 {
 struct HopperTile {
   int32_t matrix;
   int32_t row, rows;  // of the output
-  int32_t tokens;     // columns of a product: `rows` and what fills them up
-  int32_t strip;      // the first of the cluster's
+  int32_t tokens;     // columns of wgmma: `rows` and padding
+  int32_t strip;      // first strip of the cluster
 };
 
-// Columns of a product for so many rows.
+// Return the columns of wgmma for this number of rows.
 FLASHINFER_HD int32_t filled_up_tokens(int32_t rows) { return rows <= 16 ? 16 : (rows + 31) / 32 * 32; }
 
-// Tiles of all groups in order. A group's rows are cut into tiles of about equal size, as few as can be. A cluster's
-// strips meet kGemmStripsTogether tiles of tokens one after the other, so that what clusters compute at a time is about
-// square. Every warp finds tiles for itself, 32 groups at a time.
+// Tiles of all groups in order. A group's rows are cut into as few tiles as possible, of about equal size.
+// The strips of a cluster meet kGemmStripsTogether token tiles one after the other, so that concurrent
+// clusters cover about a square. Every warp schedules for itself, 32 groups at a time.
 template <typename S>
 class HopperTiles {
  public:
@@ -29,7 +29,7 @@ class HopperTiles {
     count();
   }
 
-  // Of a number that rises from call to call; false behind the last.
+  // Find the tile of a number that grows from call to call. Return false after the last tile.
   __device__ __forceinline__ bool find(int32_t number, HopperTile& tile) {
     while (number >= before_ + all_) {
       if (first_ + 32 >= static_cast<int32_t>(p_.num_groups)) return false;
@@ -40,7 +40,7 @@ class HopperTiles {
     const int32_t begin = __shfl_sync(~0u, begin_, owner), rows = __shfl_sync(~0u, rows_, owner);
     const int32_t down = tiles_of(rows), upto = __shfl_sync(~0u, upto_, owner);
     const int32_t rest = number - before_ - (upto - down * strips_);
-    // Tiles of tokens in columns of kGemmStripsTogether.
+    // Token tiles in columns of kGemmStripsTogether.
     const int32_t column = kGemmStripsTogether * strips_, first = rest / column * kGemmStripsTogether;
     const int32_t within = rest % column;
     const int32_t height = down - first < kGemmStripsTogether ? down - first : kGemmStripsTogether;
@@ -54,7 +54,8 @@ class HopperTiles {
   }
 
  private:
-  // Rows of a tile of so many of a group. Where they are rows of products, each 128 of them cost as much as one.
+  // Return the rows of each of a group's `tiles` tiles. As rows of wgmma, every started 128 of them cost the
+  // same.
   static __device__ __forceinline__ int32_t share_of(int32_t rows, int32_t tiles) {
     const int32_t share = (rows + tiles - 1) / tiles;
     return S::kTokensAreRows ? (share + 127) / 128 * 128 : filled_up_tokens(share);
@@ -76,10 +77,10 @@ class HopperTiles {
   }
 
   const GemmParams& p_;
-  int32_t strips_, tokens_;         // of clusters, and of a tile at most
-  int32_t first_ = 0, before_ = 0;  // the first of the 32 groups, and tiles in front of it
-  int32_t begin_, rows_, matrix_;   // this lane's group
-  int32_t upto_, all_;              // tiles up to it and its own, those of all 32
+  int32_t strips_, tokens_;         // strips of clusters; tokens of a tile, at most
+  int32_t first_ = 0, before_ = 0;  // first of the 32 groups, and number of earlier tiles
+  int32_t begin_, rows_, matrix_;   // group of this lane
+  int32_t upto_, all_;              // tiles up to it, its own tiles, tiles of all 32
 };
 
 }  // namespace flashinfer::cuda::sm90
