@@ -1,5 +1,6 @@
-// act(x) * y on CUDA: one pass over memory. A thread moves kPairsPerThread vectors of each half of a row, all loads
-// before the first use; threadIdx.x and blockIdx.y walk along a row, threadIdx.y and blockIdx.x over the rows.
+// act(x) * y on CUDA, in one pass over memory. A thread moves kPairsPerThread vectors of each half of a row
+// and issues all loads before the first use. threadIdx.x and blockIdx.y cover a row, threadIdx.y and
+// blockIdx.x the rows.
 #pragma once
 
 #include <initializer_list>
@@ -15,7 +16,7 @@ namespace flashinfer::cuda {
 constexpr int kPairsPerThread = 2;
 constexpr int kActThreads = 128;
 
-// For half types: single instructions, whose errors are far below their last bit.
+// Arithmetic for half types: single instructions with errors far below the last bit of the result.
 struct FloatMath {
   using V = float;
   using S = float;
@@ -29,7 +30,7 @@ struct FloatMath {
   }
 };
 
-// For float32.
+// Arithmetic for float32.
 struct DoubleMath {
   using V = double;
   using S = double;

@@ -1,4 +1,4 @@
-// The gradient of act(x) * y on CUDA: one pass over memory, walked as the function itself is.
+// Gradient of act(x) * y on CUDA, in one pass over memory with the thread layout of the forward kernel.
 #pragma once
 
 #include <initializer_list>
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kActThreads) act_and_mul_backward_kernel(const
   for (int64_t at = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; at < p.out_size; at += step) {
     float x[kN], y[kN], g[kN];
     const auto gate = load_vec<T, kN>(in + at), factor = load_vec<T, kN>(in + p.out_size + at);
-    const auto given = load_vec<T, kN>(grad + at);
-    gate.to_floats(x), factor.to_floats(y), given.to_floats(g);
+    const auto upstream = load_vec<T, kN>(grad + at);
+    gate.to_floats(x), factor.to_floats(y), upstream.to_floats(g);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       y[j] = static_cast<float>(Function::slope(x[j], g[j]) * y[j]);

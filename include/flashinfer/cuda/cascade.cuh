@@ -1,5 +1,5 @@
-// Merging attention states on CUDA. threadIdx.x walks a row of head_dim elements as words of kN, threadIdx.y counts
-// rows.
+// Merges of attention states on CUDA. threadIdx.x covers a row of head_dim elements in words of kN,
+// threadIdx.y counts rows. Equations: common/cascade.h.
 #pragma once
 
 #include <initializer_list>
@@ -12,7 +12,7 @@ namespace flashinfer::cuda {
 
 constexpr int kMergeThreads = 128;
 
-// 2^x for x in [-126, 0], to 0.6 units in the last place; exp2f is good to two.
+// Return 2^x for x in [-126, 0] to 0.6 ulp; exp2f is accurate to 2 ulp.
 __device__ __forceinline__ float exact_exp2(float x) {
   const float k = rintf(x), f = x - k;
   float sum = 1.5252734e-5f;  // powers of ln(2) over factorials
@@ -26,27 +26,27 @@ __device__ __forceinline__ float exact_exp2(float x) {
   return sum * __int_as_float((static_cast<int>(k) + 127) << 23);
 }
 
-// 2^(s - top), and 0 for an empty state, also where all are. The subtraction's rounding error is put back: for a
-// difference of 20 it would be worth seven units in the last place of the weight.
+// Return 2^(s - top), or 0 for an empty state, even if all states are empty. The rounding error of the
+// subtraction is added back: for a difference of 20 it would cost seven ulp of the weight.
 __device__ __forceinline__ float weight_of(float s, float top) {
   if (s == -INFINITY) return 0.0f;
   if (s == top) return 1.0f;
   const float high = s - top;
-  if (!(high > -126.0f)) return exp2f(high);  // next to nothing, or NaN
+  if (!(high > -126.0f)) return exp2f(high);  // negligible, or NaN
   const float weight = exact_exp2(high);
   const float back = high - s, low = (s - (high - back)) - (top + back);
   return fmaf(weight, 0.69314718f * low, weight);
 }
 
-// Of all weights; 0 for an empty state also where all are.
+// Return a weight's share of the total; an empty state has share 0, even if all states are empty.
 __device__ __forceinline__ float share_of(float weight, float total) { return weight == 0.0f ? 0.0f : weight / total; }
 
 __device__ __forceinline__ float merged_lse(float top, float total) {
   return total == 0.0f ? -INFINITY : top + log2f(total);
 }
 
-// A sum of any number of terms. With kExact, what rounding takes away is kept beside it: the rounding errors of forty
-// terms would show in a float.
+// Sum of any number of terms. With kExact, rounding errors accumulate separately (compensated summation):
+// those of forty terms would show in a float.
 template <bool kExact>
 struct Sum {
   float sum = 0, lost = 0;
@@ -62,13 +62,13 @@ struct Sum {
 
   __device__ __forceinline__ float get() const {
     return kExact && lost == lost ? sum + lost : sum;
-  }  // NaN beside infinity
+  }  // NaN next to infinity
 };
 
 template <typename T>
 using SumOf = Sum<sizeof(T) == sizeof(float)>;
 
-// Adds v * share. Without a share an element does not count, whatever it is: it may be NaN.
+// Add v * share. A share of 0 skips the element, which may be NaN.
 template <typename T, int kN>
 __device__ __forceinline__ void add(SumOf<T> (&sums)[kN], const Vec<T, kN>& v, float share) {
   if (share == 0.0f) return;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_state_kernel(const MergeS
     a = p.a.row<const T>(seq, head), b = p.b.row<const T>(seq, head), out = p.out.row<T>(seq, head);
     s_a = *p.a.lse(seq, head), s_b = *p.b.lse(seq, head);
   }
-  __syncthreads();  // in place, one thread of the row is about to write what all of them have read
+  __syncthreads();  // in place: one thread overwrites what all threads of the row have read
   if (active) {
     const float top = fmaxf(s_a, s_b), a_weight = weight_of(s_a, top), b_weight = weight_of(s_b, top);
     const float total = a_weight + b_weight;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_states_kernel(const Merge
   let_next_start();
 }
 
-// Threads of a row, a power of two so that each has about `vecs` vectors, and rows of a block.
+// Return the block size: threads per row, a power of two with about `vecs` vectors each, and rows.
 inline dim3 merge_block(int64_t num_vecs, int vecs) {
   unsigned threads = 1;
   while (threads < kMergeThreads && threads * vecs < num_vecs) threads *= 2;

@@ -1,6 +1,6 @@
-// A thread moves 16 bytes of a key row at a time. Threads of a block lie next to each other in the rows of one token or
-// of several, so that stores fill whole lines. Rope rows are read once for each head and come from the L1 cache after
-// the first.
+// Concatenation of MLA's keys on CUDA. A thread moves 16 bytes of a key row at a time. Threads of a CTA are
+// adjacent in the rows of one or several tokens, so that stores fill whole lines. Each head rereads the rope
+// row, which hits the L1 cache after the first.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace flashinfer::cuda {
 
 constexpr int kConcatThreads = 256;
-constexpr int kConcatPieces = 4;  // of a thread in flight at once
+constexpr int kConcatPieces = 4;  // accesses of a thread in flight
 
-// A `Piece` is moved by one access: 16 bytes, or less where rows start elsewhere.
+// One access moves a `Piece`: 16 bytes, or less for other alignments.
 template <typename Piece>
 __global__ void __launch_bounds__(kConcatThreads) concat_mla_k_kernel(const ConcatMlaParams p) {
   wait_for_inputs();
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kConcatThreads) concat_mla_k_kernel(const Conc
   const auto nope = static_cast<uint32_t>(p.nope_bytes / sizeof(Piece));
   const auto row = static_cast<uint32_t>((p.nope_bytes + p.rope_bytes) / sizeof(Piece));
   const auto heads = static_cast<uint32_t>(p.heads);
-  const uint32_t count = heads * row;  // of a token
+  const uint32_t count = heads * row;  // pieces of a token
   for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
     const char* const from_nope = p.nope + token * p.nope_token_stride;
     const char* const from_rope = p.rope + token * p.rope_token_stride;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kConcatThreads) concat_mla_k_kernel(const Conc
   }
 }
 
-// Bytes that one access may move: every start and every stride is a multiple of them.
+// Return the bytes of one access. All starts and strides are multiples of them.
 inline int concat_access(const ConcatMlaParams& p) {
   uint64_t all = 16;
   for (const void* pointer :

@@ -1,6 +1,6 @@
-// RMSNorm and LayerNorm on CUDA. A row is held by a group of threads of one block, each thread keeping its part in
-// registers between the sum and the result: memory is read once and written once. Rows too long or not aligned for
-// that are read twice by a whole block, element by element.
+// RMSNorm and LayerNorm on CUDA; equations in common/norm.h. A group of threads of one CTA holds a row in
+// registers between the sum and the result, so memory is read and written once. Rows that are too long or
+// unaligned are read twice by a whole CTA, element by element.
 #pragma once
 
 #include <initializer_list>
@@ -15,10 +15,10 @@
 namespace flashinfer::cuda {
 
 constexpr int kVecsPerThread = 4;  // independent 16-byte loads of each thread in flight
-constexpr int kFewVecs = 2;        // where rows do not fill the GPU
+constexpr int kFewVecs = 2;        // if rows do not fill the GPU
 constexpr int kMaxThreads = 1024;
 
-// What a row is scaled in: each rounding in float could cost a float32 result a unit in its last place.
+// Type of the scaling: a rounding in float could cost a float32 result one ulp.
 template <typename T>
 using ScaleOf = std::conditional_t<std::is_same_v<T, float>, double, float>;
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ ScaleOf<T> inverse_root(float squares, int64_t n, con
   return ScaleOf<T>(1) / sqrt(ScaleOf<T>(squares) / n + ScaleOf<T>(eps.get()));
 }
 
-// What a kernel makes of normalised values: elements of the input's type. The parameters are read once a thread.
+// Output of a kernel that stores elements of the input's type. A thread reads the parameters once.
 template <typename T>
 struct RmsNormOutput {
   using Params = RmsNormParams;
@@ -45,8 +45,8 @@ struct RmsNormOutput {
   }
 };
 
-// kVecs: vectors that a thread holds. With few of them there are registers for the weights, too, which then come while
-// the row is summed.
+// kVecs: vectors per thread. If they are few, registers remain for the weights, whose loads then overlap the
+// sum.
 template <typename T, typename Output, bool kWithResidual, int kVecs>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Output::Params p) {
   constexpr int kN = kVecBytes / sizeof(T);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Ou
       if constexpr (kWeightsEarly) early[i] = load_vec<T, kN>(weight + vec * kN);
     }
   }
-  float kept[kWithResidual ? kVecs : 1][kN];  // the sum of input and residual, not yet rounded
+  float sums[kWithResidual ? kVecs : 1][kN];  // input + residual before rounding
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Ou
       float other[kN];
       r[i].to_floats(other);
 #pragma unroll
-      for (int j = 0; j < kN; ++j) kept[i][j] = values[j] = values[j] + other[j];
+      for (int j = 0; j < kN; ++j) sums[i][j] = values[j] = values[j] + other[j];
       store_vec(res + vec * kN, V::from_floats(values));
     }
 #pragma unroll
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Ou
     }
     if constexpr (!kWithResidual) x[i].to_floats(values);
     if constexpr (kWithResidual) {
-      store_vec(out + vec * kN, output(kept[i], scale, weights));
+      store_vec(out + vec * kN, output(sums[i], scale, weights));
     } else {
       store_vec(out + vec * kN, output(values, scale, weights));
     }
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const typenam
   }
 }
 
-// gamma or beta, which are float32 or of the element type. The choice is made at run time: a row reads them from the
-// cache, and a second set of kernels would have to be compiled.
+// gamma or beta, in float32 or in the element type. The type is a run-time choice: a row reads them from the
+// cache, and a second set of kernels would double the module.
 template <typename T, int kN>
 __device__ __forceinline__ void load_affine(const void* values, bool is_float32, int64_t at, float (&out)[kN]) {
   if (!is_float32) {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
 
   wait_for_inputs();
   let_next_start();
-  V x[kVecsPerThread];  // unpacked where it is needed: packed it takes half the registers
+  V x[kVecsPerThread];  // unpacked on use: packed it takes half the registers
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
   }
 }
 
-// Threads of a row (x, a power of two) and rows of a block (y) so that each thread holds at most `vecs` vectors.
+// Return the block size: threads per row (x, a power of two) with at most `vecs` vectors each, and rows (y).
 inline dim3 row_block(int64_t num_vecs, int vecs = kVecsPerThread) {
   unsigned threads = 1;
   while (threads * vecs < num_vecs) threads *= 2;
@@ -246,7 +246,7 @@ inline dim3 row_block(int64_t num_vecs, int vecs = kVecsPerThread) {
   return dim3(threads, threads < kBlock ? kBlock / threads : 1);
 }
 
-// Picks the vector kernel where every row starts on a vector boundary and fits into registers, else the other one.
+// Launch the vector kernel if every row is aligned to vectors and fits into registers, else the other one.
 // `few` is the vector kernel for rows that do not fill the GPU: a thread holds one vector.
 template <typename T, typename Params, typename... Strides>
 void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Params)> few, void (*any_kernel)(Params),
@@ -262,7 +262,7 @@ void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Para
   launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, where, p);
 }
 
-// A vector of inputs is one of outputs, of elements that may be smaller: strides that keep the one aligned keep both.
+// An input vector maps to an output vector of possibly smaller elements: strides that align one align both.
 template <typename T, typename Output = RmsNormOutput<T>>
 void rms_norm(const typename Output::Params& p, const Launch& where) {
   launch_rows<T>(

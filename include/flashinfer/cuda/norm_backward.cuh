@@ -1,6 +1,6 @@
-// Gradients of RMSNorm and LayerNorm on CUDA. A block has a part of the rows, read from memory once and again from the
-// cache, and keeps the part's sums for the weights in shared memory; each thread has its own columns of each row, so
-// that nobody waits for anybody to add. A second kernel adds the parts.
+// Gradients of RMSNorm and LayerNorm on CUDA; equations in common/norm_backward.h. A CTA takes a part of the
+// rows, reads them from memory once and again from the cache, and sums the weights' gradients in shared
+// memory. Each thread owns columns, so adding needs no synchronisation. A second kernel adds the parts.
 #pragma once
 
 #include <type_traits>
@@ -15,19 +15,19 @@
 namespace flashinfer::cuda {
 
 constexpr int kBackwardThreads = 256;
-constexpr int kMostSumBytes = 46 * 1024;  // of shared memory; longer rows are summed in the parts' own memory
+constexpr int kMostSumBytes = 46 * 1024;  // shared memory; longer rows are summed in global memory
 
 inline int64_t norm_backward_parts(int64_t num_rows, int64_t, const Launch& where) {
   const int64_t most = 4 * int64_t{device_info(where.device).num_sms};
   return num_rows < most ? num_rows : most;
 }
 
-// The rows of a block's part and the sums of its threads: `kArrays` times n, of which a thread touches its own columns.
+// The rows of a CTA's part and its sums: kArrays * n, of which a thread accesses its own columns only.
 template <typename S, int kArrays>
 struct Part {
   int64_t n, first, end;
   S* result;
-  S* shared;  // null where the sums do not fit
+  S* shared;  // null if the sums do not fit
 
   template <typename Params>
   __device__ __forceinline__ Part(const Params& p, S* shared_) : n(p.hidden_size), shared(shared_) {
@@ -49,7 +49,7 @@ struct Part {
     }
   }
 
-  // Rows of one block after another, in the order of threadIdx.y.
+  // Add the rows of a CTA in the order of threadIdx.y.
   __device__ __forceinline__ void finish() const {
     if (!shared) return;
     __syncthreads();
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   wait_for_inputs();
   part.template clear<kN>();
   for (int64_t row0 = part.first; row0 < part.end; row0 += blockDim.y) {
-    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns where there is no row
+    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns without a row
     const T* in = static_cast<const T*>(p.input) + (n ? p.input_rows.offset(row) : 0);
     const T* grad = static_cast<const T*>(p.grad) + (n ? p.grad_rows.offset(row) : 0);
     const T* more = p.grad_sum && n ? static_cast<const T*>(p.grad_sum) + p.grad_sum_rows.offset(row) : nullptr;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   wait_for_inputs();
   part.template clear<kN>();
   for (int64_t row0 = part.first; row0 < part.end; row0 += blockDim.y) {
-    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns where there is no row
+    const int64_t row = row0 + threadIdx.y, n = row < part.end ? part.n : 0;  // no columns without a row
     const T* in = static_cast<const T*>(p.input) + (n ? p.input_rows.offset(row) : 0);
     const T* grad = static_cast<const T*>(p.grad) + (n ? p.grad_rows.offset(row) : 0);
     T* out = static_cast<T*>(p.grad_input) + row * part.n;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     const S mean = S(row_sum(total, partial)) / part.n;
     for (int64_t i = threadIdx.x * kN; i < n; i += blockDim.x * kN) {
       load_floats(in + i, x), load_floats(grad + i, g), load_affine<T>(p.gamma, p.affine_is_float32, i, w);
-      float few = 0;  // squares of half types may be alike: what a long sum of such loses would not cancel
+      float few = 0;  // squares of half types may be equal, so the errors of a long sum would not cancel
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
         const float deviation = x[j] - mean, weighted = g[j] * w[j];
@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(kBackwardThreads)
   let_next_start();
 }
 
-// out[i] = sum over parts of parts[part * stride + i]; threadIdx.x and blockIdx.x walk along i, threadIdx.y over parts.
+// out[i] = sum over parts of parts[part * stride + i]. threadIdx.x and blockIdx.x cover i, threadIdx.y the
+// parts.
 template <typename S, typename W>
 __global__ void __launch_bounds__(kBackwardThreads)
     sum_parts_kernel(const S* parts, int64_t num_parts, int64_t stride, int64_t n, W* out) {
@@ -205,8 +206,8 @@ void sum_parts(const void* parts, int64_t num_parts, int64_t stride, int64_t n, 
          static_cast<const S*>(parts), num_parts, stride, n, static_cast<W*>(out));
 }
 
-// Threads of a row (x, a power of two) and rows of a block; and the sums of `arrays` weights, in shared memory where
-// they fit, as they always do where a block has more than one row at a time.
+// Return the block size, threads per row (x, a power of two) and rows, and the bytes of the sums of `arrays`
+// weights. The sums are in shared memory if they fit. They always fit if a CTA has several rows at a time.
 template <auto kKernel, typename S, typename Params>
 void launch_parts(const Params& p, int vec, int arrays, const Launch& where) {
   const int64_t steps = p.hidden_size / vec;

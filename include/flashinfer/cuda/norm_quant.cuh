@@ -1,4 +1,4 @@
-// RMSNorm with a quantised result on CUDA: the kernels of norm.cuh, whose results are numbers of eight bits here.
+// RMSNorm with a quantised 8-bit result on CUDA, by the kernels of norm.cuh.
 #pragma once
 
 #include <flashinfer/common/norm_quant.h>

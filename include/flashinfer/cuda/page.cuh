@@ -1,4 +1,5 @@
-// Paged caches on CUDA. No index is read on the host, so none can be an error: what has no place is left out.
+// Writes to paged caches on CUDA. The host reads no index, so an invalid one raises no error: its token is
+// skipped.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace flashinfer::cuda {
 constexpr int kAppendThreads = 256;
 constexpr int kWordsPerThread = 4;  // independent loads of each thread in flight
 
-// A token's row is moved by threadIdx.x's threads as words; threadIdx.y counts tokens, blockIdx.y the two streams.
+// The threads of threadIdx.x move a token's row in words. threadIdx.y counts tokens, blockIdx.y the two
+// streams.
 template <typename Word>
 __global__ void __launch_bounds__(kAppendThreads) append_paged_kernel(const AppendParams p) {
   const PagedStream s = blockIdx.y == 0 ? p.streams[0] : p.streams[1];
@@ -34,7 +36,7 @@ __global__ void __launch_bounds__(kAppendThreads) append_paged_kernel(const Appe
   };
   wait_for_inputs();
   if (token < p.num_tokens && threadIdx.x < num_words) {
-    load(threadIdx.x);  // on its way while the chain of indices is followed
+    load(threadIdx.x);  // in flight while the chain of indices is resolved
     const Slot slot = find_slot(p, token);
     if (slot.page >= 0) {
       char* to = s.cache + slot.page * s.page_stride + slot.entry * s.slot_stride;
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(kAppendThreads) append_paged_kernel(const Appe
   let_next_start();
 }
 
-// Whether every row of both streams can be moved as words of so many bytes.
+// Return true if every row of both streams can be moved in words of this size.
 inline bool fits_words(const AppendParams& p, int64_t bytes) {
   for (const PagedStream& s : p.streams) {
     const int64_t all = reinterpret_cast<intptr_t>(s.tokens) | reinterpret_cast<intptr_t>(s.cache) | s.token_stride |
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(kIndexThreads) batch_indices_positions_kernel(
   const int64_t token = int64_t{blockIdx.x} * kIndexThreads + threadIdx.x;
   wait_for_inputs();
   if (token < p.num_tokens) {
-    int32_t request = -1, position = -1;  // of a token that no request has
+    int32_t request = -1, position = -1;  // for a token of no request
     if (p.batch_size > 0) {
       const int64_t found =
           last_at_or_before(int64_t{0}, p.batch_size, token, [&](int64_t r) { return p.append_indptr[r]; });
@@ -110,7 +112,7 @@ inline void batch_indices_positions(const PositionsParams& p, const Launch& wher
   launch(batch_indices_positions_kernel, index_grid(p.num_tokens), dim3(kIndexThreads), where, p);
 }
 
-// blockIdx.x counts requests; the blocks of a column share a request's entries.
+// blockIdx.x counts requests; the CTAs of a column share a request's entries.
 __global__ void __launch_bounds__(kIndexThreads) block_offsets_kernel(const BlockOffsetsParams p) {
   const int64_t b = blockIdx.x;
   wait_for_inputs();

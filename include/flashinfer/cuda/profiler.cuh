@@ -1,7 +1,7 @@
-// A warpgroup's track of events. What is off has no members and does nothing: no instruction and no register are left
-// of it, which tests/hopper/test_profiler.py reads in what the compiler made.
+// Track of events of a warpgroup. A disabled track has no members and compiles to no instruction and no
+// register. tests/hopper/test_profiler.py verifies this in the SASS.
 //
-// In code of wgmma, events stand where a warpgroup waits: between issue and wait they would measure the issue alone.
+// In wgmma code an event belongs after a wait: between issue and wait it would measure the issue only.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda {
 
-// How many tracks blocks of a kernel have.
+// Return the number of tracks of a CTA.
 FLASHINFER_HD constexpr int profiler_groups(int threads) { return (threads + 127) / 128; }
 
 template <bool kOn>
@@ -26,13 +26,13 @@ struct Profiler {
   __device__ __forceinline__ void finish() const {}
 };
 
-// All threads of a warpgroup count, the first one writes. A record is a read of the clock and a store.
+// All threads of a warpgroup count, and the first one writes. A record costs a clock read and a store.
 template <>
 struct Profiler<true> {
   const ProfilerBuffer& buffer;
-  uint32_t count = 0, next;  // begins, ends, instants; the word of the next record, or the buffer's end: writes none
+  uint32_t count = 0, next;  // number of events; index of the next record, or the buffer's end if full
 
-  // Behind wait_for_inputs(): the kernel before may write to the same buffer.
+  // Call this after wait_for_inputs(): the previous kernel may write to the same buffer.
   template <typename Params>
   __device__ __forceinline__ explicit Profiler(const Params& params) : buffer(params.profiler) {
     if (blockIdx.x == 0 && threadIdx.x == 0) buffer.words[0] = buffer.first;
@@ -43,10 +43,10 @@ struct Profiler<true> {
 
   __device__ __forceinline__ void begin(Event event) { note(kBegin, event); }
   __device__ __forceinline__ void end(Event event) { note(kEnd, event); }
-  // Ends what was begun last, and begins another: one record for both.
+  // End the last event and begin another, in one record.
   __device__ __forceinline__ void turn(Event event) { note(kTurn, event); }
   __device__ __forceinline__ void instant(Event event) { note(kInstant, event); }
-  // When a track is done. One that never is has no events.
+  // Close the track. A track that is never closed has no events.
   __device__ __forceinline__ void finish() const { write_ends(2, count); }
 
  private:
@@ -67,7 +67,7 @@ struct Profiler<true> {
   }
 };
 
-// The parameters of a launch, whose buffer is divided among its tracks.
+// Return the parameters of a launch with its buffer divided among the tracks.
 template <typename Params>
 Params with_tracks(const Params& params, int64_t blocks, int threads) {
   Params divided = params;

@@ -1,5 +1,5 @@
-// Packing booleans into bits on CUDA. A warp's ballot packs 32 booleans loaded byte by byte; here each thread loads
-// eight or sixteen at once and packs them with one product each eight.
+// Booleans packed into bits on CUDA. A ballot would pack 32 booleans loaded byte by byte. Here each thread
+// loads eight or sixteen at once and packs eight by one product.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace flashinfer::cuda {
 
 constexpr int kPackThreads = 256;
 constexpr int kScanThreads = 1024;
-constexpr int kLoads = 4;  // of each thread, independent of each other
+constexpr int kLoads = 4;  // independent loads of a thread
 
-// Up to eight booleans from `start`, those at `end` and behind it as 0; x itself ends at n.
+// Load up to eight booleans from `start`. Those from `end` on count as 0; x itself ends at n.
 __device__ __forceinline__ uint64_t load8(const uint8_t* x, int64_t start, int64_t end, int64_t n) {
   if (start < 0) return 0;
   if (end > n) end = n;
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint64_t load8(const uint8_t* x, int64_t start, int64
   return bytes;
 }
 
-// 16 booleans of each thread and load; x and packed are aligned to 16 and 2 bytes.
+// Each thread and load takes 16 booleans; x is aligned to 16 bytes and packed to 2.
 __global__ void __launch_bounds__(kPackThreads) pack_bits_kernel(const PackParams p) {
   const int64_t first = int64_t{blockIdx.x} * kPackThreads * kLoads + threadIdx.x;
   wait_for_inputs();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_bits_kernel(const PackParam
   let_next_start();
 }
 
-// The same for an x that is aligned to nothing.
+// Variant for an unaligned x.
 __global__ void __launch_bounds__(kPackThreads) pack_bits_any_kernel(const PackParams p) {
   const int64_t first = int64_t{blockIdx.x} * kPackThreads * kLoads + threadIdx.x;
   wait_for_inputs();
@@ -77,11 +77,12 @@ inline void pack_bits(const PackParams& p, const Launch& where) {
          p);
 }
 
-// packed_indptr[i + 1] = sum of ceil(length / 8) up to segment i: one block, a segment per thread and round.
+// packed_indptr[i + 1] = sum of ceil(length / 8) up to segment i, by one CTA with a segment per thread and
+// round.
 __global__ void __launch_bounds__(kScanThreads) packed_indptr_kernel(const SegmentPackParams p) {
   __shared__ int32_t warp_sums[kScanThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t before = 0;  // of the rounds before
+  int32_t before = 0;  // sum of the earlier rounds
   wait_for_inputs();
   if (threadIdx.x == 0) p.packed_indptr[0] = 0;
   for (int64_t start = 0; start < p.num_segments; start += kScanThreads) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kScanThreads) packed_indptr_kernel(const Segme
     }
     if (i < p.num_segments) p.packed_indptr[i + 1] = before + sum;
     before = total;
-    __syncthreads();  // warp_sums is written again
+    __syncthreads();  // warp_sums is overwritten next
   }
   let_next_start();
 }
@@ -116,7 +117,7 @@ __device__ __forceinline__ int64_t segment_of(const int32_t* packed_indptr, int6
 }
 
 __global__ void __launch_bounds__(kPackThreads) segment_pack_bits_kernel(const SegmentPackParams p) {
-  __shared__ int64_t ends[2];  // segments of the block's first and last byte: often one
+  __shared__ int64_t ends[2];  // segments of the CTA's first and last byte, often equal
   const int64_t begin = int64_t{blockIdx.x} * kPackThreads * kLoads;
   wait_for_inputs();
   const int64_t total = p.packed_indptr[p.num_segments],

@@ -1,7 +1,7 @@
-// Rotary embedding on CUDA. A block has one token or a few: its threads compute their cosines and sines once, into
-// shared memory, while the first vectors of the heads are on their way. threadIdx.x walks along a head, threadIdx.y
-// over the heads of all tokens of the block; a thread moves two vectors of kRowsPerThread heads at a time, and the two
-// hold the same kN pairs however pairs are laid out.
+// Rotary embedding on CUDA; equations in common/rope.h. A CTA takes one token or a few. Its threads compute
+// the cosines and sines once into shared memory while the first vectors of the heads are in flight.
+// threadIdx.x covers a head, threadIdx.y the heads of all tokens of the CTA. A thread moves two vectors of
+// kRowsPerThread heads at a time. The two hold the same kN pairs in either layout.
 #pragma once
 
 #include <initializer_list>
@@ -21,8 +21,9 @@ struct CosSin {
   float cos, sin;
 };
 
-// Of one token and pair. The angle is reduced in double to at most half a quarter turn, where both are good to 1 ulp.
-// A position outside the cache rotates by nothing: the host cannot look at positions, and nothing outside may be read.
+// Return cosine and sine of a token and pair. The angle is reduced in double to at most half a quarter turn,
+// where both are accurate to 1 ulp. A position outside the cache means no rotation: the host cannot check
+// positions on the device.
 __device__ __forceinline__ CosSin cos_sin(const RopeParams& p, int64_t token, int pair) {
   const int64_t position = p.position(token);
   if (p.with_cache) {
@@ -34,17 +35,17 @@ __device__ __forceinline__ CosSin cos_sin(const RopeParams& p, int64_t token, in
   const double quarters = static_cast<double>(position) * step, whole = rint(quarters);
   float s, c;
   sincospif(static_cast<float>(quarters - whole) * 0.5f, &s, &c);
-  const int turn = static_cast<int>(__double2ll_rn(whole)) & 3;
-  const float cosine = turn & 1 ? s : c, sine = turn & 1 ? c : s;
-  return {(turn + 1) & 2 ? -cosine : cosine, turn & 2 ? -sine : sine};
+  const int quarter = static_cast<int>(__double2ll_rn(whole)) & 3;
+  const float cosine = quarter & 1 ? s : c, sine = quarter & 1 ? c : s;
+  return {(quarter + 1) & 2 ? -cosine : cosine, quarter & 2 ? -sine : sine};
 }
 
-// Two vectors of a head: where they are and what they hold.
+// Two vectors of a head: their offsets and contents.
 template <typename T, int kN>
 struct VecPair {
   T* out;
   Vec<T, kN> low, high;
-  int token, step, high_at;  // high_at: elements from low to high
+  int token, step, high_at;  // high_at: distance between the two vectors in elements
 
   __device__ __forceinline__ void load(const RopeParams& p, int64_t first_token, int row, int heads, int step_,
                                        int rotated) {
@@ -55,7 +56,7 @@ struct VecPair {
     const int64_t at = first_token + token, in_side = is_q ? head : head - p.q.heads;
     step = step_;
     const bool rotates = step < rotated;
-    const int start = rotates && !p.interleave ? step * kN : 2 * step * kN;  // copied ones follow the rotated ones
+    const int start = rotates && !p.interleave ? step * kN : 2 * step * kN;  // copied after rotated
     high_at = rotates && !p.interleave ? static_cast<int>(p.rotary_dim / 2) : kN;
     const T* in =
         static_cast<const T*>(side.input) + at * side.input_token_stride + in_side * side.input_head_stride + start;
@@ -64,7 +65,7 @@ struct VecPair {
     if (start + high_at < p.head_dim) {
       high = load_vec<T, kN>(in + high_at);
     } else {
-      high_at = 0;  // an odd vector at the end of what is copied
+      high_at = 0;  // an odd vector at the end of the copied ones
     }
   }
 
@@ -82,10 +83,10 @@ struct VecPair {
     }
     if (interleave) {
 #pragma unroll
-      for (int i = 0; i < kN; ++i) turn(x[2 * i], x[2 * i + 1], c[i], s[i]);
+      for (int i = 0; i < kN; ++i) rotate_pair(x[2 * i], x[2 * i + 1], c[i], s[i]);
     } else {
 #pragma unroll
-      for (int i = 0; i < kN; ++i) turn(x[i], x[kN + i], c[i], s[i]);
+      for (int i = 0; i < kN; ++i) rotate_pair(x[i], x[kN + i], c[i], s[i]);
     }
 #pragma unroll
     for (int i = 0; i < kN; ++i) low.at[i] = from_float<T>(x[i]), high.at[i] = from_float<T>(x[kN + i]);
@@ -97,7 +98,7 @@ struct VecPair {
   }
 
  private:
-  static __device__ __forceinline__ void turn(float& a, float& b, float c, float s) {
+  static __device__ __forceinline__ void rotate_pair(float& a, float& b, float c, float s) {
     const float turned = a * c - b * s;
     b = b * c + a * s;
     a = turned;
@@ -107,7 +108,7 @@ struct VecPair {
 template <typename T, int kN>
 __global__ void __launch_bounds__(kRopeThreads)
     rope_kernel(const __grid_constant__ RopeParams p, int tokens_per_block, int steps) {
-  extern __shared__ __align__(kVecBytes) float angles[];  // of every token: cosines, then sines
+  extern __shared__ __align__(kVecBytes) float angles[];  // cosines, then sines, of every token
   const int pairs = p.rotary_dim / 2, rotated = pairs / kN;
   const int64_t first = int64_t{blockIdx.x} * tokens_per_block;
   const int tokens = p.num_tokens - first < tokens_per_block ? p.num_tokens - first : tokens_per_block;
@@ -154,13 +155,13 @@ void launch_rope(const RopeParams& p, const Launch& where) {
   const int64_t heads = p.q.heads + p.k.heads;
   const int64_t steps = p.rotary_dim / 2 / kN + (p.in_place ? 0 : ceil_div(p.head_dim - p.rotary_dim, 2 * kN));
   if (p.num_tokens == 0 || heads == 0 || steps == 0) return;
-  // As many tokens as give every thread its heads, where enough blocks are left for all multiprocessors.
+  // Take as many tokens as give every thread its heads, if enough CTAs remain for all SMs.
   const int64_t along = steps < 64 ? steps : 64, most_rows = kRopeThreads / along;
   const int64_t enough_blocks = 4 * device_info(where.device).num_sms;
   int64_t tokens = most_rows * kRowsPerThread / heads;
   tokens = tokens < 1 ? 1 : tokens > kMaxTokensPerBlock ? kMaxTokensPerBlock : tokens;
   while (tokens > 1 && ceil_div(p.num_tokens, tokens) < enough_blocks) --tokens;
-  // The heads in equal parts, all taken by one block or, where blocks are few, by one each.
+  // Split the heads equally: one CTA takes all parts, or one part each if CTAs are few.
   const int64_t parts = ceil_div(tokens * heads, most_rows * kRowsPerThread);
   const int64_t rows = ceil_div(ceil_div(tokens * heads, parts), kRowsPerThread);
   const int64_t blocks = ceil_div(p.num_tokens, tokens);
