@@ -1,4 +1,4 @@
-// act(x) * y on the CPU: one pass over memory, a row at a time per thread, rows cut where there are few of them.
+// act(x) * y on the CPU, in one pass over memory: a row at a time per thread. Few rows are split.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ struct VectorMath {
   static V select_less(V a, V b, V yes, V no) { return a < b ? yes : no; }
 };
 
-// Gradients are checked in float64: its exponentials are good to their last bits.
+// float64 arithmetic, accurate to the last bits because gradient checks use it.
 struct ExactMath : VectorMath<vdouble, double> {
   static vdouble exp(vdouble x) {
     for (int lane = 0; lane < kWideLanes; ++lane) x[lane] = std::exp(x[lane]);
@@ -45,7 +45,7 @@ inline vfloat act_and_mul(vfloat x, vfloat y) {
 
 template <typename T, template <typename> class Act>
 void act_and_mul(const ActAndMulParams& p) {
-  // Pieces of a row, so that one long row is the work of many threads.
+  // Size of the pieces of a row, so that many threads share one long row.
   constexpr int64_t kPiece = 4096;
   const int64_t n = p.out_size, pieces = (n + kPiece - 1) / kPiece;
   const int64_t bytes = 3 * (n < kPiece ? n : kPiece) * static_cast<int64_t>(sizeof(T));
@@ -61,7 +61,7 @@ void act_and_mul(const ActAndMulParams& p) {
   });
 }
 
-// For float64, in which gradients are checked.
+// float64 variant, which gradient checks use.
 template <template <typename> class Act>
 void act_and_mul_float64(const ActAndMulParams& p) {
   using L = Lanes<double>;

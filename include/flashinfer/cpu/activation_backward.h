@@ -1,4 +1,4 @@
-// The gradient of act(x) * y on the CPU: one pass over memory, a row at a time per thread.
+// Gradient of act(x) * y on the CPU, in one pass over memory: a row at a time per thread.
 #pragma once
 
 #include <flashinfer/common/activation_backward.h>

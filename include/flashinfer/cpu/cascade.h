@@ -1,4 +1,4 @@
-// Merging attention states on the CPU. What a row has one of (lse, weights) is computed in double, elements in float.
+// Merges of attention states on the CPU. lse and weights are computed in double, elements in float.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace flashinfer::cpu {
 
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 
-// 2^(s - top), and 0 for an empty state, also where all are (top is then -inf as well).
+// Return 2^(s - top), or 0 for an empty state, even if all are empty and top is -inf.
 inline double weight_of(double s, double top) { return s == kEmpty ? 0.0 : s == top ? 1.0 : std::exp2(s - top); }
 
-// Of all weights; 0 for an empty state also where all are.
+// Return a weight's share of the total; an empty state has share 0, even if all states are empty.
 inline float share_of(double weight, double total) { return weight == 0 ? 0.0f : static_cast<float>(weight / total); }
 
 inline float merged_lse(double top, double total) {
@@ -38,7 +38,7 @@ void merge_state(const MergeStateParams& p) {
           *p.out.lse(seq, head) = merged_lse(top, total);
           const float a_share = share_of(a_weight, total), b_share = share_of(b_weight, total);
           for_lanes(p.head_dim, [&](int64_t i, int count) {
-            // Without a share an element is not even looked at: it may be NaN or infinite.
+            // A share of 0 skips the element, which may be NaN or infinite.
             vfloat sum{};
             if (a_share != 0) sum += load(a + i, count) * a_share;
             if (b_share != 0) sum += load(b + i, count) * b_share;
@@ -48,8 +48,8 @@ void merge_state(const MergeStateParams& p) {
       });
 }
 
-// Adds to a sum of any number of terms. What rounding takes away is kept beside it where the result is float: the
-// rounding errors of forty terms would show there.
+// Add to a sum of any number of terms. For float results, rounding errors accumulate separately (compensated
+// summation): those of forty terms would show.
 template <typename T>
 inline void add(vfloat& sum, vfloat& lost, vfloat term) {
   const vfloat next = sum + term;
@@ -86,7 +86,7 @@ void merge_states(const MergeStatesParams& p) {
       T* out = p.out.row<T>(seq, head);
       for_lanes(p.head_dim, [&](int64_t at, int count) {
         const vfloat sum = sums[at / kLanes], rest = lost[at / kLanes];
-        store(out + at, sum + select(rest == rest, rest, vfloat{}), count);  // NaN beside an infinite sum
+        store(out + at, sum + select(rest == rest, rest, vfloat{}), count);  // NaN next to an infinite sum
       });
     }
   });

@@ -1,4 +1,4 @@
-// Each thread writes the keys of a range of tokens.
+// Concatenation of MLA's keys on the CPU. Each thread writes the keys of a range of tokens.
 #pragma once
 
 #include <cstring>

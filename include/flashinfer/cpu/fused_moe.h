@@ -1,4 +1,4 @@
-// Routing, rows of experts, activation and the sum over a token's experts on the CPU.
+// Mixture of experts on the CPU: routing, rows of experts, activation and the sum over a token's experts.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +16,9 @@
 
 namespace flashinfer::cpu {
 
-// ---- routing -----------------------------------------------------------------------------------------------------
+// ---- routing ----------------------------------------------------------------------------------------------
 
-// One token's experts. `choice` is what chooses, -inf where an expert cannot be chosen.
+// Experts of one token. `choice` holds the choosing scores, -inf for experts that cannot be chosen.
 class TokenRoute {
  public:
   explicit TokenRoute(const RouteParams& p)
@@ -116,7 +116,7 @@ void route(const RouteParams& p) {
   });
 }
 
-// ---- rows of experts ---------------------------------------------------------------------------------------------
+// ---- rows of experts --------------------------------------------------------------------------------------
 
 inline void sort_slots(const SortParams& p) {
   std::vector<int32_t> next(p.experts + 2);
@@ -131,7 +131,7 @@ inline void sort_slots(const SortParams& p) {
   }
 }
 
-// ---- between the products ----------------------------------------------------------------------------------------
+// ---- between the products ---------------------------------------------------------------------------------
 
 struct LibraryMath {
   static float exp(float x) { return std::exp(x); }
@@ -155,7 +155,7 @@ class ActivatedRow {
     const float *up = wide_.data() + p_.linear_at(), *gate = wide_.data() + p_.gate_at();
     for_lanes(plain ? p_.size : 0, [&](int64_t i, int count) {
       const vfloat g = load(gate + i, count);
-      // e^-87 is beside 1 nothing, and e^88 makes of g less than any number of 16 bits; NaN stays.
+      // e^-87 is negligible next to 1, and g / e^88 is below any 16-bit number; NaN stays NaN.
       const vfloat tail = exp(max(splat(-87.0f), -max(splat(-88.0f), g)));
       store(&values_[i], g / (1.0f + tail) * load(up + i, count), count);
     });
@@ -178,7 +178,7 @@ class ActivatedRow {
       if (p_.block_scales) {
         float most = 0;
         for (int64_t i = begin; i < end; ++i)
-          if (std::fabs(values_[i]) > most) most = std::fabs(values_[i]);  // false of what is not a number
+          if (std::fabs(values_[i]) > most) most = std::fabs(values_[i]);  // false for NaN
         const float scale = block_scale(most);
         p_.block_scales[row * blocks + block] = scale;
         factor = 1.0f / scale;

@@ -1,7 +1,8 @@
-// Grouped products on the CPU: tasks of some rows of a group and some columns of its matrix, which packs them itself.
+// Grouped GEMM on the CPU. A task has some rows of a group and some columns of its matrix, and packs them
+// itself.
 //
-// A task's sums lie in memory as float. The depth is gone through in parts that fit the cache, or that share scales;
-// neither depends on the rows, so that a row's bits are the same in any group.
+// Sums of a task are float, in memory. k is processed in parts that fit the cache or share scales. Neither
+// depends on the rows, so a row has the same bits in any group.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +16,9 @@
 namespace flashinfer::cpu {
 
 constexpr int64_t kTaskRows = 24 * kTileRows, kTaskColumns = 4 * kTileColumns, kDepthUnits = 256;
-constexpr int64_t kStreamedRows = 16;  // so few rows meet their columns as those are read
+constexpr int64_t kStreamedRows = 16;  // so few rows are multiplied while their columns are read
 
-// One group's rows and columns; `row` counts in the output.
+// Rows and columns of one group; `row` is an index of the output.
 struct GemmTask {
   int64_t row, rows, column, columns, matrix;
 };
@@ -34,7 +35,7 @@ inline void with_type(DType dtype, const Body& body) {
   }
 }
 
-// What a thread works in.
+// Work memory of a thread.
 template <typename Unit>
 class GemmScratch {
  public:
@@ -58,7 +59,7 @@ class GemmScratch {
   }
 
  private:
-  // Calls body(first, depth) for each part of the depth.
+  // Call body(first, depth) for each part of k.
   template <typename Body>
   void for_parts(const Body& body) const {
     const int64_t whole = p_.scale_depth ? p_.scale_depth : std::max<int64_t>(p_.k, 1);
@@ -69,7 +70,7 @@ class GemmScratch {
     }
   }
 
-  // Units of a part, as many as its vectors have.
+  // Return the units of a part, rounded up to whole vectors.
   static int64_t units_of(int64_t depth) {
     constexpr int64_t kStep = kLanes * kUnitDepth<Unit>;
     return (depth + kStep - 1) / kStep * kLanes;
@@ -92,7 +93,7 @@ class GemmScratch {
     });
   }
 
-  // kLanes columns of a task with all its rows, from the first number of the depth to the last.
+  // Multiply kLanes columns of a task with all its rows, over all of k.
   template <typename T>
   void stream_from(const GemmTask& task, int64_t column, int64_t units) {
     const T* from = static_cast<const T*>(p_.b) + task.matrix * p_.b_matrix_stride;
@@ -159,7 +160,7 @@ class GemmScratch {
     });
   }
 
-  // Of one block of the depth.
+  // Find the factors of one block of k.
   void find_factors(const GemmTask& task, int64_t block, int64_t column, int64_t columns) {
     for (int64_t i = 0; i < task.rows && p_.a_scale.data; ++i) {
       const int64_t row = row_of_a(task.row + i);
@@ -198,7 +199,7 @@ class GemmScratch {
   std::vector<float> sums_, row_factor_, column_factor_;
 };
 
-// Tasks of all groups, cut so that there are some for each thread; a group's rows are spread evenly.
+// Split all groups into tasks: several per thread, with a group's rows spread evenly.
 inline std::vector<GemmTask> gemm_tasks(const GemmParams& p) {
   std::vector<GemmGroup> groups;
   int64_t blocks = 0;

@@ -1,4 +1,5 @@
-// RMSNorm and LayerNorm on the CPU: a row at a time per thread, two passes of which the second hits the L1 cache.
+// RMSNorm and LayerNorm on the CPU: a row at a time per thread, in two passes of which the second hits the L1
+// cache. Equations: common/norm.h.
 #pragma once
 
 #include <cmath>
@@ -13,8 +14,8 @@
 
 namespace flashinfer::cpu {
 
-// Sum over a row: two(i) gives the terms of 2 * kLanes elements, one(i, count) those of what is left. Four independent
-// chains, gathered every 4096 elements, so that the rounding error of a sum stays that of a short one.
+// Sum over a row: two(i) returns the terms of 2 * kLanes elements, one(i, count) those of the rest. Four
+// independent chains are added every 4096 elements, so that the rounding error stays that of a short sum.
 template <typename F2, typename F>
 inline double row_sum(int64_t n, const F2& two, const F& one) {
   double total = 0;
@@ -38,7 +39,7 @@ inline double inverse_root(double squares, int64_t n, const Scalar& eps) {
   return 1.0 / std::sqrt(squares / static_cast<double>(n) + eps.get());
 }
 
-// For float64, in which gradients are checked: the same formulas without the care for speed.
+// float64 variant, which gradient checks use: equal formulas, not optimised.
 inline void rms_norm_float64(const RmsNormParams& p) {
   using L = Lanes<double>;
   const double* weight = static_cast<const double*>(p.weight);
@@ -87,7 +88,8 @@ inline void layer_norm_float64(const LayerNormParams& p) {
   });
 }
 
-// x * scale * factor. For float32 in double: each rounding in float could cost the result a unit in its last place.
+// Return x * scale * factor. float32 is computed in double, because each rounding in float could cost one
+// ulp.
 template <typename T>
 inline vfloat scaled(vfloat x, double scale, vfloat factor) {
   if constexpr (std::is_same_v<T, float>) {
@@ -97,7 +99,8 @@ inline vfloat scaled(vfloat x, double scale, vfloat factor) {
   return x * static_cast<float>(scale) * factor;
 }
 
-// (x - mean) * scale * factor + term, likewise: near the mean, its own rounding would be all that is left.
+// Return (x - mean) * scale * factor + term in the same precision: near the mean only its rounding would
+// remain.
 template <typename T>
 inline vfloat shifted(vfloat x, double mean, double scale, vfloat factor, vfloat term) {
   if constexpr (std::is_same_v<T, float>) {
@@ -113,7 +116,7 @@ void rms_norm(const RmsNormParams& p) {
   const int64_t n = p.hidden_size;
   const int arrays = p.residual ? 4 : 2;
   parallel_rows(p.num_rows, arrays * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
-    // Converted once for all rows of this thread, in the order in which load_two gives a row.
+    // Convert once for all rows of this thread, in the order in which load_two returns a row.
     std::vector<float> factor(n);
     for_lanes(
         n,

@@ -1,5 +1,5 @@
-// Gradients of RMSNorm and LayerNorm on the CPU: a part of the rows per thread, each row read again where it lies in
-// the L1 cache.
+// Gradients of RMSNorm and LayerNorm on the CPU: a part of the rows per thread. Each row is read a second
+// time from the L1 cache. Equations: common/norm_backward.h.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace flashinfer::cpu {
 
-// Depends on the shape alone, not on the number of threads: that would change the order of sums.
+// Depends on the shape only: the number of threads would change the order of sums.
 inline int64_t norm_backward_parts(int64_t num_rows, int64_t hidden_size) {
   constexpr int64_t kMostParts = 64;
   const int64_t least_rows = 1 + kGrainBytes / (hidden_size < 1 ? 1 : hidden_size) / 8;
@@ -21,7 +21,7 @@ inline int64_t norm_backward_parts(int64_t num_rows, int64_t hidden_size) {
   return parts < kMostParts ? parts : kMostParts;
 }
 
-// Calls body(row, sums) for the rows of every part, `sums` being the part's `arrays * n` sums, zero at first.
+// Call body(row, sums) for the rows of every part, with the part's `arrays * n` sums, zero at first.
 template <typename S, typename Body>
 void for_rows_of_parts(void* parts, int64_t num_parts, int64_t num_rows, int64_t size, const Body& body) {
   parallel_for(num_parts, 1, [&](int64_t first, int64_t last) {
@@ -40,8 +40,8 @@ inline void add_to(Wide& total, vfloat terms) {
 }
 inline void add_to(Wide& total, vdouble terms) { total.low += terms; }
 
-// Sums over a row: add(i, count, totals) adds the terms of some elements, gathered in double every 16 vectors. Terms of
-// half types have few digits: where they are alike, those that a long sum in float loses do not cancel.
+// Sum over a row: add(i, count, totals) adds the terms of some elements, and every 16 vectors move to double.
+// Terms of half types have few digits: if they are equal, the errors of a long float sum do not cancel.
 template <typename L, size_t kSums, typename Add>
 std::array<double, kSums> row_sums(int64_t n, const Add& add) {
   constexpr int64_t kPiece = 16 * L::kCount;
@@ -57,7 +57,7 @@ std::array<double, kSums> row_sums(int64_t n, const Add& add) {
   return result;
 }
 
-// The sums of all parts, `n` of them from `start` on, into `out`.
+// Add the sums of all parts into `out`, n of them from `start` on.
 template <typename S, typename W>
 void sum_parts(const void* parts, int64_t num_parts, int64_t size, int64_t start, int64_t n, W* out) {
   parallel_for(n, 512, [&](int64_t first, int64_t last) {
@@ -104,7 +104,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p) {
   sum_parts<S>(p.parts, p.num_parts, n, 0, n, static_cast<T*>(p.grad_weight));
 }
 
-// gamma, which is float32 or of the element type.
+// Load gamma, which is float32 or of the element type.
 template <typename L, typename W>
 typename L::V load_affine(const W* from, int count) {
   if constexpr (std::is_same_v<typename L::V, vfloat>) {

@@ -1,5 +1,5 @@
-// RMSNorm with a quantised result on the CPU: a row at a time per thread, two passes of which the second hits the
-// cache.
+// RMSNorm with a quantised result on the CPU: a row at a time per thread, in two passes of which the second
+// hits the cache.
 #pragma once
 
 #include <flashinfer/common/norm_quant.h>

@@ -1,4 +1,4 @@
-// Paged caches on the CPU. Every index is checked before anything is written.
+// Writes to paged caches on the CPU. Every index is checked before the first write.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace flashinfer::cpu {
   throw_value_error(what + "[" + std::to_string(at) + "]: got " + std::to_string(got) + ", wanted " + wanted);
 }
 
-// Says why find_slot found none.
+// Report why find_slot found no slot.
 [[noreturn]] inline void throw_no_slot(const AppendParams& p, int64_t token) {
   const std::string op = std::string(p.op) + ": ";
   const int64_t request = p.batch_indices[token], position = p.positions[token];
@@ -31,7 +31,7 @@ namespace flashinfer::cpu {
   throw_index(op + "kv_indices", at, p.kv_indices[at], 0, p.num_pages - 1);
 }
 
-// A token of no request, as get_batch_indices_positions marks one.
+// Return true for a token of no request, as get_batch_indices_positions marks it.
 inline bool has_no_request(const AppendParams& p, int64_t token) {
   return p.batch_indices[token] == -1 && p.positions[token] == -1;
 }

@@ -1,4 +1,4 @@
-// Threads of the caller's framework: torch's own pool and thread count, through two functions of its stable C ABI.
+// Parallel loops on torch's own pool and thread count, through two functions of its stable C ABI.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace flashinfer::cpu {
 // A thread is worth starting for about this many bytes.
 constexpr int64_t kGrainBytes = 32 * 1024;
 
-// A loop's body and the first exception that a worker threw. Exceptions cannot pass torch's C functions.
+// A loop's body and the first exception of a worker. Exceptions cannot pass torch's C functions.
 template <typename Body>
 class GuardedBody {
  public:
@@ -41,8 +41,8 @@ class GuardedBody {
   std::exception_ptr error_;
 };
 
-// Calls body(first, last) on disjoint ranges that make up [0, count), `grain` items at least in each but one. Throws
-// the first exception of a body, after all have ended.
+// Call body(first, last) on disjoint ranges that cover [0, count), each but one with at least `grain` items.
+// Throw the first exception of a body after all have ended.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;
@@ -52,7 +52,7 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
   guarded.rethrow();
 }
 
-// The same over rows of which each touches `bytes` bytes.
+// Run parallel_for over rows that access `bytes` bytes each.
 template <typename Body>
 void parallel_rows(int64_t rows, int64_t bytes, const Body& body) {
   parallel_for(rows, bytes < 1 ? rows : kGrainBytes / bytes, body);
@@ -64,8 +64,8 @@ inline int32_t num_threads() {
   return threads < 1 ? 1 : static_cast<int32_t>(threads);
 }
 
-// Calls work(next, worker) on each thread. Tasks may be of any size: next() is the next of [0, count) that nobody has
-// taken, or count when none is left. Workers have numbers below num_threads().
+// Call work(next, worker) on each thread, for tasks of any size. next() returns the next free task of [0,
+// count), or count after the last. Worker indices are below num_threads().
 template <typename Work>
 void parallel_workers(int64_t count, const Work& work) {
   std::atomic<int64_t> taken{0};
@@ -79,7 +79,7 @@ void parallel_workers(int64_t count, const Work& work) {
   });
 }
 
-// The same of work(next).
+// Variant with work(next).
 template <typename Work>
 void parallel_tasks(int64_t count, const Work& work) {
   parallel_workers(count, [&](const auto& next, int64_t) { work(next); });

@@ -1,4 +1,4 @@
-// A worker's track of events, in nanoseconds of a clock that never steps back. What is off does nothing.
+// Track of events of a worker, in nanoseconds of a monotonic clock. A disabled track does nothing.
 #pragma once
 
 #include <chrono>
@@ -56,8 +56,8 @@ struct Profiler<true> {
   }
 };
 
-// The parameters of a call, whose buffer is divided among as many workers as there can be; those that get nothing to do
-// have no events.
+// Return the parameters of a call with its buffer divided among the largest possible number of workers.
+// Workers without tasks have no events.
 template <typename Params>
 Params with_tracks(const Params& params) {
   Params divided = params;

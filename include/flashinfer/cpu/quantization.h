@@ -1,4 +1,4 @@
-// Packing booleans into bits on the CPU.
+// Booleans packed into bits on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace flashinfer::cpu {
 
 #if defined(__AVX2__)
-// 32 booleans at a time; the number of those packed, all but the last ones. A movemask puts the first byte into the
-// lowest bit, so the other order is that of bytes reversed within each eight.
+// Pack 32 booleans at a time and return their number; a rest remains. movemask puts the first byte into the
+// lowest bit, so the other order reverses the bytes of each eight.
 inline int64_t pack_blocks(const uint8_t* x, int64_t n, uint8_t* packed, bool big) {
   const __m256i reversed = _mm256_set1_epi64x(0x0001020304050607ll), high = _mm256_set1_epi64x(0x08090a0b0c0d0e0fll);
   const __m256i order = _mm256_unpacklo_epi64(reversed, high);
@@ -35,7 +35,7 @@ inline int64_t pack_blocks(const uint8_t* x, int64_t n, uint8_t* packed, bool bi
 inline int64_t pack_blocks(const uint8_t*, int64_t, uint8_t*, bool) { return 0; }
 #endif
 
-// The n booleans at x as ceil(n / 8) bytes.
+// Pack the n booleans at x into ceil(n / 8) bytes.
 inline void pack_run(const uint8_t* x, int64_t n, uint8_t* packed, uint64_t factor) {
   int64_t i = pack_blocks(x, n, packed, factor == kBigFactor);
   for (; i < n; i += 8) {

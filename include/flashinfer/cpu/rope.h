@@ -1,4 +1,5 @@
-// Rotary embedding on the CPU: a token at a time per thread, its cosines and sines computed once for all heads.
+// Rotary embedding on the CPU: a token at a time per thread, with its cosines and sines computed once for all
+// heads. Equations: common/rope.h.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace flashinfer::cpu {
 
-// What only the values of the index tensors show; everything is checked before anything is written.
+// Check the values of the index tensors before the first write.
 inline void check_positions(const RopeParams& p) {
   if (p.with_cache) {
     for (int64_t token = 0; token < p.num_tokens; ++token) {
@@ -37,15 +38,15 @@ inline void check_positions(const RopeParams& p) {
   }
 }
 
-// Cosines and sines of one token, in float, or in double for float64. Interleaved, each stands twice, the sine first
-// negative: as the elements of a pair need them.
+// Cosines and sines of one token, in float, or in double for float64. Interleaved, each stands twice, with
+// the first sine negative, as the elements of a pair need them.
 template <typename S>
 struct Angles {
   S cos[2 * kMaxRotaryPairs], sin[2 * kMaxRotaryPairs];
 
   Angles(const RopeParams& p, int64_t token) {
     const int64_t pairs = p.rotary_dim / 2, position = p.position(token);
-    if (p.with_cache && pairs > 0) {  // a cache of no columns has no memory
+    if (p.with_cache && pairs > 0) {  // an empty cache has no memory
       const float* row = p.cos_sin_cache + position * p.cache_stride;
       std::copy(row, row + pairs, cos);
       std::copy(row + pairs, row + 2 * pairs, sin);
@@ -79,7 +80,7 @@ struct Angles {
   }
 };
 
-// For float64, in which gradients are checked.
+// float64 variant, which gradient checks use.
 inline void rotate(const RopeParams& p, const Angles<double>& angles, const double* in, double* out) {
   const int64_t pairs = p.rotary_dim / 2, step = p.interleave ? 2 : 1, apart = p.interleave ? 1 : pairs;
   for (int64_t i = 0; i < pairs; ++i) {

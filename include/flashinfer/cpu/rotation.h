@@ -1,7 +1,8 @@
-// Rotary embedding of queries and keys while attention reads them: elements i and i + kDim / 2 are a pair.
+// Rotary embedding of queries and keys inside attention: elements i and i + kDim / 2 are a pair.
 //
-// The angle of position p is position_of_a_block + p mod kSteps, so a key costs no sine: those of kSteps positions are
-// computed once, those of a block's first position once for the block, and sums of angles by the addition theorems.
+// The angle of position p is that of its block of kSteps positions plus that of p mod kSteps, so a key costs
+// no sine. The angles of kSteps positions are computed once, those of a block's first position once per
+// block. The addition theorems give the sums.
 #pragma once
 
 #include <cmath>
@@ -22,7 +23,7 @@ class Rotation {
     float cos[(kPairs + kLanes - 1) / kLanes * kLanes], sin[(kPairs + kLanes - 1) / kLanes * kLanes];
   };
 
-  // rcp_scale and rcp_theta as in AttentionParams.
+  // rcp_scale and rcp_theta are those of AttentionParams.
   Rotation(double rcp_scale, double rcp_theta) : steps_(new Angles[kSteps]) {
     for (int i = 0; i < kPairs; ++i)
       quarters_[i] = rcp_scale * std::pow(rcp_theta, 2.0 * i / kDim) * 0.6366197723675814;  // 2 / pi
@@ -42,20 +43,20 @@ class Rotation {
   }
 
   void rotate(float* x, const Angles& by) const {
-    for_lanes<kPairs>([&](int i, int count) { turn(x + i, count, load(by.cos + i), load(by.sin + i)); });
+    for_lanes<kPairs>([&](int i, int count) { rotate_pairs(x + i, count, load(by.cos + i), load(by.sin + i)); });
   }
 
-  // By the angle of a block's first position and `step` more, 0 <= step < kSteps.
+  // Rotate by the angle of a block's first position and `step` more, 0 <= step < kSteps.
   void rotate(float* x, const Angles& block, int step) const {
     for_lanes<kPairs>([&](int i, int count) {
       const vfloat c = load(block.cos + i), s = load(block.sin + i);
       const vfloat step_c = load(steps_[step].cos + i), step_s = load(steps_[step].sin + i);
-      turn(x + i, count, c * step_c - s * step_s, s * step_c + c * step_s);
+      rotate_pairs(x + i, count, c * step_c - s * step_s, s * step_c + c * step_s);
     });
   }
 
  private:
-  static void turn(float* x, int count, vfloat cos, vfloat sin) {
+  static void rotate_pairs(float* x, int count, vfloat cos, vfloat sin) {
     const vfloat a = load(x, count), b = load(x + kPairs, count);
     store(x, a * cos - b * sin, count);
     store(x + kPairs, b * cos + a * sin, count);

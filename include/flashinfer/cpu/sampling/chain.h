@@ -1,4 +1,4 @@
-// Verification of a draft's tokens on the CPU: accepted in order, then one token drawn from what the target leaves.
+// Verification of draft tokens on the CPU: accept in order, then draw one token from the rest of the target.
 #pragma once
 
 #include <flashinfer/cpu/sampling/sample.h>
@@ -10,7 +10,8 @@ inline void add(void* to, bool wide, int64_t at, int64_t count) {
        : void(static_cast<int32_t*>(to)[at] += static_cast<int32_t>(count));
 }
 
-// From relu(target - draft), or from the target where that is nowhere positive or there is no draft. 0: no valid row.
+// Draw from relu(target - draft), or from the target if that is nowhere positive or there is no draft. Return
+// 0 for an invalid row.
 inline int64_t draw_rest(const Source& target, const Source* draft, uint64_t uniform, Row& row) {
   load_probs(row, target);
   if (draft) {
@@ -24,7 +25,7 @@ inline int64_t draw_rest(const Source& target, const Source* draft, uint64_t uni
         return left;
       });
     });
-    rest.given_chunks = 0;
+    rest.borrowed_chunks = 0;
     if (Mass::of(rest.sums).valid) std::swap(row, rest);
   }
   Drawable d;
@@ -32,7 +33,7 @@ inline int64_t draw_rest(const Source& target, const Source* draft, uint64_t uni
   d.finish(Mass::of(d.sums));
   if (!d.mass.valid) return 0;
   const auto [c, share] = d.find(uniform);
-  return c * kSumChunk + walk(row.chunk(c), target.count(c), share, d.mass.fixed, 0.0f);
+  return c * kSumChunk + find_in_chunk(row.chunk(c), target.count(c), share, d.mass.fixed, 0.0f);
 }
 
 inline bool accepts(const ChainParams& p, int64_t request, int64_t j, const Source& draft, const Source& target) {

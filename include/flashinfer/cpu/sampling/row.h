@@ -12,7 +12,7 @@
 
 namespace flashinfer::cpu {
 
-// Sums of elements `kApart` apart: value(i) gives kLanes elements from i on.
+// Sum elements `kApart` apart; value(i) returns kLanes elements from i on.
 template <int kApart, typename F>
 inline vfloat halved(const F& value, int i) {
   if constexpr (kApart == kSumChunk) {
@@ -22,7 +22,7 @@ inline vfloat halved(const F& value, int i) {
   }
 }
 
-// Lanes joined with those kLanes / 2 apart, then a quarter, and so on.
+// Combine lanes kLanes / 2 apart, then kLanes / 4, and so on.
 template <typename F>
 inline float folded(vfloat value, const F& join) {
 #if defined(FLASHINFER_AVX512)
@@ -64,7 +64,7 @@ inline bool any(vint mask) {
 #endif
 }
 
-// For rows: where cache lines begin, and without a value at first.
+// Uninitialised arrays aligned to cache lines, for rows.
 template <typename T>
 struct Uninitialized : std::allocator<T> {
   template <typename U>
@@ -78,26 +78,26 @@ struct Uninitialized : std::allocator<T> {
 };
 using Floats = std::vector<float, Uninitialized<float>>;
 
-// What is summed and searched: elements in float, padded with 0 to whole chunks, and each chunk's sum and maximum.
-// Whole chunks may lie where the caller has them; a chunk whose sum is 0 may have any elements.
+// A row to sum and search: elements in float, padded with 0 to whole chunks, and each chunk's sum and
+// maximum. Whole chunks may stay in the caller's memory. A chunk whose sum is 0 may have any elements.
 struct Row {
   Floats x;
   std::vector<float> sums, maxima;
-  int64_t n = 0, given_chunks = 0;
-  const float* given = nullptr;
-  bool has_nan = false;  // of elements as they are
+  int64_t n = 0, borrowed_chunks = 0;
+  const float* borrowed = nullptr;
+  bool has_nan = false;  // of the raw elements
 
   void resize(int64_t size) {
-    n = size, given_chunks = 0;
+    n = size, borrowed_chunks = 0;
     const size_t chunks = num_chunks(size);
     x.resize(chunks * kSumChunk), sums.resize(chunks), maxima.resize(chunks);
   }
   int64_t chunks() const { return static_cast<int64_t>(sums.size()); }
   float* own_chunk(int64_t c) { return &x[c * kSumChunk]; }
-  const float* chunk(int64_t c) const { return c < given_chunks ? given + c * kSumChunk : &x[c * kSumChunk]; }
+  const float* chunk(int64_t c) const { return c < borrowed_chunks ? borrowed + c * kSumChunk : &x[c * kSumChunk]; }
 };
 
-// Sums of a row's chunks as integers. Not valid: a NaN, no mass, or more than a float can hold.
+// Sums of a row's chunks as integers. Invalid rows have a NaN, no mass, or a sum that no float holds.
 struct Mass {
   FixedPoint fixed{1, 1};
   uint64_t total = 0;
@@ -140,7 +140,7 @@ struct Format {
   }
 };
 
-// A row as the caller has it.
+// A row in the caller's memory.
 struct Source {
   const void* data;  // of element 0
   DType dtype;
@@ -152,7 +152,7 @@ struct Source {
   }
   int64_t count(int64_t c) const { return std::min<int64_t>(n - c * kSumChunk, kSumChunk); }
 
-  // A chunk in float, padded to kSumChunk elements: where it lies, or in `buffer`.
+  // Return a chunk in float, padded to kSumChunk elements: in the caller's memory or in `buffer`.
   const float* chunk(int64_t c, float padding, float* buffer) const {
     const int64_t size = count(c), at = c * kSumChunk;
     if (dtype == DType::kFloat32 && size == kSumChunk) return static_cast<const float*>(data) + at;
@@ -173,54 +173,55 @@ inline void for_chunks(const Source& from, float padding, const Body& body) {
   for (int64_t c = 0; c * kSumChunk < from.n; ++c) body(c, from.chunk(c, padding, buffer));
 }
 
-// Elements as they are, without sums; maxima are those of numbers.
+// Load raw elements without sums; maxima ignore NaN.
 inline void load_elements(Row& row, const Source& from) {
   row.resize(from.n);
   const bool stays = from.dtype == DType::kFloat32;
-  if (stays) row.given = static_cast<const float*>(from.data), row.given_chunks = from.n / kSumChunk;
+  if (stays) row.borrowed = static_cast<const float*>(from.data), row.borrowed_chunks = from.n / kSumChunk;
   bool has_nan = false;
   for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
     vfloat most = splat(-INFINITY);
-    vint bits{};  // without signs, the largest
+    vint bits{};  // the largest, without signs
     for (int i = 0; i < kSumChunk; i += kLanes) {
       const vfloat x = load(at + i);
       const vint positive = bit_cast<vint>(x) & INT32_MAX;
       most = max(x, most), bits = positive > bits ? positive : bits;
     }
     row.maxima[c] = largest(most), has_nan |= any(bits > 0x7f800000);
-    if (c >= row.given_chunks) std::copy_n(at, kSumChunk, row.own_chunk(c));
+    if (c >= row.borrowed_chunks) std::copy_n(at, kSumChunk, row.own_chunk(c));
   });
   row.has_nan = has_nan;
 }
 
-// Probabilities: what is negative counts as 0, NaN stays. They stay where they are while none is negative.
+// Load probabilities: negative ones count as 0, NaN stays. Without negative ones they stay in the caller's
+// memory.
 inline void load_probs(Row& row, const Source& from) {
   row.resize(from.n);
   bool stays = from.dtype == DType::kFloat32;
-  row.given = static_cast<const float*>(from.data);
+  row.borrowed = static_cast<const float*>(from.data);
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
     vfloat most{};
     vint signs{};
     row.sums[c] = chunk_sum([&](int i) {
-      const vfloat given = load(at + i), x = max(splat(0), given);
-      signs |= bit_cast<vint>(given);
+      const vfloat raw = load(at + i), x = max(splat(0), raw);
+      signs |= bit_cast<vint>(raw);
       most = max(most, x);
       return x;
     });
     row.maxima[c] = largest(most);
     if (stays && from.count(c) == kSumChunk && !any(signs < 0)) {
-      ++row.given_chunks;
+      ++row.borrowed_chunks;
       return;
     }
-    if (stays && from.count(c) == kSumChunk) {  // the first that does not
+    if (stays && from.count(c) == kSumChunk) {  // the first that is copied
       for (int64_t before = 0; before < c; ++before) std::copy_n(row.chunk(before), kSumChunk, row.own_chunk(before));
-      row.given_chunks = 0, stays = false;
+      row.borrowed_chunks = 0, stays = false;
     }
     for (int i = 0; i < kSumChunk; i += kLanes) store(row.own_chunk(c) + i, max(splat(0), load(at + i)));
   });
 }
 
-// The sums alone, for those who need no threshold.
+// Sum the chunks only, for draws without a threshold.
 inline void sum_probs(std::vector<float>& sums, const Source& from) {
   sums.resize(num_chunks(from.n));
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
@@ -228,7 +229,7 @@ inline void sum_probs(std::vector<float>& sums, const Source& from) {
   });
 }
 
-// exp((l - max l) / T), which softmax normalises, of a chunk; its sum.
+// exp((l - max l) / T) of a chunk, and its sum.
 struct Exponential {
   float top, scale;
 
@@ -239,13 +240,13 @@ struct Exponential {
   }
 };
 
-// Of a row: chunk c to to(c), with room for kSumChunk elements.
+// Load chunk c of a row to to(c), which has room for kSumChunk elements.
 template <typename To>
 inline void exponentials(const Source& from, double temperature, std::vector<float>& sums, const To& to) {
   sums.resize(num_chunks(from.n));
   vfloat most = splat(-INFINITY);
   for_chunks(from, -INFINITY, [&](int64_t, const float* at) {
-    vfloat own[2] = {most, most};  // what is captured by reference would be stored in each step
+    vfloat own[2] = {most, most};  // a captured reference would be stored in each step
     for (int i = 0; i < kSumChunk; i += 2 * kLanes) {
       own[0] = max(own[0], load(at + i));
       own[1] = max(own[1], load(at + i + kLanes));
@@ -261,7 +262,7 @@ inline void load_exponentials(Row& row, const Source& from, double temperature) 
   exponentials(from, temperature, row.sums, [&](int64_t c) { return row.own_chunk(c); });
 }
 
-// Every x is replaced by f(x), which keeps 0.
+// Replace every x by f(x), with f(0) = 0.
 template <typename F>
 void rewrite(Row& row, const F& f) {
   for (int64_t c = 0; c < row.chunks(); ++c) {
@@ -278,12 +279,12 @@ void rewrite(Row& row, const F& f) {
     });
     row.maxima[c] = largest(most);
   }
-  row.given_chunks = 0;
+  row.borrowed_chunks = 0;
 }
 
 inline vfloat normalized(vfloat x, Normalizer by) { return x * by.up * by.inverse; }
 
-// Exponentials become a softmax; false where there is a NaN.
+// Normalise exponentials to a softmax. Return false if there is a NaN.
 inline bool normalize(Row& row) {
   const Mass mass = Mass::of(row.sums);
   if (!mass.valid) return false;
@@ -292,7 +293,7 @@ inline bool normalize(Row& row) {
   return true;
 }
 
-// softmax(l / T) in float; and that of the elements of a row as they are that reach `least`.
+// Load softmax(l / T) in float. The second form takes raw elements and drops those below `least`.
 inline bool load_softmax(Row& row, const Source& from, double temperature) {
   load_exponentials(row, from, temperature);
   return normalize(row);
@@ -306,11 +307,11 @@ inline bool softmax_from(Row& row, float least, double temperature) {
     row.sums[c] = exponential(row.chunk(c), row.own_chunk(c),
                               [least](vfloat x) { return select(x < least, splat(-INFINITY), x); });
   }
-  row.given_chunks = 0;
+  row.borrowed_chunks = 0;
   return normalize(row);
 }
 
-// Where x < t: 0.
+// Return x with 0 for elements below t.
 inline vfloat kept(vfloat x, float t) { return select(x >= t, x, vfloat{}); }
 
 inline void sum_kept(const Row& row, float t, std::vector<float>& sums) {

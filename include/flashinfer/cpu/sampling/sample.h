@@ -1,4 +1,4 @@
-// Sampling, softmax, filters and speculative verification on the CPU: a row at a time per thread.
+// Draws and maps of rows on the CPU: a row at a time per thread.
 #pragma once
 
 #include <flashinfer/cpu/parallel.h>
@@ -6,13 +6,13 @@
 
 namespace flashinfer::cpu {
 
-// What draws of a row need: which elements are kept, and sums of their chunks.
+// A row that is ready for draws: its kept elements and the sums of their chunks.
 struct Drawable {
   Row row;
   float threshold = 0;
   std::vector<float> sums;
   Floats buffer;
-  std::vector<uint64_t> ends;  // sums of all chunks up to each one
+  std::vector<uint64_t> ends;  // inclusive prefix sums of the chunks
   Mass mass;
 
   void finish(const Mass& of_row) {
@@ -22,7 +22,7 @@ struct Drawable {
     for (size_t c = 0; c < sums.size(); ++c) ends[c] = total += mass.fixed(sums[c]);
   }
 
-  // The chunk and what is left to walk in it.
+  // Return the chunk of a draw and the share left in it.
   std::pair<int64_t, uint64_t> find(uint64_t uniform) const {
     const uint64_t share = share_of(uniform, mass.total);
     const int64_t c = std::upper_bound(ends.begin(), ends.end(), share) - ends.begin();
@@ -30,14 +30,15 @@ struct Drawable {
   }
 };
 
-// Each thread keeps its own: to have the memory of a row anew takes as long as to read it.
+// Return the thread's own row. Allocating one anew takes as long as reading it.
 inline Drawable& own_drawable() {
   thread_local Drawable drawable;
   return drawable;
 }
 
-// The first of `count` elements whose sum passes `share`; where rounding leaves none, the last that is kept.
-inline int64_t walk(const float* x, int64_t count, uint64_t share, FixedPoint fixed, float threshold) {
+// Return the first of `count` elements whose running sum passes `share`. If rounding leaves none, return the
+// last kept element.
+inline int64_t find_in_chunk(const float* x, int64_t count, uint64_t share, FixedPoint fixed, float threshold) {
   int64_t last = 0;
   uint64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -48,7 +49,7 @@ inline int64_t walk(const float* x, int64_t count, uint64_t share, FixedPoint fi
   return last;
 }
 
-// The threshold of a row's filters.
+// Filter values of a row.
 struct Filters {
   TopK top_k;
   bool has_top_p, has_min_p, top_k_first;
@@ -78,7 +79,7 @@ inline float rounded(float x, DType dtype) {
   return dtype == DType::kBFloat16 ? to_float(from_float<bfloat16_t>(x)) : x;
 }
 
-// x / sum(kept) of what is kept, as top_k_renorm_probs returns it.
+// Replace kept elements by x / sum(kept), as top_k_renorm_probs does.
 inline void renormalize(Row& row, float threshold, const Mass& of_row, std::vector<float>& sums, DType dtype) {
   sum_kept(row, threshold, sums);
   const Normalizer by = Normalizer::of(Mass::of(sums, of_row.fixed).real());
@@ -102,7 +103,7 @@ inline void apply(const Filters& f, DType dtype, Drawable& d) {
     }
   }
   if (t > 0 || !f.has_top_p) sum_kept(d.row, t, d.sums);
-  // Where the other filters leave no more than p, they decide.
+  // The other filters decide if they leave no more than p.
   if (f.has_top_p && (t == 0 || Mass::of(d.sums, mass.fixed).real() >= f.top_p * mass.real()))
     t = top_p_threshold(d.row, mass, f.top_p, d.sums, d.buffer, t);
   d.threshold = t;
@@ -114,7 +115,7 @@ inline void put(void* to, bool wide, int64_t at, int64_t value) {
        : void(static_cast<int32_t*>(to)[at] = static_cast<int32_t>(value));
 }
 
-// Loads a row and makes it ready to be drawn from.
+// Load a row and prepare it for draws.
 inline void prepare(const SampleParams& p, const Source& from, double temperature, const Filters& filters,
                     Drawable& d) {
   d.threshold = 0;
@@ -130,7 +131,7 @@ inline void prepare(const SampleParams& p, const Source& from, double temperatur
   if (!p.is_logits) load_probs(d.row, from);
   Filters rest = filters;
   if (p.is_logits && filters.top_k.on && filters.top_k_first) {
-    // Logits are masked by the first filter before there are probabilities.
+    // top_k masks logits before they become probabilities.
     load_elements(d.row, from);
     const float least = top_k_threshold(d.row, filters.top_k.k, d.buffer, -INFINITY);
     rest.top_k = {};
@@ -146,7 +147,7 @@ inline int64_t draw(const SampleParams& p, int64_t output, const Source& from, c
   const auto [c, share] = d.find(p.random.draw(output, 0));
   float buffer[kSumChunk];
   const float* x = p.filters() || p.is_logits ? d.row.chunk(c) : from.chunk(c, 0.0f, buffer);
-  return c * kSumChunk + walk(x, from.count(c), share, d.mass.fixed, d.threshold);
+  return c * kSumChunk + find_in_chunk(x, from.count(c), share, d.mass.fixed, d.threshold);
 }
 
 inline int64_t integer_at(const RowsOf& list, int64_t i) {
@@ -162,11 +163,11 @@ inline void sample_rows(const SampleParams& p, const Format& format) {
     int64_t loaded = -1;
     for (int64_t i = first; i < last; ++i) {
       const int64_t r = p.indices.data ? integer_at(p.indices, i) : i;
-      const Filters wanted = Filters::of(p, i, r);
+      const Filters next = Filters::of(p, i, r);
       const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
-      if (r != loaded || !(wanted == filters)) {
-        prepare(p, from, p.temperature.get_real(i, r), wanted, d);
-        loaded = r, filters = wanted;
+      if (r != loaded || !(next == filters)) {
+        prepare(p, from, p.temperature.get_real(i, r), next, d);
+        loaded = r, filters = next;
       }
       put(p.samples, p.wide_samples, i, draw(p, i, from, d));
       p.valid[i] = d.mass.valid;
@@ -175,7 +176,7 @@ inline void sample_rows(const SampleParams& p, const Format& format) {
 }
 
 inline void softmax(const Source& from, double temperature, float* to, std::vector<float>& sums) {
-  float last[kSumChunk];  // of a chunk that is not whole
+  float last[kSumChunk];  // elements of an incomplete chunk
   exponentials(from, temperature, sums,
                [&](int64_t c) { return from.count(c) == kSumChunk ? to + c * kSumChunk : last; });
   const Mass mass = Mass::of(sums);
@@ -187,13 +188,12 @@ inline void softmax(const Source& from, double temperature, float* to, std::vect
             [&](int64_t i, int lanes) { store(to + whole + i, normalized(load(last + i, lanes), by), lanes); });
 }
 
-// Writes change(x) of the elements of a row to row r; of a chunk whose elements are all less than t, it is
-// change(below).
+// Write change(x) of a row to output row r. A chunk whose elements are all below t becomes change(below).
 template <typename F>
 inline void write_changed(const MapRowsParams& p, int64_t r, const Source& from, const Row& row, float t, float below,
                           const F& change) {
   float buffer[kSumChunk];
-  bool is_below = false;  // what the buffer has
+  bool is_below = false;  // the buffer holds change(below)
   float* output = from.dtype == DType::kFloat32 ? static_cast<float*>(p.output) + r * p.vocab_size : nullptr;
   for (int64_t c = 0; c < row.chunks(); ++c) {
     const bool reaches = !(row.maxima[c] < t), stays = output && from.count(c) == kSumChunk;

@@ -1,6 +1,8 @@
-// Thresholds on the CPU: the largest v for which the elements >= v are enough, by count or by sum; top-k's.
+// Thresholds on the CPU: the largest v whose elements >= v suffice, by count or by sum. Also the threshold of
+// top-k.
 //
-// Two pivots from a sample part the elements; the part that holds v goes on, until few are left to be sorted.
+// Two pivots from a sample split the elements. The part that holds v is split again until few elements are
+// left to sort.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +14,7 @@
 
 namespace flashinfer::cpu {
 
-// Lanes inside [low, high], to `to`, which has room for a vector; how many.
+// Append the lanes inside [low, high] to `to`, which has room for a vector, and return their number.
 #if defined(FLASHINFER_AVX512)
 inline int append_within(float* to, vfloat value, float low, float high) {
   const __m512 x = (__m512)value;
@@ -30,7 +32,7 @@ inline int append_within(float* to, vfloat value, float low, float high) {
 }
 #endif
 
-// Elements of [from, from + n) inside [low, high], to `to`, which has room for n + kLanes.
+// Gather the elements of [from, from + n) inside [low, high] into `to`, which has room for n + kLanes.
 inline int64_t gather(const float* from, int64_t n, float low, float high, float* to) {
   int64_t count = 0;
   for_lanes(n, [&](int64_t i, int lanes) {
@@ -41,7 +43,7 @@ inline int64_t gather(const float* from, int64_t n, float low, float high, float
   return count;
 }
 
-// How much lies above `high`, and at or above `low`: numbers of elements, or their sum.
+// Number or sum of the elements above `high`, and of those at or above `low`.
 struct Measure {
   double above, at_least;
 };
@@ -63,7 +65,8 @@ Measure measure(const float* x, int64_t n, float high, float low) {
   return result;
 }
 
-// Two elements between which v probably lies, from a sorted sample: where the sample's own measure passes `share`.
+// Return two elements that probably bound v, from a sorted sample: around the point where its own measure
+// passes `share`.
 template <bool kMass>
 std::pair<float, float> guess(const float* x, int64_t n, double share, bool single) {
   constexpr int kSample = 64, kMargin = 4;
@@ -78,39 +81,39 @@ std::pair<float, float> guess(const float* x, int64_t n, double share, bool sing
   return {sample[std::max(at - kMargin, 0)], sample[std::min(at + kMargin, kSample - 1)]};
 }
 
-// A threshold, and how many elements are equal to it.
+// A threshold and the number of elements equal to it.
 struct Edge {
   float value;
   int64_t count;
 };
 
-// `x` is the caller's to overwrite, and has room for n + kLanes; it holds no NaN. The smallest element where all are
-// not enough, `none` where there is no element.
+// Return the threshold among n elements without NaN, and overwrite x, which has room for n + kLanes. Return
+// the smallest element if all of them do not suffice, and `none` without elements.
 template <bool kMass>
-Edge select_sorted(float* x, int64_t n, double wanted, double have, float none) {
+Edge select_sorted(float* x, int64_t n, double target, double have, float none) {
   std::sort(x, x + n, [](float a, float b) { return a > b; });
   for (int64_t i = 0, first = 0; i < n; ++i) {
     have += kMass ? x[i] : 1;
     if (i + 1 < n && x[i + 1] == x[i]) continue;
-    if (have >= wanted || i + 1 == n) return {x[i], i + 1 - first};
+    if (have >= target || i + 1 == n) return {x[i], i + 1 - first};
     first = i + 1;
   }
   return {none, 0};
 }
 
-// `all` is the measure of the elements given, `have` what lies above them.
+// `all` is the measure of the current elements, `have` that of the elements above them.
 template <bool kMass>
-Edge select_threshold(float* x, int64_t n, double wanted, double all, float none) {
+Edge select_threshold(float* x, int64_t n, double target, double all, float none) {
   constexpr int64_t kFew = 96;
   double have = 0;
   for (bool single = false; n > kFew;) {
-    const auto [high, low] = guess<kMass>(x, n, (wanted - have) / all, single);
+    const auto [high, low] = guess<kMass>(x, n, (target - have) / all, single);
     const Measure part = measure<kMass>(x, n, high, low);
     const int64_t before = n;
-    if (have + part.above >= wanted) {
+    if (have + part.above >= target) {
       n = gather(x, n, std::nextafter(high, INFINITY), INFINITY, x);
       all = part.above;
-    } else if (have + part.at_least >= wanted) {
+    } else if (have + part.at_least >= target) {
       if (high == low) {
         const Measure equal = measure<false>(x, n, high, low);
         return {high, static_cast<int64_t>(equal.at_least - equal.above)};
@@ -123,10 +126,10 @@ Edge select_threshold(float* x, int64_t n, double wanted, double all, float none
     }
     single = n == before;
   }
-  return select_sorted<kMass>(x, n, wanted, have, none);
+  return select_sorted<kMass>(x, n, target, have, none);
 }
 
-// A number that probably few more than k elements reach, from a sample of some of each chunk.
+// Return a number that probably few more than k elements reach, from a sample of each chunk.
 inline float reached_by_few(const Row& row, int64_t k, float* sample, float least) {
   int64_t count = 0;
   for (int64_t c = 0; (c + 1) * kSumChunk <= row.n; ++c)
@@ -135,7 +138,7 @@ inline float reached_by_few(const Row& row, int64_t k, float* sample, float leas
   return select_threshold<false>(sample, count, mean + 3 * std::sqrt(mean) + 3, all, least).value;
 }
 
-// The elements of a row from `low` to `high`; how many.
+// Gather the elements of a row from `low` to `high` and return their number.
 inline int64_t gather_within(const Row& row, float low, float high, Floats& buffer) {
   int64_t count = 0;
   for (int64_t c = 0; c < row.chunks(); ++c) {
@@ -146,7 +149,7 @@ inline int64_t gather_within(const Row& row, float low, float high, Floats& buff
   return count;
 }
 
-// The k-th largest number of a row without those below `least`, which it is where there are fewer than k.
+// Return the k-th largest number of the elements >= `least`, or `least` if there are fewer than k.
 inline float top_k_threshold(const Row& row, int64_t k, Floats& buffer, float least) {
   buffer.resize(row.x.size() + kLanes);
   float low = least;

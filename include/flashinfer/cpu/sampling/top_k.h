@@ -5,7 +5,8 @@
 
 namespace flashinfer::cpu {
 
-// All above the threshold, the first of those equal to it, and of NaN, which count as the smallest, what is missing.
+// Pick all elements above the threshold, then the first ones equal to it, then NaN, which counts as the
+// smallest.
 inline void pick_top_k(const Row& row, float t, int64_t k, float* values, int64_t* indices) {
   const auto each = [&](const auto& f) {
     for (int64_t c = 0; c < row.chunks(); ++c) {

@@ -1,4 +1,4 @@
-// Top-p's threshold on the CPU: the largest v for which the elements >= v have p of the mass.
+// Threshold of top-p on the CPU: the largest v whose elements >= v hold a share p of the mass.
 #pragma once
 
 #include <flashinfer/cpu/sampling/select.h>
@@ -6,12 +6,13 @@
 namespace flashinfer::cpu {
 
 constexpr Edge kNoEdge{0, 0};
-constexpr float kLeast = 0x1p-149f;  // that counts: a chunk whose sum is 0 may have any elements
+// Smallest element that counts: a chunk whose sum is 0 may have any elements.
+constexpr float kLeast = 0x1p-149f;
 
-// The threshold of a row of which much is kept, or none. A sample of some elements of each chunk gives two numbers that
-// it probably lies between: three standard deviations of the sample's share to both sides of p. One pass sums what lies
-// above them, and gathers what lies between.
-inline Edge top_p_between(const Row& row, double wanted, double p, Floats& buffer) {
+// Return the threshold of a row that keeps much, or kNoEdge. A sample of each chunk gives two numbers that
+// probably bound it: three standard deviations of the sample's share on both sides of p. One pass sums the
+// elements above them and gathers those between.
+inline Edge top_p_between(const Row& row, double target, double p, Floats& buffer) {
   const int64_t samples = row.chunks() * kLanes;
   if (row.n < 64 * kSumChunk) return kNoEdge;
   float* sample = buffer.data();
@@ -46,67 +47,68 @@ inline Edge top_p_between(const Row& row, double wanted, double p, Floats& buffe
     }
     above += added(sums[0] + sums[1]);
   }
-  if (above >= wanted) return kNoEdge;
+  if (above >= target) return kNoEdge;
   const double between = measure<true>(buffer.data(), count, INFINITY, low).at_least;
-  if (above + between < wanted) return kNoEdge;
-  return select_threshold<true>(buffer.data(), count, wanted - above, between, low);
+  if (above + between < target) return kNoEdge;
+  return select_threshold<true>(buffer.data(), count, target - above, between, low);
 }
 
-// The threshold of a row of which little is kept, or none: what reaches half of the chunks' maxima may be enough.
-inline Edge top_p_from_maxima(const Row& row, double wanted, Floats& buffer) {
+// Return the threshold of a row that keeps little, or kNoEdge. Elements that reach half of the chunks' maxima
+// may suffice.
+inline Edge top_p_from_maxima(const Row& row, double target, Floats& buffer) {
   double sum = 0;
   for (const float most : row.maxima) sum += most;
-  if (row.chunks() < 2 || sum < wanted / 4) return kNoEdge;
+  if (row.chunks() < 2 || sum < target / 4) return kNoEdge;
   std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
   const auto middle = buffer.begin() + row.chunks() / 2;
   std::nth_element(buffer.begin(), middle, buffer.begin() + row.chunks());
   const int64_t count = gather_within(row, std::max(*middle, kLeast), INFINITY, buffer);
   const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
-  return all < wanted ? kNoEdge : select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
+  return all < target ? kNoEdge : select_threshold<true>(buffer.data(), count, target, all, 0.0f);
 }
 
-// The largest v with sum(x >= v) >= p * S, where it is `least` or more, nearly: sums are taken in an order of their
+// Return about the largest v with sum(x >= v) >= p * S if it is `least` or more. Sums have an order of their
 // own.
-inline Edge top_p_nearly(const Row& row, const Mass& mass, double p, double wanted, Floats& buffer, float least) {
-  Edge edge = least > 0 ? kNoEdge : top_p_between(row, wanted, p, buffer);
-  if (edge.count == 0 && !(least > 0)) edge = top_p_from_maxima(row, wanted, buffer);
+inline Edge top_p_nearly(const Row& row, const Mass& mass, double p, double target, Floats& buffer, float least) {
+  Edge edge = least > 0 ? kNoEdge : top_p_between(row, target, p, buffer);
+  if (edge.count == 0 && !(least > 0)) edge = top_p_from_maxima(row, target, buffer);
   if (edge.count > 0) return edge;
-  // All smaller elements together are less than what may be missing.
+  // All smaller elements together hold less than the share that may be missing.
   const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
   const int64_t count = gather_within(row, std::max({low, least, kLeast}), INFINITY, buffer);
   const double all = least > low ? measure<true>(buffer.data(), count, INFINITY, 0).at_least : mass.real();
-  return select_threshold<true>(buffer.data(), count, wanted, all, 0.0f);
+  return select_threshold<true>(buffer.data(), count, target, all, 0.0f);
 }
 
-// The number that is a threshold by the sums of common/fixed_sum.h, and in `sums` those of what it keeps; `edge` is it
-// or near it. Floats that are not negative are ordered as their bits are.
-inline float settle(const Row& row, FixedPoint fixed, double wanted, Edge edge, std::vector<float>& sums,
-                    Floats& buffer) {
+// Refine `edge`, which is the threshold or near it, by the sums of common/fixed_sum.h. `sums` become those of
+// kept elements. Nonnegative floats are ordered as their bits.
+inline float refine_threshold(const Row& row, FixedPoint fixed, double target, Edge edge, std::vector<float>& sums,
+                              Floats& buffer) {
   const auto as_float = [](uint32_t bits) { return bit_cast<float>(bits); };
   const auto from = [&](float t) {
     sum_kept(row, t, sums);
     return Mass::of(sums, fixed).real();
   };
-  // There is enough from `low` on, and not from `high` on.
+  // Invariant: elements >= `low` suffice, elements >= `high` do not.
   const uint32_t end = bit_cast<uint32_t>(*std::max_element(row.maxima.begin(), row.maxima.end())) + 1;
   uint32_t low = 1, high = end;
   double above = 0;
   for (float apart = 0x1p-8f;; apart *= 8) {
     const float t = std::max(edge.value, as_float(low));
     const uint32_t bits = bit_cast<uint32_t>(t);
-    if (const double kept = from(t); kept < wanted) {
+    if (const double kept = from(t); kept < target) {
       high = bits, above = kept;
     } else {
       low = bits;
-      if (high - low == 1 || is_threshold(kept, static_cast<double>(edge.count) * t, t, wanted, fixed)) return t;
+      if (high - low == 1 || is_threshold(kept, static_cast<double>(edge.count) * t, t, target, fixed)) return t;
       const double more = from(as_float(bits + 1));
-      if (more < wanted) {
+      if (more < target) {
         from(t);
         return t;
       }
       low = bits + 1;
     }
-    // A little above what is too low; below what is too high, as much as is missing.
+    // A little above a key that is too low; below one that is too high, by the missing sum.
     edge = {as_float(low + (high - low) / 2), 0};
     if (apart > 1) continue;
     if (high == end) {
@@ -116,21 +118,22 @@ inline float settle(const Row& row, FixedPoint fixed, double wanted, Edge edge, 
     edge.value = std::max(as_float(low), as_float(high) * (1 - apart));
     const int64_t count = gather_within(row, edge.value, as_float(high - 1), buffer);
     const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
-    if (above + all >= wanted) edge = select_threshold<true>(buffer.data(), count, wanted - above, all, edge.value);
+    if (above + all >= target) edge = select_threshold<true>(buffer.data(), count, target - above, all, edge.value);
   }
 }
 
-// The largest v with sum(x >= v) >= p * S, where it is `least` or more, and in `sums` those of what it keeps.
+// Return the largest v with sum(x >= v) >= p * S if it is `least` or more. `sums` become those of kept
+// elements.
 inline float top_p_threshold(const Row& row, const Mass& mass, double p, std::vector<float>& sums, Floats& buffer,
                              float least = 0) {
-  const double wanted = p * mass.real();
-  if (!(wanted > 0)) {
+  const double target = p * mass.real();
+  if (!(target > 0)) {
     const float most = *std::max_element(row.maxima.begin(), row.maxima.end());
     sum_kept(row, most, sums);
     return most;
   }
   buffer.resize(row.x.size() + kLanes);
-  return settle(row, mass.fixed, wanted, top_p_nearly(row, mass, p, wanted, buffer, least), sums, buffer);
+  return refine_threshold(row, mass.fixed, target, top_p_nearly(row, mass, p, target, buffer, least), sums, buffer);
 }
 
 }  // namespace flashinfer::cpu
