@@ -1,5 +1,4 @@
-// Operators of one activation module: ACTIVATION_OP and its form with `out`; the kernels are in activation_cpu.cc and
-// activation_cuda.cu.
+// Operators of one activation module: ACTIVATION_OP, and its form with `out`.
 #include "binding/binding.h"
 
 #include <flashinfer/common/activation.h>
@@ -9,7 +8,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// The first or second half of the last dimension, as a view of its own.
+// Return the first or second half of the last dimension as a view.
 struct Half {
   int64_t sizes[16] = {};
   View view;

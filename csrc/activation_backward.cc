@@ -1,5 +1,4 @@
-// The operator of one activation function's gradient; the kernels are in activation_backward_cpu.cc and
-// activation_backward_cuda.cu.
+// Operator of one activation function's gradient.
 #include "binding/binding.h"
 
 #include <flashinfer/common/activation_backward.h>
@@ -19,9 +18,9 @@ Tensor act_and_mul_backward_new(const Tensor& grad, const Tensor& input) {
   int64_t half[16];
   for (int64_t i = 0; i < x.ndim; ++i) half[i] = x.sizes[i];
   half[x.ndim - 1] /= 2;
-  View wanted = x;
-  wanted.sizes = half, wanted.name = "the result";
-  check.same_shape(g, wanted);
+  View expected = x;
+  expected.sizes = half, expected.name = "the result";
+  check.same_shape(g, expected);
   check.same_dtype(g, x);
   check.same_device(g, x);
   for (const View* arg : {&g, &x}) check.last_contiguous(*arg), check.aligned(*arg);

@@ -1,4 +1,4 @@
-// The CPU kernel of one activation function's gradient for the element types of this module.
+// Gradient of one activation function on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/activation_backward.h>
 

@@ -1,4 +1,4 @@
-// The CUDA kernel of one activation function's gradient for the element types of this module.
+// Gradient of one activation function on CUDA, for the element types of this module.
 #include <flashinfer/cuda/activation_backward.cuh>
 
 #include "activation_backward_config.h"

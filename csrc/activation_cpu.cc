@@ -1,4 +1,4 @@
-// The activation family's CPU kernel for one function and the element types of this module.
+// One activation function on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/activation.h>
 

@@ -1,4 +1,4 @@
-// The activation family's CUDA kernels for one function and the element types of this module.
+// One activation function on CUDA, for the element types of this module.
 #include <flashinfer/cuda/activation.cuh>
 
 #include "activation_config.h"

@@ -1,4 +1,4 @@
-// Operators of the cascade family; the kernels are in cascade_cpu.cc and cascade_cuda.cu.
+// Operators of the cascade family.
 #include "binding/binding.h"
 
 #include <tuple>
@@ -8,7 +8,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// v [seq, heads, dim] and s [seq, heads] of one state, or of states that lie along dimension 1 of both.
+// Check v [seq, heads, dim] and s [seq, heads] of one state, or of states along dimension 1 of both.
 void check_states(const Check& check, const View& v, const View& s, bool many) {
   check.rank(v, many ? 4 : 3, many ? 4 : 3);
   check.floating(v);

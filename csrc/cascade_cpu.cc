@@ -1,4 +1,4 @@
-// The cascade family's CPU kernels for the element types of this module.
+// Merges of attention states on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/cascade.h>
 

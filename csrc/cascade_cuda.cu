@@ -1,4 +1,4 @@
-// The cascade family's CUDA kernels for the element types of this module.
+// Merges of attention states on CUDA, for the element types of this module.
 #include <flashinfer/cuda/cascade.cuh>
 
 #include "cascade_config.h"

@@ -1,4 +1,4 @@
-// The operator that puts keys of MLA together; the kernels are in concat_ops_cpu.cc and concat_ops_cuda.cu.
+// Operator that concatenates the parts of MLA's keys.
 #include "binding/binding.h"
 
 #include <flashinfer/common/concat_ops.h>
@@ -6,7 +6,7 @@
 namespace flashinfer::binding {
 namespace {
 
-constexpr int64_t kPieceBytes = 16;  // that parts of a row are made of
+constexpr int64_t kPieceBytes = 16;  // unit of the parts of a row
 
 void concat_mla_k_out(const Tensor& k, const Tensor& k_nope, const Tensor& k_rope) {
   const Check check("concat_mla_k");

@@ -1,4 +1,4 @@
-// The CPU kernel that puts keys of MLA together.
+// Concatenation of MLA's keys on the CPU.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/concat_ops.h>
 

@@ -1,4 +1,4 @@
-// The CUDA kernel that puts keys of MLA together.
+// Concatenation of MLA's keys on CUDA.
 #include <flashinfer/cuda/concat_ops.cuh>
 
 namespace flashinfer {

@@ -1,5 +1,4 @@
-// Operators of mixtures of experts around their matrix products; the kernels are in fused_moe_cpu.cc and
-// fused_moe_cuda.cu.
+// Operators of a mixture of experts except its matrix products.
 #include "binding/binding.h"
 
 #include <flashinfer/common/fused_moe.h>
@@ -92,7 +91,7 @@ std::tuple<Tensor, Tensor, Tensor> sort(const Tensor& ids, int64_t num_experts, 
   return {std::move(indptr), std::move(tokens), std::move(rows)};
 }
 
-// Numbers of experts: float32, contiguous.
+// Return a tensor of one float32 per expert, contiguous.
 const float* of_experts(const Check& check, const OptionalTensor& tensor, const char* name, const View& like,
                         std::initializer_list<int64_t> shape) {
   if (!tensor) return nullptr;
@@ -104,7 +103,7 @@ const float* of_experts(const Check& check, const OptionalTensor& tensor, const 
   return static_cast<const float*>(arg.data);
 }
 
-// m_indptr, [experts + 1].
+// Return m_indptr, [experts + 1].
 const int32_t* bounds_of(const Check& check, const OptionalTensor& tensor, const View& like, int* experts) {
   *experts = 1;
   if (!tensor) return nullptr;

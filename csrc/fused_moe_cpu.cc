@@ -1,4 +1,4 @@
-// The CPU kernels of mixtures of experts for the element types of this module.
+// Mixture of experts on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/fused_moe.h>
 

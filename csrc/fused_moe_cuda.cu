@@ -1,4 +1,4 @@
-// The CUDA kernels of mixtures of experts for the element types of this module.
+// Mixture of experts on CUDA, for the element types of this module.
 #include <flashinfer/cuda/moe/activate.cuh>
 #include <flashinfer/cuda/moe/finalize.cuh>
 #include <flashinfer/cuda/moe/route.cuh>

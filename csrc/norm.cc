@@ -1,4 +1,4 @@
-// Operators of the norm family; the kernels are in norm_cpu.cc and norm_cuda.cu.
+// Operators of the norm family.
 #include "binding/binding.h"
 
 #include <flashinfer/common/norm.h>
@@ -8,7 +8,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// kGemma: the weight is one more than it says.
+// kGemma adds 1 to the weight.
 template <bool kGemma>
 void rmsnorm_into(const Tensor& out, const Tensor& input, const Tensor& weight, double eps,
                   const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
@@ -60,7 +60,7 @@ Tensor rmsnorm(const Tensor& input, const Tensor& weight, double eps, std::optio
   return rmsnorm_autograd<kGemma>(input, weight, eps, std::nullopt, enable_pdl);
 }
 
-// The normalised sum to `out`, the sum itself to `residual`.
+// Write the normalised sum to `out` and the sum itself to `residual`.
 template <bool kGemma>
 void fused_add_rmsnorm_into(const Tensor& out, const Tensor& input, const Tensor& residual, const Tensor& weight,
                             double eps, const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {

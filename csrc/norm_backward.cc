@@ -1,4 +1,4 @@
-// Operators of norms' gradients; the kernels are in norm_backward_cpu.cc and norm_backward_cuda.cu.
+// Operators of the gradients of norms.
 #include "binding/binding.h"
 
 #include <flashinfer/common/norm_backward.h>
@@ -8,7 +8,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// What every gradient of a norm is given.
+// Arguments that every gradient of a norm has.
 struct Norm {
   const Check& check;
   View grad, x, w;

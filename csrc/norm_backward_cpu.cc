@@ -1,4 +1,4 @@
-// The CPU kernels of norms' gradients for the element types of this module.
+// Gradients of norms on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/norm_backward.h>
 

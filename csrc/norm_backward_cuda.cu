@@ -1,4 +1,4 @@
-// The CUDA kernels of norms' gradients for the element types of this module.
+// Gradients of norms on CUDA, for the element types of this module.
 #include <flashinfer/cuda/norm_backward.cuh>
 
 #include "norm_backward_config.h"

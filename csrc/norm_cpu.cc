@@ -1,4 +1,4 @@
-// The norm family's CPU kernels for the element types of this module.
+// Norms on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/norm.h>
 

@@ -1,4 +1,4 @@
-// The norm family's CUDA kernels for the element types of this module.
+// Norms on CUDA, for the element types of this module.
 #include <flashinfer/cuda/norm.cuh>
 
 #include "norm_config.h"

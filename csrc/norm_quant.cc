@@ -1,4 +1,4 @@
-// Operators of the norm_quant family; the kernels are in norm_quant_cpu.cc and norm_quant_cuda.cu.
+// Operators of the norm_quant family.
 #include "binding/binding.h"
 
 #include <flashinfer/common/norm_quant.h>
@@ -8,7 +8,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// The scale is an operator's number, or the element of a tensor, which is read where the kernel runs.
+// Set the scale: a number, or the element of a tensor that the kernel reads.
 void put_scale(const Check& check, double scale, const std::optional<Tensor>& tensor, const View& like,
                RmsNormQuantParams& params) {
   params.scale = {scale, nullptr};

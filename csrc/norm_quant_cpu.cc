@@ -1,4 +1,4 @@
-// The norm_quant family's CPU kernels for the element types of this module.
+// RMSNorm with a quantised result on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/norm_quant.h>
 

@@ -1,4 +1,4 @@
-// The norm_quant family's CUDA kernels for the element types of this module.
+// RMSNorm with a quantised result on CUDA, for the element types of this module.
 #include <flashinfer/cuda/norm_quant.cuh>
 
 #include "norm_quant_config.h"

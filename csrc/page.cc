@@ -1,4 +1,4 @@
-// Operators of the page family; the kernels are in page_cpu.cc and page_cuda.cu.
+// Operators of the page family.
 #include "binding/binding.h"
 
 #include <tuple>
@@ -8,8 +8,8 @@
 namespace flashinfer::binding {
 namespace {
 
-// A tensor whose elements are moved without being looked at: torch's own number of the type tells apart what DType does
-// not.
+// A tensor whose elements move as bytes. torch's own type number distinguishes types that DType does not
+// have.
 struct Moved {
   View view;
   int32_t type;
@@ -39,7 +39,7 @@ void index(const Check& check, const View& arg, const View& like, int64_t size) 
   check.aligned(arg);
 }
 
-// Numbers beyond int32 mean nothing beside indices of int32, and their products would overflow.
+// Numbers beyond int32 are useless with int32 indices, and their products would overflow.
 void check_range(const Check& check, const char* name, int64_t got, int64_t least) {
   if (got >= least && got <= INT32_MAX) return;
   check.fail(name,
@@ -48,7 +48,7 @@ void check_range(const Check& check, const char* name, int64_t got, int64_t leas
 
 const int32_t* ints(const View& arg) { return static_cast<const int32_t*>(arg.data); }
 
-// Which dimension of a cache is which; -1 where there is none.
+// Dimensions of a cache by meaning; -1 if absent.
 struct Axes {
   int64_t page, slot, head;
 };
@@ -69,7 +69,7 @@ PagedStream stream(const View& tokens, const View& cache, Axes axes, int64_t off
   return s;
 }
 
-// Everything about the indices, and what holds for tokens and caches of any rank.
+// Check the indices, and the properties that tokens and caches of any rank share.
 AppendParams append_params(const Check& check, const char* op, const View* const (&tokens)[2],
                            std::initializer_list<const View*> caches, int64_t num_pages, int64_t page_size,
                            const View& batch_indices, const View& positions, const View& kv_indices,
@@ -122,7 +122,7 @@ void append_paged_kv_cache(const Tensor& append_key, const Tensor& append_value,
   check.shape(value.view, {key.view.size(0), heads, separate ? -1 : dim});
   check.rank(k.view, separate ? 4 : 5, separate ? 4 : 5);
   check.rank(v.view, separate ? 4 : 5, separate ? 4 : 5);
-  const int64_t rest = separate ? 1 : 2;  // the first dimension behind the pages and the pair of K and V
+  const int64_t rest = separate ? 1 : 2;  // the first dimension after the pages and the pair of K and V
   const Axes axes{.page = 0, .slot = heads_first ? rest + 1 : rest, .head = heads_first ? rest : rest + 1};
   const int64_t pages = k.view.size(0), page_size = k.view.size(axes.slot);
   const int64_t at_rest = heads_first ? heads : page_size, behind = heads_first ? page_size : heads;

@@ -1,4 +1,4 @@
-// The page family's CPU kernels. They move bytes: no element type is chosen.
+// Writes to paged caches on the CPU. Elements move as bytes, so no type is selected.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/page.h>
 

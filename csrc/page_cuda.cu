@@ -1,4 +1,4 @@
-// The page family's CUDA kernels. They move bytes: no element type is chosen.
+// Writes to paged caches on CUDA. Elements move as bytes, so no type is selected.
 #include <flashinfer/cuda/page.cuh>
 
 namespace flashinfer {

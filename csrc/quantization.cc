@@ -1,4 +1,4 @@
-// Operators of the quantization family; the kernels are in quantization_cpu.cc and quantization_cuda.cu.
+// Operators of the quantization family.
 #include "binding/binding.h"
 
 #include <tuple>
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor> segment_packbits(const Tensor& x, const Tensor& indpt
   check.aligned(starts);
   if (starts.numel < 1) check.fail(starts, "got shape [0], wanted [num_segments + 1]");
   if (booleans.numel > INT32_MAX) check.fail(booleans, "got more than 2147483647 elements");
-  // Room for the worst case, in which every segment begins a byte for one boolean: the sizes themselves are on the
+  // Allocate for the worst case, in which every segment begins a byte with one boolean: the sizes are on the
   // device.
   const int64_t num_segments = starts.numel - 1, size = (booleans.numel + 7 * num_segments) / 8;
   Tensor packed = empty(&size, 1, x, aoti_torch_dtype_uint8()), packed_indptr = empty_like(starts, indptr);

@@ -1,4 +1,4 @@
-// The quantization family's CPU kernels.
+// Booleans packed into bits on the CPU.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/quantization.h>
 

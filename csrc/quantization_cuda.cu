@@ -1,4 +1,4 @@
-// The quantization family's CUDA kernels.
+// Booleans packed into bits on CUDA.
 #include <flashinfer/cuda/quantization.cuh>
 
 namespace flashinfer {

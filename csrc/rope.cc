@@ -1,4 +1,4 @@
-// Operators of the rope family; the kernels are in rope_cpu.cc and rope_cuda.cu.
+// Operators of the rope family.
 #include "binding/binding.h"
 
 #include <flashinfer/common/rope.h>
@@ -10,10 +10,10 @@
 namespace flashinfer::binding {
 namespace {
 
-// How positions become angles, as the operators' arguments say it.
+// Arguments that turn positions into angles.
 struct Frequencies {
   double rope_scale, rope_theta;
-  bool llama31;  // whether the next three are in use
+  bool llama31;  // the next three are in use
   double low_freq_factor, high_freq_factor;
   int64_t old_context_len;
 
@@ -29,8 +29,9 @@ struct Frequencies {
     wanted(old_context_len > 0, "old_context_len", old_context_len, "a positive number");
   }
 
-  // Of pair i, in radians per position. Llama 3.1 keeps the frequencies that turn high_freq_factor times or more in the
-  // old context, scales those that turn low_freq_factor times or less, and blends linearly between.
+  // Return the frequency of pair i in radians per position. Llama 3.1 keeps frequencies with high_freq_factor
+  // rotations or more in the old context. It scales those with low_freq_factor rotations or less and blends
+  // linearly between.
   double of_pair(int64_t i, int64_t rotary_dim) const {
     const double frequency = std::pow(rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(rotary_dim));
     const double scaled = frequency / rope_scale;
@@ -48,7 +49,7 @@ struct Frequencies {
            old_context_len == other.old_context_len;
   }
 
-  // Into params, from these numbers or from the tensor that stands for them.
+  // Set the frequencies from these numbers or from the tensor that replaces them.
   void set(RopeParams& params, const Check& check, const std::optional<Tensor>& tensor, const View& like) const {
     if (!tensor) {
       this->check(check);
@@ -70,7 +71,7 @@ struct Frequencies {
     }
   }
 
-  // The table of the last call is kept: a model calls with the same arguments in every layer.
+  // Cache the last table, because a model has equal arguments in every layer.
   void fill(double (&quarters)[kMaxRotaryPairs], int64_t rotary_dim) const {
     thread_local Frequencies last{};
     thread_local int64_t last_dim = -1;
@@ -119,7 +120,7 @@ struct Heads {
   }
 
   int64_t heads(const View& view) const { return view.ndim == 3 ? view.size(1) : view.size(1) / head_dim; }
-  // A single token or head may have any stride, which says nothing.
+  // A single token or head may have any stride; it is ignored.
   static int64_t token_stride(const View& view) { return view.size(0) > 1 ? view.stride(0) : 0; }
   int64_t head_stride(const View& view) const {
     return heads(view) < 2 ? 0 : view.ndim == 3 ? view.stride(1) : head_dim;
@@ -153,7 +154,7 @@ NewHeads new_heads(const Tensor& q, const Tensor& k) {
   return {empty_like(View(q, "q"), q), empty_like(View(k, "k"), k)};
 }
 
-// Into new heads, or in place where there are none.
+// Write into new heads, or in place without them.
 void run(RopeParams& params, const Heads& heads, const NewHeads* out, bool interleave) {
   params.q = heads.of(heads.q, out ? View(out->q, heads.q.name) : heads.q);
   params.k = heads.of(heads.k, out ? View(out->k, heads.k.name) : heads.k);
@@ -162,7 +163,8 @@ void run(RopeParams& params, const Heads& heads, const NewHeads* out, bool inter
   rope(params, OnDevice(heads.q));
 }
 
-// ---- positions from requests -------------------------------------------------------------------------------------
+// ---- positions from requests
+// -------------------------------------------------------------------------------
 
 void by_requests(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& indptr, const Tensor& offsets,
                  std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies,
@@ -214,7 +216,8 @@ void apply_rope_inplace(const Tensor& q, const Tensor& k, const Tensor& indptr, 
               {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
 }
 
-// ---- positions given ---------------------------------------------------------------------------------------------
+// ---- positions from a tensor
+// -------------------------------------------------------------------------------
 
 void by_pos_ids(const Tensor& q, const Tensor& k, const NewHeads* out, const Tensor& pos_ids,
                 std::optional<int64_t> rotary_dim, bool interleave, const Frequencies& frequencies,
@@ -265,7 +268,8 @@ void apply_rope_pos_ids_inplace(const Tensor& q, const Tensor& k, const Tensor& 
              {rope_scale, rope_theta, llama31, low_freq_factor, high_freq_factor, old_context_len});
 }
 
-// ---- angles given ------------------------------------------------------------------------------------------------
+// ---- angles from a cache
+// -----------------------------------------------------------------------------------
 
 void by_cache(const Tensor& positions, const Tensor& query, const Tensor& key, const NewHeads* out, int64_t head_size,
               const Tensor& cos_sin_cache, bool is_neox, bool inverse = false) {

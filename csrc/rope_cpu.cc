@@ -1,4 +1,4 @@
-// The rope family's CPU kernel for the element types of this module.
+// Rotary embedding on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/rope.h>
 

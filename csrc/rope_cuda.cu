@@ -1,4 +1,4 @@
-// The rope family's CUDA kernel for the element types of this module.
+// Rotary embedding on CUDA, for the element types of this module.
 #include <flashinfer/cuda/rope.cuh>
 
 #include "rope_config.h"

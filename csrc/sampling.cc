@@ -1,4 +1,4 @@
-// Operators of the sampling family; the kernels are in sampling_cpu.cc and sampling_cuda.cu.
+// Operators of the sampling family.
 #include "binding/binding.h"
 
 #include <flashinfer/common/sampling.h>
@@ -20,7 +20,7 @@ RowsOf rows_of(const Check& check, const View& x, int64_t rank) {
   return {x.data, x.stride(-2), x.dtype};
 }
 
-// On a GPU numbers of all chunks of a row must fit into shared memory.
+// On a GPU the sums of all chunks of a row must fit into shared memory.
 void check_length(const Check& check, const View& x, bool keeps_maxima, const Launch& where) {
   const int64_t most = longest_row(keeps_maxima, where);
   if (x.size(-1) > most)
@@ -28,7 +28,7 @@ void check_length(const Check& check, const View& x, bool keeps_maxima, const La
                       " on this device");
 }
 
-// A list: of one number, of one for each output, or else of one for each row.
+// Return a list with one number, one per output, or one per row.
 PerRow list_of(const Check& check, const Maybe& tensor, const char* name, const View& like,
                std::initializer_list<DType> dtypes, int64_t outputs, int64_t rows) {
   PerRow number{};
@@ -71,7 +71,7 @@ Random random_of(const Check& check, const View& like, int64_t outputs, const Ma
           .has_slot = slot.has_value() || slot_value >= 0};
 }
 
-// On the CPU, where they can be read, indices are checked; on CUDA an output with a wrong one is not valid.
+// Check indices on the CPU, where they are readable. On CUDA an output with a wrong index is invalid.
 void check_indices(const Check& check, const View& list, const RowsOf& indices, int64_t num_rows) {
   if (kOnCuda) return;
   for (int64_t i = 0; i < list.size(0); ++i) {

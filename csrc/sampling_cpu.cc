@@ -1,4 +1,4 @@
-// The sampling family's CPU kernels for the element types of this module.
+// Sampling on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/sampling/chain.h>
 #include <flashinfer/cpu/sampling/sample.h>
