@@ -1,4 +1,4 @@
-"""Build what is missing, one module at run time as a whole matrix: locks, one ninja run, checks, publishes."""
+"""Builds of missing modules, one at run time or a whole matrix: locks, one ninja run, checks, publication."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from .run import Outcome, Request, Run, failure
 from .spec import Spec
 from .trace import record
 
-AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 files open
+AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 open files
 
-with process.one_step(), suppress(OSError):  # the first name that tempfile gives away is found under a lock
+with process.one_step(), suppress(OSError):  # tempfile makes its first name under a lock
     tempfile.mkdtemp(dir=os.devnull)
 
 
 def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
-    """Artifacts of all specs, building those that are missing in one parallel run.
+    """Return the artifacts of all specs. Build missing ones in one parallel run.
 
     Args:
         verbose: show every command and its output.
-        skip_prebuilt: take artifacts of AOT directories as they are; ``False`` builds those too.
+        skip_prebuilt: use artifacts of AOT directories as they are. ``False`` builds these too.
 
     Raises:
-        BuildError: a module did not build (the first of them; the others are built all the same).
-        JitFrozenError, ToolchainError: something is missing and nothing may, or can, build it.
+        BuildError: a module did not build (the first of them; all others are built).
+        JitFrozenError, ToolchainError: a module is missing and must not, or cannot, be built.
     """
     found: dict[Spec, Artifact] = {}
     missing: dict[Spec, store.Lookup] = {}
@@ -58,7 +58,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
 
 
 def build_missing(missing: Mapping[Spec, store.Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
-    """Build what was looked for and not found."""
+    """Build the modules of failed lookups."""
     requests, built = [], dict[Spec, Artifact]()
     for spec, lookup in missing.items():
         emit("miss", spec.name, lookup.ms, reason=lookup.reason)
@@ -80,14 +80,14 @@ def build_missing(missing: Mapping[Spec, store.Lookup], verbose: bool = False) -
 def make_request(
     spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
 ) -> Request:
-    """The request to build ``spec`` here and now; of ``target``, only the archs that it has kernels for are built.
+    """Return a request to build ``spec`` here. ``target`` is narrowed to the archs that it has kernels for.
 
-    ``key``: of the spec, where it is known.
+    ``key``: the key of the spec, if it is known.
 
     Raises:
-        ToolchainError: a tool is missing, nothing says what to compile for, or there are no kernels for that.
-            It names the module.
-        WorkspaceError: there is no place to build in.
+        ToolchainError: a tool is missing, no target is known, or there are no kernels for it. The text names
+            the module.
+        WorkspaceError: there is no directory for builds.
     """
     try:
         target, toolchain = target or wanted_target(spec.backend), find_toolchain(spec.backend)
@@ -101,7 +101,7 @@ def make_request(
 
 
 def finished(request: Request) -> Artifact | None:
-    """The very artifact that a build would give: at its destination, or in the workspace to be copied there."""
+    """Return an existing artifact that equals the build, at its destination or in the workspace."""
     spec, key = request.spec, request.build_key
     in_workspace = [store.workspace_directory(root, spec, request.key, key) for root in roots()]
     for place in dict.fromkeys([request.destination, *in_workspace]):
@@ -113,7 +113,7 @@ def finished(request: Request) -> Artifact | None:
 
 
 def reused(request: Request) -> Outcome | None:
-    """What there is already, put at its destination, or why that cannot be; ``None`` where it must be built."""
+    """Copy an existing artifact to its destination. Return ``None`` if the module has to be built."""
     if (already := finished(request)) is None:
         return None
     try:
@@ -128,10 +128,10 @@ def reused(request: Request) -> Outcome | None:
 def run(
     requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None
 ) -> list[Outcome]:
-    """Build and publish all requests, once each on this machine. One that fails does not stop the others.
+    """Build and publish all requests, each once on this machine. A failure does not stop the other builds.
 
-    What nobody else is building is built in one ninja run; then the rest is waited for. No process ever waits
-    for one module while it keeps another from being built.
+    Modules that no other process is building are built in one ninja run. Then the process waits for the
+    others. No process ever waits for one module while it holds the lock of another.
     """
     if len({request.spec.name for request in requests}) != len(requests):
         raise ValueError("requests: got two modules of one name, wanted distinct names")
@@ -153,7 +153,7 @@ def run(
     store_remote.publish(outcomes)
     if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
         with process.one_step():
-            from .gc import in_background  # only here: keeping the workspace small is no part of building
+            from .gc import in_background  # imported only here, because only few builds collect
 
         in_background()
     return outcomes
@@ -170,7 +170,7 @@ class _Building:
         return [request for request in self.requests if request not in self.outcomes]
 
     def take(self, holds: dict[Request, Hold]) -> None:
-        """Put into ``holds`` what is to be built now: all that is free, or the first of the rest, waited for."""
+        """Put the modules to build now into ``holds``: all free ones, else the first one after waiting."""
         for request in self.pending:
             if len(holds) < AT_ONCE:
                 try:
@@ -208,7 +208,7 @@ class _Building:
         return f"{request.build_key} {self.root.resolve()}"
 
     def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
-        # Looked up again, for somebody else may have built it since.
+        # Look again, because another process may have built it meanwhile.
         if (outcome := reused(request)) is not None:
             self.outcomes[request] = outcome
             if hold is not None:

@@ -1,4 +1,4 @@
-"""Loads modules into this process, each once."""
+"""Loading of modules into this process, each once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _per_module: dict[str, threading.RLock] = {}
 _loading = set[str]()  # modules whose lock is held
 _numbers = iter(
     itertools.count().__next__, None
-)  # not a count itself, which Dynamo copies: Python 3.12 deprecates that
+)  # not the count itself: Dynamo copies it, which Python 3.12 deprecates
 Builder = Callable[[Mapping[Spec, store.Lookup]], Mapping[Spec, Artifact]]
 
 
 def _start_afresh() -> None:
-    """A forked child must not wait for a thread that it does not have."""
+    """Reset the locks in a forked child, which lacks the threads that hold them."""
     _per_module.clear()
     _loading.clear()
 
@@ -42,14 +42,14 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 
 def load(spec: Spec, needs: store.Needs | None = None) -> Any:
-    """Load a module, building it if there is none yet, and return its ``torch.ops`` namespace.
+    """Load a module, build it first if it does not exist, and return its ``torch.ops`` namespace.
 
     ``needs``: see :func:`flashinfer.jit.store.look_up`.
 
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
-        BuildError, JitFrozenError, ToolchainError: there is none and none can be built.
-        ReentrantBuildError: this very thread is loading it, further up its stack.
+        BuildError, JitFrozenError, ToolchainError: it does not exist and cannot be built.
+        ReentrantBuildError: this thread is already loading it, further up its stack.
         CaptureError: a CUDA graph is being captured, and the module is not loaded yet.
     """
     import torch
@@ -57,16 +57,16 @@ def load(spec: Spec, needs: store.Needs | None = None) -> Any:
     record(spec, needs)
     builder: Builder | None = None
     while not _load(spec, needs, builder):
-        with process.one_step():  # without the module's lock: importing executes files, which may ask for the module
+        with process.one_step():  # without the module's lock: the import runs code that may request the module
             from .build import build_missing as builder
     return getattr(torch.ops, spec.namespace)
 
 
 def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
-    """The artifact of this module that is part of this process already.
+    """Return the artifact of this module if it is already part of this process.
 
     Raises:
-        ModuleLoadError: it is another build than ``spec`` describes now, or lacks what is needed.
+        ModuleLoadError: another build than ``spec`` describes is loaded, or it lacks the needed values.
     """
     present = _loaded.get(spec.name)
     if present is None:
@@ -87,9 +87,9 @@ def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
 
 
 def _load(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
-    """Load a module, under its lock. False: there is none yet, and no builder."""
+    """Load a module under its lock. Return ``False`` if it does not exist and there is no builder."""
     with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
-        if spec.name in _loading:  # the lock lets in the thread that has it
+        if spec.name in _loading:  # the lock is reentrant
             raise ReentrantBuildError(spec.name)
         _loading.add(spec.name)
         try:
@@ -100,7 +100,7 @@ def _load(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> boo
 
 def _find(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
     started = time.perf_counter()
-    if spec.backend == "cuda":  # the driver may allocate for it and wait
+    if spec.backend == "cuda":  # the driver may allocate memory and wait
         refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
 
     def use(found: Artifact, descriptor: int) -> None:
@@ -122,7 +122,7 @@ def _find(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> boo
 
 
 def mark_used(found: Artifact) -> None:
-    """Tell ``gc`` that an artifact of the workspace is in use: at most once a day, and only where that can be."""
+    """Mark an artifact of the workspace as used for ``gc``, at most once a day and only if possible."""
     manifest = f"{os.path.dirname(found.path)}/{MANIFEST}"
     with suppress(OSError):
         if time.time() - os.stat(manifest).st_mtime > DAY and found.path.is_relative_to(workspace_root()):
@@ -130,17 +130,18 @@ def mark_used(found: Artifact) -> None:
 
 
 def _map(found: Artifact, descriptor: int) -> None:
-    """Map the very file that was verified, whatever its path leads to by now.
+    """Map the verified file, wherever its path leads by now.
 
-    ``torch.ops.load_library`` would go by the path. A library that says ``$ORIGIN`` in its run path is not supported.
+    ``torch.ops.load_library`` would use the path. A library with ``$ORIGIN`` in its run path is not
+    supported.
     """
     import torch
 
-    # glibc gives a library again to whoever asks by a name that it was opened by, even if the name has another meaning
-    # now, as that of a descriptor has: so no name is used twice.
+    # glibc returns an open library for every name that it was opened by, even if the name, like that of a
+    # descriptor, now means another file. So no name is used twice.
     name = f"/proc/self/fd/{'./' * next(_numbers)}{descriptor}"
     try:
-        with process.one_step():  # the linker and torch hold locks meanwhile, which a forked child would find taken
+        with process.one_step():  # the linker and torch hold locks meanwhile, which a fork could copy locked
             library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
     except OSError as err:
         cause = str(err).replace(name, found.path.name)
@@ -153,13 +154,16 @@ def _map(found: Artifact, descriptor: int) -> None:
 
 
 class _LinkMap(ctypes.Structure):
-    """The beginning of ``struct link_map`` of <link.h>, which debuggers read and a handle of dlopen points to."""
+    """The beginning of ``struct link_map`` of <link.h>.
+
+    Debuggers read it, and a handle of dlopen points to it.
+    """
 
     _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_void_p)]
 
 
 def _tell_name(library: ctypes.CDLL, name: str, path: Path) -> None:
-    """Let debuggers and stack traces find the library: a descriptor's name means nothing to them."""
+    """Give a library its path for debuggers and stack traces, which cannot use the name of a descriptor."""
     entry = _LinkMap.from_address(library._handle)
     if entry.name and ctypes.string_at(entry.name) == name.encode():
         duplicate = ctypes.CDLL(None).strdup

@@ -1,4 +1,4 @@
-"""A probe says what would become of a load now, for callers that choose between this library and something else."""
+"""Probes: predictions of a load, for callers that choose between this library and another one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from .spec import Spec
 
 @dataclass(frozen=True)
 class Probe:
-    """``ready`` (at ``where``), ``buildable`` (in ``estimate`` seconds, where this machine has built the module before;
-    ``reason``: why there is none) or ``impossible`` (for ``reason``)."""
+    """Prediction of a load.
+
+    It is ``ready`` (at ``where``), ``buildable`` (in ``estimate`` seconds if this machine built it before;
+    ``reason``: why it is missing) or ``impossible`` (for ``reason``).
+    """
 
     state: Literal["ready", "buildable", "impossible"]
     where: Path | None = None
@@ -26,8 +29,11 @@ class Probe:
 
 
 def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
-    """Look where a load would look, then for what a build would need. Nothing is written and no tool is started, except
-    for a compiler whose version nobody has asked yet while an artifact is there that it may have built."""
+    """Look up a module like a load, then check what a build would need. Nothing is written.
+
+    No tool is started, with one exception: a compiler without a known version that may have built an existing
+    artifact.
+    """
     from .load import loaded
 
     try:

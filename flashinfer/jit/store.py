@@ -1,8 +1,8 @@
-"""Finding the artifact to load: first those made of exactly what the spec says, then those that cover it.
+"""Lookup of the artifact to load: first one of exactly the spec, then one that covers it.
 
-An AOT directory, ``<aot>/<name>/``, is the word of whoever shipped it: any artifact with the spec's key that runs here
-is taken, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, is this machine's
-own: where there is a toolchain, an artifact must come from exactly this target and these versions.
+An AOT directory, ``<aot>/<name>/``, is trusted as shipped: any artifact with the spec's key that runs here is
+used, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, belongs to
+this machine: if there is a toolchain, an artifact must have exactly its target and versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OTHER_SOURCES = "built from other sources, flags or configuration"
 
 @dataclass(frozen=True)
 class Lookup:
-    """The artifact found, or none; for every candidate passed over, why; the spec's key; and how long it took."""
+    """Result of a lookup: the artifact or ``None``, a reason per rejected candidate, key and time."""
 
     artifact: Artifact | None
     reasons: tuple[str, ...]
@@ -46,9 +46,10 @@ class Lookup:
 
 
 class Here:
-    """This machine: what it would build a spec for, and by which tools; ``None`` where it cannot tell or cannot build.
+    """The machine of this process: its target for a spec and its tools, or ``None`` if they are unknown.
 
-    Without ``writes`` the answers of compilers are not kept. ``verify`` answers for another machine by a subclass.
+    Without ``writes`` the answers of compilers are not stored. ``verify`` describes another machine by a
+    subclass.
     """
 
     loads = True  # modules are loaded on this machine, from its file systems
@@ -58,7 +59,7 @@ class Here:
 
     @lazy
     def asked(self) -> Target | None:
-        """Returns what modules are wanted for, this one and others."""
+        """Return the target of this machine's modules."""
         with suppress(ToolchainError):
             return wanted_target(self.backend)
         return None
@@ -76,13 +77,13 @@ class Here:
         return None
 
     def build_key(self, key: str) -> str:
-        """The key that a build of ``key`` would have here; empty where nothing can be built."""
+        """Return the key that a build of ``key`` would have here, or an empty string without tools."""
         if self.target is None or self.identity is None:
             return ""
         return build_key(key, self.target, self.identity)
 
     def refuses(self, found: Artifact) -> str | None:
-        """Why an artifact of the right sources cannot be used here, or ``None``."""
+        """Return why an artifact of the right sources cannot be used here, or ``None``."""
         manifest, target = found.manifest, self.target
         if not found.is_prebuilt and self.build_key(manifest["key"]) not in ("", manifest["build_key"]):
             return "built for another target or by other tools"
@@ -103,12 +104,13 @@ def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Pat
 
 
 def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
-    """The artifact to load for ``spec``: of exactly its key, else one whose coverage has what is needed on every axis.
+    """Return the artifact to load for ``spec``: one with its key, else one that covers all needed values.
 
     Args:
-        needs: the values of axes of its coverage that the caller will use; all of an axis that is not named.
-        use: called with the artifact and a descriptor of its verified library, before the descriptor is closed.
-        here: the machine that the artifact is for; by default this one, which keeps its compilers' answers.
+        needs: the values of axes that the caller will use, or all values of an axis that is not named.
+        use: called with the artifact and a descriptor of its verified library, before the descriptor is
+            closed.
+        here: the machine that the artifact is for, by default this one, which stores its compilers' answers.
 
     No lock is taken. In each round AOT directories come first.
     """
@@ -125,7 +127,10 @@ def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here
 
 
 def _candidates(spec: Spec, key: str, needs: Needs | None, reasons: list[str]) -> Iterator[Artifact]:
-    """Yields what was built of the spec, exactly or for other sets of values that will do; ``reasons``: why not the rest."""
+    """Yield artifacts of the spec, exact ones first, then those that cover it.
+
+    ``reasons``: why others do not.
+    """
     wanted = {**dict(spec.coverage), **(needs or {})}
     for found in _places(spec.name, key[:32]):
         if isinstance(found, str):
@@ -150,7 +155,7 @@ def _candidates(spec: Spec, key: str, needs: Needs | None, reasons: list[str]) -
 
 
 def _refused(found: Artifact, use: Use | None) -> str | None:
-    """Verify an artifact and use it; why that cannot be, or ``None``."""
+    """Verify an artifact and use it. Return the reason if that fails, or ``None``."""
     try:
         with verified(found) as descriptor:
             if use is not None:
@@ -161,27 +166,27 @@ def _refused(found: Artifact, use: Use | None) -> str | None:
 
 
 def is_of(spec: Spec, found: Artifact) -> bool:
-    """Whether an artifact was built of the spec, for whatever sets of values."""
+    """Return whether an artifact was built from the spec, with any values of its axes."""
     has = found.manifest["coverage"]
-    with suppress(TypeError, ValueError):  # sets that no spec has
+    with suppress(TypeError, ValueError):  # invalid values
         return bool(has.keys() == dict(spec.coverage).keys() and spec.covering(has).key == found.manifest["key"])
     return False
 
 
 def _lacking(found: Artifact, wanted: Needs) -> str:
-    """Names the wanted values that an artifact was built without."""
+    """Return the needed values that an artifact was built without."""
     has = found.manifest["coverage"]
     lacking = {axis: set(values) - set(has.get(axis, ())) for axis, values in wanted.items()}
     return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
 def artifacts(name: str) -> Iterator[Artifact]:
-    """Every artifact of a module's name, of whatever sources and for whatever machine."""
+    """Yield every artifact of a module's name, of any sources and for any machine."""
     return (found for found in _places(name) if isinstance(found, Artifact))
 
 
 def _places(name: str, key: str | None = None) -> Iterator[Artifact | str]:
-    """Yields what lies in the directories of a module (in the workspace: of one key), or why that is no artifact."""
+    """Yield the artifacts of a module (in the workspace: of one key), or the reasons why they are invalid."""
     places = [(directory / name, [directory]) for directory in env.aot_dirs()]
     for root in roots():
         parent = root / "artifacts" / name
@@ -196,7 +201,7 @@ def _places(name: str, key: str | None = None) -> Iterator[Artifact | str]:
 
 
 def _entries(directory: Path) -> list[Path]:
-    """Lists a directory without the private directories of publications that are under way."""
+    """Return the entries of a directory, without the private directories of publications in progress."""
     with suppress(OSError):
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     return []

@@ -174,4 +174,4 @@ def test_a_pointer_to_anywhere_is_refused(pushed, remote, host, monkeypatch, cap
         host("b", f"{remote.url}/bucket/prefix")
         with freeze(), pytest.raises(JitFrozenError, match="none is in the stores"):
             pushed.build()
-        assert ("is no pointer" in capsys.readouterr().err) == (text != b"0" * 64)
+        assert ("is not a pointer" in capsys.readouterr().err) == (text != b"0" * 64)

@@ -1,4 +1,4 @@
-"""Who of a host asks its stores, and for what: one process, under the module's lock, for one object."""
+"""Fetches from stores: one process of a host, under the module's lock, requests one object."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _stores: dict[str, Store] = {}
 
 
 def stores() -> list[Store]:
-    """The stores of ``FLASHINFER_STORE``, in their order.
+    """Return the stores of ``FLASHINFER_STORE``, in order.
 
     Raises:
-        EnvironmentValueError, DependencyError: a signed one cannot be checked, or what is built not be signed.
+        EnvironmentValueError, DependencyError: signatures cannot be checked, or builds cannot be signed.
     """
     found = [_stores.setdefault(url, Store(url)) for url in env.STORE.get()]
     if any(one.signed for one in found):
@@ -46,7 +46,7 @@ def stores() -> list[Store]:
 def fetch(
     among: Iterable[Store], wanted: Wanted, destination: Path, refusal: Refusal, again: bool = False
 ) -> Artifact | None:
-    """The first store's object that is right, published at ``destination``."""
+    """Publish the first valid object of the stores at ``destination``."""
     for one in among:
         began = time.perf_counter()
         if (data := one.get(wanted.place, again)) is None:
@@ -55,7 +55,7 @@ def fetch(
             found = install(data, wanted, destination, trusted_keys() if one.signed else None, refusal)
         except OSError as err:
             one.complain(f"{destination} cannot be written: {err}")
-        except (ArtifactError, TypeError, ValueError, AttributeError) as err:  # whatever an unsigned manifest holds
+        except (ArtifactError, TypeError, ValueError, AttributeError) as err:  # unsigned manifests may be anything
             one.forget(wanted.place)
             one.complain(f"{wanted.place} {err}; it is not used")
         else:
@@ -73,13 +73,13 @@ def fetch_default(
     destination: Callable[[str], Path],
     refusal: Refusal,
 ) -> Artifact | None:
-    """As :func:`fetch`, for whoever cannot tell what tools a build would have: any for these archs."""
+    """Fetch like :func:`fetch` a build of any tools for these archs, for a machine without tools."""
     for one in among:
         text = one.get(place := pointer(spec.name, key, archs))
         if text is None:
             continue
         if not re.fullmatch(b"[0-9a-f]{64}", text):
-            one.complain(f"{place} is no pointer; it is not used")
+            one.complain(f"{place} is not a pointer; it is not used")
             continue
         wanted = Wanted(spec.name, key, text.decode())
         if (found := fetch([one], wanted, destination(wanted.build_key), refusal)) is not None:
@@ -92,7 +92,7 @@ def linkable(found: Artifact) -> str | None:
 
 
 def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
-    """What stores have of modules whose locks this process holds; it is taken out of ``holds``."""
+    """Fetch modules whose locks this process holds, and remove them from ``holds``."""
 
     def one(request: Request) -> Artifact | None:
         return fetch(among, Wanted(request.spec.name, request.key, request.build_key), request.destination, linkable)
@@ -107,13 +107,16 @@ def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
 
 
 def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
-    """Where a miss cannot be built, or may not: what stores have for it, else which of them were asked."""
+    """Fetch a module that this host cannot or must not build.
+
+    Without success, name the stores in the reason.
+    """
     here = store.Here(spec)
     if here.target is None or (here.identity is not None and frozen.forbidden_by() is None):
-        return lookup  # as any other: asked for when its lock is held, see `fetched`
+        return lookup  # fetched later under its lock like any other module, see `fetched`
     refuse_capture(f"module {spec.name!r} would be fetched", WARM_UP)
     root, build = workspace(), here.build_key(lookup.key)
-    lock = f"{build or lookup.key} {root.resolve()}"  # as of a build
+    lock = f"{build or lookup.key} {root.resolve()}"  # the lock of a build
 
     def place(of: str) -> Path:
         return store.workspace_directory(root, spec, lookup.key, of)
@@ -137,13 +140,16 @@ def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
 
 
 def push(one: Store, found: Artifact, sign: Signer | None) -> str:
-    """Write an artifact, then the pointer to it: ``written``, ``there already``, or ``""`` where it is not taken."""
+    """Write an artifact, then the pointer to it.
+
+    Return ``written``, ``there already``, or ``""`` if rejected.
+    """
     how = one.put(wanted_of(found).place, pack(found, sign))
     return how and point(one, found, how)
 
 
 def repair(one: Store, found: Artifact, sign: Signer | None) -> str:
-    """As :func:`push`, and an object that is there but that nobody would take is replaced: ``repaired``."""
+    """Write like :func:`push`, and replace an existing object that no machine would accept: ``repaired``."""
     how, wanted = push(one, found, sign), wanted_of(found)
     if how != "there already":
         return how
@@ -157,14 +163,14 @@ def repair(one: Store, found: Artifact, sign: Signer | None) -> str:
 
 
 def point(one: Store, found: Artifact, how: str, replace: bool = False) -> str:
-    """Write the pointer of an object that is there."""
+    """Write the pointer to an existing object."""
     wanted = wanted_of(found)
     one.put(pointer(*wanted[:2], found.archs), wanted.build_key.encode(), replace)
     return how
 
 
 def publish_built(built: Iterable[Artifact]) -> None:
-    """Write what was built to the first store. One that does not take it is no reason for a build to fail."""
+    """Write built modules to the first store. A store that rejects them does not fail the build."""
     first = stores()[0]
     sign = signer() if first.signed else None
     for found in built:
