@@ -1,7 +1,7 @@
-"""Do what a program does with the build system, in whatever condition the process is: ``fault_run.py RESULT SOURCE...``.
+"""Use of the build system by a program, in any condition of the process: ``fault_run.py RESULT SOURCE...``.
 
-The sources are those of three modules: one to load, one with a rendered header, one that does not compile. RESULT says
-``done`` when everything came out right, else what went wrong.
+The sources are those of three modules: one to load, one with a rendered header, one that does not compile.
+RESULT contains ``done`` if everything was right, else the error.
 """
 
 from __future__ import annotations

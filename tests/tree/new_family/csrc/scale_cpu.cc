@@ -1,4 +1,4 @@
-// Instantiates the scale family's CPU kernel for the element types and powers of this module.
+// Instances of the scale family's CPU kernel for the element types and powers of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/scale.h>
 

@@ -1,4 +1,4 @@
-// Instantiates the scale family's CUDA kernel for the element types and powers of this module.
+// Instances of the scale family's CUDA kernel for the element types and powers of this module.
 #include <flashinfer/cuda/scale.cuh>
 
 #include "scale_config.h"

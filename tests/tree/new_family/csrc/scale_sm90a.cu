@@ -1,4 +1,4 @@
-// The scale family's kernel for Hopper alone: the copy engine moves tiles, threads only multiply.
+// Kernel of the scale family for Hopper: the copy engine moves tiles between gmem and smem, and threads only multiply.
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>
@@ -10,7 +10,7 @@ namespace flashinfer::cuda {
 
 constexpr int kTileBytes = 4096, kTileThreads = 128;
 
-// A block scales one tile; the last may be shorter, and what is no multiple of 16 bytes is left to ordinary accesses.
+// A CTA scales one tile. The last tile may be shorter, and ordinary accesses serve its last bytes below 16.
 template <typename T, int kPower>
 __global__ void __launch_bounds__(kTileThreads) scale_tiles(ScaleParams p) {
   constexpr int kTile = kTileBytes / sizeof(T), kPiece = 16 / sizeof(T);
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kTileThreads) scale_tiles(ScaleParams p) {
   for (int i = bulk + threadIdx.x; i < count; i += kTileThreads) out[i] = scaled<T, kPower>(in[i], p.factor);
   ptx::mbarrier_wait(barrier, 0);
   for (int i = threadIdx.x; i < bulk; i += kTileThreads) tile[i] = scaled<T, kPower>(tile[i], p.factor);
-  // What threads wrote must be seen by the copy engine, which reads by another way.
+  // The fence makes the threads' writes visible to the copy engine, which reads by the async proxy.
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (threadIdx.x == 0 && bulk > 0) {

@@ -31,7 +31,7 @@ _scaled_on_hopper = define(
 
 
 def scaled(input: torch.Tensor, factor: float, power: int = 1) -> torch.Tensor:
-    """``input * factor ** power``, multiplied in float32 and rounded once to ``input``'s dtype.
+    """Return ``input * factor ** power``, multiplied in float32 and rounded once to ``input``'s dtype.
 
     Args:
         input: any shape, contiguous (float32, float16, bfloat16); on CUDA at a multiple of 16 bytes.
@@ -39,8 +39,8 @@ def scaled(input: torch.Tensor, factor: float, power: int = 1) -> torch.Tensor:
         power: 1 to 3.
 
     Raises:
-        ValueError: not contiguous, or another power.
-        TypeError: another dtype.
+        ValueError: ``input`` is not contiguous, or ``power`` is not supported.
+        TypeError: the dtype is not supported.
     """
     if str(power) not in POWERS:
         raise ValueError(f"scaled: power: got {power}, wanted one of {', '.join(POWERS)}")

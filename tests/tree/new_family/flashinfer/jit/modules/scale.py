@@ -16,7 +16,7 @@ AXES = (DTYPE_AXIS, Axis("powers", POWERS[:2], some_of(*POWERS), "how often scal
 def gen_scale_module(
     device: object = None, dtypes: Iterable[str] = DTYPES, powers: Iterable[str] = POWERS, kernels: str = ""
 ) -> JitSpec:
-    """Scaling for the element types ``dtypes`` and for ``powers``; ``kernels``: ``"sm90a"`` for those of Hopper."""
+    """Return the module of scaling for ``dtypes`` and ``powers``. ``kernels``: ``"sm90a"`` for Hopper's."""
     coverage = {"dtype": subset("dtypes", dtypes, DTYPES), "power": subset("powers", powers, POWERS)}
     return family_spec("scale", kernels or device_of(device), coverage=coverage)
 

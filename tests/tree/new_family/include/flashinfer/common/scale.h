@@ -1,4 +1,4 @@
-// What the scale family computes: parameters shared by the binding and by the kernels of every backend.
+// Parameters of the scale family, shared by the binding and by the kernels of every backend.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
@@ -15,7 +15,7 @@ struct ScaleParams {
   DType dtype;
 };
 
-// Each backend defines it in its own file of csrc/, for the configuration of the module that is built.
+// Each backend defines this function in a file of csrc/, for the configuration of the module.
 struct Launch;
 void scale(const ScaleParams& params, const Launch& launch);
 

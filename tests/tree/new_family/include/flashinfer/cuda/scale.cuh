@@ -1,4 +1,4 @@
-// The grid walks over the tensor in one stride; each element is scaled in float32.
+// A grid-stride loop scales each element in float32.
 #pragma once
 
 #include <algorithm>
