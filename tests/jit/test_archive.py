@@ -239,7 +239,7 @@ HOSTILE = {
     "larger than the index says": (regular(index=index_of({**GOOD, "m/library.so": b"lib"})), "of 7 bytes, wanted 'm/library.so' of 3"),
     "other contents": (regular(index=index_of({**GOOD, "m/library.so": b"LIBRARY"})), "'m/library.so' is damaged"),
     "a file more": ([*regular(), (info("n/library.so"), b"")], "continues after its last file"),
-    "a file less": (regular()[:2], "is damaged or no archive"),
+    "a file less": (regular()[:2], "is damaged or not an archive"),
     "twice the same": ([*regular()[:2], *regular()[1:]], "got 'm/library.so'"),
     "more than the disk holds": (regular(index=index_of(GOOD).replace(b'"size": 7', b'"size": %d' % (1 << 60))), " free"),
     "index of a terabyte": ([(info("index.json", size=1 << 32), b"")], "wanted a small index.json"),
@@ -372,7 +372,7 @@ def test_no_archive_at_all(tmp_path, capsys):
     assert "cannot be imported" in capsys.readouterr().err
     (tmp_path / "text.tar").write_text("hello " * 1000)
     assert main(["import", str(tmp_path / "text.tar")]) == 1
-    assert "is damaged or no archive" in capsys.readouterr().err
+    assert "is damaged or not an archive" in capsys.readouterr().err
 
 
 def test_long_names_fit(tmp_path):

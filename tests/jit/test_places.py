@@ -109,7 +109,7 @@ PATHS = ["RUNTIME_DIR", "AOT_DIR", "CUDA_HOME", "JIT_EVENTS", "JIT_TRACE", "STOR
 def test_other_paths_in_an_unknown_home_name_their_variable(name, value, without_home, monkeypatch):
     variable = getattr(env, name)
     monkeypatch.setenv(variable.name, value)
-    with pytest.raises(EnvironmentValueError, match=rf"{variable.name}=.*home directory that {value[:-2]} stands for"):
+    with pytest.raises(EnvironmentValueError, match=rf"{variable.name}=.*home directory of {value[:-2]} is not known"):
         variable.get()
 
 
