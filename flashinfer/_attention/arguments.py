@@ -103,10 +103,13 @@ class Logits(NamedTuple):
     rope_scale: float
     rope_theta: float
 
-    @property
-    def variant(self) -> int:
-        """Return the number of the builtin variant that computes these logits."""
-        return number_of_variant(self.pos_encoding_mode, self.logits_soft_cap > 0)
+
+def variant_of(logits: Logits) -> int:
+    """Return the number of the builtin variant that computes these logits.
+
+    It is no property of the tuple: Dynamo of torch 2.10 evaluates those on proxies.
+    """
+    return number_of_variant(logits.pos_encoding_mode, logits.logits_soft_cap > 0)
 
 
 def logits_of(

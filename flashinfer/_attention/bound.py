@@ -22,7 +22,7 @@ from torch.overrides import has_torch_function_variadic
 from .._ops.dtypes import NUMBERS
 from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
-from .arguments import Logits, parameters_of
+from .arguments import Logits, parameters_of, variant_of
 from .kernels import kernels_of_one
 from .lists import Shape
 from .operators import Operators, builtin_operators
@@ -192,7 +192,7 @@ class BoundCalls:
                 backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode,
                 logits.logits_soft_cap > 0, q.dtype,
             )  # fmt: skip
-            operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, logits.variant, kernels)
+            operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, variant_of(logits), kernels)
         except ValueError:
             return  # the full operator has the words
         logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from .._ops.declare import define_in_python
 from ..quantization import packbits
-from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, parameters_of, rows_of
+from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, parameters_of, rows_of, variant_of
 from .backward import differentiable
 from .operators import builtin_operators, call
 from .signature import Setting
@@ -74,10 +74,10 @@ def _attend_batch(
     if mask is not None:
         (packed, mask_indptr), mode, window_left = _packed(mask, qo_len, k.shape[2]), CUSTOM, -1
     logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
-    operators = builtin_operators(family, q.device.type, dtypes, head_dims, logits.variant)
+    operators = builtin_operators(family, q.device.type, dtypes, head_dims, variant_of(logits))
     setting = Setting(
         custom_mask=packed, mask_indptr=mask_indptr, kv_layout=1, mask_mode=mode, window_left=window_left,
-        variant=logits.variant,
+        variant=variant_of(logits),
     )  # fmt: skip
     parameters = parameters_of(logits, batch_size * num_qo_heads, q.device)
     # Queries first, then the heads of the batch. For one query or one request, the result is a view of it.

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.declare import define_in_python
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
-from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of
+from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of, variant_of
 from .kernels import kernels_of_one
 from .operators import Operators, builtin_operators, call, mode_of_variant, named, operators_of_module
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
@@ -55,7 +55,7 @@ def attend_one(
         o_scale=o_scale,
         rope_scale=logits.rope_scale,
         rope_theta=logits.rope_theta,
-        variant=logits.variant,
+        variant=variant_of(logits),
     )
     slopes = slopes_of(logits, q.shape[1], q.device)
     if is_compiling():  # includes torch.export without Dynamo

@@ -25,6 +25,7 @@ from .arguments import (
     no_gradient,
     parameters_of,
     rows_of,
+    variant_of,
 )
 from .bound import Bound, Result
 from .engines import EngineContract
@@ -160,7 +161,7 @@ class BatchWrapper(EngineContract):
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
-        return self._events.operators(self._family, self.device.type, dtypes, head_dims, logits.variant, kernels)
+        return self._events.operators(self._family, self.device.type, dtypes, head_dims, variant_of(logits), kernels)
 
     def _plan(
         self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int | None,

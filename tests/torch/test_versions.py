@@ -7,11 +7,14 @@ import itertools
 import pkgutil
 import subprocess
 import sys
+from functools import cached_property
 from types import ModuleType
 
 import pytest
 
 import flashinfer
+from flashinfer._attention.arguments import Logits
+from flashinfer._attention.signature import Parameters, Setting
 
 from ..support.tree import ROOT
 
@@ -33,6 +36,12 @@ def test_no_module_holds_an_object_of_itertools():
         if type(value) in vars(itertools).values()
     ]
     assert not held, held
+
+
+@pytest.mark.parametrize("options", [Logits, Setting, Parameters], ids=lambda options: options.__name__)
+def test_tuples_that_graphs_read_have_no_properties(options):
+    """Dynamo of torch 2.10 evaluates a property of a named tuple on proxies, and a proxy is in no table."""
+    assert not [name for name, value in vars(options).items() if isinstance(value, (property, cached_property))]
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
