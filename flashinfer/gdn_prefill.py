@@ -10,7 +10,7 @@ import torch
 
 from ._delta_rule.arguments import check_floats, check_rank
 from ._ops.numbers import whole
-from ._ops.tensors import can_be_looked_at, check_form
+from ._ops.tensors import check_form, is_readable
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 from .errors import UnsupportedError
 
@@ -117,7 +117,7 @@ def chunk_gated_delta_rule(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.shape[1] == 0 or count % tensor.shape[1]:
             raise _wanted(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
-    if g is not None and can_be_looked_at(g) and bool(((g < 0) | (g > 1)).any()):
+    if g is not None and is_readable(g) and bool(((g < 0) | (g > 1)).any()):
         raise _wanted("g", "numbers outside [0, 1]", f"decays themselves; {_BY_TOKENS} takes their logarithms")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     log = v.new_zeros((1, v.shape[0], count), dtype=numbers) if g is None else g.to(numbers).log()[None]

@@ -9,7 +9,7 @@ import torch
 from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
 from .._ops.indices import index_table
-from .._ops.tensors import can_be_looked_at
+from .._ops.tensors import is_readable
 from .tables import check_indptr
 
 
@@ -42,7 +42,7 @@ def variable_length_merge_states(
     s = s.float()
     if indptr.numel() < 1:
         raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
-    if can_be_looked_at(indptr):
+    if is_readable(indptr):
         first, end = check_indptr(op, "indptr", indptr)
         if (first, end) != (0, states):
             raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {states}, all states of v")

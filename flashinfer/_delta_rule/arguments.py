@@ -8,7 +8,7 @@ import torch
 
 from .._ops.errors import called
 from .._ops.indices import INTEGERS, narrowed
-from .._ops.tensors import can_be_looked_at, check_tensor
+from .._ops.tensors import check_tensor, is_readable
 
 CHUNK_SIZES = (16, 32, 64)
 
@@ -170,7 +170,7 @@ def sigmoid_of(
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
     """Refuse decays in the place of their logarithms, on the CPU. On CUDA a look would wait for the device."""
-    if gate is not None and can_be_looked_at(gate) and bool((gate > 0).any()):
+    if gate is not None and is_readable(gate) and bool((gate > 0).any()):
         text = (
             "got numbers above 0, wanted natural logarithms of decays; flashinfer.chunk_gated_delta_rule takes decays"
         )

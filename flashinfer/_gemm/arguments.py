@@ -8,7 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from .._ops import tensors
 from .._ops.dtypes import FLOATS
 from .._ops.errors import called
-from .._ops.tensors import can_be_looked_at, check_tensor
+from .._ops.tensors import check_tensor, is_readable
 
 OUTPUTS = FLOATS
 BLOCK = 128
@@ -124,7 +124,7 @@ def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[to
     size, place = m_indices.shape[0], torch.arange(m_indices.shape[0], device=m_indices.device)
     begins = torch.full((num_groups + 1,), size, device=m_indices.device).scatter_reduce(0, groups, place, "amin")
     counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(place))
-    if can_be_looked_at(m_indices) and size:
+    if is_readable(m_indices) and size:
         if int(m_indices.max()) >= num_groups:
             raise ValueError(
                 f"{called(function)}: m_indices: got {int(m_indices.max())}, wanted less than {num_groups}"

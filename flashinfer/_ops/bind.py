@@ -1,6 +1,6 @@
 """Checks of a function's tensors against one schema: `b, m, k, n = bind("bmm_fp8", A=(A, "b m k", FP8), ...)`.
 
-Every text of these errors is written here: the function that was called, the argument, got, wanted.
+An error names the called function, the argument, the value it got and the value it wanted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .errors import called, device_error
+from .errors import called, device_error, type_error, value_error
 from .sizes import differs
+from .tensors import check_dtype, check_tensor
 
 Dtypes = tuple[torch.dtype, ...] | str
 # One dimension: a letter ("" for a fixed size), and the number that is added to it.
@@ -21,15 +22,16 @@ _patterns: dict[str, Pattern] = {}
 
 
 def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """Check tensors against each other, and return their sizes in the order in which the letters appear.
+    """Check tensors against each other. Return their sizes in the order in which the letters appear.
 
     Args:
         op: the function, for calls that no public function of the package makes.
-        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words: a letter,
-            which stands for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or ``_`` for
-            any size. A ``?`` in front allows ``None``. Dtypes are a tuple, or the name of an argument with the same.
+        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words: a letter
+            for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or ``_`` for any size.
+            They can also be a tuple of computed sizes. A ``?`` in front allows ``None``. Dtypes are a tuple, or the
+            name of an argument with the same dtype.
 
-    All tensors are dense and on the device of the first. Sizes that a graph does not know are compared when it runs.
+    All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when it runs.
 
     Raises:
         TypeError: no tensor, or another dtype.
@@ -37,18 +39,18 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
     """
     sizes: dict[str, int] = {}
     first: tuple[str, torch.Tensor] | None = None
-    for name, (x, text, *dtypes) in arguments.items():
-        if x is None and text[0] == "?":
+    for name, (x, dims, *dtypes) in arguments.items():
+        if x is None and dims and isinstance(dims[0], str) and dims[0] == "?":
             continue
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{called(op)}: {name}: got {type(x).__name__}, wanted Tensor")
-        if x.layout != torch.strided:
-            raise ValueError(f"{called(op)}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
-        # A graph would hold a guard on the dictionary, which another call of `bind` changes.
-        pattern = _parsed(text) if is_dynamo_compiling() else _patterns.get(text) or _parsed(text)
+        check_tensor(op, name, x)
+        if not isinstance(dims, str):
+            pattern = _fixed(dims)
+        else:
+            # A graph would hold a guard on the dictionary, which another call of `bind` changes.
+            pattern = _parsed(dims) if is_dynamo_compiling() else _patterns.get(dims) or _parsed(dims)
         shape = x.shape
         if len(shape) != len(pattern):
-            raise ValueError(f"{called(op)}: {name}: got {len(shape)} dimensions, wanted {len(pattern)}")
+            raise value_error(op, name, f"{len(shape)} dimensions", len(pattern))
         for size, (letter, more) in zip(shape, pattern, strict=True):
             if letter == "_":
                 continue
@@ -79,13 +81,16 @@ def _parsed(text: str) -> Pattern:
     return found
 
 
+def _fixed(dims: tuple[Any, ...]) -> Pattern:
+    optional = dims and isinstance(dims[0], str)
+    return tuple([("", size) for size in (dims[1:] if optional else dims)])
+
+
 def _check_dtype(op: str, name: str, x: torch.Tensor, wanted: Dtypes, arguments: dict[str, tuple[Any, ...]]) -> None:
-    if isinstance(wanted, str):
-        like: torch.dtype = arguments[wanted][0].dtype
-        if x.dtype != like:
-            raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted {like} as {wanted} has")
-    elif x.dtype not in wanted:
-        raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted {' or '.join(map(str, wanted))}")
+    if not isinstance(wanted, str):
+        check_dtype(op, name, x.dtype, wanted)
+    elif x.dtype != (like := arguments[wanted][0].dtype):
+        raise type_error(op, name, x.dtype, f"{like} as {wanted} has")
 
 
 def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> NoReturn:
@@ -93,4 +98,5 @@ def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: 
     for letter, more in pattern:
         known = more if letter == "" else sizes.get(letter)
         words.append("any" if known is None else f"{known + more if letter else known}")
+    # One text: in a graph, a text inside another one would be quoted.
     raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted [{', '.join(words)}]")

@@ -1,4 +1,4 @@
-"""Operators that a configuration chooses: a spec, its module, the module's namespace with what torch must know of it.
+"""Operators whose module a configuration selects, with their namespaces and fake implementations.
 
 An operator of ``define()`` has one module for each device. Where sizes, variants or tiles choose among modules, each
 module registers its operators in a namespace of its own, and :func:`configured` finds it by the configuration.
@@ -28,11 +28,11 @@ _loaded_dispatching: dict[str, JitSpec] = {}
 
 
 def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., Any]:
-    """A function: configuration -> the namespace of its operators; found, else built, once in a process.
+    """Return a cached function from a configuration to the namespace of its operators. It loads or builds the module.
 
     Args:
-        spec_of: configuration -> the spec of its module, such as a family's ``gen_*_module``.
-        fakes: of the module's operators; see :func:`with_fakes`.
+        spec_of: maps a configuration to the spec of its module, such as a family's ``gen_*_module``.
+        fakes: fake implementations of the module's operators, as for :func:`with_fakes`.
     """
 
     @cache
@@ -43,8 +43,8 @@ def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., A
 
 
 def with_fakes(namespace: Any, fakes: Fakes) -> Any:
-    """A module's namespace, whose operators torch can trace now: those of ``fakes`` that it has."""
-    if not is_dynamo_compiling() and namespace.name not in _fakes:  # nothing can be registered in a graph, nor is
+    """Return a module's namespace after registering those fake implementations that it has operators for."""
+    if not is_dynamo_compiling() and namespace.name not in _fakes:  # a graph cannot register anything
         library = torch.library.Library(namespace.name, "IMPL")
         for name, fake in fakes.items():
             if not hasattr(namespace, name):
@@ -60,11 +60,10 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
 
 
 def load_configured(spec: JitSpec) -> Any:
-    """The ``torch.ops`` namespace of a module that computes what ``spec`` describes.
+    """Return the ``torch.ops`` namespace of a module that computes what ``spec`` describes.
 
-    The module of exactly that configuration is taken wherever it is; else a dispatching one, built ahead of time, that
-    was built for this configuration among others; else the exact one is built. Keep what this returns: it looks at
-    files.
+    The order is: the module of exactly this configuration, a dispatching module that was built ahead of time and covers
+    it, a new build. Cache the result, because the lookup reads files.
 
     Raises:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
@@ -75,7 +74,7 @@ def load_configured(spec: JitSpec) -> Any:
     lookup = store.look_up(several, dict(spec.coverage))
     if lookup.artifact is not None:
         several = several.covering(lookup.artifact.manifest["coverage"])
-        # A process holds one dispatching module of a name: which, the first call decided.
+        # A process holds one dispatching module of each name: the first one that it loads.
         if _loaded_dispatching.setdefault(several.name, several) == several:
             return load(several)
     else:
@@ -84,7 +83,7 @@ def load_configured(spec: JitSpec) -> Any:
 
 
 def covered(spec: JitSpec) -> bool:
-    """Whether a dispatching module, built ahead of time, stands for a module that there is none of."""
+    """Return whether a dispatching module that was built ahead of time replaces the missing module of ``spec``."""
     several = _dispatching(spec)
     if several is None or store.look_up(spec).artifact is not None:
         return False
@@ -92,7 +91,7 @@ def covered(spec: JitSpec) -> bool:
 
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:
-    """A spec to look for dispatching modules with, where any is there at all: mostly there is none, and nothing to do."""
+    """Return a spec to look up dispatching modules with, or ``None`` if no AOT directory has any."""
     if not spec.dispatching or not any((folder / spec.dispatching).is_dir() for folder in env.aot_dirs()):
         return None
     return replace(spec, name=spec.dispatching, namespace=spec.dispatching, dispatching="")

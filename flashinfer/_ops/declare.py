@@ -19,7 +19,7 @@ from ..jit.module import JitSpec
 from ..jit.spec import BACKENDS
 from ..jit.store import Needs
 from . import declared
-from .errors import called, check_dense, check_one_device, on_copies, on_one_device
+from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
 from .route import General, Gradient, routed
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
@@ -34,9 +34,9 @@ def define_in_python(
     on_host: tuple[str, ...] = (),
     namespace: str = "flashinfer",
 ) -> Any:
-    """Declare ``flashinfer::<schema>``, whose kernel is a Python function on every device, and return the operator.
+    """Declare ``flashinfer::<schema>`` with a Python function as its kernel on every device. Return the operator.
 
-    A graph does not look into it: that is what it is for. The arguments are those of :func:`define`.
+    Graphs do not trace into it. The arguments are those of :func:`define`.
     """
     name, library = declared.declare(namespace, schema, function), declared.library(namespace)
     operator = getattr(getattr(torch.ops, namespace), name).default
@@ -48,8 +48,8 @@ def define_in_python(
     if on_host:
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
     else:
-        # What register_fake would do, less its look at the caller's source, which takes half of the import of this
-        # package, and less its leave for tensors of several devices.
+        # register_fake would do the same, but it reads the caller's source, which takes half of the import of this
+        # package, and it permits tensors on several devices.
         library.impl(name, fake, "Meta")
     if gradient is not None:
         torch.library.register_autograd(
@@ -60,7 +60,7 @@ def define_in_python(
 
 
 def element_type(spec: JitSpec, *args: Any) -> Needs:
-    """Returns the dtype that a call needs of a module that covers several: the first tensor's that is one of them."""
+    """Return the dtype that a call needs of a module that covers several: that of the first tensor with one of them."""
     dtypes = dict(spec.coverage).get("dtype", ())
     names = (str(arg.dtype).removeprefix("torch.") for arg in args if isinstance(arg, torch.Tensor))
     return next(({"dtype": (name,)} for name in names if name in dtypes), {})
@@ -81,16 +81,16 @@ def define(
 
     Args:
         schema: in torch's language, with exact mutation annotations.
-        module: backend -> the spec of the module that registers the operator's kernel.
-        fake: what the operator returns, as tensors without data.
-        general: what the function returned does instead where gradients or symbolic numbers ask for it.
-        gradient: the operator's own, for one that is not on the path of inference: it costs Python before every call.
-        on_host: arguments that are tables on the host, beside tensors of a device.
-        needs: the spec and the operator's arguments -> the values that a call needs of each axis of the coverage.
-        kernels: ``"sm90a"`` or its like where the operator is that of kernels for one arch alone. It is
-            ``flashinfer_sm90a::<schema>`` then, which modules of such kernels register.
+        module: maps a backend to the spec of the module that registers the operator's kernel.
+        fake: returns the operator's results as tensors without data.
+        general: replaces the operator for calls with gradients or symbolic numbers.
+        gradient: formula for an operator outside of inference. It costs Python before every call.
+        on_host: arguments that are host tables in addition to tensors of a device.
+        needs: maps the spec and the arguments to the values that a call needs of each axis of the coverage.
+        kernels: ``"sm90a"`` or another arch, for an operator that modules of this arch register. It is
+            ``flashinfer_sm90a::<schema>`` then.
 
-    The function returned raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
+    The returned function raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """
     name = schema[: schema.index("(")]
     namespace = f"flashinfer_{kernels}" if kernels else "flashinfer"
@@ -118,12 +118,11 @@ def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset
     tensors = [arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor) and position not in on_host]
     if not tensors:
         argument = next(arg.name for arg in arguments if str(arg.type) == "Tensor")
-        raise TypeError(f"{called(name)}: {argument}: got None, wanted Tensor")
+        raise type_error(name, argument, None, "Tensor")
     backend = tensors[0].device.type
     if backend not in BACKENDS:
         position = next(n for n, arg in enumerate(args) if arg is tensors[0])
-        wanted = ", ".join(BACKENDS)
-        raise ValueError(f"{called(name)}: {names[position]}: got a tensor on {backend}, wanted one on {wanted}")
+        raise value_error(name, names[position], f"a tensor on {backend}", f"one on {', '.join(BACKENDS)}")
     check_one_device(name, names, args, on_host)
     check_dense(name, names, args)
     return str(backend)

@@ -18,7 +18,7 @@ from .schemas import SCHEMAS
 
 LIBRARIES: dict[str, torch.library.Library] = {}  # namespace -> its library
 KERNELS: dict[str, Callable[..., Any]] = {}  # "namespace::name" -> the kernel, once its module is imported
-_schemas: dict[str, str] = {}  # "namespace::name" -> what was declared for it
+_schemas: dict[str, str] = {}  # "namespace::name" -> its declared schema
 _modules: dict[str, str] = {}  # "namespace::name" -> the module that defines it
 
 

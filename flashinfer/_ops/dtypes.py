@@ -1,4 +1,4 @@
-"""Element types: their names, sizes and numbers in one table, and the sets that arguments are checked against."""
+"""Element types in one table, and the sets that arguments are checked against."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ WIDE_FLOATS = _floats(64, 32, 16)
 def is_fp8(dtype: torch.dtype) -> bool:
     """Return whether elements are floating-point numbers of 8 bits.
 
-    An itemsize of 1 does not say so: integers, booleans and pairs of numbers of 4 bits have it, too.
+    An itemsize of 1 does not prove it: integers, booleans and pairs of 4-bit numbers have it too.
     """
     return dtype in FP8

@@ -1,10 +1,10 @@
-"""Errors of operators as errors of the function that was called: its name, the argument, got and wanted."""
+"""Errors that name the called function, the argument, the value it got and the value it wanted."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from ..jit.spec import BACKENDS
 
 _KINDS: dict[str, type[Exception]] = {
     "IndexError": IndexError,
-    "OutOfMemoryError": torch.OutOfMemoryError,  # what engines catch, a RuntimeError
+    "OutOfMemoryError": torch.OutOfMemoryError,  # a RuntimeError that engines catch
     "TypeError": TypeError,
     "ValueError": ValueError,
 }
@@ -24,10 +24,10 @@ _INNER = (_PACKAGE + "_ops.", _PACKAGE + "cli.")
 
 
 def called(op: str) -> str:
-    """Return the name of the public function that the user called, ``op`` where there is none.
+    """Return the name of the public function that the user called, or ``op`` if there is none.
 
-    Several functions share an operator, and one calls another. The name is looked up where an error is raised, in the
-    outermost frame of the package, so that calls that succeed pay nothing for it.
+    Functions share operators and call each other. The outermost frame of the package decides. It is looked up only when
+    an error is raised, so successful calls do not pay for it.
     """
     if is_dynamo_compiling():
         return op
@@ -35,7 +35,7 @@ def called(op: str) -> str:
     while frame is not None:
         module, function = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         if not module.startswith(_PACKAGE):
-            if inside and not module.startswith("torch."):  # by which the package calls itself
+            if inside and not module.startswith("torch."):  # the package calls itself through torch
                 break
         elif not module.startswith(_INNER):
             inside = True
@@ -50,10 +50,15 @@ def called(op: str) -> str:
 def raise_as_callers_mistake(
     err: RuntimeError, op: str = "", names: Sequence[str] = (), args: Sequence[Any] = ()
 ) -> NoReturn:
-    """Raise an operator's refusal as an exception of Python that names the function called.
+    """Raise an operator's error as a Python exception that names the called function.
 
-    Bindings write the exception's name in front of a caller's mistake; torch's parser has a form of its own. ``names``
-    are the operator's arguments, ``op`` the function where the caller of this one knows it.
+    Bindings write the exception's name before the text of an invalid argument. torch's parser has its own form.
+
+    Args:
+        err: the error of the operator.
+        op: the called function, if the caller knows it.
+        names: the operator's arguments.
+        args: their values.
     """
     text = str(err)
     kind, _, message = text.partition(": ")
@@ -61,7 +66,7 @@ def raise_as_callers_mistake(
         message = message.split("\nException raised from")[0]
         first, _, rest = message.partition(": ")
         if first in names or not re.fullmatch(r"\w+", first) or rest.startswith("got None"):
-            rest = message  # it names an argument and no function
+            rest = message  # it names an argument, not a function
         argument = rest.partition(": ")[0]
         if argument in names and isinstance(given := args[names.index(argument)], torch.Tensor):
             rest = rest.replace("got another dtype", f"got {given.dtype}".replace("torch.", ""))
@@ -77,20 +82,20 @@ def raise_as_callers_mistake(
 
 
 def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: RuntimeError) -> NoReturn:
-    """Raise the refusal of a configuration's module, which does not look at the kinds of tensors as ``define`` does.
+    """Raise the error of a configuration's module. Such a module does not check layouts and devices as ``define`` does.
 
     Raises:
         ValueError: a tensor that is not dense, or tensors on several devices.
     """
     for name, tensor in zip(names, args, strict=False):
         if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
-            raise ValueError(f"{op}: {name}: got a tensor of {tensor.layout}, wanted a dense one") from None
+            raise value_error(op, name, f"a tensor of {tensor.layout}", "a dense one") from None
     check_one_device(op, names, args)
     raise_as_callers_mistake(err, called(op), names, args)
 
 
 def renamed(err: ValueError | TypeError, arguments: Mapping[str, str]) -> ValueError | TypeError:
-    """Return an error of an inner function with the caller's names of its ``arguments``."""
+    """Return an error of an inner function with the caller's names of its arguments."""
     function, _, rest = str(err).partition(": ")
     name, _, text = rest.partition(": ")
     text = re.sub(r" as (\w+) (is|has)$", lambda like: f" as {arguments.get(like[1], like[1])} {like[2]}", text)
@@ -98,7 +103,7 @@ def renamed(err: ValueError | TypeError, arguments: Mapping[str, str]) -> ValueE
 
 
 def check_one_device(op: str, names: Sequence[str], args: Sequence[Any], on_host: frozenset[int] = frozenset()) -> None:
-    """Check that all tensors are on one device, except tables on the host at the positions ``on_host``.
+    """Check that all tensors are on one device, except host tables at the positions ``on_host``.
 
     Raises:
         ValueError: an argument on another device than the first.
@@ -113,9 +118,25 @@ def check_one_device(op: str, names: Sequence[str], args: Sequence[Any], on_host
             raise device_error(called(op), name, arg.device, *first)
 
 
+def value_error(op: str, name: str, got: object, wanted: object) -> ValueError:
+    """Return the error for an argument with an invalid value."""
+    return ValueError(f"{called(op)}: {name}: got {got}, wanted {wanted}")
+
+
+def type_error(op: str, name: str, got: object, wanted: object) -> TypeError:
+    """Return the error for an argument with an invalid type or dtype."""
+    return TypeError(f"{called(op)}: {name}: got {got}, wanted {wanted}")
+
+
 def device_error(op: str, name: str, got: torch.device, like: str, wanted: torch.device) -> ValueError:
     """Return the error for an argument on another device than the argument ``like``."""
     return ValueError(f"{op}: {name}: got a tensor on {got}, wanted one on {wanted} as {like} is")
+
+
+def either(choices: Iterable[object]) -> str:
+    """Return the text ``a, b or c``."""
+    *others, last = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def on_one_device(
@@ -123,7 +144,7 @@ def on_one_device(
 ) -> Callable[..., Any]:
     """Return ``fake`` with a check that all tensors are on one device.
 
-    One tensor on meta is enough for torch to call a fake implementation, and what that returns has no data.
+    torch calls a fake implementation if any tensor is on meta. The result would have no data.
     """
 
     @wraps(fake)
@@ -135,23 +156,23 @@ def on_one_device(
 
 
 def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
-    """Check that no tensor is sparse, quantized or the like: no module has a kernel for those.
+    """Check that no tensor is sparse or quantized. No module has a kernel for those.
 
     Raises:
-        ValueError: one is.
+        ValueError: a tensor that is not dense.
     """
     for name, arg in zip(names, args, strict=True):
         if not isinstance(arg, torch.Tensor) or arg.device.type not in BACKENDS:
             continue  # another check refuses devices without kernels
         if not torch._C._dispatch_keys(arg).has(getattr(torch._C.DispatchKey, arg.device.type.upper())):
-            raise ValueError(f"{called(op)}: {name}: got a tensor of {arg.layout} and {arg.dtype}, wanted a dense one")
+            raise value_error(op, name, f"a tensor of {arg.layout} and {arg.dtype}", "a dense one")
 
 
 def on_copies(operator: Any) -> Callable[..., Any]:
-    """Return the kernel of an operator that writes its arguments for views with the negative bit.
+    """Return the kernel of an operator that writes its arguments, for views with the negative bit.
 
-    Such a view stands for the negated elements of its memory. torch's fallback fails for those that are written, after
-    other arguments were. This kernel calls the operator on copies, and copies back what was written.
+    Such a view is the negation of its memory. torch's fallback fails for a written view after other arguments were
+    written. This kernel calls the operator on copies and copies the results back.
     """
     written = [n for n, one in enumerate(operator._schema.arguments) if one.alias_info and one.alias_info.is_write]
 

@@ -1,4 +1,4 @@
-"""Tensors of indices: callers have them of any integer dtype and with any strides, kernels as contiguous int32."""
+"""Tensors of indices. Callers pass any integers with any strides. Kernels read contiguous int32."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .errors import type_error, value_error
+
 INTEGERS = frozenset({
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 })  # fmt: skip
 
 
 def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """A table as kernels read it: a contiguous vector of ``dtype``. Other integers and strides are copied.
+    """Return a table as kernels read it: a contiguous vector of ``dtype``. Other integers and strides are copied.
 
     Raises:
         TypeError: no integers.
-        ValueError: no dense vector, or a value that :func:`narrowed` refuses.
+        ValueError: no dense vector, or a value that :func:`narrowed` rejects.
     """
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
+        raise type_error(op, name, type(x).__name__, "Tensor")
     if x.layout != torch.strided:
-        raise ValueError(f"{op}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
+        raise value_error(op, name, f"a tensor of {x.layout} and {x.dtype}", "a dense one")
     if x.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype} or other integers")
+        raise type_error(op, name, x.dtype, f"{dtype} or other integers")
     if x.dim() != 1:
-        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
+        raise value_error(op, name, f"shape {list(x.shape)}", "a vector")
     if x.is_meta:
-        raise ValueError(f"{op}: {name}: got one on meta, wanted one with elements")
+        raise value_error(op, name, "one on meta", "one with elements")
     return narrowed(op, name, x, dtype).contiguous()
 
 
 def index_tables(op: str, **tables: torch.Tensor) -> dict[str, torch.Tensor]:
-    """:func:`index_table` of each, by its name."""
+    """Return :func:`index_table` of each table, by name."""
     return {name: index_table(op, name, table) for name, table in tables.items()}
 
 
 def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Integers as ``dtype``.
+    """Return integers as ``dtype``.
 
     Raises:
-        ValueError: a value on the CPU that ``dtype`` does not have. One of a device, which is not read on the host,
-            becomes the nearest that it has: what led nowhere leads nowhere still.
+        ValueError: a value on the CPU that does not fit into ``dtype``. The host does not read values of a GPU: they
+            become the nearest value of ``dtype``, so invalid indices stay invalid.
     """
     if x.dtype == dtype:
         return x
@@ -51,15 +53,15 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
     if x.is_cpu and not is_dynamo_compiling() and x.numel():
         for value in (int(one) for one in wide.aminmax()):
             if not limits.min <= value <= limits.max:
-                raise ValueError(f"{op}: {name}: got {value}, wanted {limits.min} to {limits.max}")
+                raise value_error(op, name, value, f"{limits.min} to {limits.max}")
     return wide.clamp(limits.min, limits.max).to(dtype)
 
 
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
-    """``call``, an operator's, whose arguments at ``positions``, by their names, may be any integers with any strides.
+    """Return ``call`` of an operator with any integers and strides at ``positions``, which maps to argument names.
 
-    Those that kernels can read cost nothing: others are narrowed once the operator, which writes nothing before all is
-    checked, has refused them.
+    The operator checks everything before it writes. So tables that kernels can read cost nothing, and other tables are
+    narrowed after the operator has rejected them.
     """
 
     def checked(*args: Any) -> Any:
@@ -79,7 +81,7 @@ def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]
 
 
 def _is_other(x: object) -> bool:
-    """Return whether these are dense indices that kernels cannot read in place."""
+    """Return whether a tensor holds dense indices that kernels cannot read in place."""
     if not isinstance(x, torch.Tensor) or x.dtype not in INTEGERS or x.layout != torch.strided:
         return False
     return x.dtype != torch.int32 or not x.is_contiguous()

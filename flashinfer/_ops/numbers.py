@@ -1,19 +1,20 @@
-"""Numbers that callers give: what is none, or none of the kind wanted, is an error that names the argument."""
+"""Checks of numbers and options. Each error names the argument."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 
-from .errors import called
+from .errors import either, type_error, value_error
 
 
 def real(op: str, name: str, given: object) -> float:
-    """A number of any kind, or a tensor of one element.
+    """Return a number of any kind, or the element of a tensor with one element, as a float.
 
     Raises:
-        TypeError: neither.
+        TypeError: neither of them.
     """
     if isinstance(given, torch.Tensor):
         check_real(op, name, given)
@@ -22,42 +23,52 @@ def real(op: str, name: str, given: object) -> float:
             return float(given)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             pass
-    raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted a number")
+    raise type_error(op, name, type(given).__name__, "a number")
 
 
 def check_real(op: str, name: str, x: torch.Tensor) -> None:
-    """Check that a tensor holds real numbers: a conversion would drop imaginary parts in silence.
+    """Check that a tensor holds real numbers. A conversion would drop imaginary parts silently.
 
     Raises:
         TypeError: complex numbers or booleans.
     """
     if x.is_complex() or x.dtype == torch.bool:
-        raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted real numbers")
+        raise type_error(op, name, x.dtype, "real numbers")
 
 
 def whole(op: str, name: str, given: object) -> int:
-    """An integer of any kind, or a tensor of one.
+    """Return an integer of any kind, or the element of a tensor with one integer. Floats are never rounded.
 
     Raises:
-        TypeError: neither; a float is never rounded.
+        TypeError: no integer.
     """
-    if isinstance(given, int):  # a graph's symbol is one too, and stays symbolic
+    if isinstance(given, int):  # also a graph's symbol, which stays symbolic
         return given
     try:
         return operator.index(given)  # type: ignore[arg-type]
     except TypeError:
         got = given if isinstance(given, float) else type(given).__name__
-        raise TypeError(f"{op}: {name}: got {got}, wanted an integer") from None
+        raise type_error(op, name, got, "an integer") from None
 
 
 def positive(op: str, name: str, given: object) -> int:
-    """An integer above 0.
+    """Return an integer above 0.
 
     Raises:
         TypeError: no integer.
-        ValueError: one of 0 or less.
+        ValueError: an integer of 0 or less.
     """
     number = whole(op, name, given)
     if number < 1:
-        raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
+        raise value_error(op, name, number, "a positive number")
     return number
+
+
+def check_option(op: str, name: str, given: object, options: Sequence[object]) -> None:
+    """Check that an argument is one of a few values.
+
+    Raises:
+        ValueError: another value.
+    """
+    if given not in options:
+        raise value_error(op, name, repr(given), either(map(repr, options)))

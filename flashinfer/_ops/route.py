@@ -1,7 +1,7 @@
-"""Which operator a call goes to: that of inference, or a general one where gradients or symbolic numbers ask for it.
+"""Dispatch of a call to an operator of inference, or to a general one for gradients and symbolic numbers.
 
-An operator of inference has no kernel for autograd, which would be Python before every call. A call that wants
-gradients goes to another operator, that of :class:`General`, and so does one whose numbers a graph keeps symbolic.
+Operators of inference have no kernel for autograd, because it would run Python before every call. Calls that need
+gradients, or that a graph makes with symbolic numbers, go to the operator of :class:`General`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
 from .tensors import check_form
 
-# The dispatcher's own call of an operator's handle: what calling the operator ends in, 0.4 us earlier. It is not for
-# Dynamo, which knows operators only, nor for tensors whose class has a __torch_function__.
+# The dispatcher's call of an operator's handle. Calling the operator ends there 0.4 us later. Dynamo does not know it,
+# and tensors whose class has a __torch_function__ must not use it.
 call_handle: Callable[..., Any] = torch._C._dispatch_call_boxed
 
 
@@ -35,7 +35,7 @@ class Gradient:
 
 
 def no_second_derivative(name: str) -> Gradient:
-    """Returns the gradient of an operator that is a gradient itself: an error."""
+    """Return the gradient of an operator that is a gradient itself: an error."""
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
@@ -48,10 +48,10 @@ def no_second_derivative(name: str) -> Gradient:
 
 @dataclass(frozen=True)
 class General:
-    """Does for a call what an operator without gradients and with numbers for arguments cannot do.
+    """Replacement for calls that an operator without gradients, with plain numbers, cannot serve.
 
-    ``call`` takes the operator's arguments. It is taken where one of the tensors named by ``differentiable`` wants a
-    gradient, or a number named by ``scalars`` is symbolic under ``torch.compile``.
+    ``call`` takes the operator's arguments. It is used if a tensor named by ``differentiable`` requires a gradient, or
+    if a number named by ``scalars`` is symbolic under ``torch.compile``.
     """
 
     call: Callable[..., Any]
@@ -60,7 +60,7 @@ class General:
 
 
 def without_gradient(name: str, *differentiable: str) -> General:
-    """Refuses gradients of an operator of inference: an error is better than a gradient that is silently none."""
+    """Refuse gradients of an operator of inference. An error is better than a gradient that is silently missing."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
@@ -69,14 +69,14 @@ def without_gradient(name: str, *differentiable: str) -> General:
 
 
 def routed(name: str, operator: Any, general: General | None) -> Callable[..., Any]:
-    """A function that calls ``operator``, or ``general`` where that is asked for.
+    """Return a function that calls ``operator``, or ``general`` if gradients or symbolic numbers require it.
 
-    It raises ``ValueError`` and ``TypeError`` where the operator reports a caller's mistake.
+    It raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """
     direct = partial(call_handle, operator._handle)
     names = [argument.name for argument in operator._schema.arguments]
     differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
-    # Written out for three, where a loop would cost as much as what it does; 0 stands for no second and no third.
+    # Unrolled for three tensors, because a loop would double the cost. 0 means no second or third tensor.
     first, second, third = (*differentiable, 0, 0, 0)[:3]
     others = differentiable[3:]
     scalars = tuple(names.index(one) for one in general.scalars) if general else ()
@@ -93,7 +93,7 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
                     or (others and any(args[other].requires_grad for other in others))
                 )
             )
-        except AttributeError:  # None, which may stand for an optional tensor; the operator refuses everything else
+        except AttributeError:  # None for an optional tensor. The operator rejects everything else.
             gradients = any(getattr(args[one], "requires_grad", False) for one in differentiable)
         try:
             if gradients:
@@ -114,7 +114,8 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
 
 
 def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor) -> None:
-    """``result`` into ``out`` in a way that autograd follows.
+    """Copy ``result`` into ``out`` so that autograd follows.
+
 
     Raises:
         ValueError, TypeError: another shape, device or dtype, which torch would convert.

@@ -1,6 +1,6 @@
-"""Numbers that users vary, in graphs that are compiled once for all of their values.
+"""Numbers that users vary, in graphs that are compiled once for all values.
 
-A Python number passed to an operator is compiled into the graph, once for each value; as a tensor it is an input.
+torch compiles a Python number into the graph, once for each value. A tensor is an input of the graph.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from torch.compiler import is_dynamo_compiling
 
 
 def is_symbolic(number: float) -> bool:
-    """Whether a graph that is being traced has an input in the place of this number."""
+    """Return whether a number is an input of the graph that is being traced."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return not has_static_value(number)
 
 
 def as_tensor(number: float, device: torch.device) -> torch.Tensor:
-    """A number as the element of a float64 tensor, symbolic still; ``torch.full`` would compile it into the graph."""
+    """Return a number as a float64 tensor of one element. It stays symbolic, unlike with ``torch.full``."""
     return torch.ones((), dtype=torch.float64, device=device) * number
 
 
 def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
-    """Numbers of attention as kernels take them where they are values of a device; ``None``: a graph knows them all.
+    """Return attention's numbers as a tensor for kernels, or ``None`` if a graph knows all of them.
 
     Args:
         given: logits_soft_cap, sm_scale, rope_scale, rope_theta.
-        factor: of sm_scale.
+        factor: multiplies sm_scale.
 
     Returns:
         ``[4]`` float64 on ``device``: sm_scale, logits_soft_cap, rope_scale, rope_theta.
@@ -40,7 +40,7 @@ def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: tor
 
 
 def scalar(number: float, device: torch.device) -> tuple[float, torch.Tensor | None]:
-    """A number for an operator that takes it either way: itself, or a tensor that stands for it."""
+    """Return the two arguments of an operator that takes a number or a tensor."""
     if is_dynamo_compiling() and is_symbolic(number):
         return 0.0, as_tensor(number, device)
     return number, None

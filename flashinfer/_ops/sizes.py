@@ -1,4 +1,4 @@
-"""Comparisons of sizes that a graph of ``torch.compile`` may know nothing of before it runs."""
+"""Comparisons of sizes that ``torch.compile`` may not know before the graph runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch.compiler import is_dynamo_compiling
 
 
 def differs(got: int, wanted: int) -> bool:
-    """Whether a size is another one, so far as is known: of some a graph knows nothing before it runs."""
+    """Return whether a size is known to be another one. An unknown size of a graph is not."""
     return _known(got != wanted) if is_dynamo_compiling() else got != wanted
 
 
 def exceeds(got: int, limit: int) -> bool:
-    """Whether a size is larger, so far as is known."""
+    """Return whether a size is known to be larger."""
     return _known(got > limit) if is_dynamo_compiling() else got > limit
 
 

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .errors import called
+from .errors import called, either, type_error, value_error
 
 
 def check_tensor(op: str, name: str, x: object) -> None:
+    """Check that an argument is a dense tensor."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{called(op)}: {name}: got {type(x).__name__}, wanted Tensor")
+        raise type_error(op, name, type(x).__name__, "Tensor")
     if x.layout != torch.strided:
-        raise ValueError(f"{called(op)}: {name}: got a tensor of {x.layout} and {x.dtype}, wanted a dense one")
+        raise value_error(op, name, f"a tensor of {x.layout} and {x.dtype}", "a dense one")
 
 
 def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
+    """Check that an argument is a dense tensor with ``wanted`` dimensions."""
     check_tensor(op, name, x)
     if x.dim() != wanted:
-        raise ValueError(f"{called(op)}: {name}: got {x.dim()} dimensions, wanted {wanted}")
+        raise value_error(op, name, f"{x.dim()} dimensions", wanted)
+
+
+def check_dtype(op: str, name: str, dtype: object, wanted: Sequence[torch.dtype]) -> None:
+    """Check that a dtype is one of those of ``wanted``."""
+    if dtype not in wanted:
+        raise type_error(op, name, dtype, either(wanted))
 
 
 def check_form(
     op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], device: torch.device, *dtypes: torch.dtype
 ) -> None:
-    """A tensor of this shape, on this device and of one of these dtypes."""
+    """Check the shape, the device and the dtype of a dense tensor."""
     check_tensor(op, name, x)
     if is_dynamo_compiling() and x.dim() == len(shape):
         for got, wanted in zip(x.shape, shape, strict=True):
-            torch._check(got == wanted)  # sizes of which nothing is known yet are compared when the graph runs
+            torch._check(got == wanted)  # the graph compares sizes that are still unknown when it runs
     elif x.shape != shape:
         raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
-    if x.dtype not in dtypes:
-        raise TypeError(f"{called(op)}: {name}: got {x.dtype}, wanted {' or '.join(map(str, dtypes))}")
+    check_dtype(op, name, x.dtype, dtypes)
     if x.device != device:
-        raise ValueError(f"{called(op)}: {name}: got a tensor on {x.device}, wanted one on {device}")
+        raise value_error(op, name, f"a tensor on {x.device}", f"one on {device}")
 
 
-def can_be_looked_at(tensor: torch.Tensor) -> bool:
-    """Whether values cost nothing to look at: on the CPU, of a tensor that stands for nothing else."""
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Return whether the host can read values without waiting: a plain CPU tensor outside of graphs and transforms."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
