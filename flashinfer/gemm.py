@@ -1,8 +1,8 @@
-"""Matrix products of groups of rows, each group with a matrix of its own: LoRA, experts, batches, scaled fp8.
+"""Matrix products of groups of rows, each group with its own matrix: LoRA, experts, batches, scaled fp8.
 
-Group sizes lie on the device and are never read on the host. Sums are float32; a row's result does not depend on the
-other rows. Sources: Micikevicius et al.: FP8 Formats for Deep Learning, 2022; DeepSeek-V3 Technical Report, 2024,
-section 3.3, for blocks with scales of their own.
+Group sizes stay on the device; the host never reads them. Sums are float32. A row's result does not depend on other
+rows. Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022; DeepSeek-V3 Technical Report, 2024, section 3.3
+(block scales).
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ import torch
 
 from ._gemm.arguments import (
     BLOCK,
+    F32,
     OUTPUTS,
     blocks,
-    check_dims,
-    check_dtype,
-    check_same_depth,
-    check_shape,
+    group_ranges,
     in_eight_bits,
     matrices,
     one_number,
     output,
     rows,
-    runs_of,
 )
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
 from ._ops.bind import bind
 from ._ops.dtypes import FP8
+from ._ops.errors import value_error
 from ._ops.indices import index_table
+from ._ops.tensors import check_dtype
 from .errors import GradientError
 from .jit.capture import refuse_capture
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module, gen_gemm_sm100_module
@@ -52,7 +51,8 @@ __all__ = [
     "pad_indptr_to_multiple_of_4",
 ]
 
-_OF_LAYERS = {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
+_LAYER_NAMES = {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
+INDICES = (torch.int32, torch.int64)
 _UPPER_CASE = {"a": "A", "b": "B", "a_scale": "A_scale", "b_scale": "B_scale"}
 
 
@@ -65,26 +65,29 @@ def bmm_fp8(
     out: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Batch of products of fp8 matrices: ``out[i] = (A[i] @ B[i]) * A_scale * B_scale``.
+    """Multiply batches of fp8 matrices: ``out[i] = (A[i] @ B[i]) * A_scale * B_scale``.
 
     Args:
         A: ``[b, m, k]``, float8_e4m3fn or float8_e5m2.
-        B: ``[b, k, n]``, either of the two; column-major, ``[b, n, k]`` transposed, or else it is copied so.
-        A_scale, B_scale: one float32 number each, on the device of ``A``: what quantised numbers are multiplied by.
-        dtype: of the result: bfloat16, float16 or float32.
-        out: ``[b, m, n]`` to be written.
-        backend: accepted for FlashInfer's callers; the device chooses the kernels.
+        B: ``[b, k, n]``, float8_e4m3fn or float8_e5m2. A column-major ``B`` (``[b, n, k]`` transposed) is not copied.
+        A_scale, B_scale: one float32 number each, on the device of ``A``: factors of the quantised numbers.
+        dtype: bfloat16, float16 or float32, of the result.
+        out: ``[b, m, n]``, written.
+        backend: accepted for FlashInfer's callers. The device selects the kernels.
 
     Returns:
         ``[b, m, n]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: invalid shapes or devices.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     name = "bmm_fp8"
-    batch, m, _, n = bind(name, A=(A, "b m k", FP8), B=(B, "b k n", FP8), out=(out, "?b m n"))
+    batch, m, _, n = bind(
+        name, A=(A, "b m k", FP8), B=(B, "b k n", FP8), A_scale=(A_scale, None, F32), B_scale=(B_scale, None, F32),
+        out=(out, "?b m n"),
+    )  # fmt: skip
     check_dtype(name, "dtype", dtype, OUTPUTS)
     b = B.transpose(1, 2)
     a_scale, b_scale = one_number(name, "A_scale", A_scale), one_number(name, "B_scale", B_scale)
@@ -105,14 +108,14 @@ def mm_bf16(
     out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Product of two matrices: ``a @ b + bias``.
+    """Multiply two matrices: ``a @ b + bias``.
 
     Args:
         a: ``[m, k]``: bfloat16, float16 or float32.
         b: ``[k, n]``, same dtype, row-major or column-major.
         bias: ``[n]``, bfloat16, float16 or float32, added in the result's dtype.
-        out: ``[m, n]`` to be written.
-        out_dtype: of the result, and of ``out``.
+        out: ``[m, n]``, written.
+        out_dtype: dtype of the result and of ``out``.
         pdl, backend: accepted for FlashInfer's callers.
 
     Returns:
@@ -138,13 +141,13 @@ def bmm_bf16(
     A: torch.Tensor, B: torch.Tensor, out: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
-    """Batch of products: ``out[i] = A[i] @ B[i]``.
+    """Multiply batches of matrices: ``out[i] = A[i] @ B[i]``.
 
     Args:
         A: ``[b, m, k]``: bfloat16, float16 or float32.
         B: ``[b, k, n]``, same dtype, row-major or column-major.
-        out: ``[b, m, n]`` to be written.
-        out_dtype: of the result, and of ``out``.
+        out: ``[b, m, n]``, written.
+        out_dtype: dtype of the result and of ``out``.
         backend: accepted for FlashInfer's callers.
 
     Returns:
@@ -174,32 +177,32 @@ def gemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Product of fp8 matrices whose blocks have scales: ``(a * a_scale) @ (b * b_scale).T``.
+    """Multiply fp8 matrices with block scales: ``(a * a_scale) @ (b * b_scale).T``.
 
     Args:
         a: ``[m, k]``, float8_e4m3fn or float8_e5m2, any number of rows.
-        b: ``[n, k]``, either of the two.
-        a_scale: float32; ``[m / gm, k / gk]`` where ``scale_major_mode`` is ``"K"``, ``[k / gk, m / gm]`` where it is
-            ``"MN"``; sizes are rounded up.
+        b: ``[n, k]``, float8_e4m3fn or float8_e5m2.
+        a_scale: float32; ``[m / gm, k / gk]`` if ``scale_major_mode`` is ``"K"``, ``[k / gk, m / gm]`` if it is
+            ``"MN"``. Sizes are rounded up.
         b_scale: float32, the same of n and k.
-        scale_granularity_mnk: ``(gm, gn, gk)``, how many numbers share a scale along each.
+        scale_granularity_mnk: ``(gm, gn, gk)``, the numbers along each dimension that share a scale.
         mma_sm: 1 or 2, accepted for FlashInfer's callers.
-        out: ``[m, n]`` to be written.
-        out_dtype: of the result, by default that of ``out``, or bfloat16.
+        out: ``[m, n]``, written.
+        out_dtype: dtype of the result; by default that of ``out``, or bfloat16.
 
     Returns:
         ``[m, n]``.
 
     Raises:
-        ValueError: ranks, shapes, devices, a mode or granularity that do not fit.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: an invalid rank, shape, device, mode or granularity.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     name = "gemm_fp8_nt_groupwise"
-    check_dims(name, 2, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
     check_mode(name, scale_major_mode, mma_sm)
-    result = output(name, out, a, (a.shape[0], b.shape[0]), out_dtype)
+    m, _, n = bind(name, a=(a, "m k", FP8), b=(b, "n k", FP8), out=(out, "?m n"))
     granularity = checked_granularity(name, scale_granularity_mnk)
+    result = output(name, out, a, (m, n), out_dtype)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, mode=scale_major_mode)
     return result
 
@@ -214,13 +217,13 @@ def gemm_fp8_nt_blockscaled(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`gemm_fp8_nt_groupwise` whose blocks are 128 x 128 of both matrices.
+    """Call :func:`gemm_fp8_nt_groupwise` with blocks of 128 x 128 in both matrices.
 
     Args:
         a: ``[m, k]``; b: ``[n, k]``.
-        a_scale: float32 ``[m / 128, k / 128]`` where ``scale_major_mode`` is ``"K"``, ``[k / 128, m / 128]`` where it is
+        a_scale: float32 ``[m / 128, k / 128]`` if ``scale_major_mode`` is ``"K"``, ``[k / 128, m / 128]`` if it is
             ``"MN"``; b_scale: the same of n and k. Sizes are rounded up.
-        others: as in :func:`gemm_fp8_nt_groupwise`, the result and errors too.
+        others: as in :func:`gemm_fp8_nt_groupwise`, also the result and errors.
     """
     return gemm_fp8_nt_groupwise(
         a, b, a_scale, b_scale, scale_major_mode, mma_sm, (BLOCK, BLOCK, BLOCK), out, out_dtype
@@ -239,18 +242,18 @@ def group_gemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`gemm_fp8_nt_groupwise` of each group of rows with a matrix of its own.
+    """Call :func:`gemm_fp8_nt_groupwise` for each group of rows with its own matrix.
 
     Args:
         a: ``[m, k]``, rows of all groups one after the other, any number of each.
         b: ``[e, n, k]``, a matrix for each group.
-        a_scale: as of :func:`gemm_fp8_nt_groupwise`, of all rows; ``gm`` counts from the first of them.
-        b_scale: ``[e, ...]``, for each matrix as of :func:`gemm_fp8_nt_groupwise`.
+        a_scale: as for :func:`gemm_fp8_nt_groupwise`, of all rows; ``gm`` counts from the first row of ``a``.
+        b_scale: ``[e, ...]``, for each matrix as for :func:`gemm_fp8_nt_groupwise`.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
-            On CUDA no table is an error: groups end where ``a`` does, one that ends before it begins is empty, and rows
-            of two have the product of either.
-        scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as of :func:`gemm_fp8_nt_groupwise`.
-        out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
+            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and a row of
+            two groups has the product of either.
+        scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as for :func:`gemm_fp8_nt_groupwise`.
+        out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
 
     Returns:
         ``[m, n]``.
@@ -259,13 +262,12 @@ def group_gemm_fp8_nt_groupwise(
         ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
     """
     name = "group_gemm_fp8_nt_groupwise"
-    check_dims(name, 2, a=a, a_scale=a_scale)
-    check_dims(name, 3, b=b, b_scale=b_scale)
     check_mode(name, scale_major_mode, mma_sm)
-    check_dims(name, 1, m_indptr=m_indptr)
-    check_shape(name, "m_indptr", m_indptr, (b.shape[0] + 1,))
-    result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
+    m, _, _, n = bind(
+        name, a=(a, "m k", FP8), b=(b, "e n k", FP8), m_indptr=(m_indptr, "e+1"), out=(out, "?m n")
+    )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
+    result = output(name, out, a, (m, n), out_dtype, zeros=True)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(m_indptr), scale_major_mode)
     return result
 
@@ -280,18 +282,17 @@ def group_deepgemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Product of each row with the matrix that it names: ``out[i] = (a[i] * a_scale[i]) @ (b[g] * b_scale[g]).T``.
+    """Multiply each row with the matrix of its group: ``out[i] = (a[i] * a_scale[i]) @ (b[g] * b_scale[g]).T``.
 
     Args:
         a: ``[m, k]``, float8_e4m3fn or float8_e5m2; rows of one group are neighbours.
         b: ``[e, n, k]``.
         a_scale: float32 ``[m / gm, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        m_indices: int32 or int64 ``[m]``, ``g`` of each row; rows with negative ones belong to none. On CUDA no index
-            is an error: those of matrices that there are not belong to none, and of a group whose rows lie apart as many
-            are taken, from its first on.
+        m_indices: int32 or int64 ``[m]``, ``g`` of each row; a negative one means no group. On CUDA no index is an
+            error: too large ones mean no group. If a group's rows lie apart, its rows count from its first on.
         scale_granularity_mnk: ``(1, 128, 128)`` by default.
-        out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
-        out_dtype: of the result, by default that of ``out``, or bfloat16.
+        out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
+        out_dtype: dtype of the result; by default that of ``out``, or bfloat16.
 
     Returns:
         ``[m, n]``.
@@ -300,7 +301,7 @@ def group_deepgemm_fp8_nt_groupwise(
         ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
     """
     name = "group_deepgemm_fp8_nt_groupwise"
-    return _of_named_groups(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+    return _with_row_indices(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
 
 
 def group_gemm_fp8_nt_groupwise_contiguous(
@@ -313,56 +314,55 @@ def group_gemm_fp8_nt_groupwise_contiguous(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply each row with the matrix that ``m_indices`` names: :func:`group_deepgemm_fp8_nt_groupwise` by a newer name.
+    """Call :func:`group_deepgemm_fp8_nt_groupwise` under its newer name.
 
-    Arguments, results and errors are those of :func:`group_deepgemm_fp8_nt_groupwise`.
+    Arguments, results and errors are the same.
     """
     name = "group_gemm_fp8_nt_groupwise_contiguous"
-    return _of_named_groups(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+    return _with_row_indices(name, a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
 
 
-def _of_named_groups(
+def _with_row_indices(
     name: str, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, m_indices: torch.Tensor,
     scale_granularity_mnk: Granularity | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
-    check_dims(name, 2, a=a, a_scale=a_scale)
-    check_dims(name, 3, b=b, b_scale=b_scale)
-    check_dims(name, 1, m_indices=m_indices)
-    check_dtype(name, "m_indices", m_indices.dtype, (torch.int32, torch.int64))
-    check_shape(name, "m_indices", m_indices, (a.shape[0],))
-    result = output(name, out, a, (a.shape[0], b.shape[1]), out_dtype, zeros=True)
+    m, _, experts, n = bind(
+        name, a=(a, "m k", FP8), b=(b, "e n k", FP8), m_indices=(m_indices, "m", INDICES), out=(out, "?m n")
+    )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
-    groups, names = Groups(*runs_of(name, m_indices, b.shape[0])), {"m_indptr": "m_indices", "m_counts": "m_indices"}
+    result = output(name, out, a, (m, n), out_dtype, zeros=True)
+    groups = Groups(*group_ranges(name, m_indices, experts))
+    names = {"m_indptr": "m_indices", "m_counts": "m_indices"}
     groupwise(name, result, a, b, a_scale, b_scale, granularity, groups, names=names)
     return result
 
 
 def pad_indptr_to_multiple_of_4(m_indptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round the number of rows of each group up to a multiple of 4, for callers whose other kernels want that.
+    """Round the number of rows of each group up to a multiple of 4, for callers whose other kernels need it.
 
     :func:`group_gemm_fp8_nt_groupwise` takes any numbers of rows and needs no padding.
 
     Args:
-        m_indptr: ``[e + 1]`` integers, rising from 0: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+        m_indptr: ``[e + 1]`` ascending integers from 0: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
 
     Returns:
         ``(padded_m_indptr, padded_m_rank)``, int32 ``[e + 1]`` and ``[m_indptr[-1]]`` on m_indptr's device: the padded
-        groups, and the row of a padded matrix that row i has: ``padded[padded_m_rank] = a``, ``out = padded_out[padded_m_rank]``.
+        groups, and the padded row of each row: ``padded[padded_m_rank] = a``, ``out = padded_out[padded_m_rank]``.
 
     Raises:
-        ValueError: no vector, or on the CPU offsets that do not rise from 0.
+        ValueError: no vector, or on the CPU offsets that do not ascend from 0.
         TypeError: no integers.
-        CaptureError: a CUDA graph is captured: the last offset is read on the host.
+        CaptureError: a CUDA graph is captured, and the host reads the last offset.
     """
     name = "pad_indptr_to_multiple_of_4"
     bounds = index_table(name, "m_indptr", m_indptr)
     if bounds.shape[0] < 1:
-        raise ValueError(f"{name}: m_indptr: got no elements, wanted at least one")
+        raise value_error(name, "m_indptr", "no elements", "at least one")
     if bounds.is_cuda:
         refuse_capture(f"{name}: the host would wait for m_indptr", "call it, or with m_indptr on the CPU")
     counts = bounds.diff()
     if not bounds.is_cuda and (int(bounds[0]) != 0 or bool((counts < 0).any())):
-        raise ValueError(f"{name}: m_indptr: got {bounds.tolist()}, wanted offsets that rise from 0")
+        raise value_error(name, "m_indptr", bounds.tolist(), "offsets that rise from 0")
     padded = torch.zeros_like(bounds)
     padded[1:] = ((counts + 3) // 4 * 4).cumsum(0)
     shifts = (padded - bounds)[:-1].repeat_interleave(counts)
@@ -380,18 +380,17 @@ def batch_deepgemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Products of the first rows of each of a batch: those past ``masked_m`` are neither read nor written.
+    """Multiply the first rows of each matrix of a batch. Rows after ``masked_m`` are neither read nor written.
 
     Args:
         a: ``[e, m, k]``, float8_e4m3fn or float8_e5m2.
         b: ``[e, n, k]``.
         a_scale: float32 ``[e, m, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        masked_m: int32 or int64 ``[e]`` on the device: how many rows count. On CUDA other numbers than 0 to m are no
-            error, and count as the nearest of those.
-        expected_m: about how many; accepted, and changes nothing.
+        masked_m: int32 or int64 ``[e]`` on the device: the number of valid rows. On CUDA numbers are clamped to 0 to m.
+        expected_m: accepted and unused.
         scale_granularity_mnk: ``(1, 128, 128)`` by default; its first number is 1.
-        out: ``[e, m, n]``; a new one has zeros in rows that do not count.
-        out_dtype: of the result, by default that of ``out``, or bfloat16.
+        out: ``[e, m, n]``; a new one has zeros in invalid rows.
+        out_dtype: dtype of the result; by default that of ``out``, or bfloat16.
 
     Returns:
         ``[e, m, n]``.
@@ -400,13 +399,13 @@ def batch_deepgemm_fp8_nt_groupwise(
         ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
     """
     name = "batch_deepgemm_fp8_nt_groupwise"
-    check_dims(name, 3, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
-    check_dims(name, 1, masked_m=masked_m)
-    check_shape(name, "masked_m", masked_m, (a.shape[0],))
+    batch, m, _, n = bind(
+        name, a=(a, "e m k", FP8), b=(b, "e n k", FP8), masked_m=(masked_m, "e"), out=(out, "?e m n")
+    )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
     if granularity[0] != 1:
-        raise ValueError(f"{name}: scale_granularity_mnk: got {granularity}, wanted 1 as its first number")
-    result = output(name, out, a, (*a.shape[:2], b.shape[1]), out_dtype, zeros=True)
+        raise value_error(name, "scale_granularity_mnk", granularity, "1 as its first number")
+    result = output(name, out, a, (batch, m, n), out_dtype, zeros=True)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, Groups(None, masked_m), names={"m_counts": "masked_m"})
     return result
 
@@ -419,35 +418,32 @@ def fp8_blockscale_gemm_sm90(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``input @ weight.T`` in fp8 with a scale for each 128 numbers of the depth, on every device.
+    """Compute ``input @ weight.T`` in fp8 with a scale for each 128 numbers of the depth, on every device.
 
     Args:
         input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with ``input_scale``.
         weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16.
         input_scale: float32 ``[m, k / 128]``.
         weight_scale: float32 ``[n, k / 128]``, or ``[n / 128, k / 128]`` (n rounded up).
-        out: ``[m, n]`` to be written.
+        out: ``[m, n]``, written.
         out_dtype: bfloat16 by default.
 
     Returns:
         ``[m, n]``.
 
     Raises:
-        ValueError: shapes that do not fit, scales that are missing or beside bfloat16.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: invalid shapes, missing scales, or scales for bfloat16.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     name = "fp8_blockscale_gemm_sm90"
-    check_dims(name, 2, input=input, weight=weight)
-    check_same_depth(name, input, weight, ("input", "weight"))
-    if input.shape[1] % BLOCK != 0:
-        raise ValueError(f"{name}: input: got a depth of {input.shape[1]}, wanted one divisible by block size {BLOCK}")
-    depths = input.shape[1] // BLOCK
-    a, a_scale = in_eight_bits(name, "input", input, input_scale, (input.shape[0], depths))
-    of_weight = (weight.shape[0], depths), (blocks(weight.shape[0], BLOCK), depths)
-    b, b_scale = in_eight_bits(name, "weight", weight, weight_scale, *of_weight)
-    by_row = b_scale.shape[0] == weight.shape[0]
-    result = output(name, out, input, (input.shape[0], weight.shape[0]), out_dtype)
-    granularity = (1, 1 if by_row else BLOCK, BLOCK)
-    groupwise(name, result, a, b, a_scale, b_scale, granularity, names=_OF_LAYERS)
+    m, k, n = bind(name, input=(input, "m k"), weight=(weight, "n k"), out=(out, "?m n"))
+    if k % BLOCK != 0:
+        raise value_error(name, "input", f"a depth of {k}", f"one divisible by block size {BLOCK}")
+    depths = k // BLOCK
+    a, a_scale = in_eight_bits(name, "input", input, input_scale, (m, depths))
+    b, b_scale = in_eight_bits(name, "weight", weight, weight_scale, (n, depths), (blocks(n, BLOCK), depths))
+    granularity = (1, 1 if b_scale.shape[0] == n else BLOCK, BLOCK)
+    result = output(name, out, input, (m, n), out_dtype)
+    groupwise(name, result, a, b, a_scale, b_scale, granularity, names=_LAYER_NAMES)
     return result

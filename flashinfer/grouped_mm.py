@@ -1,4 +1,4 @@
-"""Products of groups of rows in 16 bits, under the name that newer callers use."""
+"""Products of groups of rows in 16 bits, under the name of newer callers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def grouped_mm_bf16(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """``out[group i] = a[group i] @ b[i].T`` for groups of rows one after the other.
+    """Compute ``out[group i] = a[group i] @ b[i].T`` for consecutive groups of rows.
 
     Args:
         a: ``[m, k]``: bfloat16, float16 or float32.
-        b: ``[e, n, k]``, same dtype; the last two dimensions in either order of memory.
+        b: ``[e, n, k]``, same dtype; row-major or column-major matrices.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
-            On CUDA no table is an error: groups end where ``a`` does, one that ends before it begins is empty, and rows
-            of two have the product of either.
-        out: ``[m, n]``, of which rows of groups are written; a new one has zeros in the others.
-        out_dtype: of the result, and of ``out``.
+            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and a row of
+            two groups has the product of either.
+        out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
+        out_dtype: dtype of the result and of ``out``.
 
     Returns:
         ``[m, n]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit, on the CPU groups of rows that there are not.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: invalid shapes or devices, or on the CPU groups of invalid rows.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     name = "grouped_mm_bf16"
     m, _, _, n = bind(

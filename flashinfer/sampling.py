@@ -1,20 +1,23 @@
-"""Sampling of tokens: softmax, filters, draws, and the verification of speculated tokens.
+"""Sampling of tokens: softmax, filters, draws, and the verification of draft tokens.
 
-A row is ``x >= 0``: probabilities, or ``softmax(logits)`` in float32. Every filter keeps ``{i : x_i >= t, x_i > 0}`` for one
-threshold ``t`` of the row, so ties are kept whole. A sample is the smallest ``i`` with ``sum(kept x_j, j <= i) > u * sum(kept x)``
-for one uniform ``u`` of 53 bits: a function of the row, the threshold and ``u`` alone. Rows need not sum to 1.
+A row is ``x >= 0``: probabilities, or ``softmax(logits)`` in float32. Every filter keeps ``{i : x_i >= t, x_i > 0}`` for
+one threshold ``t`` of the row, so ties are kept whole. A sample is the smallest ``i`` with
+``sum(kept x_j, j <= i) > u * sum(kept x)`` for one uniform ``u`` of 53 bits. It depends only on the row, the threshold
+and ``u``. Rows need not sum to 1.
 
-``u`` comes from Philox4x32-10: the key is ``seed``, the counter ``(offset, slot)``, where ``slot`` is the number of the output, or what the
-caller gives. With ``slot=0`` and a seed for each output, a request draws the same tokens in any batch. Without ``seed`` both come from
-``generator``, or torch's default one. Sums have a fixed order, so results are the same in every run and batch; ``deterministic`` is
-accepted and changes nothing. ``seed`` and ``offset`` are integers modulo 2^64, or int64 or uint64 tensors ``[1]`` or ``[num_outputs]`` on the device.
+``u`` comes from Philox4x32-10 with the key ``seed`` and the counter ``(offset, slot)``. ``slot`` is the index of the
+output by default. With ``slot=0`` and a seed for each output, a request draws the same tokens in any batch. Without
+``seed``, seed and offset come from ``generator``, or from torch's default one. Sums have a fixed order, so results are
+the same in every run and batch; ``deterministic`` is accepted and unused. ``seed`` and ``offset`` are integers modulo
+2^64, or int64 or uint64 tensors ``[1]`` or ``[num_outputs]`` on the device.
 
-What all functions here share: rows are float32, float16 or bfloat16, read as they are, with any stride between rows. ``indices``
-``[num_outputs]`` (int32 or int64) names the row of each output, and samples have its dtype, else int32. A parameter is a number,
-or a tensor ``[num_outputs]`` or ``[batch_size]``, never read by the host. A row that cannot be drawn from (a NaN, no mass, a parameter
-that is NaN, on CUDA an index outside of the batch) gives token 0, and False in ``valid`` where ``return_valid`` asks for it. ``check_nan``
-raises ``ValueError`` for a NaN instead, and waits for the device. ``ValueError`` is raised for shapes, devices and lengths that do not
-fit, ``TypeError`` for dtypes, on the CPU ``IndexError`` for an index outside of the batch.
+All functions share these rules. Rows are float32, float16 or bfloat16, with any stride between rows. ``indices``
+``[num_outputs]`` (int32 or int64) names the row of each output. Samples have its dtype, or int32 without it. A parameter
+is a number, or a tensor ``[num_outputs]`` or ``[batch_size]`` that the host never reads. An invalid row gives token 0,
+and False in ``valid`` with ``return_valid``. Rows are invalid with a NaN, without mass, with a parameter that is NaN, and
+on CUDA with an index outside of the batch. ``check_nan`` raises ``ValueError`` for a NaN instead, and waits for the
+device. Invalid shapes, devices and lengths raise ``ValueError``, invalid dtypes ``TypeError``, on the CPU an index
+outside of the batch ``IndexError``.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ def sampling_from_probs(
     """Draw a token with probability ``probs / sum(probs)`` for each output.
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:
@@ -118,11 +121,11 @@ def top_p_sampling_from_probs(
     slot: Word = None,
     return_valid: bool = False,
 ) -> Samples:
-    """Draw from the fewest most probable tokens whose mass is ``top_p`` of the row (nucleus sampling, Holtzman et al. 2019).
+    """Draw from the smallest set of most probable tokens with the mass ``top_p`` (nucleus sampling, Holtzman et al. 2019).
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        top_p: 1 and more keep all; 0 and less the most probable.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        top_p: 1 and more keep all; 0 and less keep the most probable.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:
@@ -147,8 +150,8 @@ def top_k_sampling_from_probs(
     """Draw from the ``top_k`` most probable tokens, and those that tie with the last of them.
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:
@@ -173,8 +176,8 @@ def min_p_sampling_from_probs(
     """Draw from the tokens with at least ``min_p`` times the largest probability (Nguyen et al. 2024).
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        min_p: 0 and less keep all; 1 and more the most probable.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        min_p: 0 and less keep all; 1 and more keep the most probable.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:
@@ -197,14 +200,15 @@ def top_k_top_p_sampling_from_logits(
     offset: Word = None,
     slot: Word = None,
 ) -> torch.Tensor:
-    """Draw from what both filters keep of ``softmax(logits)``.
+    """Draw from the tokens of ``softmax(logits)`` that pass both filters.
 
     Args:
         logits: ``[batch_size, vocab_size]``.
-        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
-        top_p: 1 and more keep all; 0 and less the most probable.
-        filter_apply_order: ``"top_k_first"``: the samples of :func:`top_p_sampling_from_probs` after :func:`top_k_mask_logits` and
-            :func:`softmax`, so ``top_p`` is relative to what ``top_k`` keeps; ``"joint"``: to the whole row.
+        top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
+        top_p: 1 and more keep all; 0 and less keep the most probable.
+        filter_apply_order: ``"top_k_first"`` samples like :func:`top_k_mask_logits`, :func:`softmax` and then
+            :func:`top_p_sampling_from_probs`, so ``top_p`` is relative to the mass after ``top_k``. With ``"joint"`` it is
+            relative to the whole row.
         indices, generator, check_nan, seed, offset, slot: see the module's description.
 
     Returns:
@@ -236,13 +240,14 @@ def top_k_top_p_sampling_from_probs(
     slot: Word = None,
     return_valid: bool = False,
 ) -> Samples:
-    """Draw from what both filters keep.
+    """Draw from the tokens that pass both filters.
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
-        top_p: 1 and more keep all; 0 and less the most probable.
-        filter_apply_order: ``"top_k_first"``: ``top_p`` is relative to what ``top_k`` keeps; ``"joint"``: to the whole row.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
+        top_p: 1 and more keep all; 0 and less keep the most probable.
+        filter_apply_order: with ``"top_k_first"`` ``top_p`` is relative to the mass after ``top_k``, with ``"joint"`` to
+            the whole row.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:

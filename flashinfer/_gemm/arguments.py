@@ -1,44 +1,18 @@
-"""Arguments of the gemm family's functions: what is refused, and operands as the operator takes them."""
+"""Checks of the gemm family's arguments, and operands as the operator takes them."""
 
 from __future__ import annotations
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .._ops import tensors
+from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
-from .._ops.errors import called
-from .._ops.tensors import check_tensor, is_readable
+from .._ops.errors import type_error, value_error
+from .._ops.tensors import check_dtype, is_readable
 
 OUTPUTS = FLOATS
 BLOCK = 128
-
-
-def check_dims(function: str, rank: int, **given: torch.Tensor) -> None:
-    for name, x in given.items():
-        tensors.check_dims(function, name, x, rank)
-
-
-def check_dtype(function: str, name: str, dtype: object, wanted: tuple[torch.dtype, ...]) -> None:
-    if dtype not in wanted:
-        raise TypeError(f"{called(function)}: {name}: got {dtype}, wanted {' or '.join(map(str, wanted))}")
-
-
-def check_same_depth(function: str, a: torch.Tensor, b: torch.Tensor, names: tuple[str, str]) -> None:
-    """Operands ``[..., k]``, as the operator takes them."""
-    if a.shape[-1] != b.shape[-1]:
-        raise ValueError(
-            f"{called(function)}: {names[1]}: got a depth of {b.shape[-1]}, wanted {a.shape[-1]} as {names[0]} has"
-        )
-
-
-def check_shape(function: str, name: str, x: torch.Tensor, *wanted: tuple[int, ...]) -> None:
-    """One of the shapes. Sizes of which a graph may know nothing yet are compared when it runs, by the operator."""
-    if x.dim() != len(wanted[0]):
-        raise ValueError(f"{called(function)}: {name}: got {x.dim()} dimensions, wanted {len(wanted[0])}")
-    if not is_dynamo_compiling() and tuple(x.shape) not in wanted:
-        shapes = " or ".join(str(list(shape)) for shape in wanted)
-        raise ValueError(f"{called(function)}: {name}: got shape {list(x.shape)}, wanted {shapes}")
+F32 = (torch.float32,)
 
 
 def output(
@@ -47,39 +21,37 @@ def output(
     like: torch.Tensor,
     shape: tuple[int, ...],
     dtype: torch.dtype | None,
-    name: str = "out",
     default: torch.dtype = torch.bfloat16,
     zeros: bool = False,
 ) -> torch.Tensor:
-    """``out``, or a new tensor; a dtype that is given beside ``out`` is its."""
+    """Return ``out``, whose shape is already checked, or a new tensor. A ``dtype`` must be that of ``out``."""
     if out is None:
         dtype = default if dtype is None else dtype
         check_dtype(function, "out_dtype", dtype, OUTPUTS)
         return like.new_zeros(shape, dtype=dtype) if zeros else like.new_empty(shape, dtype=dtype)
-    check_tensor(function, name, out)
-    check_shape(function, name, out, shape)
-    check_dtype(function, name, out.dtype, OUTPUTS if dtype is None else (dtype,))
+    check_dtype(function, "out", out.dtype, OUTPUTS if dtype is None else (dtype,))
     return out
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """Numbers of a row beside each other."""
+    """Return ``x`` with contiguous rows."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def matrices(b: torch.Tensor) -> torch.Tensor:
-    """``[e, n, k]`` with numbers of the depth beside each other or, of 16 bits and more, those of a step of it."""
+    """Return ``[e, n, k]`` with contiguous rows. Matrices of 16 bits and more may have contiguous columns."""
     if b.stride(-1) == 1 or (b.itemsize > 1 and b.stride(-2) == 1):
         return b
     return b.contiguous()
 
 
 def blocks(size: int, each: int) -> int:
+    """Return the number of blocks that cover ``size``."""
     return (size + each - 1) // each
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[m, k]`` in float8_e4m3fn with a scale for each 128 numbers of a row, ``[m, k / 128]``."""
+    """Return ``[m, k]`` in float8_e4m3fn with a scale for each 128 numbers of a row, ``[m, k / 128]``."""
     parts = x.float().unflatten(-1, (-1, BLOCK))
     most = parts.abs().amax(-1, keepdim=True)
     scale = torch.where(most == 0, 1.0, most / torch.finfo(torch.float8_e4m3fn).max)
@@ -89,48 +61,45 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def in_eight_bits(
     function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None, *shapes: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[m, k]`` in float8_e4m3fn with its scales, which have one of the shapes where they are given."""
+    """Return ``[m, k]`` in float8_e4m3fn with its scales. Scales of the caller must have one of the shapes."""
     if x.dtype == torch.bfloat16:
         if scale is not None:
-            raise ValueError(f"{called(function)}: {name}_scale: got one beside bfloat16, wanted None")
+            raise value_error(function, f"{name}_scale", "one with bfloat16", None)
         return quantized(x)
     if x.dtype != torch.float8_e4m3fn:
-        raise TypeError(f"{called(function)}: {name}: got {x.dtype}, wanted FP8 (float8_e4m3fn) or BF16")
+        raise type_error(function, name, x.dtype, "FP8 (float8_e4m3fn) or BF16")
     if scale is None:
-        raise ValueError(f"{called(function)}: {name}_scale: got None, wanted scales of float8_e4m3fn")
-    check_dims(function, 2, **{f"{name}_scale": scale})
-    check_dtype(function, f"{name}_scale", scale.dtype, (torch.float32,))
-    check_shape(function, f"{name}_scale", scale, *shapes)
+        raise value_error(function, f"{name}_scale", None, "scales of float8_e4m3fn")
+    bind(function, **{f"{name}_scale": (scale, "_ _", F32)})
+    if not is_dynamo_compiling() and tuple(scale.shape) not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise value_error(function, f"{name}_scale", f"shape {list(scale.shape)}", wanted)
     return x, scale
 
 
 def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
-    """The scale of all numbers, as the operator takes it."""
-    check_tensor(function, name, scale)
-    check_dtype(function, name, scale.dtype, (torch.float32,))
+    """Return the scale of all numbers as the operator takes it."""
     if scale.numel() != 1:
-        raise ValueError(f"{called(function)}: {name}: got {scale.numel()} elements, wanted 1")
+        raise value_error(function, name, f"{scale.numel()} elements", 1)
     return scale.reshape(1, 1, 1)
 
 
-def runs_of(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the rows of each group begin, and how many there are; entries that name no group are of none.
+def group_ranges(function: str, m_indices: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first row and the number of rows of each group. Invalid entries belong to no group.
 
     Raises:
-        ValueError: indices on the CPU that name no group and are not negative, or of groups whose rows lie apart.
+        ValueError: on the CPU an index of ``num_groups`` or more, or a group whose rows are not neighbours.
     """
     known = (m_indices >= 0) & (m_indices < num_groups)
     groups = torch.where(known, m_indices, num_groups).long()
-    size, place = m_indices.shape[0], torch.arange(m_indices.shape[0], device=m_indices.device)
-    begins = torch.full((num_groups + 1,), size, device=m_indices.device).scatter_reduce(0, groups, place, "amin")
-    counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(place))
+    size = m_indices.shape[0]
+    row = torch.arange(size, device=m_indices.device)
+    begins = torch.full((num_groups + 1,), size, device=m_indices.device).scatter_reduce(0, groups, row, "amin")
+    counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(row))
     if is_readable(m_indices) and size:
         if int(m_indices.max()) >= num_groups:
-            raise ValueError(
-                f"{called(function)}: m_indices: got {int(m_indices.max())}, wanted less than {num_groups}"
-            )
-        apart = groups[known & (place >= (begins + counts)[groups])]
+            raise value_error(function, "m_indices", int(m_indices.max()), f"less than {num_groups}")
+        apart = groups[known & (row >= (begins + counts)[groups])]
         if apart.numel():
-            text = f"got rows of {int(apart[0])} that lie apart, wanted those of a group beside each other"
-            raise ValueError(f"{called(function)}: m_indices: {text}")
+            raise value_error(function, "m_indices", f"rows of {int(apart[0])} that lie apart", "neighbours in a group")
     return begins, counts[:-1]

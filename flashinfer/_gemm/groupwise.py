@@ -1,4 +1,4 @@
-"""Products of fp8 matrices whose blocks have scales: one function for all public ones, which differ in layouts alone."""
+"""Products of fp8 matrices with block scales. Public functions differ only in layouts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from .._ops.dtypes import FP8
-from .._ops.errors import called
-from .._ops.tensors import check_tensor
-from .arguments import BLOCK, blocks, check_dtype, check_same_depth, check_shape, matrices, rows
+from .._ops.bind import bind
+from .._ops.errors import value_error
+from .._ops.numbers import check_option
+from .arguments import BLOCK, F32, blocks, matrices, rows
 from .operators import SAME_NAMES, grouped_gemm
 
 Granularity = tuple[int, int, int]
@@ -18,27 +18,27 @@ DEEPSEEK: Granularity = (1, BLOCK, BLOCK)
 
 
 class Groups(NamedTuple):
-    """Where the rows of each group are; without tensors they are equal parts."""
+    """Rows of each group. Without tensors the groups are equal parts of the rows."""
 
     m_indptr: torch.Tensor | None = None
     m_counts: torch.Tensor | None = None
 
 
 def checked_granularity(function: str, granularity: Granularity | None) -> Granularity:
+    """Return three positive numbers, DeepSeek's by default."""
     try:
         m, n, k = DEEPSEEK if granularity is None else granularity
         if min(m, n, k) >= 1:
             return m, n, k
     except (TypeError, ValueError):
         pass
-    raise ValueError(f"{called(function)}: scale_granularity_mnk: got {granularity!r}, wanted three positive numbers")
+    raise value_error(function, "scale_granularity_mnk", repr(granularity), "three positive numbers")
 
 
 def check_mode(function: str, scale_major_mode: str, mma_sm: int = 1) -> None:
-    if scale_major_mode not in ("MN", "K"):
-        raise ValueError(f"{called(function)}: scale_major_mode: got {scale_major_mode!r}, wanted 'MN' or 'K'")
-    if mma_sm not in (1, 2):
-        raise ValueError(f"{called(function)}: mma_sm: got {mma_sm}, wanted 1 or 2")
+    """Check the two options that FlashInfer's callers pass."""
+    check_option(function, "scale_major_mode", scale_major_mode, ("MN", "K"))
+    check_option(function, "mma_sm", mma_sm, (1, 2))
 
 
 def groupwise(
@@ -53,22 +53,27 @@ def groupwise(
     mode: str = "K",
     names: Mapping[str, str] = SAME_NAMES,
 ) -> None:
-    """Write ``out``: a ``[m, k]`` or ``[e, m, k]``, b ``[n, k]`` or ``[e, n, k]``.
+    """Write ``out``: a ``[m, k]`` or ``[e, m, k]``, b ``[n, k]`` or ``[e, n, k]``, both already checked.
 
     Args:
-        mode: ``"K"``, scales with those of a row beside each other, or ``"MN"``, with those of a block of the depth.
-        names: what the function calls arguments that it has by other names.
+        mode: ``"K"`` for scales that are contiguous along the depth, or ``"MN"`` for scales contiguous along the rows.
+        names: an argument of the operator -> its name in the public function.
     """
     m, n, k = granularity
-    check_dtype(function, "a", a.dtype, FP8)
-    check_dtype(function, "b", b.dtype, FP8)
-    check_same_depth(function, a, b, ("a", "b"))
     depths = blocks(a.shape[-1], k)
-    for name, scale, x, each in (("a_scale", a_scale, a, m), ("b_scale", b_scale, b, n)):
-        check_tensor(function, name, scale)
-        check_dtype(function, name, scale.dtype, (torch.float32,))
+
+    def shape(x: torch.Tensor, each: int) -> tuple[int, ...]:
         here = blocks(x.shape[-2], each)
-        check_shape(function, name, scale, (*x.shape[:-2], *((here, depths) if mode == "K" else (depths, here))))
+        return (*x.shape[:-2], *((here, depths) if mode == "K" else (depths, here)))
+
+    bind(
+        function,
+        **{
+            names.get("a", "a"): (a, tuple(a.shape)),
+            names.get("a_scale", "a_scale"): (a_scale, shape(a, m), F32),
+            names.get("b_scale", "b_scale"): (b_scale, shape(b, n), F32),
+        },
+    )
     if mode != "K":
         a_scale, b_scale = a_scale.transpose(-2, -1), b_scale.transpose(-2, -1)
     if b.dim() == 2:

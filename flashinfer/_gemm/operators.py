@@ -1,4 +1,4 @@
-"""The operator of the gemm family: products of groups of rows, each with a matrix of its own."""
+"""Operator of the gemm family: products of groups of rows, each with its own matrix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GROUPED_GEMM = (
     " Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k,"
     " bool sm90, int gate) -> ()"
 )
-# out[r] = row_scale[r] * (a[a_rows[r]] * a_scale) @ (b[b_indices[g]] * b_scale)^T for each row r of each group g. Rows of
-# no group stay as they are. Groups are m_indptr[g] to m_indptr[g + 1]; or m_counts[g] rows from m_indptr[g] on; or so many
-# of equal parts of the rows; or, without either, these parts. A granularity of 0 stands for one scale of the extent.
-# sm90: the kernels for Hopper alone or an error; else they are taken where they serve.
-# gate: 0, none; else b's rows are two halves, and out = silu(gate) * linear has half as many columns: 1, the linear half
-# comes first; 2, the gate does. m_indptr is int32 then, and nothing has factors.
+# out[r] = row_scale[r] * (a[a_rows[r]] * a_scale) @ (b[b_indices[g]] * b_scale)^T for each row r of each group g. Rows
+# without a group stay unchanged. Group g has the rows m_indptr[g] to m_indptr[g + 1]; with m_counts, m_counts[g] rows from
+# m_indptr[g] on. Without m_indptr groups are equal parts, of which the first m_counts[g] rows count. A granularity of 0
+# means one scale for the whole extent.
+# sm90: the Hopper kernels or an error; otherwise they are used if they serve the call.
+# gate: 0 for none. Otherwise b's rows are two halves, and out = silu(gate) * linear has half as many columns. 1: the linear
+# half comes first; 2: the gate does. m_indptr is int32 then, and there are no factors.
 _grouped_gemm = define(
     GROUPED_GEMM,
     gen_gemm_module,
@@ -32,16 +33,14 @@ _grouped_gemm = define(
 
 
 LINEAR_FIRST, GATE_FIRST = 1, 2
-
-
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def grouped_gemm(*args: Any, sm90: bool = False, gate: int = 0, names: Mapping[str, str] = SAME_NAMES) -> None:
-    """Call the operator; most calls need no other last arguments.
+    """Call the operator with defaults for its last arguments.
 
     Args:
-        names: an argument of the operator -> the name that the public function has for it.
+        names: an argument of the operator -> its name in the public function.
     """
     try:
         _grouped_gemm(*args, sm90, gate)

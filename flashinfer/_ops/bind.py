@@ -28,7 +28,7 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
         op: the function, for calls that no public function of the package makes.
         arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words: a letter
             for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or ``_`` for any size.
-            They can also be a tuple of computed sizes. A ``?`` in front allows ``None``. Dtypes are a tuple, or the
+            They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?`` in front allows ``None``. Dtypes are a tuple, or the
             name of an argument with the same dtype.
 
     All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when it runs.
@@ -43,12 +43,12 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
         if x is None and dims and isinstance(dims[0], str) and dims[0] == "?":
             continue
         check_tensor(op, name, x)
+        shape = x.shape
         if not isinstance(dims, str):
-            pattern = _fixed(dims)
+            pattern = (("_", 0),) * len(shape) if dims is None else _fixed(dims)
         else:
             # A graph would hold a guard on the dictionary, which another call of `bind` changes.
             pattern = _parsed(dims) if is_dynamo_compiling() else _patterns.get(dims) or _parsed(dims)
-        shape = x.shape
         if len(shape) != len(pattern):
             raise value_error(op, name, f"{len(shape)} dimensions", len(pattern))
         for size, (letter, more) in zip(shape, pattern, strict=True):

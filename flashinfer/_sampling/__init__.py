@@ -1,1 +1,1 @@
-"""What the functions of :mod:`flashinfer.sampling` share."""
+"""Shared parts of the functions of :mod:`flashinfer.sampling`."""

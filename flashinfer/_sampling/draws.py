@@ -1,4 +1,4 @@
-"""Samples of rows: what all functions that draw have in common."""
+"""Draws of samples from rows, shared by all sampling functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Samples = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class Draws(NamedTuple):
-    """The arguments of a function that draws, beside its rows and its filters."""
+    """Arguments of a function that draws, in addition to its rows and filters."""
 
     indices: torch.Tensor | None
     generator: torch.Generator | None
@@ -37,10 +37,9 @@ def draw(
     min_p: Real = 0.0,
     top_k_first: bool = False,
 ) -> Samples:
-    """Check the arguments of ``op`` and draw; ``name`` says what the rows are, ``logits`` or ``probs``."""
+    """Check the arguments of ``op`` and draw. ``name`` is the kind of the rows, ``logits`` or ``probs``."""
     check_rows(op, name, rows)
-    count = rows.shape[0]
-    outputs = count
+    outputs = count = rows.shape[0]
     if draws.indices is not None:
         check_rows(op, "indices", draws.indices, 1)
         outputs = draws.indices.shape[0]

@@ -1,4 +1,4 @@
-"""Functions of rows that draw nothing: softmax, renormalised and masked rows."""
+"""Functions of rows without draws: softmax, renormalised and masked rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .parameters import Integer, Real, check_rows, integer_of, real_of, traced
 
 
 def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
-    """``softmax(logits / temperature)`` along the last dimension, in float32.
+    """Compute ``softmax(logits / temperature)`` along the last dimension, in float32.
 
     Args:
         logits: ``[batch_size, vocab_size]``.
-        temperature: ``None`` is 1. At 0 the maxima share the mass.
-        enable_pdl: let the kernel start while the one before it ends (CUDA); ``None`` where the device can.
+        temperature: ``None`` means 1. At 0 the maxima share the mass.
+        enable_pdl: let the kernel start while its predecessor ends (CUDA); ``None``: if the device can.
 
     Returns:
-        ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, as ``torch.softmax`` has it.
+        ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, like ``torch.softmax``.
     """
     check_rows("softmax", "logits", logits)
     number = real_of(
@@ -27,14 +27,14 @@ def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: b
 
 
 def top_p_renorm_probs(probs: torch.Tensor, top_p: Real, is_deterministic: bool = False) -> torch.Tensor:
-    """``probs`` divided by the mass of what ``top_p`` keeps, and 0 elsewhere.
+    """Keep the probabilities within ``top_p`` and divide them by their sum. Others become 0.
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        top_p: 1 and more keep all; 0 and less the most probable.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        top_p: 1 and more keep all; 0 and less keep the most probable.
 
     Returns:
-        Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
+        A tensor of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
     """
     check_rows("top_p_renorm_probs", "probs", probs)
     number = real_of("top_p_renorm_probs", "top_p", top_p, probs.shape[0], probs.shape[0])
@@ -42,14 +42,14 @@ def top_p_renorm_probs(probs: torch.Tensor, top_p: Real, is_deterministic: bool 
 
 
 def top_k_renorm_probs(probs: torch.Tensor, top_k: Integer, is_deterministic: bool = False) -> torch.Tensor:
-    """``probs`` divided by the mass of what ``top_k`` keeps, and 0 elsewhere.
+    """Keep the ``top_k`` largest probabilities and divide them by their sum. Others become 0.
 
     Args:
-        probs: ``[batch_size, vocab_size]``; what is negative counts as 0.
-        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
+        probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
+        top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
 
     Returns:
-        Of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
+        A tensor of ``probs``' shape and dtype; NaN in rows with a NaN, 0 in rows without mass.
     """
     check_rows("top_k_renorm_probs", "probs", probs)
     number = integer_of("top_k_renorm_probs", "top_k", top_k, probs.shape[0], probs.shape[0])
@@ -57,14 +57,14 @@ def top_k_renorm_probs(probs: torch.Tensor, top_k: Integer, is_deterministic: bo
 
 
 def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
-    """``logits`` where they are among the ``top_k`` largest of a row or tie with the last of them, and -inf elsewhere.
+    """Keep the ``top_k`` largest logits of each row and those that tie with the last of them. Others become -inf.
 
     Args:
         logits: ``[batch_size, vocab_size]``; NaN stays and is not counted.
-        top_k: negative, or the vocabulary's size and more, keeps all; 0 counts as 1.
+        top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
 
     Returns:
-        Of ``logits``' shape and dtype.
+        A tensor of ``logits``' shape and dtype.
     """
     check_rows("top_k_mask_logits", "logits", logits)
     number = integer_of("top_k_mask_logits", "top_k", top_k, logits.shape[0], logits.shape[0])

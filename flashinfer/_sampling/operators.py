@@ -1,4 +1,4 @@
-"""The operators of the sampling family."""
+"""Operators of the sampling family."""
 
 from __future__ import annotations
 

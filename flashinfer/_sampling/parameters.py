@@ -1,10 +1,11 @@
-"""Numbers of filters: one for all, or a tensor with one for each output or row."""
+"""Numbers of filters: one for all rows, or a tensor with one for each output or row."""
 
 from __future__ import annotations
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.errors import type_error, value_error
 from .._ops.numbers import check_real
 from .._ops.scalars import as_tensor, is_symbolic
 from .._ops.tensors import check_dims, check_tensor
@@ -15,22 +16,22 @@ Integer = int | torch.Tensor
 
 
 def check_rows(op: str, name: str, given: object, dims: int = 2) -> None:
-    """Check that sizes can be read: a dense tensor of so many dimensions."""
+    """Check that an argument is a dense tensor of ``dims`` dimensions."""
     check_dims(op, name, given, dims)  # type: ignore[arg-type]
 
 
 def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
-    """The tensor (float32 or float64), or the number."""
+    """Return the tensor (float32 or float64), or the number."""
     if isinstance(given, torch.Tensor):
         _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.float32, torch.float64) else given.float()), 0.0
     if isinstance(given, bool) or not isinstance(given, int | float | torch.SymFloat | torch.SymInt):
-        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted float or Tensor")
+        raise type_error(op, name, type(given).__name__, "float or Tensor")
     return None, float(given)
 
 
 def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> tuple[torch.Tensor | None, float]:
-    """The same for a graph that is compiled once for all values: a number that is an input of it becomes a tensor."""
+    """Return the number as a tensor if it is an input of a graph, so that the graph is compiled once for all values."""
     tensor, value = number
     if tensor is None and is_dynamo_compiling() and is_symbolic(value):
         return as_tensor(value, device).reshape(1), 0.0
@@ -38,16 +39,16 @@ def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> t
 
 
 def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
-    """The tensor (int32 or int64), or the number."""
+    """Return the tensor (int32 or int64), or the number."""
     if isinstance(given, torch.Tensor):
         _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.int32, torch.int64) else given.long()), -1
     if type(given) is int:
         return None, given
     if isinstance(given, bool) or not isinstance(given, int | float | torch.SymInt):
-        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted int or Tensor")
+        raise type_error(op, name, type(given).__name__, "int or Tensor")
     if isinstance(given, float) and not float(given).is_integer():
-        raise ValueError(f"{op}: {name}: got {given}, wanted an integer")
+        raise value_error(op, name, given, "an integer")
     return None, int(given)
 
 
@@ -55,24 +56,22 @@ def _check_list(op: str, name: str, given: torch.Tensor, rows: int, outputs: int
     """Check a tensor of numbers. Callers match the second half of these texts, which are FlashInfer's."""
     check_tensor(op, name, given)
     check_real(op, name, given)
+    text = ""
     if given.dim() == 0:
-        raise ValueError(
-            f"{op}: {name}: Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
+        text = (
+            "Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
             "but got a 0-dimensional tensor."
         )
-    if given.dim() != 1:
-        raise ValueError(
-            f"{op}: {name}: Expected a 1D tensor or scalar for the sampling parameter, but got a {given.dim()}D tensor."
-        )
-    if given.shape[0] not in (rows, outputs):
-        raise ValueError(
-            f"{op}: {name}: Sampling parameter tensor batch size mismatch: expected length {outputs}, got"
-            f" {given.shape[0]}."
-        )
+    elif given.dim() != 1:
+        text = f"Expected a 1D tensor or scalar for the sampling parameter, but got a {given.dim()}D tensor."
+    elif given.shape[0] not in (rows, outputs):
+        text = f"Sampling parameter tensor batch size mismatch: expected length {outputs}, got {given.shape[0]}."
+    if text:
+        raise ValueError(f"{op}: {name}: {text}")
 
 
 def refuse_nan(name: str, given: torch.Tensor) -> None:
-    """Reads a result back, which waits for the device."""
+    """Raise an error for a NaN. This reads a result back and waits for the device."""
     if not is_dynamo_compiling():
         refuse_capture(f"check_nan of {name}: the host would wait for the device", "call it, or without check_nan,")
     if torch.any(torch.isnan(given)).item():

@@ -1,4 +1,4 @@
-"""Where the draws of a call come from: a seed and an offset, of the caller's or of a generator."""
+"""Random numbers of a call: a seed and an offset, from the caller or from a generator."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from .._ops.errors import called, type_error, value_error
+
 _BITS = 2**64
 Word = int | torch.Tensor | None  # of 64 bits
 
 
 class Random(NamedTuple):
-    """Arguments of operators that draw: for each of three numbers a tensor, or the number."""
+    """Arguments of operators that draw: three numbers, each as a tensor or as a number."""
 
     seed: torch.Tensor | None
     seed_value: int
     offset: torch.Tensor | None
     offset_value: int
     slot: torch.Tensor | None
-    slot_value: int  # -1: the output's own number
+    slot_value: int  # -1: the index of the output
 
 
 def random_of(
@@ -31,29 +33,29 @@ def random_of(
     offset: int | torch.Tensor | None,
     slot: int | torch.Tensor | None,
 ) -> Random:
-    """Check what the caller gave, and draw from a generator what was not given."""
+    """Check the caller's numbers, and draw the missing ones from a generator."""
     slots = _list(op, "slot", slot, outputs) if isinstance(slot, torch.Tensor) else None
     slot_value = -1 if slot is None or slots is not None else _number(op, "slot", slot) % 2**32
     if seed is None:
         if offset is not None:
-            raise ValueError(f"{op}: offset: got one without a seed, wanted both or neither")
+            raise value_error(op, "offset", "one without a seed", "both or neither")
         try:
             other = None if generator is None or generator.device.type == device.type else generator.device
         except AttributeError:
-            got = type(generator).__name__
-            raise TypeError(f"{op}: generator: got {got}, wanted torch.Generator") from None
+            raise type_error(op, "generator", type(generator).__name__, "torch.Generator") from None
         if other is not None:
-            raise ValueError(f"{op}: generator: got one of {other}, wanted one of {device}")
+            raise value_error(op, "generator", f"one of {other}", f"one of {device}")
         return _drawn(device, generator)._replace(slot=slots, slot_value=slot_value)
     if generator is not None:
-        raise ValueError(f"{op}: generator: got one beside a seed, wanted either")
+        raise value_error(op, "generator", "one with a seed", "either")
     if offset is None:
         offset = torch.zeros_like(seed) if isinstance(seed, torch.Tensor) else 0
     if isinstance(seed, torch.Tensor) and isinstance(offset, torch.Tensor):
         return Random(_list(op, "seed", seed, outputs), 0, _list(op, "offset", offset, outputs), 0, slots, slot_value)
     if isinstance(seed, torch.Tensor) or isinstance(offset, torch.Tensor):
+        got = f"{type(offset).__name__} with a seed of {type(seed).__name__}"
         text = "seed and offset must both be tensors or both be scalars"
-        raise ValueError(f"{op}: offset: got {type(offset).__name__} with a seed of {type(seed).__name__}: {text}")
+        raise ValueError(f"{called(op)}: offset: got {got}: {text}")
     return Random(None, _signed(op, "seed", seed), None, _signed(op, "offset", offset), slots, slot_value)
 
 
@@ -64,7 +66,7 @@ def _drawn(device: torch.device, generator: torch.Generator | None) -> Random:
         offset = source.get_offset()
         source.set_offset(offset + 4)
         return Random(None, _signed("", "seed", source.initial_seed()), None, offset, None, -1)
-    # A graph draws anew in each run, on the device; the CPU's generator has no offset.
+    # A graph draws anew in each run, on the device. The CPU's generator has no offset.
     words = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator, device=device)
     return Random(words[:1], 0, words[1:], 0, None, -1)
 
@@ -73,20 +75,20 @@ def _list(op: str, name: str, given: torch.Tensor, outputs: int) -> torch.Tensor
     if given.dtype == torch.uint64:
         given = given.view(torch.int64)
     if given.dtype != torch.int64:
-        raise TypeError(f"{op}: {name}: got {given.dtype}, wanted torch.int64 or torch.uint64")
+        raise type_error(op, name, given.dtype, "torch.int64 or torch.uint64")
     if given.dim() != 1 or given.shape[0] not in (1, outputs):
-        raise ValueError(f"{op}: {name}: got shape {list(given.shape)}, wanted [1] or [{outputs}]")
+        raise value_error(op, name, f"shape {list(given.shape)}", f"[1] or [{outputs}]")
     return given
 
 
 def _number(op: str, name: str, given: object) -> int:
     if isinstance(given, bool) or not isinstance(given, int | torch.SymInt):
-        raise TypeError(f"{op}: {name}: got {type(given).__name__}, wanted int or Tensor")
+        raise type_error(op, name, type(given).__name__, "int or Tensor")
     return given  # type: ignore[return-value]
 
 
 def _signed(op: str, name: str, given: object) -> int:
-    """Modulo 2^64, as an int64 has it."""
+    """Return an integer modulo 2^64 as an int64."""
     number = _number(op, name, given)
     if not is_compiling() and not -(2**63) <= number < 2**63:
         number = (number + 2**63) % _BITS - 2**63

@@ -1,4 +1,4 @@
-"""Verification of the tokens of a draft."""
+"""Verification of draft tokens."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ def chain_speculative_sampling(
     offset: Word = None,
     slot: Word = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Verify the tokens of a draft (Leviathan et al. 2022): what comes out is distributed as ``target_probs``.
+    """Verify draft tokens (Leviathan et al. 2022). The result is distributed as ``target_probs``.
 
-    Position ``j`` accepts its token ``d`` where ``u_j * draft_probs[j, d] < target_probs[j, d]``. The first that does not is replaced by a
-    token drawn from ``relu(target_probs - draft_probs)``; where all do, one more is drawn from the last row of ``target_probs``.
+    Position ``j`` accepts its token ``d`` if ``u_j * draft_probs[j, d] < target_probs[j, d]``. The first rejected token
+    is replaced by one drawn from ``relu(target_probs - draft_probs)``. If all are accepted, one more is drawn from the
+    last row of ``target_probs``.
 
     Args:
         draft_probs: ``[batch_size, num_draft, vocab_size]``.
-        draft_token_ids: ``[batch_size, num_draft]`` int32 or int64; what is outside of the vocabulary is not accepted.
+        draft_token_ids: ``[batch_size, num_draft]`` int32 or int64; tokens outside of the vocabulary are rejected.
         target_probs: ``[batch_size, num_draft + 1, vocab_size]``.
-        maybe_output_accepted_token_num: ``[batch_size]`` int32 or int64, to which the number of positions is added that accept,
-            those behind the first that does not among them.
-        maybe_output_emitted_draft_token_num: the same for the number of tokens of the draft that come out.
+        maybe_output_accepted_token_num: ``[batch_size]`` int32 or int64. The number of positions that accept is added to
+            it, including those after the first rejected one.
+        maybe_output_emitted_draft_token_num: the same for the number of emitted draft tokens.
         generator, seed, offset, slot: see the module's description.
 
     Returns:
-        ``(tokens, accepted, emitted)``: ``[batch_size, num_draft + 1]`` int32, -1 behind the last token, and the two counts.
+        ``(tokens, accepted, emitted)``: ``[batch_size, num_draft + 1]`` int32, -1 after the last token, and the two
+        counts.
     """
     check_rows("chain_speculative_sampling", "draft_probs", draft_probs, 3)
     batch_size, device = draft_probs.shape[0], draft_probs.device

@@ -6,12 +6,13 @@ from enum import IntEnum
 
 import torch
 
+from .._ops.errors import value_error
 from . import operators
 from .parameters import check_rows
 
 
 class TopKTieBreak(IntEnum):
-    """Elements that are chosen among those equal to the k-th largest."""
+    """Rule for elements equal to the k-th largest."""
 
     NONE = 0  # no promise; the smallest indices here
     SMALL = 1  # the smallest indices
@@ -22,10 +23,10 @@ def takes_last(op: str, tie_break: int) -> bool:
     """Return whether ties go to the largest indices.
 
     Raises:
-        ValueError: a number that is no ``TopKTieBreak``.
+        ValueError: no ``TopKTieBreak``.
     """
     if tie_break not in (0, 1, 2):
-        raise ValueError(f"{op}: tie_break: got {tie_break!r}, wanted a TopKTieBreak: 0, 1 or 2")
+        raise value_error(op, "tie_break", repr(tie_break), "a TopKTieBreak: 0, 1 or 2")
     return tie_break == TopKTieBreak.LARGE
 
 
@@ -42,7 +43,7 @@ def top_k(
     Args:
         input: ``[batch_size, n]``; NaN counts as the smallest.
         k: 1 to ``n``.
-        sorted: largest first, and of equal ones the smallest index first; else in the order of their indices.
+        sorted: largest first, equal ones by ascending index; otherwise all by ascending index.
         deterministic: accepted; results and their order are always the same.
         tie_break: a :class:`TopKTieBreak`, for elements equal to the last one.
         dsa_graph_safe: accepted; launches depend only on shapes, and nothing waits for the device.
@@ -66,5 +67,5 @@ def top_k(
 
 
 def can_implement_filtered_topk() -> bool:
-    """Return ``True``: every length that :func:`top_k` takes is served on every device."""
+    """Return ``True``: :func:`top_k` serves every length on every device."""
     return True

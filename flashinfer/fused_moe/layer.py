@@ -1,4 +1,4 @@
-"""An expert's two products of the tokens that are routed to it: four or five operators, the same for every routing."""
+"""The two products of each expert with its tokens: four or five operators, the same for every routing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..tllm_enums import ActivationType
 from . import operators
 from .workspace import Workspace
 
-BLOCK = 128  # elements that have a scale in common
-# More rows of an expert than these are copied behind each other first: blocks of a cluster then share what they load.
+BLOCK = 128  # elements that share a scale
+# Above this number of rows per expert, rows are gathered first: the CTAs of a cluster then share their loads.
 MANY_ROWS = 160
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What dequantises weights in fp8, and quantises what they are multiplied with.
+    """Scales of fp8 weights and of the operands that they multiply.
 
-    ``blocks``: a scale for each 128 x 128 of a weight and each 128 elements of a row, found where the row is quantised.
-    Else one for each expert's weight, and ``activated`` is the factor of what the second is multiplied with.
+    With ``blocks`` each 128 x 128 of a weight has a scale, and so has each 128 elements of a row, which is quantised here.
+    Otherwise each expert's weight has one, and ``activated`` is the factor of the second product's operand.
     """
 
     first: torch.Tensor  # [E] or [E, 2I / 128, H / 128]
@@ -66,14 +66,14 @@ def run_experts(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     workspace: Workspace | None = None,
 ) -> None:
-    """``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])`` with ``e = ids[t, j]``.
+    """Write ``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])`` with ``e = ids[t, j]``.
 
     Args:
         out: ``[T, H]``, of any dtype of 16 or 32 bits.
         x: ``[T, H]``.
         ids: ``[T, k]``, int32 or int64; those outside of ``[first_expert, first_expert + E)`` add nothing.
-        weights: ``[T, k]`` float32, or ``None``: 1.
-        first, second: ``[E, N, H]``, where N is I, or 2 I with a gate, and ``[E, H, I]``.
+        weights: ``[T, k]`` float32; ``None``: 1.
+        first, second: ``[E, N, H]`` and ``[E, H, I]``. N is I, or 2 I with a gate.
         biases: ``[E, N]`` and ``[E, H]``, float32.
         workspace: memory for the results of the products; ``None``: torch's allocator.
     """
@@ -85,19 +85,19 @@ def run_experts(
     x_scales = None
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
-    places: torch.Tensor | None = tokens
+    row_indices: torch.Tensor | None = tokens
     if x.is_cuda and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
-        x, places = take_rows(x, tokens), None
+        x, row_indices = take_rows(x, tokens), None
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     slots, row_scales = ids.shape[0] * ids.shape[1], None
     if x.is_cuda and x.dtype != torch.float32 and numbers is None and biases[0] is None and gate.is_plain_swiglu:
         activated = memory.empty((slots, first.shape[1] // 2), dtype, x.device)
         order = GATE_FIRST if gate.gate_first else LINEAR_FIRST
-        grouped_gemm(activated, x, first, None, None, bounds, None, None, places, None, *granularity, gate=order)
+        grouped_gemm(activated, x, first, None, None, bounds, None, None, row_indices, None, *granularity, gate=order)
     else:
         hidden = memory.empty((slots, first.shape[1]), dtype, x.device)
         first_scales = None if numbers is None else numbers.of(numbers.first)
-        grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, places, None, *granularity)
+        grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, row_indices, None, *granularity)
         activated, row_scales = operators.activate(
             hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
             None if numbers is None else numbers.activated, blocks,
@@ -114,7 +114,7 @@ def run_experts(
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     if x.dtype.itemsize > 1:
         return x.index_select(0, rows)
-    return x.view(torch.uint8).index_select(0, rows).view(x.dtype)  # not every torch takes rows of 8-bit floats
+    return x.view(torch.uint8).index_select(0, rows).view(x.dtype)  # some versions of torch cannot select 8-bit floats
 
 
 SWIGLU, IDENTITY = int(ActivationType.Swiglu), int(ActivationType.Identity)

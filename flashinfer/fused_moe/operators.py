@@ -1,4 +1,4 @@
-"""The operators of mixtures of experts."""
+"""Operators of mixtures of experts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from .._ops.tensors import check_tensor
+from .._ops.errors import value_error
+from .._ops.tensors import check_dtype, check_tensor
 
 ALIGNMENT = 128  # bytes
 
@@ -24,23 +25,22 @@ def check_workspace(function: str, buffer: torch.Tensor, device: torch.device, l
         ValueError: no contiguous vector, another device, too few bytes, or a start that is no multiple of 128.
         TypeError: no bytes.
     """
-    name = f"{function}: workspace_buffer"
-    check_tensor(function, "workspace_buffer", buffer)
-    if buffer.dtype not in (torch.uint8, torch.int8):
-        raise TypeError(f"{name}: got {buffer.dtype}, wanted torch.uint8 or torch.int8")
+    name = "workspace_buffer"
+    check_tensor(function, name, buffer)
+    check_dtype(function, name, buffer.dtype, (torch.uint8, torch.int8))
     if buffer.dim() != 1 or not buffer.is_contiguous():
         got = f"shape {list(buffer.shape)} and strides {list(buffer.stride())}"
-        raise ValueError(f"{name}: got {got}, wanted a contiguous vector")
+        raise value_error(function, name, got, "a contiguous vector")
     if buffer.device != device:
-        raise ValueError(f"{name}: got one on {buffer.device}, wanted input's device, {device}")
+        raise value_error(function, name, f"one on {buffer.device}", f"input's device, {device}")
     if buffer.storage_offset() % ALIGNMENT:
-        raise ValueError(f"{name}: got a start at byte {buffer.storage_offset()}, wanted a multiple of {ALIGNMENT}")
+        raise value_error(function, name, f"a start at byte {buffer.storage_offset()}", f"a multiple of {ALIGNMENT}")
     if buffer.numel() < least:
-        raise ValueError(f"{name}: got {buffer.numel()} bytes, wanted at least {least}")
+        raise value_error(function, name, f"{buffer.numel()} bytes", f"at least {least}")
 
 
 class Workspace:
-    """Slices of a buffer, one after the other; new tensors where there is no buffer."""
+    """Consecutive slices of a buffer, or new tensors without a buffer."""
 
     def __init__(self, buffer: torch.Tensor | None = None) -> None:
         self._buffer, self._used = buffer, 0

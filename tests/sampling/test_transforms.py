@@ -72,7 +72,7 @@ def test_slots_of_pages(page_size, given, device):
         page_size=page_size, **options,
     )  # fmt: skip
     if given == "starts" and page_size > 1:
-        with pytest.raises(ValueError, match="page_table_row_starts: got None, wanted entries beside row_starts"):
+        with pytest.raises(ValueError, match="page_table_row_starts: got None, wanted entries in addition to row_starts"):
             call()
         return
     out, raw = (torch.full((rows, k), 77, dtype=torch.int32, device=device) for _ in range(2))
@@ -99,7 +99,7 @@ def test_mistakes():
     lengths = torch.full((3,), 50, dtype=torch.int32)
     paged, ragged = flashinfer.top_k_page_table_transform, flashinfer.top_k_ragged_transform
     for error, call, text in (
-        (ValueError, lambda: paged(scores, table, lengths, 0), "k: got 0, wanted 1 or more"),
+        (ValueError, lambda: paged(scores, table, lengths, 0), "k: got 0, wanted a positive number"),
         (ValueError, lambda: paged(scores[0], table, lengths, 3), "input: got 1 dimensions"),
         (ValueError, lambda: paged(scores, table, lengths[:2], 3), "lengths: got 2 rows, wanted 3"),
         (TypeError, lambda: paged(scores, table, lengths.float(), 3), "lengths: got torch.float32"),
@@ -117,7 +117,7 @@ def test_mistakes():
         (ValueError, lambda: paged(scores, table, lengths, 3, out=table[:, :3]), "out: got strides"),
         (ValueError, lambda: paged(scores, table, lengths, 3, out=table[:, :4]), "out: got shape"),
         (TypeError, lambda: paged(scores, table, lengths, 3, out=scores[:, :3]), "out: got torch.float32"),
-        (ValueError, lambda: paged(scores, table, lengths, 50, out=table), "out: overlaps another tensor"),
+        (ValueError, lambda: paged(scores, table, lengths, 50, out=table), "out: got a tensor that overlaps another tensor"),
         (
             ValueError,
             lambda: paged(scores, table, lengths, 50, out=(o := table.clone()), out_raw_indices=o),
