@@ -1,7 +1,6 @@
-"""Causal depthwise convolutions along sequences: the short convolution of Mamba, DeltaNet and their kin.
+"""Causal depthwise convolutions along sequences: the short convolution of Mamba, DeltaNet and related models.
 
-Functions are named as those of the package causal_conv1d, and take what they take. On the CPU float64 is taken besides
-the dtypes named, to check gradients in.
+Functions have the names and arguments of the package causal_conv1d. The CPU also takes float64, to check gradients.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
+from ._ops.errors import either, value_error
+from ._ops.numbers import check_option
 from ._ops.route import General, without_gradient, write
 from ._ops.tensors import check_tensor
 from .causal_conv1d_backward import INPUTS, causal_conv1d_gradient, new_conv_states
@@ -50,15 +51,13 @@ _update = define(
 
 
 def _checked(function: str, activation: str | None, ranks: tuple[int, ...], **tensors: torch.Tensor) -> bool:
-    """Whether there is an activation. ``ranks`` are those that the first tensor may have."""
+    """Return whether there is an activation. ``ranks`` are valid for the first tensor."""
     for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
         if ranks and tensor.dim() not in ranks:
-            wanted = " or ".join(map(str, ranks))
-            raise ValueError(f"{function}: {name}: got {tensor.dim()} dimensions, wanted {wanted}")
+            raise value_error(function, name, f"{tensor.dim()} dimensions", either(ranks))
         ranks = ()
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{function}: activation: got {activation!r}, wanted None, 'silu' or 'swish'")
+    check_option(function, "activation", activation, ACTIVATIONS)
     return activation is not None
 
 
@@ -77,32 +76,32 @@ def causal_conv1d_fn(
 
     Args:
         x: ``[B, channels, T]`` (float32, float16, bfloat16), of any strides. A view of ``[B, T, channels]`` is read in
-            place; where channels do not lie behind each other, x is copied first.
+            place; other layouts are copied first.
         weight: ``[channels, width]``, width 2 to 4, of x's dtype or float32.
         bias: ``[channels]``, of weight's dtype.
         initial_states: ``[N, channels, width - 1]`` of x's dtype, the times before each sequence; ``None``: zeros.
-        return_final_states: whether the last ``width - 1`` times of each sequence are returned too.
-        final_states_out: written with them, and returned in their place.
+        return_final_states: also return the last ``width - 1`` times of each sequence.
+        final_states_out: receives them and is returned for them.
         activation: ``None``, ``"silu"`` or ``"swish"``, which is the same.
         cu_seqlens: ``[N + 1]``, int32 or int64, offsets of sequences that are packed in one batch; lengths of 0 are
-            allowed. Without it each batch is a sequence. On CUDA its values are not looked at on the host.
+            allowed. Without it each batch is a sequence. On CUDA the host does not read its values.
 
     Returns:
-        ``[B, channels, T]``, a view of new memory whose channels lie behind each other; with ``return_final_states``
-        a pair of it and the states, ``[N, channels, width - 1]``.
+        ``[B, channels, T]``, a view of new memory with contiguous channels. With ``return_final_states`` a pair of it
+        and the states, ``[N, channels, width - 1]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit, or another activation.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes or devices, or another activation.
+        TypeError: invalid dtypes.
 
-    There are gradients of x, weight, bias and initial_states. Sums are in float32, the gradient of a weight in a fixed
-    order: the same bits in every run on one device. Packed sequences are told apart by ``cu_seqlens``, where the package
-    causal_conv1d has ``seq_idx``.
+    There are gradients of x, weight, bias and initial_states. Sums are in float32. The gradient of a weight is summed in
+    a fixed order: the same bits in every run on one device. ``cu_seqlens`` separates packed sequences; the package
+    causal_conv1d has ``seq_idx`` for it.
     """
     name = "causal_conv1d_fn"
     silu = _checked(name, activation, (3,), x=x, weight=weight)
-    wanted = return_final_states or final_states_out is not None
-    out, states = _forward(x.transpose(1, 2), weight.contiguous(), bias, initial_states, cu_seqlens, wanted, silu)
+    final = return_final_states or final_states_out is not None
+    out, states = _forward(x.transpose(1, 2), weight.contiguous(), bias, initial_states, cu_seqlens, final, silu)
     if final_states_out is not None:
         write(name, "final_states_out", final_states_out, states)
         states = final_states_out
@@ -120,24 +119,24 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor | None = None,
     pad_slot_id: int = -1,
 ) -> torch.Tensor:
-    """One token of each sequence, or a few, on a pool of states that is changed in place: a step of decoding.
+    """Convolve one token of each sequence, or a few, on a pool of states that changes in place: a decoding step.
 
     Args:
         x: ``[B, channels]`` or ``[B, channels, T]`` (float32, float16, bfloat16), of any strides.
         conv_state: ``[slots, channels, length]`` of x's dtype and of any strides, length at least ``width - 1``: the last
-            times of each sequence, which x is appended to.
+            times of each sequence. x is appended to them.
         weight, bias, activation: as in :func:`causal_conv1d_fn`.
         cache_seqlens: ``[B]``, int32 or int64: a state is a ring, and x is written from this time modulo length on.
         conv_state_indices: ``[B]``, int32 or int64, the slot of each sequence; ``None``: slot b.
-        pad_slot_id: of a sequence whose slot this is, or none of the pool's, the result is 0 and no state is touched.
+        pad_slot_id: a slot for padding. With it, or with an invalid slot, the result is 0 and no state changes.
 
     Returns:
         New memory of x's shape.
 
     Raises:
-        ValueError: shapes or devices that do not fit, or another activation.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient.
+        ValueError: invalid shapes or devices, or another activation.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient.
     """
     name = "causal_conv1d_update"
     silu = _checked(name, activation, (2, 3), x=x, conv_state=conv_state, weight=weight)

@@ -1,6 +1,6 @@
-"""Gradients of the causal convolution: what training needs and inference never loads.
+"""Gradients of the causal convolution. Inference never loads their kernels.
 
-:func:`flashinfer.causal_conv1d_fn` is differentiable as it is. The forward pass saves its inputs alone.
+:func:`flashinfer.causal_conv1d_fn` is differentiable. The forward pass saves only its inputs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .jit.modules.causal_conv1d_backward import gen_causal_conv1d_backward_modul
 
 __all__ = ["gen_causal_conv1d_backward_module"]
 
-# What the operators are given, in this order; x has its channels last.
+# Inputs of the operators, in this order. x is channels-last.
 INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens"
 
 
 def new_conv_states(
     x: torch.Tensor, weight: torch.Tensor, cu_seqlens: torch.Tensor | None, wanted: bool
 ) -> torch.Tensor:
-    """Memory for a state of each sequence, or for none."""
+    """Allocate a state for each sequence if ``wanted``, otherwise an empty tensor."""
     count = (x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1) if wanted else 0
     return x.new_empty((count, x.shape[2], weight.shape[1] - 1))
 
@@ -49,7 +49,7 @@ _backward = define(
 
 
 def causal_conv1d_gradient() -> Gradient:
-    """Of ``(INPUTS, final_states, silu) -> (out, final_states)``."""
+    """Return the gradient of ``(INPUTS, final_states, silu) -> (out, final_states)``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.final_states, ctx.silu = inputs
@@ -65,7 +65,7 @@ def causal_conv1d_gradient() -> Gradient:
             grad_final.contiguous() if ctx.final_states and grad_final is not None else None,
             *tensors, ctx.silu,
         )  # fmt: skip
-        given = (grad if one is not None else None for grad, one in zip(grads, tensors, strict=False))
-        return (*given, None, None, None)
+        present = (grad if one is not None else None for grad, one in zip(grads, tensors, strict=False))
+        return (*present, None, None, None)
 
     return Gradient(setup_context, backward)

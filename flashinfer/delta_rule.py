@@ -1,19 +1,19 @@
-"""The delta rule: DeltaNet, Gated DeltaNet and Kimi Delta Attention, a linear attention whose state is corrected by each token.
+"""The delta rule: linear attention whose state each token corrects (DeltaNet, Gated DeltaNet, Kimi Delta Attention).
 
-Of a sequence and a value head, with a state ``S`` of ``[K, V]``, decays ``a = exp(g)`` and ``scale`` s::
+For a sequence and a value head, with a state ``S`` of ``[K, V]``, decays ``a = exp(g)`` and ``scale`` s::
 
     S = a S;  r = v - S^T k;  u = beta r;  S = S + k u^T;  o = s S^T q
 
 Names, shapes and defaults are those of flash-linear-attention: q, k ``[B, T, H, K]``, v ``[B, T, HV, V]``, **g is the
-natural logarithm of the decay**, and **states are** ``[N, HV, K, V]`` (``state_v_first=True`` reads and writes
-``[N, HV, V, K]``, which is what FlashInfer's functions have; where K = V nothing can tell them apart).
+natural logarithm of the decay**, and **states are** ``[N, HV, K, V]``. With ``state_v_first=True`` states are
+``[N, HV, V, K]``, as in FlashInfer's functions. If K = V, nothing can tell the two apart.
 
-Each function is one operator with a gradient: it saves its inputs, works in float32 (float64 for float64) whatever the
-length, sums in fixed orders, and is one node of a ``torch.compile`` graph for all shapes and scales. On CUDA the
-``chunk_*`` functions multiply half types on tensor cores, with states and sums in float32: what is multiplied is rounded
-to q's dtype, and an output's error is two or three of its roundings. They compute as the others do where a head has more
-than 256 keys, or more than 128 and a decay for each row of the state; where rows begin at no multiples of 16 bytes; with
-gradients of both kinds of decay; and on GPUs whose blocks have less than 163 KiB of shared memory.
+Each function is one operator with a gradient, and one node of a ``torch.compile`` graph for all shapes and scales. It
+saves its inputs, computes in float32 (float64 for float64) for any length, and sums in fixed orders. On CUDA the
+``chunk_*`` functions multiply half types on tensor cores, with states and sums in float32. Operands are rounded to q's
+dtype, and an output's error is two or three of its roundings. Some calls compute like the recurrent functions: more than
+256 keys in a head, more than 128 keys and a decay for each row of the state, rows that do not begin at multiples of 16
+bytes, gradients of both kinds of decay, and GPUs whose CTAs have less than 163 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from ._delta_rule.arguments import (
     dense,
     gate,
     indices,
-    mistake,
     numbers,
     promoted,
     row_gate,
@@ -41,6 +40,7 @@ from ._delta_rule.arguments import (
 )
 from ._delta_rule.operators import delta_rule as delta_rule_operator
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
+from ._ops.errors import value_error
 from ._ops.scalars import scalar
 from ._ops.tensors import check_form
 from .delta_rule_backward import state_dtype
@@ -94,17 +94,17 @@ def fused_recurrent_delta_rule(
     *,
     state_v_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """DeltaNet's recurrence, token by token, in float32.
+    """Compute DeltaNet's recurrence token by token, in float32.
 
     Args:
         q, k: ``[B, T, H, K]`` (float32, float16, bfloat16; on the CPU float64), K at most 256, any strides with a
             contiguous last dimension; others are copied.
-        v: ``[B, T, HV, V]``, HV a multiple of H: value head h reads head ``h // (HV // H)``. Where dtypes of q, k and v
-            differ, all are promoted as torch promotes them, and the output has v's.
+        v: ``[B, T, HV, V]``, HV a multiple of H: value head h reads head ``h // (HV // H)``. If the dtypes of q, k and v
+            differ, all are promoted as torch does, and the output has v's.
         beta: ``[B, T, HV]``, or ``[B, T, HV, V]``, of any float dtype. ``None``: 1.
-        scale: of q; ``None``: ``K ** -0.5``.
+        scale: factor of q; ``None``: ``K ** -0.5``.
         initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of sequences.
-        output_final_state: whether to return the last states.
+        output_final_state: return the final states.
         use_qk_l2norm_in_kernel: divide q and k by ``sqrt(sum(x ** 2) + 1e-6)`` first.
         cu_seqlens: ``[N + 1]`` integers: offsets of N sequences that follow each other in a batch of 1. On CUDA its
             values are never read on the host.
@@ -114,8 +114,8 @@ def fused_recurrent_delta_rule(
         ``(o, final_state)``: ``[B, T, HV, V]`` of v's dtype, and float32 (float64 for float64) or ``None``.
 
     Raises:
-        ValueError: shapes, devices or offsets that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, devices or offsets.
+        TypeError: invalid dtypes.
     """
     name = "fused_recurrent_delta_rule"
     check_tokens(name, q, k, v)
@@ -140,11 +140,11 @@ def chunk_delta_rule(
     chunk_size: int = 64,
     state_v_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """DeltaNet over chunks of tokens. Arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
+    """Compute DeltaNet in chunks of tokens. Arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
 
     Args:
         beta: ``[B, T, HV]``.
-        cu_seqlens_cpu: accepted and not needed.
+        cu_seqlens_cpu: accepted and unused.
         chunk_size: 16, 32 or 64, a hint.
     """
     name = "chunk_delta_rule"
@@ -177,12 +177,12 @@ def fused_recurrent_gated_delta_rule(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gated DeltaNet's recurrence, token by token, in float32, with a gradient.
+    """Compute Gated DeltaNet's recurrence token by token, in float32, with a gradient.
 
     Other arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
 
     Args:
-        g: ``[B, T, HV]``, any float dtype, **natural logarithms** of decays, at most 0, ``-inf`` among them.
+        g: ``[B, T, HV]``, any float dtype, **natural logarithms** of decays, at most 0, ``-inf`` included.
         gk: ``[B, T, HV, K]``: one for each row of the state; g and gk together add.
         gv: has no kernel.
         beta: as there; logits with ``use_beta_sigmoid_in_kernel``.
@@ -193,7 +193,7 @@ def fused_recurrent_gated_delta_rule(
     name = "fused_recurrent_gated_delta_rule"
     check_tokens(name, q, k, v)
     if gv is not None:
-        raise mistake(name, "gv", "got a Tensor, wanted None: no kernel has a gate of columns")
+        raise value_error(name, "gv", "a Tensor", "None: no kernel has a gate of columns")
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(name, "gk", gk, dtype),
@@ -224,11 +224,11 @@ def chunk_gated_delta_rule(
     dt_bias: torch.Tensor | None = None,
     chunk_size: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gated DeltaNet over chunks of tokens. Arguments are those of :func:`fused_recurrent_gated_delta_rule`.
+    """Compute Gated DeltaNet in chunks of tokens. Arguments are those of :func:`fused_recurrent_gated_delta_rule`.
 
     Args:
         beta: ``[B, T, HV]``.
-        cu_seqlens_cpu, chunk_indices: accepted and not needed.
+        cu_seqlens_cpu, chunk_indices: accepted and unused.
         chunk_size: 16, 32 or 64, a hint.
 
     flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states ``[N, HV, V, K]``.
@@ -264,7 +264,7 @@ def fused_recurrent_kda(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Kimi Delta Attention: each row of the state decays by itself. In float32, token by token, with a gradient.
+    """Compute Kimi Delta Attention token by token, in float32, with a gradient. Each row of the state has its own decay.
 
     Other arguments, results and errors are those of :func:`fused_recurrent_gated_delta_rule`.
 
@@ -273,7 +273,7 @@ def fused_recurrent_kda(
         beta: ``[B, T, HV]``.
         use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log ``[HV]`` and
             dt_bias ``[HV, K]``, flat or not.
-        lower_bound: with ``use_gate_in_kernel``, it is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` in its place.
+        lower_bound: the logarithm with ``use_gate_in_kernel`` is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
     """
     name = "fused_recurrent_kda"
     check_tokens(name, q, k, v)
@@ -308,18 +308,18 @@ def chunk_kda(
     dt_bias: torch.Tensor | None = None,
     chunk_size: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Kimi Delta Attention under the name of its chunk form. Arguments and results are :func:`fused_recurrent_kda`'s.
+    """Compute Kimi Delta Attention in chunks of tokens. Arguments and results are :func:`fused_recurrent_kda`'s.
 
     Args:
         safe_gate: promises logarithms of at least ``lower_bound``, which is -5 or more then: a hint.
-        cu_seqlens_cpu: accepted and not needed.
+        cu_seqlens_cpu: accepted and unused.
         chunk_size: 32 or 64, a hint.
     """
     name = "chunk_kda"
     check_tokens(name, q, k, v)
     check_chunk(name, chunk_size, (32, 64))
     if safe_gate and (lower_bound is None or lower_bound < -5):
-        raise mistake(name, "lower_bound", f"got {lower_bound}, wanted -5 or more beside safe_gate")
+        raise value_error(name, "lower_bound", lower_bound, "-5 or more with safe_gate")
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
@@ -355,7 +355,7 @@ def delta_rule_step(
     update_state: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Take one token of each sequence, or a few, into a pool of states that is changed in place: a step of decoding.
+    """Take one token of each sequence, or a few, into a pool of states that changes in place: a decoding step.
 
     Args:
         q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, with a small T.
@@ -370,25 +370,26 @@ def delta_rule_step(
         lower_bound: below 0, with A_log: the logarithm is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` instead.
         state_indices: ``[B]`` integers, the slot that a sequence reads and writes. A sequence whose slot is not in the
             pool, for example a negative one, has an o of 0 and writes nothing. ``None``: slot b.
-        output_indices: ``[B]`` integers, the slot that is written instead; none is where the pool lacks it.
+        output_indices: ``[B]`` integers, the slot that is written instead; an invalid one is not written.
         snapshots: ``[B, at least T, HV, ...]`` of state's dtype, receives the state after each token.
-        update_state: ``False`` leaves the pool as it was.
+        update_state: ``False`` leaves the pool unchanged.
         out: ``[B, T, HV, V]`` of q's dtype.
 
     Returns:
         ``[B, T, HV, V]``.
 
     Raises:
-        ValueError: shapes or devices that do not fit; on the CPU also a g or gk above 0 that is not raw. On CUDA those
-            values are not read: a look would wait for the device and fail in a capture.
-        TypeError: dtypes that do not fit; a state of 8 bits, which has no scale.
-        GradientError: a tensor wants a gradient.
+        ValueError: invalid shapes or devices; on the CPU also a g or gk above 0 that is not raw. On CUDA those values
+            are not read, because reading would wait for the device and fail in a capture.
+        TypeError: invalid dtypes; a state of 8 bits, which has no scale.
+        GradientError: a tensor requires a gradient.
     """
     name = "delta_rule_step"
     check_tokens(name, q, k, v)
     number, dtype = checked_scale(name, q, scale), state_dtype(q)
     if allow_neg_eigval and not beta_is_logit:
-        raise mistake(name, "allow_neg_eigval", "got True, wanted beta_is_logit with it")
+        raise value_error(name, "allow_neg_eigval", True, "beta_is_logit with it")
+
     check_bound(name, lower_bound)
     check_floats(name, "state", state)
     if out is not None:

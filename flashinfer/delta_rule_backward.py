@@ -1,7 +1,7 @@
-"""Gradients of the delta rule: what training needs and inference never loads.
+"""Gradients of the delta rule. Inference never loads their kernels.
 
-The functions of :mod:`flashinfer.delta_rule` are differentiable as they are. The forward pass saves its inputs alone;
-the gradient's kernel makes everything else again.
+The functions of :mod:`flashinfer.delta_rule` are differentiable. The forward pass saves only its inputs, and the
+gradient's kernel recomputes everything else.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .jit.modules.delta_rule_backward import gen_delta_rule_backward_module
 
 __all__ = ["gen_delta_rule_backward_module"]
 
-# What the operators of the delta rule are given, in this order.
+# Inputs of the delta rule's operators, in this order.
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens"
 
 
 def state_dtype(*tensors: torch.Tensor) -> torch.dtype:
-    """The dtype of states, gates and beta beside q, k and v."""
+    """Return the dtype of states, gates and beta for these q, k and v."""
     return torch.float64 if any(getattr(one, "dtype", None) == torch.float64 for one in tensors) else torch.float32
 
 
 def new_states(
     q: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None, wanted: bool, v_first: bool
 ) -> torch.Tensor:
-    """Memory for a state of each sequence and value head, or for none."""
+    """Allocate a state for each sequence and value head if ``wanted``, otherwise an empty tensor."""
     count = (q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1) if wanted else 0
     rows = (v.shape[3], q.shape[3]) if v_first else (q.shape[3], v.shape[3])
     return q.new_empty((count, v.shape[2], *rows), dtype=state_dtype(q))
@@ -55,7 +55,7 @@ _backward = define(
 
 
 def delta_rule_gradient() -> Gradient:
-    """Of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first, chunked) -> (o, state)``."""
+    """Return the gradient of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first, chunked) -> (o, state)``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.scale, scale_tensor, ctx.final_state, ctx.l2norm, ctx.v_first, ctx.chunked = inputs
@@ -72,7 +72,7 @@ def delta_rule_gradient() -> Gradient:
             *tensors, ctx.scale, scale_tensor, ctx.l2norm, ctx.v_first, ctx.chunked,
         )  # fmt: skip
         grads = [*grads, grad_initial]
-        given = (grad if one is not None else None for grad, one in zip(grads, tensors, strict=False))
-        return (*given, None, None, None, None, None, None, None)
+        present = (grad if one is not None else None for grad, one in zip(grads, tensors, strict=False))
+        return (*present, None, None, None, None, None, None, None)
 
     return Gradient(setup_context, backward)

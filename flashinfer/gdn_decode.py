@@ -1,5 +1,8 @@
-"""Steps of Gated DeltaNet's decoding under FlashInfer's names: :func:`flashinfer.delta_rule.delta_rule_step` with raw
-gates, ``g = -exp(A_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, computed in the kernel."""
+"""Steps of Gated DeltaNet's decoding under FlashInfer's names.
+
+They call :func:`flashinfer.delta_rule.delta_rule_step` with raw gates. The kernel computes
+``g = -exp(A_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import warnings
 
 import torch
 
-from ._delta_rule.arguments import check_rank, check_tokens, indices, mistake
-from ._ops.errors import renamed
+from ._delta_rule.arguments import check_rank, check_tokens, indices
+from ._ops.errors import renamed, type_error, value_error
+from ._ops.numbers import check_option
 from ._ops.sizes import differs
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step
@@ -16,7 +20,7 @@ from .delta_rule import delta_rule_step
 __all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
 
 
-# An argument of delta_rule_step -> its name here; `state` has the one of ``pool``, where that is given.
+# An argument of delta_rule_step -> its name here. `state` has the name of ``pool`` if that is not empty.
 _NAMES = {
     "g": "a", "beta": "b", "out": "output", "state_indices": "initial_state_indices",
     "output_indices": "output_state_indices", "snapshots": "intermediate_states_buffer",
@@ -32,10 +36,9 @@ def _step(
     pool: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     check_tokens(name, q, k, v)
-    if backend not in ("auto", "flashinfer"):
-        raise ValueError(f"{name}: backend: got {backend!r}, wanted 'auto' or 'flashinfer'")
+    check_option(name, "backend", backend, ("auto", "flashinfer"))
     if state is None:
-        raise TypeError(f"{name}: state: got None, wanted Tensor")
+        raise type_error(name, "state", None, "Tensor")
     try:
         o = delta_rule_step(
             q, k, v, state, a, b, A_log=A_log, dt_bias=dt_bias, beta_is_logit=True, scale=scale,
@@ -48,10 +51,10 @@ def _step(
 
 
 def _check_pool(name: str, pool: torch.Tensor, indices: torch.Tensor | None, sequences: int) -> None:
-    """Without indices a pool has the states of the sequences."""
+    """Check that a pool without indices has exactly the states of the sequences."""
     if indices is None and differs(pool.shape[0], sequences):
-        text = f"got None for a pool of {pool.shape[0]}, wanted slots of {sequences} sequences"
-        raise mistake(name, "initial_state_indices", text)
+        got = f"None for a pool of {pool.shape[0]}"
+        raise value_error(name, "initial_state_indices", got, f"slots of {sequences} sequences")
 
 
 def gated_delta_rule_decode(
@@ -68,7 +71,7 @@ def gated_delta_rule_decode(
     use_qk_l2norm: bool = True,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence, states ``[B, HV, K, V]`` changed in place.
+    """Decode one token of each sequence. States ``[B, HV, K, V]`` change in place.
 
     Args:
         q, k: ``[B, 1, H, K]`` (float16, bfloat16, float32).
@@ -77,7 +80,7 @@ def gated_delta_rule_decode(
         A_log, dt_bias: ``[HV]``.
         a, b: ``[B, 1, HV]``: the decay and beta before their activations.
         output: ``[B, 1, HV, V]``.
-        use_qk_l2norm: q and k are normalised, by default.
+        use_qk_l2norm: normalise q and k (default).
 
     Returns:
         ``(output, state)``.
@@ -108,21 +111,21 @@ def gated_delta_rule_decode_pretranspose(
     disable_state_update: bool = False,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with states ``[B, HV, V, K]``, or a pool of them.
+    """Decode one token of each sequence or more. States ``[B, HV, V, K]``, or a pool of them, change in place.
 
     Args:
-        state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` beside ``initial_state``.
+        state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` with ``initial_state``.
         initial_state: ``[slots, HV, V, K]``, the pool.
-        initial_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o
+        initial_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a negative one, o
             is 0 and nothing is written. ``None``: slot b.
-        output_state_indices: ``[B]``, slots that are written in their place; one that the pool lacks is not.
+        output_state_indices: ``[B]``, slots that are written instead; invalid ones are not written.
         intermediate_states_buffer: ``[B, at least T, HV, V, K]``, receives the state after each token.
-        disable_state_update: leaves the states as they were.
-        others: as in :func:`gated_delta_rule_decode`, results and errors too; T may be larger than 1.
+        disable_state_update: leave the states unchanged.
+        others: as in :func:`gated_delta_rule_decode`, also results and errors; T may be larger than 1.
     """
     name = "gated_delta_rule_decode_pretranspose"
     if state is not None and initial_state is not None:
-        raise ValueError(f"{name}: initial_state: got both, wanted it or state")
+        raise value_error(name, "initial_state", "both", "it or state")
     if initial_state is not None and output_state_indices is None:
         check_rank(name, 4, "", q=q, initial_state=initial_state)
         _check_pool(name, initial_state, initial_state_indices, q.shape[0])
@@ -151,22 +154,22 @@ def gated_delta_rule_mtp(
     use_qk_l2norm: bool = True,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Several tokens of each sequence, drafts that are verified, on a pool of states ``[slots, HV, V, K]``.
+    """Decode several draft tokens of each sequence, on a pool of states ``[slots, HV, V, K]``.
 
     Args:
         q, k: ``[B, T, H, K]`` (float16, bfloat16, float32).
         v: ``[B, T, HV, V]``, same dtype.
         initial_state: float32, float16 or bfloat16, the pool.
-        initial_state_indices: ``[B]``, slots that are read; of one that the pool lacks, as a negative one, o is 0 and
-            nothing is written. ``None``: slot b of a pool of B, but not beside ``ssm_state_indices``.
+        initial_state_indices: ``[B]``, slots that are read. With an invalid slot, such as a negative one, o is 0 and
+            nothing is written. ``None``: slot b of a pool of B, but not with ``ssm_state_indices``.
         A_log, dt_bias: ``[HV]``.
         a, b: ``[B, T, HV]``: the decay and beta before their activations.
         output: ``[B, T, HV, V]``.
         intermediate_states_buffer: ``[at least B, at least T, HV, V, K]``, receives the state after each token.
-        ssm_state_indices: ``[B, T]``, slots that receive the state after each token; not beside a buffer. Where the pool
-            lacks one, o of the tokens behind it is 0 and nothing is written. Sequences' own slots stay as they were.
-        disable_state_update: leaves the slots as they were. ``None`` warns, and is ``True``.
-        use_qk_l2norm: q and k are normalised, by default.
+        ssm_state_indices: ``[B, T]``, slots that receive the state after each token; not with a buffer. After an invalid
+            slot, o of the next tokens is 0 and nothing is written. Sequences' own slots stay unchanged.
+        disable_state_update: leave the slots unchanged. ``None`` warns, and means ``True``.
+        use_qk_l2norm: normalise q and k (default).
 
     Returns:
         ``(output, initial_state)``.
@@ -180,30 +183,30 @@ def gated_delta_rule_mtp(
         text = f"{name}: disable_state_update: got None, which is True and will be False: say which"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         disable_state_update = True
-    given = (A_log, a, dt_bias, b)
+    gates = (A_log, a, dt_bias, b)
     check_rank(name, 4, "", initial_state=initial_state)
     if ssm_state_indices is None:
         _check_pool(name, initial_state, initial_state_indices, q.shape[0])
         buffer = None if intermediate_states_buffer is None else intermediate_states_buffer[: q.shape[0]]
         return _step(
-            name, q, k, v, initial_state, *given, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
+            name, q, k, v, initial_state, *gates, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
             None, buffer, not disable_state_update, "initial_state",
         )  # fmt: skip
     if intermediate_states_buffer is not None:
-        raise ValueError(f"{name}: ssm_state_indices: got both, wanted them or intermediate_states_buffer")
+        raise value_error(name, "ssm_state_indices", "both", "them or intermediate_states_buffer")
     each = indices(name, "ssm_state_indices", ssm_state_indices)
     first = indices(name, "initial_state_indices", initial_state_indices)
-    for what, given_slots, table, shape in (
+    for argument, tensor, table, shape in (
         ("ssm_state_indices", ssm_state_indices, each, q.shape[:2]),
         ("initial_state_indices", initial_state_indices, first, q.shape[:1]),
     ):
-        check_form(name, what, given_slots if table is None else table, shape, q.device, torch.int32, torch.int64)
+        check_form(name, argument, tensor if table is None else table, shape, q.device, torch.int32, torch.int64)
     assert each is not None and first is not None
     if output is not None:
         check_form(name, "output", output, v.shape, v.device, v.dtype)
     if not disable_state_update:
-        raise ValueError(f"{name}: disable_state_update: got False, wanted True beside ssm_state_indices")
-    # Each token reads the slot that the one before it wrote; a sequence that has lost its state has none from there on.
+        raise value_error(name, "disable_state_update", False, "True with ssm_state_indices")
+    # Each token reads the slot that the previous token wrote. A sequence whose state is lost has none from there on.
     slots = torch.cat([first[None], each.t()])
     lost = ((slots < 0) | (slots >= initial_state.shape[0])).cumsum(0) > 0
     slots = slots.masked_fill(lost, -1)

@@ -1,7 +1,7 @@
 """Gated DeltaNet's prefill under FlashInfer's name and in its conventions.
 
-They differ from those of :mod:`flashinfer.delta_rule`, which has the same kernels: tensors are packed, **g is the decay
-itself**, in (0, 1], and **states are** ``[N, H, V, K]``. Where K = V nothing can tell such states from ``[N, H, K, V]``.
+The kernels are those of :mod:`flashinfer.delta_rule`, but the conventions differ: tensors are packed, **g is the decay
+itself**, in (0, 1], and **states are** ``[N, H, V, K]``. If K = V, nothing can tell such states from ``[N, H, K, V]``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from ._delta_rule.arguments import check_floats, check_rank
-from ._ops.numbers import whole
+from ._ops.errors import value_error
+from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_form, is_readable
 from .delta_rule import chunk_gated_delta_rule as _by_tokens
 from .errors import UnsupportedError
@@ -19,33 +20,32 @@ __all__ = ["chunk_gated_delta_rule"]
 _NAME, _BY_TOKENS = "chunk_gated_delta_rule", "flashinfer.delta_rule.chunk_gated_delta_rule"
 
 
-def _wanted(argument: str, got: object, wanted: str) -> ValueError:
-    return ValueError(f"{_NAME}: {argument}: got {got}, wanted {wanted}")
+def _error(argument: str, got: object, wanted: str) -> ValueError:
+    return value_error(_NAME, argument, got, wanted)
 
 
 def _refuse(
     checkpoints: torch.Tensor | None, starts: torch.Tensor | None, every: int, use_cp: str | bool,
     state_indices: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Refuse what has no kernel, and first what no kernel could serve."""
-    given = {"state_checkpoints": checkpoints, "checkpoint_cu_starts": starts}
+    """Reject invalid arguments first, and then those that have no kernel."""
+    tables = {"state_checkpoints": checkpoints, "checkpoint_cu_starts": starts}
     if whole(_NAME, "checkpoint_every_n_tokens", every) < 0 or every % 64:
-        raise _wanted("checkpoint_every_n_tokens", every, "0 or a positive multiple of 64")
-    for name, tensor in given.items():
+        raise _error("checkpoint_every_n_tokens", every, "0 or a positive multiple of 64")
+    for name, tensor in tables.items():
         if (tensor is None) != (every == 0):
             wanted = "None with checkpoint_every_n_tokens=0" if every == 0 else f"a tensor for every {every} tokens"
-            raise _wanted(name, type(tensor).__name__, wanted)
-    if use_cp not in ("auto", True, False):
-        raise _wanted("use_cp", repr(use_cp), "'auto', True or False")
-    for name, asked in {
+            raise _error(name, type(tensor).__name__, wanted)
+    check_option(_NAME, "use_cp", use_cp, ("auto", True, False))
+    for name, unsupported in {
         "checkpoint_every_n_tokens": every != 0, "use_cp": use_cp is True, "state_indices": state_indices is not None,
     }.items():  # fmt: skip
-        if asked:
+        if unsupported:
             raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; leave it at its default")
 
 
 def _heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Return ``[T, h, n]`` as ``[1, T, count, n]``: each head as often as it is read."""
+    """Return ``[T, h, n]`` as ``[1, T, count, n]``. Each head is repeated as often as it is read."""
     return (tensor if tensor.shape[1] == count else tensor.repeat_interleave(count // tensor.shape[1], 1))[None]
 
 
@@ -77,30 +77,30 @@ def chunk_gated_delta_rule(
         q: ``[T, Hq, K]`` (float32, float16, bfloat16).
         k: ``[T, Hk, K]``, same dtype; Hq and Hk divide the number of state heads.
         v: ``[T, Hv, V]``, same dtype. States and the result have ``max(Hq, Hv)`` heads.
-        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU others are an error; on CUDA their
-            values are not read.
+        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU other numbers are an error; on CUDA
+            they are not read.
         beta: ``[T, H]``, of any float dtype; ``None``: 1.
         scale: ``None``: ``K ** -0.5``.
         initial_state: ``[N, H, V, K]``, float32, float16 or bfloat16; ``None``: zeros.
-        output_final_state: also return the last states.
+        output_final_state: also return the final states.
         cu_seqlens: ``[N + 1]`` integers, required.
         use_qk_l2norm_in_kernel: as in :func:`flashinfer.delta_rule.chunk_gated_delta_rule`.
-        output: ``[T, H, V]`` of v's dtype, is written and returned.
-        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, is written and returned. ``None``: allocated, in
-            initial_state's dtype, or float32 without one.
-        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences, which have no
-            kernel: ``None`` and 0.
-        use_cp: ``"auto"`` or ``False``; ``True`` asks for a split of sequences, which has no kernel.
+        output: ``[T, H, V]`` of v's dtype, written and returned.
+        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, written and returned. ``None``: allocated in
+            initial_state's dtype, or in float32 without one.
+        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences. They have no kernel:
+            ``None`` and 0.
+        use_cp: ``"auto"`` or ``False``. ``True`` requests a split of sequences, which has no kernel.
         state_indices: slots of a pool, which have no kernel: ``None``.
-        backend: ``"auto"`` or ``"flashinfer"``: there is one.
-        _cp_chunk_len, max_seqlen: hints, unused.
+        backend: ``"auto"`` or ``"flashinfer"``, which are the same.
+        _cp_chunk_len, max_seqlen: unused hints.
 
     Returns:
         The output, or ``(output, state)``.
 
     Raises:
-        ValueError: shapes or values that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes or values.
+        TypeError: invalid dtypes.
         UnsupportedError: checkpoints, ``state_indices`` or ``use_cp=True``.
     """
     check_rank(_NAME, 3, f", or four in {_BY_TOKENS}", q=q, k=k, v=v)
@@ -109,16 +109,15 @@ def chunk_gated_delta_rule(
             check_rank(_NAME, 2, f", or three in {_BY_TOKENS}", **{name: gate})
             check_floats(_NAME, name, gate)
     _refuse(state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens, use_cp, state_indices)
-    if backend not in ("auto", "flashinfer"):
-        raise _wanted("backend", repr(backend), "'auto' or 'flashinfer'")
+    check_option(_NAME, "backend", backend, ("auto", "flashinfer"))
     if cu_seqlens is None:
-        raise _wanted("cu_seqlens", "None", "offsets of the sequences")
+        raise _error("cu_seqlens", None, "offsets of the sequences")
     count = max(q.shape[1], v.shape[1])
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.shape[1] == 0 or count % tensor.shape[1]:
-            raise _wanted(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
+            raise _error(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
     if g is not None and is_readable(g) and bool(((g < 0) | (g > 1)).any()):
-        raise _wanted("g", "numbers outside [0, 1]", f"decays themselves; {_BY_TOKENS} takes their logarithms")
+        raise _error("g", "numbers outside [0, 1]", f"decays themselves; {_BY_TOKENS} takes their logarithms")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     log = v.new_zeros((1, v.shape[0], count), dtype=numbers) if g is None else g.to(numbers).log()[None]
     factor = v.new_ones((1, v.shape[0], count), dtype=numbers) if beta is None else beta[None]

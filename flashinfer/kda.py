@@ -1,4 +1,4 @@
-"""Kimi Delta Attention under FlashInfer's name: states ``[N, HV, V, K]``, changed in place."""
+"""Kimi Delta Attention under FlashInfer's name. States ``[N, HV, V, K]`` change in place."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ._delta_rule.arguments import check_logarithms, check_rows, check_tokens, mistake, row_gate
-from ._ops.errors import renamed
+from ._delta_rule.arguments import check_logarithms, check_rows, check_tokens, row_gate
+from ._ops.errors import renamed, value_error
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
 
@@ -37,43 +37,44 @@ def recurrent_kda(
     initial_state_indices: torch.Tensor | None = None,
     beta_is_logit: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tokens of each sequence, on states that are changed in place. It has no gradient:
-    :func:`flashinfer.delta_rule.fused_recurrent_kda` has.
+    """Take tokens of each sequence into states that change in place.
+
+    There is no gradient; :func:`flashinfer.delta_rule.fused_recurrent_kda` has one.
 
     Args:
-        q, k: ``[B, T, H, K]`` (float16, bfloat16, float32); ``[1, T, H, K]`` beside ``cu_seqlens``.
+        q, k: ``[B, T, H, K]`` (float16, bfloat16, float32); ``[1, T, H, K]`` with ``cu_seqlens``.
         v: ``[B, T, HV, V]``, same dtype.
         g: ``[B, T, HV, K]``, any float dtype, natural logarithms of decays, at most 0.
         beta: ``[B, T, HV]``; logits with ``beta_is_logit``.
         use_gate_in_kernel, A_log, dt_bias, lower_bound: g is raw, as in ``fused_recurrent_kda``.
-        initial_state: ``[B, HV, V, K]``, float32, float16 or bfloat16, changed in place; ``None``: zeros, of float32. With
+        initial_state: ``[B, HV, V, K]``, float32, float16 or bfloat16, changed in place; ``None``: float32 zeros. With
             ``ssm_state_indices`` a pool ``[slots, HV, V, K]``.
-        output_final_state: whether to return the states.
-        use_qk_l2norm_in_kernel: q and k are normalised, by default.
-        cu_seqlens: ``[N + 1]``, sequences behind each other, with states ``[N, HV, V, K]`` and no indices.
-        ssm_state_indices: ``[B]``, slots that are read and written; of one that the pool lacks, as a negative one, o is
-            0 and nothing is written.
-        initial_state_source, initial_state_indices: a pool and its slots by other names.
-        output: ``[B, T, HV, V]``, is written and returned.
+        output_final_state: return the states.
+        use_qk_l2norm_in_kernel: normalise q and k (default).
+        cu_seqlens: ``[N + 1]``, consecutive sequences with states ``[N, HV, V, K]`` and no indices.
+        ssm_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a negative one, o is 0
+            and nothing is written.
+        initial_state_source, initial_state_indices: other names of a pool and its slots.
+        output: ``[B, T, HV, V]``, written and returned.
 
     Returns:
         ``(output, states or None)``.
 
     Raises:
         ValueError, TypeError: as :func:`flashinfer.delta_rule.delta_rule_step`.
-        GradientError: a tensor wants a gradient.
+        GradientError: a tensor requires a gradient.
     """
     check_tokens(_NAME, q, k, v)
     if initial_state_source is not None and initial_state is not None:
-        raise mistake(_NAME, "initial_state_source", "got both, wanted it or initial_state")
+        raise value_error(_NAME, "initial_state_source", "both", "it or initial_state")
     if initial_state_indices is not None and ssm_state_indices is not None:
-        raise mistake(_NAME, "initial_state_indices", "got both, wanted them or ssm_state_indices")
+        raise value_error(_NAME, "initial_state_indices", "both", "them or ssm_state_indices")
     state = initial_state if initial_state_source is None else initial_state_source
     slots = ssm_state_indices if initial_state_indices is None else initial_state_indices
     if slots is not None and state is None:
-        raise mistake(_NAME, "initial_state", "got None, wanted the pool that indices are of")
+        raise value_error(_NAME, "initial_state", None, "the pool of the indices")
     if cu_seqlens is not None and slots is not None:
-        raise mistake(_NAME, "ssm_state_indices", "got them beside cu_seqlens, wanted one of the two")
+        raise value_error(_NAME, "ssm_state_indices", "them with cu_seqlens", "one of the two")
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = (count, v.shape[2], v.shape[3], q.shape[3])
@@ -94,7 +95,7 @@ def recurrent_kda(
         o = o if output is None else output.copy_(o)
     else:
         gate: dict[str, Any] = {"gk": g}
-        if A_log is None or numbers == torch.float64:  # whose gates the kernel would read in float32
+        if A_log is None or numbers == torch.float64:  # the kernel would read raw float64 gates in float32
             gate["gk"] = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
             check_logarithms(_NAME, "g", gate["gk"])
         else:

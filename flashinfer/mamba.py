@@ -1,6 +1,6 @@
-"""Mamba: the step of decoding of its state space model, on a pool of states that is changed in place.
+"""Mamba: the decoding step of its state space model, on a pool of states that changes in place.
 
-Of a sequence, a head and a row of the head's state, for each token::
+For each token of a sequence, each head and each row of the head's state::
 
     d = softplus(dt + dt_bias);  s = exp(d A) s + d x B;  y = s . C + D x;  y = y silu(z)
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 
 from ._ops.declare import define
+from ._ops.errors import value_error
+from ._ops.numbers import check_option
 from ._ops.route import without_gradient
 from ._ops.tensors import check_tensor
 from .errors import UnsupportedError
@@ -32,16 +34,11 @@ _update = define(
 )
 
 
-def _mistake(argument: str, text: str) -> ValueError:
-    return ValueError(f"{_NAME}: {argument}: {text}")
-
-
 def _rank(name: str, tensor: torch.Tensor, wanted: int, heads: bool) -> torch.Tensor:
-    """A tensor with its heads, of which a state without has one."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{_NAME}: {name}: got {type(tensor).__name__}, wanted Tensor")
+    """Return a tensor with a dimension of heads, which is added for states without heads."""
+    check_tensor(_NAME, name, tensor)
     if tensor.dim() != wanted:
-        raise _mistake(name, f"got {tensor.dim()} dimensions, wanted {wanted} beside this state and x")
+        raise value_error(_NAME, name, f"{tensor.dim()} dimensions", f"{wanted} with this state and x")
     if heads:
         return tensor
     return tensor.unsqueeze(0) if name in ("A", "D", "dt_bias") else tensor.unsqueeze(-2)
@@ -74,66 +71,64 @@ def selective_state_update(
     cu_seqlens: torch.Tensor | None = None,
     num_accepted_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Takes one token of each sequence, or a few, into states of Mamba or Mamba-2. Computed in float32.
+    """Take one token of each sequence, or a few, into states of Mamba or Mamba-2, in float32.
 
     Args:
-        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, of which each slot is contiguous; dstate is
-            at most 256. Changed in place.
-        x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` beside ``cu_seqlens``;
+        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, with contiguous slots; dstate is at most
+            256. Changed in place.
+        x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` with ``cu_seqlens``;
             float32, float16 or bfloat16, the last dimension contiguous.
-        dt: x's shape, any float dtype and strides. Where it, A and dt_bias have stride 0 in their last dimensions, as
-            Mamba-2 has, a head has one decay; else each element of a state has its own.
+        dt: x's shape, any float dtype and strides. If dt, A and dt_bias have stride 0 in their last dimensions, as in
+            Mamba-2, a head has one decay. Otherwise each element of a state has its own.
         A: ``[heads, dim, dstate]``.
         B, C: as x, with ``[groups, dstate]`` last; heads are a multiple of groups. x's dtype.
         D, dt_bias: ``[heads, dim]``, or ``None``.
         z: as x, a gate, or ``None``.
-        dt_softplus: whether the step is ``softplus(dt + dt_bias)``.
+        dt_softplus: the step is ``softplus(dt + dt_bias)``.
         state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its number.
-            ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the last accepted.
-        pad_slot_id: of a sequence in this slot, or in one that the pool does not have, nothing is read or written but
-            out, which is 0.
+            ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the last accepted token.
+        pad_slot_id: a slot for padding. With it, or with an invalid slot, out is 0 and nothing else is read or written.
         state_scale, intermediate_state_scales: have no kernel, for states of 8 bits or integers.
-        out: as x; made where not given.
-        disable_state_update: leaves the pool as it was.
+        out: like x; allocated by default.
+        disable_state_update: leave the pool unchanged.
         intermediate_states_buffer: ``[buffers, cache_steps, heads, dim, dstate]``, contiguous, of the state's dtype,
             receives the state after each token.
         intermediate_state_indices: ``[sequences]``, the buffer of each; ``None``: the number of its slot.
         rand_seed: ``[1]`` int64: states of 16 bits are rounded up or down at random, so that their expectation is exact.
-        philox_rounds: of the random numbers, 1 to 10.
-        cache_steps: columns of the indices or steps of the buffer; their shapes say it.
+        philox_rounds: rounds of the random numbers, 1 to 10.
+        cache_steps: columns of the indices or steps of the buffer. Their shapes define it.
         algorithm: ``"auto"``, ``"simple"``, ``"vertical"`` or ``"horizontal"``: accepted, one kernel serves all.
-        dst_state_batch_indices: the slots that last states go to; ``None``: as ``state_batch_indices``.
-        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of sequences that lie behind each other. On CUDA its
-            values are never read on the host.
-        num_accepted_tokens: ``[sequences]``, of the step before: the state is taken from column
+        dst_state_batch_indices: slots of the last states; ``None``: as ``state_batch_indices``.
+        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of consecutive sequences. On CUDA the host never reads
+            its values.
+        num_accepted_tokens: ``[sequences]``, of the previous step: the state is read from column
             ``num_accepted_tokens - 1`` of ``state_batch_indices``, and the state after token t goes to column t.
 
-    A state may have no heads, ``[slots, dim, dstate]``: then x is ``[batch, dim]``, A ``[dim, dstate]``, B and C
+    A state may have no heads, ``[slots, dim, dstate]``. Then x is ``[batch, dim]``, A ``[dim, dstate]``, B and C
     ``[batch, dstate]``, D and dt_bias ``[dim]``.
 
     Returns:
         ``out``, of x's shape.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices.
+        TypeError: invalid dtypes.
         UnsupportedError: scales of states.
-        GradientError: a tensor wants a gradient.
+        GradientError: a tensor requires a gradient.
 
     Source: Dao, Gu: Transformers are SSMs, 2024.
     """
     if state_scale is not None or intermediate_state_scales is not None:
         raise UnsupportedError(f"{_NAME}: state_scale: states with scales have no kernel, wanted float ones without")
-    if algorithm not in ALGORITHMS:
-        raise _mistake("algorithm", f"got {algorithm!r}, wanted one of {', '.join(ALGORITHMS)}")
+    check_option(_NAME, "algorithm", algorithm, ALGORITHMS)
     for name, tensor in (("state", state), ("x", x)):
         check_tensor(_NAME, name, tensor)
     if state.dim() not in (3, 4):
-        raise _mistake("state", f"got {state.dim()} dimensions, wanted 4, or 3 without heads")
+        raise value_error(_NAME, "state", f"{state.dim()} dimensions", "4, or 3 without heads")
     heads = state.dim() == 4
     rank = x.dim()
     if rank not in ((3, 4) if heads and cu_seqlens is None else (3,) if heads else (2,)):
-        raise _mistake("x", f"got {rank} dimensions, wanted 3, or 4 without cu_seqlens, or 2 beside a state of 3")
+        raise value_error(_NAME, "x", f"{rank} dimensions", "3, or 4 without cu_seqlens, or 2 with a state of 3")
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
 
     def tokens(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Checks of the arguments of the delta rule's functions; gates, beta and indices in the form that kernels read."""
+"""Checks of the delta rule's arguments. Gates, beta and indices in the form that kernels read."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import math
 
 import torch
 
-from .._ops.errors import called
+from .._ops.errors import type_error, value_error
 from .._ops.indices import INTEGERS, narrowed
+from .._ops.numbers import check_option
 from .._ops.tensors import check_tensor, is_readable
 
 CHUNK_SIZES = (16, 32, 64)
-
-
-def mistake(function: str, argument: str, text: str) -> ValueError:
-    return ValueError(f"{called(function)}: {argument}: {text}")
 
 
 PACKED = "flashinfer.chunk_gated_delta_rule, whose layout is packed"
 
 
 def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
-    """Check numbers of dimensions; ``elsewhere`` names the function that takes the other layout."""
+    """Check numbers of dimensions; ``elsewhere`` names the function with the other layout."""
     for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
         if tensor.dim() != rank:
-            raise mistake(function, name, f"got {tensor.dim()} dimensions, wanted {rank}{elsewhere}")
+            raise value_error(function, name, f"{tensor.dim()} dimensions", f"{rank}{elsewhere}")
 
 
 def check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -34,17 +31,17 @@ def check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
 
 
 def checked_scale(function: str, q: torch.Tensor, scale: float | None) -> float:
-    """Return the scale as a number; ``None`` is ``K ** -0.5``."""
+    """Return the scale as a number; ``None`` means ``K ** -0.5``."""
     if scale is None:
         number: float = max(q.shape[-1], 1) ** -0.5
         return number
     if isinstance(scale, torch.Tensor):
-        raise TypeError(f"{function}: scale: got a Tensor, wanted a number")
+        raise type_error(function, "scale", "a Tensor", "a number")
     return scale
 
 
 def promoted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return floating tensors in the dtype that torch promotes them to. The operator refuses others."""
+    """Return floating tensors in the dtype that torch promotes them to. The operator rejects others."""
     dtype = tensors[0].dtype
     for one in tensors:
         if not one.is_floating_point() or one.element_size() < 2:
@@ -54,15 +51,16 @@ def promoted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with a contiguous last dimension."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def check_floats(function: str, name: str, tensor: torch.Tensor) -> None:
-    """Check for floats of at least 16 bits: numbers of 8 bits mean nothing without a scale, which no argument gives."""
+    """Check for floats of at least 16 bits. Numbers of 8 bits need a scale, and no argument passes one."""
     check_tensor(function, name, tensor)
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         why = ": there is no scale for 8 bits" if tensor.is_floating_point() else ""
-        raise TypeError(f"{function}: {name}: got {tensor.dtype}, wanted float32, float16, bfloat16 or float64{why}")
+        raise type_error(function, name, tensor.dtype, f"float32, float16, bfloat16 or float64{why}")
 
 
 def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -83,26 +81,27 @@ def indices(function: str, name: str, tensor: torch.Tensor | None) -> torch.Tens
         return None
     check_tensor(function, name, tensor)
     if tensor.dtype not in INTEGERS:
-        raise TypeError(f"{function}: {name}: got {tensor.dtype}, wanted torch.int32, torch.int64 or other integers")
+        raise type_error(function, name, tensor.dtype, "torch.int32, torch.int64 or other integers")
     if tensor.dtype not in (torch.int32, torch.int64):
         tensor = narrowed(function, name, tensor, torch.int64 if tensor.dtype in WIDE else torch.int32)
     return tensor.contiguous()
 
 
-WIDE = (torch.uint32, torch.uint64)  # with numbers that int32 lacks
+WIDE = (torch.uint32, torch.uint64)  # some values do not fit into int32
 
 
 def gate(
     function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return g in ``dtype``. It is small next to q and k: torch computes it, with gradients of A_log and dt_bias."""
+    """Return g in ``dtype``. It is small next to q and k, so torch computes it, with gradients of A_log and dt_bias."""
     if not use_gate:
         if A_log is not None or dt_bias is not None:
-            raise mistake(function, "use_gate_in_kernel", "got False, wanted True with A_log or dt_bias")
+            raise value_error(function, "use_gate_in_kernel", False, "True with A_log or dt_bias")
         return numbers(function, "g", g, dtype)
     if A_log is None or g is None:
-        raise mistake(function, "A_log" if A_log is None else "g", "got None, wanted it for use_gate_in_kernel")
+        missing = "A_log" if A_log is None else "g"
+        raise value_error(function, missing, None, "a tensor for use_gate_in_kernel")
     for name, tensor in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias)):
         if tensor is not None:
             check_floats(function, name, tensor)
@@ -130,17 +129,17 @@ def check_rows(
     function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     lower_bound: float | None,
 ) -> None:  # fmt: skip
-    """Check the gates of rows, and the tables that raw ones come with."""
+    """Check the gates of rows and, for raw gates, their tables."""
     check_floats(function, "g", g)
     if g.dim() != 4:
-        raise mistake(function, "g", f"got {g.dim()} dimensions, wanted 4: one number for each row of the state")
+        raise value_error(function, "g", f"{g.dim()} dimensions", "4: one number for each row of the state")
     check_bound(function, lower_bound)
     if not use_gate:
         if A_log is not None or dt_bias is not None:
-            raise mistake(function, "use_gate_in_kernel", "got False, wanted True with A_log or dt_bias")
+            raise value_error(function, "use_gate_in_kernel", False, "True with A_log or dt_bias")
         return
     if A_log is None:
-        raise mistake(function, "A_log", "got None, wanted it for use_gate_in_kernel")
+        raise value_error(function, "A_log", None, "a tensor for use_gate_in_kernel")
     heads, keys = g.shape[2:]
     for name, tensor, shape in (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, keys))):
         if tensor is None:
@@ -150,39 +149,38 @@ def check_rows(
 
 
 def check_table(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check for this shape, flat or not, with dimensions of 1 or without: ``[K, HV]`` is not ``[HV, K]``."""
+    """Check a shape, flat or not, with or without dimensions of 1. ``[K, HV]`` is not ``[HV, K]``."""
     if [size for size in tensor.shape if size != 1] not in ([n for n in shape if n != 1], [math.prod(shape)]):
-        raise mistake(function, name, f"got shape {list(tensor.shape)}, wanted {list(shape)}")
+        raise value_error(function, name, f"shape {list(tensor.shape)}", list(shape))
 
 
 def sigmoid_of(
     function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
 ) -> torch.Tensor | None:
+    """Return beta in ``dtype``: itself, the sigmoid of it, or twice the sigmoid with ``negative``."""
     if negative and not sigmoid:
-        raise mistake(function, "allow_neg_eigval", "got True, wanted use_beta_sigmoid_in_kernel with it")
+        raise value_error(function, "allow_neg_eigval", True, "use_beta_sigmoid_in_kernel with it")
     if not sigmoid:
         return numbers(function, "beta", beta, dtype)
     if beta is None:
-        raise mistake(function, "beta", "got None, wanted logits for use_beta_sigmoid_in_kernel")
+        raise value_error(function, "beta", None, "logits for use_beta_sigmoid_in_kernel")
     check_floats(function, "beta", beta)
     return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
 
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
-    """Refuse decays in the place of their logarithms, on the CPU. On CUDA a look would wait for the device."""
+    """Reject decays that are passed instead of their logarithms, on the CPU. On CUDA reading them would wait."""
     if gate is not None and is_readable(gate) and bool((gate > 0).any()):
-        text = (
-            "got numbers above 0, wanted natural logarithms of decays; flashinfer.chunk_gated_delta_rule takes decays"
-        )
-        raise mistake(function, name, text)
+        wanted = "natural logarithms of decays; flashinfer.chunk_gated_delta_rule takes decays"
+        raise value_error(function, name, "numbers above 0", wanted)
 
 
 def check_bound(function: str, lower_bound: float | None) -> None:
-    """Check the least logarithm of a gate."""
+    """Check the smallest logarithm of a gate."""
     if lower_bound is not None and not lower_bound < 0:
-        raise mistake(function, "lower_bound", f"got {lower_bound}, wanted a number below 0")
+        raise value_error(function, "lower_bound", lower_bound, "a number below 0")
 
 
 def check_chunk(function: str, chunk_size: int, sizes: tuple[int, ...] = CHUNK_SIZES) -> None:
-    if chunk_size not in sizes:
-        raise mistake(function, "chunk_size", f"got {chunk_size}, wanted one of {', '.join(map(str, sizes))}")
+    """Check the size of a chunk."""
+    check_option(function, "chunk_size", chunk_size, sizes)

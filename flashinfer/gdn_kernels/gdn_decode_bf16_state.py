@@ -1,9 +1,11 @@
-"""Verification of drafts on a pool of states, with the argument names of FlashInfer's kernel for bfloat16 states."""
+"""Verification of draft tokens on a pool of states, with the argument names of FlashInfer's bfloat16 kernel."""
 
 from __future__ import annotations
 
 import torch
 
+from .._ops.errors import value_error
+from .._ops.numbers import check_option
 from ..gdn_decode import gated_delta_rule_mtp as _mtp
 
 __all__ = ["gated_delta_rule_mtp"]
@@ -29,7 +31,7 @@ def gated_delta_rule_mtp(
     scale: float | None = None,
     output: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what :func:`flashinfer.gdn_decode.gated_delta_rule_mtp` returns first.
+    """Return the output of :func:`flashinfer.gdn_decode.gated_delta_rule_mtp`.
 
     Args:
         softplus_beta, softplus_threshold: 1 and 20. Softplus has no other form here: above 20 it equals its argument in
@@ -39,18 +41,17 @@ def gated_delta_rule_mtp(
         others: as there.
 
     Raises:
-        ValueError: another beta or threshold, or a required tensor that is missing.
+        ValueError: another beta or threshold, or a missing tensor.
         TypeError: as the other function.
     """
-    if softplus_beta != 1.0 or softplus_threshold != 20.0:
-        got = f"softplus_beta {softplus_beta} and softplus_threshold {softplus_threshold}"
-        raise ValueError(f"{_NAME}: got {got}, wanted 1 and 20")
+    check_option(_NAME, "softplus_beta", softplus_beta, (1.0,))
+    check_option(_NAME, "softplus_threshold", softplus_threshold, (20.0,))
     required = dict(
         q=q, k=k, v=v, b=b, initial_state_source=initial_state_source, initial_state_indices=initial_state_indices
     )
     for name, tensor in required.items():
         if tensor is None:
-            raise ValueError(f"{_NAME}: {name}: got None, wanted Tensor")
+            raise value_error(_NAME, name, None, "Tensor")
     assert q is not None and k is not None and v is not None and b is not None
     assert initial_state_source is not None and initial_state_indices is not None
     out, _ = _mtp(
